@@ -57,7 +57,7 @@ bench: .venv/.ok ## speed and memory beside TRL, which gets an environment of it
 	$(BIN)/python benchmarks/trl/vs_trl.py
 
 trl-parity: .venv/.ok ## have TRL write the numbers that our losses and gradients are held to, into tests/data (a minute)
-	$(BIN)/python benchmarks/trl/trl_parity.py
+	$(BIN)/python benchmarks/trl/trl_parity.py && $(BIN)/python benchmarks/trl/trainer_names.py --check
 
 trl-scripts: .venv/.ok ## have TRL run benchmarks/trl/scripts, which the suite runs with one line changed
 	$(BIN)/python benchmarks/trl/trl_scripts.py

@@ -26,12 +26,13 @@ from posttrain.models.adapters.lora import adapter_dropout
 from posttrain.models.adapters.placing import add_adapter
 from posttrain.models.adapters.quantized import quantize
 from posttrain.models.loading.new_model import new_tokenizer
+from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Example
 from posttrain.training.optimizer import apply_gradients, new_optimizer
-from posttrain.training.sft.supervised import accumulate, learned_logprobs
+from posttrain.training.sft.supervised import accumulate, predicted
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,8 @@ def measured(given: argparse.Namespace) -> dict[str, float]:
 
 @torch.no_grad()
 def forwards(policy: Policy, examples: list[Example]) -> None:
-    learned_logprobs(policy, examples)
+    hidden, targets = predicted(policy, examples)
+    token_logprobs(hidden, policy.output_layer, targets)
 
 
 def seconds(call: Callable[[], None]) -> float:

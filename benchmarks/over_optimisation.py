@@ -44,6 +44,15 @@ CELLS: Mapping[str, tuple[str, float]] = {
     "flawed_kl": ("flawed", HELD),
 }
 """What is optimised, and the weight of the KL in the reward."""
+WORDS = {
+    "free": "All pairs, no KL",
+    "few_free": "A tenth of the pairs, no KL",
+    "few_kl": "A tenth of the pairs, KL weight 0.4",
+    "few_ensemble": "Least of three, a tenth of the pairs, no KL",
+    "flawed_free": "Judge that likes large numbers, no KL",
+    "flawed_kl": "The same judge, KL weight 0.4",
+}
+"""What cells are called in the picture; without KL is a weight of 10⁻⁶."""
 OTHER_SEEDS = (1, 2)
 FEW = 10
 """The judges of few pairs learn every tenth of the recipe's."""
@@ -242,29 +251,33 @@ def picture(file: Path) -> None:
     if not found:
         raise SystemExit(f"{RESULTS}: no cell has been run yet, so there is nothing to draw")
     cells = list(dict.fromkeys(row["cell"] for row in found))
-    figure, axes = pyplot.subplots(2, math.ceil(len(cells) / 2), figsize=(12, 6), squeeze=False)
-    for cell, axis in zip(cells, axes.flat, strict=False):
-        draw_cell([row for row in found if row["cell"] == cell], axis)
-    for axis in axes.flat[len(cells) :]:
-        axis.set_axis_off()
-    axes.flat[0].legend(fontsize=8)
-    figure.tight_layout()
+    columns = math.ceil(len(cells) / 2)
+    figure = pyplot.figure(figsize=(6 * columns, 13), layout="constrained")
+    parts = figure.subfigures(2, columns, squeeze=False)
+    for cell, part in zip(cells, parts.flat, strict=False):
+        draw_cell([row for row in found if row["cell"] == cell], part)
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=80)
+    figure.savefig(file, dpi=70)
 
 
-def draw_cell(found: Sequence[Mapping[str, Any]], axis: Any) -> None:
-    """The curves of a cell's seeds, and dotted where each parts."""
-    learned = axis.twinx()
-    for row in found:
+def draw_cell(found: Sequence[Mapping[str, Any]], part: Any) -> None:
+    """The curves of a cell's seeds, the true reward above the learned one, and dotted where each parts."""
+    upper, lower = part.subplots(2, 1, sharex=True)
+    for row, line in zip(found, ("-", "--", ":"), strict=False):
         curve = row["curve"]
         kl, true, said = ([smoothed(curve[name], at) for at in range(len(curve["kl"]))] for name in DRAWN)
-        axis.plot(kl, true, color="#1b7837", label="true" if row is found[0] else None)
-        learned.plot(kl, said, color="#b35806")
-        axis.axvline(kl[peak(curve)], color="#888888", linewidth=0.8, linestyle=":")
-    axis.plot([], [], color="#b35806", label="learned (right)")
-    axis.set_title(f"{found[0]['cell']}, KL weight {found[0]['kl_weight']:g}", fontsize=9)
-    axis.set_xlabel("KL to the start, nats per completion", fontsize=8)
+        upper.plot(kl, true, color="#1b7837", linestyle=line, linewidth=2, label=f"seed {row['seed']}")
+        lower.plot(kl, said, color="#b35806", linestyle=line, linewidth=2, label=f"seed {row['seed']}")
+        for axis in (upper, lower):
+            axis.axvline(kl[peak(curve)], color="#666666", linewidth=1.2, linestyle=":")
+    part.suptitle(WORDS[found[0]["cell"]], fontsize=16, fontweight="bold")
+    upper.set_ylabel("true reward", fontsize=14, color="#1b7837")
+    lower.set_ylabel("learned reward", fontsize=14, color="#b35806")
+    lower.set_xlabel("KL to the start, nats per completion", fontsize=14)
+    for axis in (upper, lower):
+        axis.tick_params(labelsize=13)
+        axis.grid(alpha=0.25)
+    upper.legend(fontsize=12)
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """The course's period-count toy: PPO pays a small GPT-2 for full stops, under KL weights 0, .1 and 1.
 
-    posttrain sft recipes/period-count-base.yaml
     python benchmarks/period_count.py                       what is missing, cell after cell
     python benchmarks/period_count.py --minutes 7           no cell is begun after so many minutes
     python benchmarks/period_count.py --cells kl-0.1 --seeds 1
@@ -35,7 +34,7 @@ from posttrain.training.update import group_logprobs
 
 RESULTS = Path(__file__).parent / "results" / "period_count.json"
 FOLDER = Path("runs/benchmark-period-count")
-BASE = Path("runs/period-count-base/model")
+BASE = "bundled-prose"
 IN_REWARD = {"estimator": "k1", "place": "reward"}
 CELLS: Mapping[str, Mapping[str, Any] | None] = {
     "kl-0": None,
@@ -45,6 +44,23 @@ CELLS: Mapping[str, Mapping[str, Any] | None] = {
     "course-loss": {"coefficient": 0.1, "estimator": "full", "place": "loss"},
 }
 """The KL term of each cell."""
+WORDS = {
+    "base": "before",
+    "kl-0": "without KL",
+    "kl-0.1": "KL weight 0.1",
+    "kl-1": "KL weight 1",
+    "permuted": "control, rewards permuted",
+    "course-loss": "KL in the loss, as the course",
+}
+"""What cells are called in the picture."""
+PURPOSES = {
+    PeriodUse.RUN: "next to another",
+    PeriodUse.DECIMAL: "in a decimal number",
+    PeriodUse.LIST: "in a numbered list",
+    PeriodUse.ABBREVIATION: "in an abbreviation",
+    PeriodUse.SENTENCE: "ends a sentence",
+    PeriodUse.OTHER: "other",
+}
 SHORT, LONG = 20, 50
 """Tokens, as in the course: in training, and behind its two other beginnings."""
 SAMPLES = 64
@@ -65,7 +81,7 @@ def run(cell: str, seed: int, steps: int) -> dict[str, Any]:
     folder = FOLDER / f"{cell}-{seed}"
     config = posttrain.load_recipe(
         "period-count-ppo",
-        model={"path": str(BASE)},
+        model={"path": BASE},
         algorithm={"name": "ppo", "kl": CELLS[cell]},
         rollout={"max_completion_tokens": SHORT},
         task={"name": "sentences", "held_out_size": 8},
@@ -87,7 +103,7 @@ def run(cell: str, seed: int, steps: int) -> dict[str, Any]:
         "algorithm": config.algorithm,
         "rewards": step_rewards(folder),
         "seconds": trained.summary["seconds"]["total"],
-        **measured(policy, load_policy(ModelOptions(path=str(BASE)), inference=True)),
+        **measured(policy, load_policy(ModelOptions(path=BASE), inference=True)),
     }
 
 
@@ -164,7 +180,7 @@ def main() -> None:
     began = monotonic()
     if not (given.table or given.picture):
         if "base" not in kept():
-            base = load_policy(ModelOptions(path=str(BASE)), inference=True)
+            base = load_policy(ModelOptions(path=BASE), inference=True)
             keep("base", measured(base, base))
         for seed in range(given.seeds):
             for cell in given.cells:
@@ -212,18 +228,21 @@ def draw(entries: Mapping[str, Any], picture: Path) -> None:
     """Draw the reward of every step, and what the full stops of the trained policies are for."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 4.6), layout="constrained")
+    figure = Figure(figsize=(16, 5.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     names = [cell for cell in CELLS if of_cell(entries, cell)]
     for cell in names:
         curves = [entry["rewards"] for entry in of_cell(entries, cell)]
         steps = range(1, min(map(len, curves)) + 1)
-        [line] = left.plot(steps, [fmean(curve[step - 1] for curve in curves) for step in steps], label=cell)
+        [line] = left.plot(
+            steps, [fmean(curve[step - 1] for curve in curves) for step in steps], label=WORDS[cell], lw=2
+        )
         for curve in curves:
             left.plot(steps, curve[: len(steps)], color=line.get_color(), alpha=0.25, linewidth=0.8)
-    left.set(xlabel="step", ylabel="full stops per completion", title="Reward: mean over seeds, and each seed")
-    left.set_yscale("log")
-    left.legend()
+    left.set(xlabel="step", ylim=(0, None))
+    left.set_ylabel("full stops in 20 tokens", fontsize=12)
+    left.set_title("Reward: mean over seeds, and each seed", fontsize=13)
+    left.legend(fontsize=11)
     bars = ["base", *names]
     below = [0.0] * len(bars)
     for use in PeriodUse:
@@ -232,11 +251,15 @@ def draw(entries: Mapping[str, Any], picture: Path) -> None:
             count / fmean(entry["openings"]["periods"] for entry in of_cell(entries, cell))
             for count, cell in zip(counts, bars, strict=True)
         ]
-        right.bar(bars, shares, bottom=below, label=use.value)
+        labels = [WORDS[cell].replace(", ", ",\n").replace(" permuted", "\npermuted") for cell in bars]
+        right.bar(labels, shares, bottom=below, label=PURPOSES[use])
         below = [bottom + share for bottom, share in zip(below, shares, strict=True)]
-    right.set(ylabel="share of full stops", title="What they are for")
-    right.tick_params(axis="x", labelrotation=20)
-    right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    right.set_ylabel("share of full stops", fontsize=12)
+    right.set_title("What the full stops are for", fontsize=13)
+    right.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=11)
+    for axes in (left, right):
+        axes.tick_params(labelsize=11)
+    right.tick_params(axis="x", labelsize=10)
     figure.savefig(picture, dpi=110)
 
 

@@ -18,8 +18,7 @@ from posttrain.rewards.countdown.grader import countdown
 from posttrain.rewards.format import strict_format
 from posttrain.rewards.maths.math_reward import MathsReward
 from posttrain.sandbox.backends import Bubblewrap, CommandBackend
-from posttrain.sandbox.execution import Process, ServerOptions
-from posttrain.sandbox.modules import FEW, MANY
+from posttrain.sandbox.execution import FEW, MANY, Process, ServerOptions
 from posttrain.sandbox.process_pool import ProcessPool
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
 

@@ -36,9 +36,10 @@ from posttrain.records import Group
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.reward_registry import load_reward
+from posttrain.runs.intervals import bootstrap_interval
 from posttrain.training.behaviours.behaviour_reader import BehaviourReader
 from posttrain.training.behaviours.behaviour_table import chosen_rows
-from posttrain.training.evaluation import bootstrap_interval, evaluation_request, means_of_problems
+from posttrain.training.evaluation import evaluation_request, means_of_problems
 from posttrain.training.session import open_session
 
 RESULTS = Path(__file__).parent / "results" / "what_a_reward_teaches.json"

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from importlib import import_module
 from importlib.metadata import version as installed_version
 from itertools import groupby
 from operator import itemgetter
@@ -45,10 +46,42 @@ maximum_signature_line_length = 80
 ALIGNED = re.compile(r"\S {3,}\S")
 ESCAPED_BOLD = re.compile(r"(?<!\S)\\\*\\\*(\w[^*]*)\\\*\\\*(?!\w)")
 CODE_SPAN = re.compile(r"`+([^`]+)`+")
+FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
+SOURCE_LINK = re.compile(r"\[(`?)([^\]`]+)\1\]\((?:\.\./)+src/(posttrain/[\w/]+?)(?:\.py|/)?\)")
+DOTTED = re.compile(r"(?<![`\[\w])`(posttrain(?:\.\w+)+)`(?!`)")
+CONTENTS = re.compile(r"^### (.+)\n\n((?:- \[.*\n)+)", re.MULTILINE)
 
 
 def setup(app):
     app.connect("autodoc-process-docstring", as_written)
+    app.connect("source-read", with_references)
+
+
+def with_references(app, name, source):
+    """Pages are plain Markdown, to be read in a checkout; built, what they name in the source links to the API.
+
+    A link to a source file and the dotted name of a module become references, the lists of the index its tables.
+    """
+    parts = FENCE.split(source[0])  # prose, code, prose, ...
+    for place in range(0, len(parts), 2):
+        text = DOTTED.sub(r"{py:obj}`\1`", SOURCE_LINK.sub(reference, parts[place]))
+        parts[place] = CONTENTS.sub(table_of_contents, text) if name == "index" else text
+    source[0] = "".join(parts)
+
+
+def reference(link):
+    """Of a link to the file that defines it, a reference to the object; to the module where it is none's name."""
+    text, module = link[2], link[3].replace("/", ".")
+    if hasattr(import_module(module), text.partition(".")[0]):
+        module = f"{module}.{text}"
+    return f"{{py:obj}}`{text} <{module}>`"
+
+
+def table_of_contents(section):
+    """A list of links and, in its place on the left of every page, the same as a table of contents."""
+    pages = re.findall(r"\]\(([^)]+?)\.(?:md|rst)\)", section[2])
+    entries = "\n".join(pages)
+    return f"{section[0]}\n```{{toctree}}\n:hidden:\n:caption: {section[1]}\n:maxdepth: 1\n\n{entries}\n```\n"
 
 
 def as_written(app, what, name, obj, options, lines):

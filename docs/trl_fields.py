@@ -5,15 +5,25 @@ conf.py calls it whenever the documentation is built; `python docs/trl_fields.py
 
 from pathlib import Path
 
-from posttrain.trl import GRPOConfig, ModelConfig, SFTConfig
+from posttrain.trl import DPOConfig, GRPOConfig, ModelConfig, RewardConfig, RLOOConfig, SFTConfig
+from posttrain.trl.fields.dpo_config import DPO_RULES
 from posttrain.trl.fields.field_rules import CheckedFields, Rule, Rules, default_values
 from posttrain.trl.fields.grpo_config import GRPO_RULES
 from posttrain.trl.fields.model_config import MODEL_RULES
+from posttrain.trl.fields.reward_config import REWARD_RULES
+from posttrain.trl.fields.rloo_config import RLOO_RULES
 from posttrain.trl.fields.sft_config import SFT_RULES
 from posttrain.trl.fields.training_rules import TRAINING_RULES
 
 PAGE = Path(__file__).parent / "reference" / "trl_fields.md"
-TABLES: dict[type[CheckedFields], Rules] = {GRPOConfig: GRPO_RULES, SFTConfig: SFT_RULES, ModelConfig: MODEL_RULES}
+TABLES: dict[type[CheckedFields], Rules] = {
+    GRPOConfig: GRPO_RULES,
+    SFTConfig: SFT_RULES,
+    DPOConfig: DPO_RULES,
+    RewardConfig: REWARD_RULES,
+    RLOOConfig: RLOO_RULES,
+    ModelConfig: MODEL_RULES,
+}
 HEAD = """# TRL's fields
 
 What becomes of every field of TRL 1.16's configs in [`posttrain.trl`](../guides/trl.md), and of names that TRL has

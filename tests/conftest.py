@@ -1,13 +1,16 @@
 """What holds for every test: shapes are checked, randomness is fixed, one thread, no network."""
 
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # for child processes too; threads that wait for each other crawl on a busy machine
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="posttrain-state-")  # the home of who runs them stays as it is
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: interrupts would be heard by nobody
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,6 +34,10 @@ torch.set_num_threads(1)
 # The same examples each time, so that a failure in CI is a failure here, and a slow machine fails nothing.
 settings.register_profile("posttrain", derandomize=True, deadline=None, database=None, print_blob=False)
 settings.load_profile("posttrain")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

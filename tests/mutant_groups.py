@@ -86,7 +86,11 @@ GROUPS = [
     ),
     Group(files=["training/metrics.py"], suites=["closed_form"], modules=["posttrain.training.metrics"]),
     Group(files=["runs/alarms.py"], suites=["closed_form"], modules=["posttrain.runs.alarms"]),
-    Group(files=["training/evaluation.py"], suites=["closed_form"], modules=["posttrain.training.evaluation"]),
+    Group(
+        files=["training/evaluation.py", "runs/intervals.py"],
+        suites=["closed_form"],
+        modules=["posttrain.training.evaluation", "posttrain.runs.intervals"],
+    ),
     Group(
         files=["rewards/grading/grade.py", "options/reward.py"],
         suites=["closed_form", "laws"],

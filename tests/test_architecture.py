@@ -30,7 +30,7 @@ LAYERS = [
     {"sandbox", "batch"},
     {"options"},  # plain settings, read without torch
     {"records", "binding"},
-    {"schemas"},
+    {"schemas", "known_code"},
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -48,6 +48,8 @@ ENTRY_POINTS = {
     "posttrain.course.one_group.grpo_step",
     "posttrain.trl.grpo_trainer.__init__",
     "posttrain.trl.sft_trainer.__init__",
+    "posttrain.trl.pairs.dpo_trainer.__init__",
+    "posttrain.trl.pairs.reward_trainer.__init__",
 }
 """Functions that people call with keywords of their choice, and that may therefore take more than six arguments."""
 ROWS_OF_THE_TABLE = {
@@ -276,3 +278,31 @@ def test_a_mutant_that_is_called_equivalent_is_one_that_is_made(file: str) -> No
 
 if __name__ == "__main__":
     print(ORDER.replace(" > ", "\n  > "))
+
+
+@each_source
+def test_frozen_records_hold_nothing_but_their_fields(path: Path) -> None:
+    """What `replace`, `asdict` and `==` do not see is lost in a copy: only declared fields are ever filled in."""
+    for record in (node for node in ast.walk(syntax(path)) if isinstance(node, ast.ClassDef)):
+        declared = {
+            node.target.id: ast.unparse(node.annotation)
+            for node in record.body
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        }
+        filled = {
+            call.args[1].value
+            for call in ast.walk(record)
+            if isinstance(call, ast.Call)
+            and ast.unparse(call.func) == "object.__setattr__"
+            and isinstance(call.args[1], ast.Constant)
+        }
+        hidden = {name for name in filled if "ClassVar" in declared.get(str(name), "ClassVar")}
+        assert not hidden, f"{path}: {record.name} keeps {hidden} that is no field of it"
+    outside = [
+        call
+        for node in syntax(path).body
+        if isinstance(node, ast.FunctionDef)
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "object.__setattr__"
+    ]
+    assert not outside, f"{path}:{outside[0].lineno}: a record is filled in by its own class, or by replace()"

@@ -92,5 +92,5 @@ def test_types_and_defaults_are_said_as_a_recipe_has_them() -> None:
 def test_the_page_is_written_where_the_index_looks_for_it() -> None:
     page = reference().PAGE
     assert page == DOCS / "reference" / "options.md"
-    assert "\nreference/options\n" in (DOCS / "index.md").read_text(encoding="utf-8")
+    assert "(reference/options.md)" in (DOCS / "index.md").read_text(encoding="utf-8")
     assert "options_reference.write()" in (DOCS / "conf.py").read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ OF_A_RUN = re.compile(
     r"(?:config\.yaml|(?:model|policy|value_head)\.safetensors|(?:behaviours|curves|calibration|convergence|policy|rewards|visits)\.png|comparison\.(?:md|png)|README\.md|posttrain\.lock)$"
 )
 """Files of a run folder or of a model."""
-MADE = {"reference/options.md", "docs/reference/options.md"}
+MADE = {"reference/options.md", "docs/reference/options.md", "reference/trl_fields.md", "../reference/trl_fields.md"}
 """Made with the documentation, and kept nowhere."""
 
 FOLDERS = [ROOT / name for name in ("src", "tests", "docs", "recipes", "benchmarks")]
@@ -39,6 +39,14 @@ def test_a_file_that_is_named_is_there(page: Path) -> None:
         if path not in given | MADE and not OF_A_RUN.search(path) and not EXAMPLE.search(path):
             bases = (ROOT, ROOT / "docs", ROOT / "src", SOURCE, page.parent)
             assert any((base / path).exists() for base in bases) if "/" in path else path in NAMES, path
+
+
+def test_a_page_is_plain_markdown_that_reads_well_in_a_checkout() -> None:
+    """Roles and directives of Sphinx would show as text; docs/conf.py makes references of links to the source."""
+    marked = {
+        path.name: re.findall(r"\{(?:py:\w+|toctree|ref|doc)\}", path.read_text(encoding="utf-8")) for path in DOCS
+    }
+    assert {name: found for name, found in marked.items() if found} == {}
 
 
 @each_page

@@ -119,7 +119,7 @@ def test_the_edges_of_a_reward_that_rises_alone() -> None:
     same[4] |= measured(0.3)
     same[19] |= measured(0.3)
     assert names(same) == ["reward alone"]  # an accuracy that stayed did not rise
-    still = [{"step": step, **CALM, "reward": 1.0, "reward_std": 0.0} for step in range(20)]
+    still = [{"step": step, **CALM, "reward": 1.0, "reward_std_within_groups": 0.0} for step in range(20)]
     still[4] |= measured(0.5, 0.1)
     still[19] |= measured(0.2, 0.1)
     assert names(still) == ["reward alone"]  # a reward that cannot rise did not fall
@@ -131,9 +131,9 @@ def test_the_edges_of_a_reward_that_rises_alone() -> None:
 
 
 def test_it_says_what_the_reward_is_in_the_last_step() -> None:
-    silent = [{"frac_reward_zero_std": 1.0, "reward": 0.2}] * 9
+    silent = [{"frac_uninformative_groups": 1.0, "reward": 0.2}] * 9
     for last, says in ((0.7, "they are 0.700 on average"), (None, "they are not scored")):
-        (alarm,) = alarms(history(*silent, {"frac_reward_zero_std": 1.0, "reward": last}), {})
+        (alarm,) = alarms(history(*silent, {"frac_uninformative_groups": 1.0, "reward": last}), {})
         assert says in alarm.says
 
 

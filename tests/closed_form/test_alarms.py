@@ -11,8 +11,8 @@ from tests.support.reward_rows import group
 
 CALM = {
     "reward": 0.2,
-    "reward_std": 0.4,
-    "frac_reward_zero_std": 0.3,
+    "reward_std_within_groups": 0.4,
+    "frac_uninformative_groups": 0.3,
     "completions/mean_length": 50.0,
     "completions/clipped_ratio": 0.01,
     "completions/repetition": 0.1,
@@ -142,11 +142,11 @@ def test_repetition_that_drifts_is_told() -> None:
 
 
 def test_no_signal_for_long() -> None:
-    still = {"frac_reward_zero_std": 1.0}
+    still = {"frac_uninformative_groups": 1.0}
     # Over ten steps, of which each calm one has .3: 7 give .79, 8 give .86.
     assert names(history(*[still] * 7)) == []
     assert names(history(*[still] * 8)) == ["no signal"]
-    assert names(history(*[{"frac_reward_zero_std": 0.94}] * 10)) == ["no signal"]
+    assert names(history(*[{"frac_uninformative_groups": 0.94}] * 10)) == ["no signal"]
     assert names(history(*[still] * 9, calm=0)) == []
 
 
@@ -161,7 +161,7 @@ def test_a_step_without_any_score_is_told_at_once_and_why() -> None:
 
 
 def test_a_reward_that_is_always_the_same_is_told_at_the_first_step() -> None:
-    same = {"reward": 0.5, "frac_reward_zero_std": 1.0, "rewards/f/mean": 0.5, "rewards/f/std": 0.0}
+    same = {"reward": 0.5, "frac_uninformative_groups": 1.0, "rewards/f/mean": 0.5, "rewards/f/std": 0.0}
     lines = [{"step": step, **same} for step in range(1, 4)]
     assert fired(lines) == [(1, "same reward")]
     assert alarms(lines, {})[0].says == "all completions of 3 steps have the same reward, 0.500"
@@ -173,11 +173,13 @@ def test_a_reward_that_is_always_the_same_is_told_at_the_first_step() -> None:
         {"rewards/f/mean": 0.4},
         {"rewards/f/std": 0.1},
         {"rewards/g/mean": 0.5, "rewards/g/std": 0.2},
-        {"frac_reward_zero_std": 0.9},
+        {"frac_uninformative_groups": 0.9},
     ):
         assert names([*lines, {"step": 4, **same, **differs}]) == []
         assert names([{"step": 0, **same, **differs}, *lines]) == []
-    assert names([{"step": 1, "frac_reward_zero_std": 1.0, "reward": 1.0, "rewards/f/mean": 1.0}]) == []  # one score
+    assert (
+        names([{"step": 1, "frac_uninformative_groups": 1.0, "reward": 1.0, "rewards/f/mean": 1.0}]) == []
+    )  # one score
     # Of two functions one that gives another score in another step is enough.
     both = {**same, "rewards/g/mean": 0.5, "rewards/g/std": 0.0}
     assert names([{"step": 1, **both}, {"step": 2, **both}]) == ["same reward"]
@@ -197,19 +199,22 @@ def test_a_reward_that_rises_alone() -> None:
     assert names(history(measured(0.30), *rising, {**measured(0.29), "reward": 0.6})) == ["reward alone"]
     assert names(history(measured(0.30), *rising, {**measured(0.40), "reward": 0.6})) == []
     assert names(history(measured(0.30), *[{}] * 10, measured(0.29))) == []
-    saturated = {"reward": 1.0, "reward_std": 0.0}  # no rise, above a spread of nothing
+    saturated = {"reward": 1.0, "reward_std_within_groups": 0.0}  # no rise, above a spread of nothing
     evaluated = {**saturated, **measured(0.30)}
     assert names(history(evaluated, *[saturated] * 11, evaluated, calm=0)) == []
 
 
 def test_a_rise_is_measured_against_the_spread_within_groups_whatever_the_scale_of_the_reward() -> None:
     for scale in (1.0, 100.0):
-        steps = {"reward_std": 0.04 * scale, "reward": 0.8 * scale}
-        risen = {"reward_std": 0.04 * scale, "reward": 0.83 * scale}  # .03, of which a quarter of the spread is .01
-        still = {"reward_std": 0.4 * scale, "reward": 0.83 * scale}  # and here .1
+        steps = {"reward_std_within_groups": 0.04 * scale, "reward": 0.8 * scale}
+        risen = {
+            "reward_std_within_groups": 0.04 * scale,
+            "reward": 0.83 * scale,
+        }  # .03, of which a quarter of the spread is .01
+        still = {"reward_std_within_groups": 0.4 * scale, "reward": 0.83 * scale}  # and here .1
         first = [{**steps, **measured(0.25)}, *[steps] * 5]
         assert names(history(*first, *[risen] * 5, {**risen, **measured(0.15)}, calm=0)) == ["reward alone"]
-        wide = [{**line, "reward_std": 0.4 * scale} for line in first]
+        wide = [{**line, "reward_std_within_groups": 0.4 * scale} for line in first]
         assert names(history(*wide, *[still] * 5, {**still, **measured(0.15)}, calm=0)) == []
 
 
@@ -274,7 +279,7 @@ def test_values_no_better_than_one_number_for_all_raise_the_critic_alarm_after_t
 
 def test_groups_of_one_are_no_lack_of_signal_where_every_completion_has_an_advantage() -> None:
     """A group of one completion tells nothing by itself, and PPO asks nothing of it."""
-    alike = {"frac_reward_zero_std": 1.0}
+    alike = {"frac_uninformative_groups": 1.0}
     assert names(history(*[alike] * 10)) == ["no signal"]
     assert names(history(*[{**alike, "frac_zero_advantage": 0.0}] * 10)) == []
     assert names(history(*[{**alike, "frac_zero_advantage": 1.0}] * 10)) == ["no signal"]

@@ -330,7 +330,7 @@ def test_the_same_options_build_the_same_function_as_calling_it() -> None:
         ({"name": "grpo", "clip_hi": 0.3}, "algorithm.clip_hi: no such field.  Did you mean `clip_high`?"),
         (
             {"name": "rloo", "zzz": 1},
-            "algorithm.zzz: no such field.  There are: token_weights, correction, credit, kl.",
+            "algorithm.zzz: no such field.  There are: token_weights, clip_low, clip_high, reward_range,",
         ),
         ({"name": "grpo", "clip_high": "wide"}, "algorithm.clip_high = 'wide' should be a number"),
         ({"name": "grpo", "clip_high": True}, "algorithm.clip_high = true should be a number"),

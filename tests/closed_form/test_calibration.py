@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import beta
 
 from posttrain.records import Preference, Prompt
-from posttrain.training.pairs.prompt_bootstrap import mean_intervals
-from posttrain.training.reward_model.calibration import HeldOutPairs, held_out_pairs
+from posttrain.runs.intervals import mean_intervals
+from posttrain.training.reward_model.calibration import CALIBRATION, WITH_INTERVAL, HeldOutPairs, held_out_pairs
 from posttrain.training.reward_model.pair_scores import PairScores
 
 
@@ -64,8 +65,7 @@ def test_a_model_that_says_three_quarters_and_is_right_three_times_of_four_is_ca
     (only,) = found.bins
     assert (only.low, only.high, only.num_pairs) == (0.75, 0.8, 4)
     assert (only.confidence, only.right) == (pytest.approx(0.75), 0.75)
-    # Wilson: (3/4 + 1.96²/8 ± 1.96 √(3/64 + 1.96²/64)) / (1 + 1.96²/4)
-    assert only.right_interval == pytest.approx((0.3006, 0.9544), abs=1e-4)
+    assert only.right_interval == pytest.approx(beta.ppf([0.025, 0.975], 3.5, 1.5), abs=1e-4)  # Jeffreys' of 3 in 4
 
 
 def test_the_error_is_the_mean_over_pairs_of_the_gap_of_their_bin() -> None:
@@ -82,6 +82,40 @@ def test_a_certain_model_is_in_the_last_bin_and_wrong_by_what_it_is_wrong() -> N
     assert found.calibration_error == pytest.approx(0.25)
 
 
+def test_bins_that_are_too_sure_and_not_sure_enough_do_not_make_up_for_each_other() -> None:
+    # 4 pairs at .75 of which 1 is right: gap -1/2.  5 at .9, all right: gap 1/10.  (4 · 1/2 + 5 · 1/10) / 9.
+    found = measured([math.log(3), *[-math.log(3)] * 3, *[math.log(9)] * 5])
+    assert found.calibration_error == pytest.approx(2.5 / 9)
+
+
+def test_by_chance_a_calibrated_model_has_the_mean_deviation_of_a_binomial() -> None:
+    # Four pairs at 3/4: Σ_k P(k) |k - 3| / 4 with P = (1, 12, 54, 108, 81)/256 is 162/1024 = .158.  The mean of 2,000
+    # draws with deviation .11 is known to .0025.  |k - 3| = 2 and 3 have 13/256 = .0508 together: 95% are below .5.
+    found = measured([math.log(3)] * 4)
+    assert found.calibration_error == pytest.approx(0.25), "all four are right"
+    assert found.calibration_error_by_chance == pytest.approx(162 / 1024, abs=0.01)
+    assert 0.25 <= found.calibration_error_by_chance_high <= 0.5
+    assert measured([0.0] * 6).calibration_error_by_chance == 0, "ties are half right whatever happens"
+
+
+def test_a_calibrated_model_stays_below_the_bound_in_19_of_20_cases() -> None:
+    rng = np.random.default_rng(3)
+    below = 0
+    for _ in range(60):
+        margins = rng.normal(0, 1.5, size=50)
+        right = rng.random(50) < 1 / (1 + np.exp(-np.abs(margins)))
+        found = measured([*np.where(right, np.abs(margins), -np.abs(margins))])
+        below += found.calibration_error <= found.calibration_error_by_chance_high
+    assert below >= 52, "Binomial(60, .95) has 57 ± 1.7"
+
+
+def test_where_all_pairs_agree_the_interval_of_accuracy_is_still_no_point() -> None:
+    low, high = measured([1.0] * 5).accuracy_interval
+    assert (low, high) == (pytest.approx(beta.ppf(0.025, 5.5, 0.5), abs=1e-4), 1.0)
+    of_one_prompt = measured([1.0] * 5, prompts=[7] * 5)
+    assert of_one_prompt.accuracy_interval[0] < low, "five pairs of one prompt are one draw"
+
+
 def test_intervals_hold_the_value_and_are_drawn_over_prompts() -> None:
     margins = [1.0, -1.0] * 50
     apart = measured(margins)
@@ -91,9 +125,9 @@ def test_intervals_hold_the_value_and_are_drawn_over_prompts() -> None:
     assert low == pytest.approx(0.402, abs=0.02)
     assert high == pytest.approx(0.598, abs=0.02)
     assert together.accuracy_interval == (0.5, 0.5)
-    for name in ("loss", "margin", "accuracy", "calibration_error"):
+    for name in WITH_INTERVAL:
         low, high = getattr(apart, f"{name}_interval")
-        assert low <= getattr(apart, name) <= high or name == "calibration_error"
+        assert low <= getattr(apart, name) <= high
     assert measured(margins).accuracy_interval == apart.accuracy_interval  # and the same each time
 
 
@@ -102,9 +136,11 @@ def test_what_is_written_is_plain_numbers() -> None:
     assert all(type(value) is float for value in found.metrics().values())
     summary = found.summary()
     assert summary["num_pairs"] == 3
-    for name in ("loss", "accuracy", "margin", "calibration_error"):
+    for name in WITH_INTERVAL:
         value, interval = getattr(found, name), getattr(found, f"{name}_interval")
         assert (summary[name], summary[f"{name}_interval"]) == (value, [*interval])
         told = [found.metrics()[f"eval/{name}{end}"] for end in ("", "_low", "_high")]
         assert told == [value, *interval]
+    for name in CALIBRATION:
+        assert summary[name] == found.metrics()[f"eval/{name}"] == getattr(found, name)
     assert not any(isinstance(value, np.generic) for each in found.bins for value in each.as_json().values())

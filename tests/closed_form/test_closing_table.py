@@ -1,11 +1,25 @@
 """What stands at the end of a run: a table that makes sense for rewards of any kind, and without held-out rows."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from posttrain.options.grading import GradingOptions
+from posttrain.options.reward import RewardOptions
+from posttrain.rewards.reward_registry import load_reward
+from posttrain.runs.summary import headline
+from posttrain.training.evaluation import Answers, Questions, accuracies
 from posttrain.training.report import comparison, held_out_metrics, unmeasured_lines
 
+QUESTIONS = Questions(
+    prompts=(),
+    judge=load_reward(RewardOptions(name="period_count")),
+    max_completion_tokens=4,
+    seed=0,
+    grading=GradingOptions(),
+)
 ACCURACIES = ("accuracy_sampled", "accuracy_greedy", "pass_at_8")
 
 
@@ -44,6 +58,26 @@ def test_the_table_has_the_reward_or_the_accuracy_or_both(
     before: dict[str, Any], after: dict[str, Any], shown: list[str]
 ) -> None:
     assert labels(before, after) == shown
+
+
+def test_a_reward_that_counts_has_no_accuracy_but_a_mean() -> None:
+    """Counts of 0 to 3: `score >= 1` would be called right, and an accuracy of 1.000 stand above the mean."""
+    scores = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+    answers = Answers(
+        groups=(), scores=scores.double().numpy(), rewards=scores.double().numpy(), outcomes={}, logged={}
+    )
+    paid, free = (replace(QUESTIONS, rewards=rewards) for rewards in ((QUESTIONS.judge,), ()))
+    assert answers.counts
+    assert set(accuracies(answers, answers, paid)) == {"accuracy"}
+    found = accuracies(answers, answers, free)
+    assert set(found) == {"accuracy", "score", "score_interval"}
+    assert found["score"] == (0.5 + 2.5) / 2
+    solved = replace(answers, scores=scores.clamp(max=1).double().numpy())
+    assert accuracies(solved, solved, paid)["accuracy_sampled"] == (0.5 + 1.0) / 2
+    assert "accuracy_sampled" not in accuracies(solved, solved, replace(paid, counts=True))
+    before, after = results(accuracy=None, reward=1.6), results(accuracy=None, reward=2.8)
+    assert labels(before, after) == [REWARD, LENGTH]
+    assert headline({"reward": 1.6, "accuracy_sampled": None}) == ("reward", 1.6)
 
 
 def test_a_run_from_before_rewards_were_measured_is_compared_as_it_was() -> None:

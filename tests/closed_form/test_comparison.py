@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
+import torch
 import yaml
 from matplotlib.figure import Figure
 
@@ -16,17 +17,18 @@ from posttrain.config import load_recipe
 from posttrain.errors import RunError, UserError
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
+from posttrain.records import Finish, Rollout
 from posttrain.training.comparison.cell_runs import CellResult, accuracy_curve, kept_result, recipe_digest
 from posttrain.training.comparison.cells import Budget, Cell, make_cells, read_budget, variant_names
 from posttrain.training.comparison.comparison_report import (
-    along_the_way,
     draw_curves_of_variants,
     draw_ends_of_variants,
     markdown_table,
     mean_curve,
+    style,
     write_comparison,
 )
-from posttrain.training.comparison.drift import model_of_run
+from posttrain.training.comparison.drift import drift_of, model_of_run
 from posttrain.training.comparison.statistics import mean_over_seeds, student_quantile, variant_results
 
 VARIANTS = {
@@ -166,7 +168,7 @@ def test_a_curve_counts_tokens_and_seconds_of_training_and_leaves_evaluations_ou
     assert list(accuracy_curve(records)) == [(0, 0.0, 0.2), (250, 4.0, 0.3), (250, 4.0, 0.35)]
 
 
-def test_the_full_evaluation_after_training_stands_apart_from_those_along_the_way() -> None:
+def test_the_mean_curve_ends_in_the_mean_of_the_evaluations_after_training() -> None:
     begin, brief = (0, 0.0, 0.25), (100, 1.0, 0.75)
     results = [
         replace(result("grpo", seed, 0.5), curve=[begin, brief, (200 + seed, 2.0, 0.5 + seed / 4)]) for seed in (0, 2)
@@ -174,16 +176,21 @@ def test_the_full_evaluation_after_training_stands_apart_from_those_along_the_wa
     axes = Figure().subplots()
     draw_curves_of_variants(axes, results, 0)
     *lines, mean, dot = axes.lines
-    assert [[*np.ravel(line.get_ydata())] for line in lines] == [[0.25, 0.75]] * 2
-    assert np.ravel(mean.get_xdata())[-1] == 100
+    assert [[*np.ravel(line.get_ydata())] for line in lines] == [[0.25, 0.75, 0.5], [0.25, 0.75, 1.0]]
+    assert (np.ravel(mean.get_xdata())[-1], np.ravel(mean.get_ydata())[-1]) == (201.0, 0.75)
     assert (dot.get_xdata(), dot.get_ydata(), dot.get_marker()) == ([201.0], [0.75], "o")
-    assert along_the_way([begin, brief]) == [begin, brief]
 
 
-def test_the_mean_curve_goes_as_far_as_the_shortest_of_them() -> None:
-    at, mean = mean_curve([[(0, 0.0, 0.0), (100, 1.0, 1.0)], [(0, 0.0, 0.0), (200, 1.0, 1.0)]], 0)
-    assert at[-1] == 100
-    assert mean[-1] == pytest.approx((1.0 + 0.5) / 2)
+def test_curves_are_averaged_at_equal_shares_of_their_way() -> None:
+    at, mean = mean_curve([[(0, 0.0, 0.0), (100, 1.0, 1.0)], [(0, 0.0, 0.0), (200, 1.0, 0.5)]], 0)
+    assert at[-1] == 150
+    half = next(each for each, tokens in zip(mean, at, strict=True) if tokens >= 75)
+    assert half == pytest.approx((0.5 + 0.25) / 2, abs=0.01)
+    assert mean[-1] == pytest.approx(0.75)
+
+
+def test_ten_variants_have_ten_styles() -> None:
+    assert len({tuple(sorted(style(number).items())) for number in range(10)}) == 10
 
 
 def test_table_and_files_have_a_row_for_each_variant(tmp_path: Path) -> None:
@@ -248,6 +255,17 @@ def test_a_trained_model_is_loaded_as_the_run_has_saved_it(saved: str, tmp_path:
     assert loaded.quantization == ("nf4" if saved == "adapter" else None)
 
 
+def test_the_kl_to_the_start_is_of_the_policy_to_it_and_per_token_a_ratio_of_sums() -> None:
+    # log π - log π₀: -2 + 3 = 1 of two tokens, -1/2 + 1/4 = -1/4 of one.  Mean 3/8, deviation 1.25/√2, over √2: 5/8.
+    rollouts = [
+        Rollout(sample=0, tokens=(4, 1), logprobs=(-1.5, -0.5), finish=Finish.STOP, text=""),
+        Rollout(sample=1, tokens=(1,), logprobs=(-0.5,), finish=Finish.STOP, text=""),
+    ]
+    found = drift_of(rollouts, torch.tensor([-1.0, -2.0, -0.25], dtype=torch.float64))
+    assert (found.per_completion, found.per_completion_error) == (0.375, pytest.approx(0.625))
+    assert found.per_token == 0.25, "3/4 nat over three tokens, and not the mean of 1/2 and -1/4"
+
+
 def test_what_lies_elsewhere_or_is_older_than_an_option_is_of_the_same_recipe(tmp_path: Path) -> None:
     """The kept recipe lacks an option, and its folder was another; a changed one is told by its name."""
     (cell,) = make_cells({"grpo": VARIANTS["grpo"]}, seeds=1, budget=Budget(), folder=tmp_path / "now")
@@ -285,3 +303,9 @@ def test_a_kept_result_is_only_taken_for_the_recipe_that_made_it(tmp_path: Path)
     assert recipe_digest(cell) == recipe_digest(elsewhere)
     other = Cell(variant="grpo", seed=0, config=replace(cell.config, algorithm=VARIANTS["rloo"].algorithm))
     assert recipe_digest(cell) != recipe_digest(other)
+
+
+def test_the_peak_memory_of_a_variant_is_the_largest_of_its_runs() -> None:
+    runs = [result("grpo", seed, 0.5, peak_memory_bytes=size) for seed, size in enumerate((3, 9, 5))]
+    (row,) = variant_results(runs)
+    assert row.peak_memory_bytes == 9

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from posttrain.algorithms.other_policies.correction import Correction, correction_weights
+from posttrain.algorithms.other_policies.correction import Correction, corrected, correction_weights
 from posttrain.algorithms.table import build_algorithm
-from posttrain.algorithms.terms import Need, TokenView
+from posttrain.algorithms.terms import LossTerm, Need, TokenView
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
 from tests.support.tiny import token_loss
@@ -129,3 +129,22 @@ def test_a_correction_that_makes_no_sense_is_refused(options: dict[str, object],
         Correction(**options)
     with pytest.raises(UserError, match=r"algorithm\.correction"):
         build_algorithm({"name": "grpo", "correction": options})
+
+
+def test_a_corrected_term_reports_what_it_reported_without() -> None:
+    def half(view: TokenView) -> dict[str, torch.Tensor]:
+        return {"own/half": view.logprobs / 2}
+
+    term = LossTerm(name="mine", per_token=lambda view: view.logprobs, measures=half)
+    columns = TokenColumns(
+        advantages=values(1, 1),
+        weights=values(1, 1),
+        behaviour_logprobs=values(-1, -1),
+        proximal_logprobs=values(-1, -2),
+    )
+    view = TokenView(logprobs=values(-1, -4), rollout=torch.tensor([0, 0]), columns=columns)
+    corrected_term = corrected(term, Correction(level="token"))
+    assert corrected_term.measures is not None
+    found = {name: column.tolist() for name, column in corrected_term.measures(view).items()}
+    assert found["own/half"] == [-0.5, -2]
+    assert found["correction/weight"] == pytest.approx([1, math.exp(-1)])

@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
+from scipy.stats import beta
 from tokenizers.processors import TemplateProcessing
 
 from posttrain.generation.engine import Engine
@@ -19,10 +20,10 @@ from posttrain.options.training import EvaluationOptions
 from posttrain.records import Group
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import reward_function
+from posttrain.runs.intervals import bootstrap_interval, share_interval
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.evaluation import (
     Questions,
-    bootstrap_interval,
     brief_evaluation,
     completions_of_run,
     full_evaluation,
@@ -56,6 +57,27 @@ def test_the_interval_covers_the_truth_nineteen_times_in_twenty() -> None:
         covered += low <= 0.3 <= high
     # Binomial(300, 0.95) is 285 with deviation 3.8; percentile intervals of 100 values cover about 94%.
     assert 0.90 <= covered / 300 <= 0.98
+
+
+@pytest.mark.parametrize("problems", [8, 32])
+@pytest.mark.parametrize("share", [0.02, 0.95])
+def test_the_interval_of_few_or_extreme_shares_covers_the_truth_too(problems: int, share: float) -> None:
+    # The bootstrap's covered it in 15% (8 problems at .02) to 78% (32 at .95) of evaluations.
+    right = np.random.default_rng(5).random((200, problems)) < share
+    intervals = [share_interval(each.astype(float)) for each in right]
+    covered = [low <= share <= high for low, high in intervals]
+    assert np.mean(covered) >= 0.91
+    assert all(low < high for low, high in intervals)
+
+
+def test_nothing_solved_is_no_proof_of_0() -> None:
+    for problems in (1, 8, 32):
+        end = pytest.approx(beta.ppf(0.975, 0.5, problems + 0.5), abs=1e-4)  # of 8 it is .262
+        assert share_interval(np.zeros(problems)) == (0.0, end)
+    low, high = share_interval(np.array([0.5, 0.0, 0.25, 0.0]))  # .1875 of four
+    assert (low, high) == pytest.approx(beta.ppf([0.025, 0.975], 0.75 + 0.5, 3.25 + 0.5), abs=1e-4)
+    many = np.array([0.0, 1.0] * 200)
+    assert share_interval(many) == bootstrap_interval(many), "of many problems it is the bootstrap's"
 
 
 def test_the_interval_is_over_problems_and_has_the_width_of_the_central_limit() -> None:

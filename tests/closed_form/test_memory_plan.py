@@ -326,7 +326,7 @@ def test_settings_that_change_no_result_are_told_first() -> None:
 
 def test_each_column_differs_from_grpo_by_what_its_name_says() -> None:
     plans: dict[str, MemoryPlan] = {
-        name: memory_plan(QWEN, setup) for name, setup in side_by_side(MemorySetup().with_adapter(4)).items()
+        name: memory_plan(QWEN, setup) for name, setup in side_by_side(QWEN, MemorySetup().with_adapter(4)).items()
     }
     grpo = plans["GRPO"]
     setup = MemorySetup(critic=True, value_head="mlp")

@@ -43,19 +43,23 @@ def test_the_mean_reward_and_the_deviation_within_groups_leave_unscored_rollouts
     # mean of 1, 3, 4, 4, 10; and not the mean of the group means 2 and 6, which is 4
     assert metrics["reward"] == pytest.approx(22 / 5)
     # sample deviations: of (1, 3) sqrt(2); of (4, 4, 10), centred -2, -2, 4, sqrt(24 / 2)
-    assert metrics["reward_std"] == pytest.approx((sqrt(2) + sqrt(12)) / 2)
+    assert metrics["reward_std_within_groups"] == pytest.approx((sqrt(2) + sqrt(12)) / 2)
+    # of all five, whose mean is 22/5: squares of -3.4, -1.4, -.4, -.4, 5.6 add up to 45.2
+    assert metrics["reward_std"] == pytest.approx(sqrt(45.2 / 4))
     assert metrics["frac_unscored"] == pytest.approx(1 / 6)
 
 
 def test_a_group_tells_nothing_when_its_rewards_are_equal_or_fewer_than_two() -> None:
     # 0.1 three times: the float mean is 0.10000000000000002, so a deviation would not be exactly zero
     metrics = reward_metrics(grades([[0.1, 0.1, 0.1], [nan, nan, 7.0], [0.1, 0.2, 0.1], [1.0, nan, 1.0]]))
-    assert metrics["frac_reward_zero_std"] == 3 / 4
+    assert metrics["frac_uninformative_groups"] == 3 / 4
+    assert metrics["frac_reward_zero_std"] == 2 / 4, "TRL's: the group with one score has no deviation"
 
 
 def test_rewards_that_rounding_alone_sets_apart_have_no_spread_as_in_advantages() -> None:
     assert 0.1 + 0.2 != 0.3
-    assert reward_metrics(grades([[0.1 + 0.2, 0.3], [0.3, 0.31]]))["frac_reward_zero_std"] == 1 / 2
+    metrics = reward_metrics(grades([[0.1 + 0.2, 0.3], [0.3, 0.31]]))
+    assert metrics["frac_uninformative_groups"] == metrics["frac_reward_zero_std"] == 1 / 2
 
 
 def test_each_reward_function_has_its_own_mean_and_deviation() -> None:
@@ -103,7 +107,8 @@ def test_what_a_function_logged_is_averaged_over_the_completions_that_it_logged_
 def test_a_step_in_which_nothing_was_scored_has_no_reward() -> None:
     metrics = reward_metrics(grades([[nan, nan]]))
     assert "reward" not in metrics
-    assert metrics["frac_unscored"] == metrics["frac_reward_zero_std"] == 1.0
+    assert metrics["frac_unscored"] == metrics["frac_uninformative_groups"] == 1.0
+    assert metrics["frac_reward_zero_std"] == 0.0
 
 
 def test_outcome_rates_are_shares_of_the_rollouts_that_have_an_outcome() -> None:
@@ -148,9 +153,7 @@ def test_every_metric_of_a_step_is_finite_and_in_the_documentation() -> None:
     assert metrics["frac_zero_advantage"] == 0.75
     assert metrics["num_score_failures"] == 1.0
     assert all(math.isfinite(value) for value in metrics.values())
-    assert (
-        len(metrics) == 24
-    )  # 6 on rewards, 4 on functions, 2 outcomes, 8 on completions, 3 on tokens, 1 on advantages
+    assert len(metrics) == 26  # 8 on rewards, 4 on functions, 2 outcomes, 8 on completions, 3 tokens, 1 advantages
     assert [name for name in metrics if not documented(name)] == []
 
 

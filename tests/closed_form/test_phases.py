@@ -252,11 +252,11 @@ def test_the_report_has_the_measures_of_each_source_of_a_mixture() -> None:
 
 def test_the_report_has_the_measures_of_pairs_whose_intervals_are_two_numbers() -> None:
     measured = {
-        "rewards/accuracies": 0.5,
-        "rewards/accuracies_low": 0.4,
-        "rewards/accuracies_high": 0.6,
+        "pairs/accuracy": 0.5,
+        "pairs/accuracy_low": 0.4,
+        "pairs/accuracy_high": 0.6,
         "logps": 1.0,
     }
     summary = {"before": {}, "after": measured, "steps": 4}
     (row,) = rows_of({"name": "d", "command": "dpo", "summary": summary})
-    assert row[:6] == ["d", "dpo", "rewards/accuracies", "", "0.500 [0.400, 0.600]", "4"]
+    assert row[:6] == ["d", "dpo", "pairs/accuracy", "", "0.500 [0.400, 0.600]", "4"]

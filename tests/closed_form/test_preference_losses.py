@@ -16,7 +16,9 @@ from posttrain.algorithms.preference_losses import (
     ranked_right,
     sigmoid,
     smoothed,
+    unbiased,
 )
+from posttrain.training.dpo.pair_update import MeasuredPairs
 
 
 def values(*numbers: float) -> torch.Tensor:
@@ -69,6 +71,15 @@ def test_smoothed_labels_weigh_the_loss_of_the_pair_the_other_way_round() -> Non
     assert losses(loss=hinge, beta=1.0, label_smoothing=0.2) == pytest.approx([0.6, 2.0], rel=1e-14)
 
 
+def test_unbiased_smoothing_gives_the_loss_of_right_labels_on_average() -> None:
+    # Labels wrong with probability ε = .2 show the loss of h with .8 and of -h with .2.
+    gaps = values(2.0, -1.5)
+    shown = [unbiased(sigmoid, sign * gaps, beta=0.25, label_smoothing=0.2) for sign in (1, -1)]
+    expected = 0.8 * shown[0] + 0.2 * shown[1]
+    torch.testing.assert_close(expected, sigmoid(gaps, beta=0.25), rtol=1e-14, atol=0)
+    assert losses(beta=0.25, label_smoothing=0.2, unbiased_smoothing=True) == shown[0].tolist()
+
+
 @pytest.mark.parametrize("loss", [sigmoid, ipo])
 def test_smoothed_labels_put_the_least_loss_where_the_noise_says(loss: object) -> None:
     # sigmoid: σ(β h) = 1 - ε, so h = log((1 - ε)/ε)/β; ipo: (1 - 2ε)/(2β).  ε = .2, β = .5: 2 log 4 and .6.
@@ -93,11 +104,22 @@ def test_an_objective_that_prefers_nothing_is_none(options: dict[str, float]) ->
         PairObjective(**options)
 
 
-def test_implicit_rewards_are_beta_times_what_the_loss_compares() -> None:
-    whole = PairObjective(beta=0.25).implicit_rewards(POLICY, REFERENCE, LENGTHS)
-    assert [each.tolist() for each in whole] == [[0.25, -0.25], [-0.25, 0.125]]
-    mean = PairObjective(beta=0.5, length_normalized=True).implicit_rewards(POLICY, REFERENCE, LENGTHS)
-    assert [each.tolist() for each in mean] == [[0.25, -0.1], [-0.125, 0.125]]
+@pytest.mark.parametrize("length_normalized", [False, True])
+def test_implicit_rewards_are_sums_as_trl_logs_them_and_pairs_are_ranked_as_the_loss_compares(
+    length_normalized: bool,
+) -> None:
+    objective = PairObjective(beta=0.5, length_normalized=length_normalized)
+    seen = MeasuredPairs.of(objective, POLICY, REFERENCE, LENGTHS)
+    assert [each.tolist() for each in seen.rewards] == [[0.5, -0.5], [-0.5, 0.25]]
+    assert seen.columns["rewards/margins"].tolist() == [1.0, -0.75]
+    margins = [0.375, -0.225] if length_normalized else [1.0, -0.75]  # of .25 - -.125 and -.1 - .125
+    assert seen.columns["pairs/margin"].tolist() == pytest.approx(margins)
+
+
+def test_a_tie_counts_half_in_our_accuracy_and_nothing_in_trls() -> None:
+    same = OfPairs(values(-3.0, -5.0), values(-2.0, -5.0))
+    means = MeasuredPairs.of(PairObjective(), same, same, OfPairs(values(2, 2), values(2, 2))).means()
+    assert (means["pairs/accuracy"], means["rewards/accuracies"]) == (0.5, 0.0)
 
 
 def test_a_pair_is_ranked_right_wrong_or_half() -> None:
@@ -123,4 +145,4 @@ def test_a_gap_of_thousands_of_nats_has_a_finite_loss_and_slope() -> None:
 
 
 def test_every_loss_has_a_name() -> None:
-    assert {"sigmoid": sigmoid, "ipo": ipo, "hinge": hinge} == PREFERENCE_LOSSES
+    assert {"sigmoid": sigmoid, "ipo": ipo, "hinge": hinge, "robust": sigmoid} == PREFERENCE_LOSSES

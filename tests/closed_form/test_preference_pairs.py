@@ -108,6 +108,16 @@ def test_a_conversation_that_goes_on_marks_what_the_assistant_says() -> None:
     assert example.tokens == pair.prompt.tokens + pair.chosen
 
 
+def test_turns_that_are_marked_as_not_learned_are_not_counted_and_no_score_can_leave_them_out() -> None:
+    read = {"role": "assistant", "content": "b", "weight": 0}
+    talk = {"prompt": turns("a"), "chosen": [read, *turns("c", "d")], "rejected": turns("", "x")[1:]}
+    [pair] = pairs_of([talk]).training
+    kept = [token for token, said in zip(pair.chosen, pair.chosen_said or (), strict=True) if said]
+    assert chat_tokenizer().decode(kept) == f"d{SAID}"
+    with pytest.raises(UserError, match=r"^rows:1, message 0: .* a reward model scores the whole of an answer"):
+        pairs_of([talk], options=RewardTrainingOptions())
+
+
 def test_the_thoughts_of_a_template_that_opens_them_are_the_answer_s() -> None:
     row = {"chosen": turns("a", "<think>\nb</think>1"), "rejected": turns("a", "2")}
     assert shown(pairs_of([row], template=OPENING)) == [

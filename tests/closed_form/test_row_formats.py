@@ -85,6 +85,44 @@ def test_an_implicit_prompt_of_text_splits_no_word(chosen: str, rejected: str, p
     assert (pair.prompt + pair.chosen, pair.prompt + pair.rejected) == (chosen, rejected)
 
 
+SHAREGPT = [{"from": "human", "value": "Is it?"}, {"from": "gpt", "value": "Yes."}]
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def test_rows_of_sharegpt_are_conversations() -> None:
+    whole = record({"conversations": SHAREGPT, "system": "Be brief.", "answer": 3})
+    assert whole == ConversationRow(where="rows.jsonl:7", messages=(SYSTEM, ASK, YES), columns={"answer": 3})
+    assert record({"messages": SHAREGPT}).messages == (ASK, YES)
+
+
+def test_the_input_of_an_alpaca_row_is_below_its_instruction() -> None:
+    asked = [{"role": "user", "content": "Add.\n\n1 and 2"}]
+    made = record({"instruction": "Add.", "input": "1 and 2", "output": "3", "system": "Be brief."})
+    assert made.prompt == (SYSTEM, *asked)
+    assert made.completion == ({"role": "assistant", "content": "3"},)
+    for nothing in ("", None):
+        assert record({"instruction": "Is it?", "input": nothing, "output": "Yes."}).prompt == (ASK,)
+
+
+def test_preferences_take_their_prompt_from_where_their_format_has_it() -> None:
+    # As text the two answers begin alike, which is not what was asked.
+    for asked in ({"instruction": "Is it?", "input": ""}, {"conversations": SHAREGPT[:1]}):
+        pair = record({**asked, "chosen": "I say yes", "rejected": "I say no"})
+        assert (pair.prompt, pair.chosen[0]["content"], pair.rejected[0]["content"]) == (
+            (ASK,),
+            "I say yes",
+            "I say no",
+        )
+    single = record({"conversations": SHAREGPT[:1], "chosen": SHAREGPT[1], "rejected": {"from": "gpt", "value": "No."}})
+    assert (single.prompt, single.chosen, single.rejected) == ((ASK,), (YES,), (NO,))
+
+
+def test_parts_of_text_are_joined_in_every_format() -> None:
+    parts = {"role": "assistant", "content": [{"type": "text", "text": "Y"}, {"type": "text", "text": "es."}]}
+    assert record({"messages": [ASK, parts]}).messages == (ASK, YES)
+    assert record({"prompt": [ASK], "chosen": [parts], "rejected": [NO]}).chosen == (YES,)
+
+
 def test_keys_that_parquet_fills_with_null_are_left_out() -> None:
     assert record({"messages": [{**ASK, "name": None}, YES]}).messages == (ASK, YES)
 
@@ -102,8 +140,15 @@ def test_keys_that_parquet_fills_with_null_are_left_out() -> None:
         ({"messages": "hi"}, "the column `messages` must hold a list of messages, not text"),
         ({"messages": []}, "the column `messages` is empty"),
         ({"messages": [ASK, {"role": "user"}]}, "the column `messages`, message 1: .* must have the texts `role`"),
-        ({"messages": [{"from": "human", "value": "a"}]}, "`from` and `value` are ShareGPT's names for them"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "message 0: .* must have the texts `role`"),
+        ({"messages": [{"from": "narrator", "value": "a"}]}, "message 0: from = 'narrator' is not a known speaker"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "message 0, part 0: .* Only text is read"),
+        ({"instruction": "a", "output": ""}, "the column `output` is empty"),
+        ({"instruction": "a", "input": 3, "output": "b"}, "the column `input` must hold text, not '3'"),
+        ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, "the column `history` is not read"),
+        (
+            {"conversations": [{"from": "system", "value": "a"}], "system": "b"},
+            "a system message in the conversation and one in the column `system`",
+        ),
         ({"prompt": "a", "completion": "b", "label": "good"}, "the column `label` must be true or false, not 'good'"),
         ({"prompt": "a", "completion": "b", "label": 2}, "the column `label` must be true or false, not '2'"),
         ({"prompt": "a", "completion": "b", "label": None}, "the column `label` must be true or false, not 'None'"),

@@ -20,8 +20,8 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.model import ModelOptions
 from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout
+from posttrain.runs.named_inputs import named_files
 from posttrain.runs.planned_memory import rl_setup
-from posttrain.runs.run_inputs import named_files
 from posttrain.training.distillation.privileged_prompts import PrivilegedPrompts, TeacherPrompts, filled
 from posttrain.training.distillation.teacher import teacher_of
 from posttrain.training.reference import FrozenCopy, UncopiedPolicy, require_same_vocabulary

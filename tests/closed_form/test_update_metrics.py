@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from posttrain.training.update_metrics import UpdateReport, update_metrics
 
@@ -14,9 +15,11 @@ FIRST = UpdateReport(
     learning_rate=0.1,
     num_micro_batches=1,
     num_tokens=1,
-    sums={"sampling/sampling_logp_difference/mean": 0.25, "ratio/mean": 1.0, "kl": 8.0, "clip_ratio/low_mean": 1.0},
+    num_completions=1,
+    sums={"sampling/sampling_logp_difference/mean": 0.25, "ratio/mean": 1.0, "kl": 8.0},
+    completion_sums={"clip_ratio/low_mean": 1.0},
     ratio_range=(0.9, 1.0),
-    largest_gap=0.25,
+    gaps=torch.tensor([0.25], dtype=torch.float64),
 )
 SECOND = UpdateReport(
     loss=4.0,
@@ -24,19 +27,26 @@ SECOND = UpdateReport(
     learning_rate=0.05,
     num_micro_batches=2,
     num_tokens=3,
-    sums={"sampling/sampling_logp_difference/mean": 9.0, "ratio/mean": 6.0, "kl": 12.0, "clip_ratio/low_mean": 0.0},
+    num_completions=2,
+    sums={"sampling/sampling_logp_difference/mean": 9.0, "ratio/mean": 6.0, "kl": 12.0},
+    completion_sums={"clip_ratio/low_mean": 0.5},
     ratio_range=(0.5, 4.0),
-    largest_gap=5.0,
+    gaps=torch.tensor([1.0, 5.0, 3.0], dtype=torch.float64),
 )
 
 
 def test_means_over_tokens_are_over_those_of_all_updates_together() -> None:
     metrics = update_metrics([FIRST, SECOND])
     assert metrics["tokens/trained"] == 4
-    # (8 + 12) / 4, where the mean of the two means is (8 + 4) / 2; and (1 + 6) / 4, (1 + 0) / 4.
+    # (8 + 12) / 4, where the mean of the two means is (8 + 4) / 2; and (1 + 6) / 4.
     assert metrics["kl"] == 5
     assert metrics["ratio/mean"] == 1.75
-    assert metrics["clip_ratio/low_mean"] == 0.25
+
+
+def test_means_over_completions_are_over_those_of_all_updates_together() -> None:
+    metrics = update_metrics([FIRST, SECOND])
+    assert metrics["completions/trained"] == 3
+    assert metrics["clip_ratio/low_mean"] == 0.5  # (1 + .5) / 3, where the mean of the two means is (1 + .25) / 2
 
 
 def test_what_is_no_mean_over_tokens_is_taken_as_it_should_be() -> None:
@@ -78,9 +88,11 @@ def test_how_the_tokens_are_dealt_out_to_updates_changes_no_mean(cut: int) -> No
             learning_rate=0.1,
             num_micro_batches=1,
             num_tokens=len(part),
+            num_completions=1,
+            completion_sums={},
             sums={"sampling/sampling_logp_difference/mean": 0.0, "entropy": sum(part)},
             ratio_range=(1.0, 1.0),
-            largest_gap=0.0,
+            gaps=torch.zeros(len(part), dtype=torch.float64),
         )
         for part in (numbers[:cut], numbers[cut:])
     ]

@@ -46,7 +46,7 @@ IN_A_RECIPE = {
         "recipe.yaml: task.path = rows.jsonl: the task countdown makes its own problems and reads no file.",
     ),
     "an unknown algorithm": ("algorithm: {name: dap}", "no such algorithm.  Did you mean `dapo`?"),
-    "another algorithm's option": ("algorithm: {name: rloo, clip_low: 0.1}", "algorithm.clip_low: no such field"),
+    "another algorithm's option": ("algorithm: {name: rloo, dual_clip: 3}", "algorithm.dual_clip: no such field"),
     "text for a number": ("rollout: {group_size: eight}", "rollout.group_size = 'eight' should be a whole number"),
     "a quoted number": ("rollout: {group_size: '8'}", "rollout.group_size = '8' should be a whole number"),
     "a truth value for a number": ("rollout: {group_size: true}", "rollout.group_size = true should be a whole number"),

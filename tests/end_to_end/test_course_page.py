@@ -14,7 +14,7 @@ from tests.support.reward_rows import group, scores
 from tests.support.runs import save_tiny_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "course.md").read_text(encoding="utf-8")
-NOTEBOOK, LOOP = programs(blocks(PAGE))
+NOTEBOOK, READING, LOOP = programs(blocks(PAGE))
 
 
 def run(program: str) -> dict[str, object]:
@@ -47,6 +47,10 @@ def test_the_notebook_s_program_takes_two_steps_and_leaves_a_run_that_is_saved(
     assert re.findall(r"^(\d) 0\.\d+ \d+\.\d+$", shown, re.MULTILINE) == ["1", "2"]
     assert "closed: stopped after step 2; everything is saved." in shown
     assert (tmp_path / "runs" / "notebook" / "checkpoints" / "step-000002").is_dir()
+    run(READING)
+    shown = capsys.readouterr().out
+    assert re.findall(r"\((\d), 0\.\d+\)", shown.splitlines()[0]) == ["1", "2"]
+    assert re.findall(r"^step-00000(\d)\.parquet (?:0|1)\.0 ", shown, re.MULTILINE) == ["1", "2"]
 
 
 def test_the_loop_over_one_prompt_at_a_time_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +68,6 @@ def test_the_loop_over_one_prompt_at_a_time_trains(tmp_path: Path, capsys: pytes
 
 
 def test_the_table_names_every_function_of_the_package_and_nothing_that_is_not_there() -> None:
-    referred = re.findall(r"\{py:\w+\}`(?:~|[^`<]*<)?([\w.]+)>?`", PAGE)
-    assert all(attribute(path) is not None for path in referred)
-    assert set(functions) <= {path.rpartition(".")[2] for path in referred}
+    links = re.findall(r"\[`([\w.]+)`\]\(\.\./src/([\w/]+)\.py\)", PAGE)
+    assert all(attribute(f"{file.replace('/', '.')}.{name}") is not None for name, file in links)
+    assert set(functions) <= {name for name, _ in links}

@@ -1,14 +1,17 @@
 """Rows wherever they are, under whatever names, mixed; and what is said of each kind of bad row before any training."""
 
+import gzip
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import pyarrow as pa
 import pytest
 from huggingface_hub import constants
 
 from posttrain.errors import RunError, UserError
+from posttrain.options.dataset import DatasetOptions
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.rows import read_rows, rows_digest
 from tests.support.dataset_rows import SUMS, json_lines
@@ -51,6 +54,36 @@ def test_a_pattern_is_its_files_by_name(tmp_path: Path) -> None:
     json_lines(tmp_path / "a.jsonl", SUMS[:2])
     mine = task(path=str(tmp_path / "*.jsonl"))
     assert [row.where for row in mine.training_rows] == ["a.jsonl:1", "a.jsonl:2", "b.jsonl:1", "b.jsonl:2"]
+
+
+@pytest.mark.parametrize("kind", ["stream", "file"])
+def test_arrow_files_of_both_formats_are_read(tmp_path: Path, kind: str) -> None:
+    table, path = pa.Table.from_pylist(SUMS[:3]), tmp_path / "rows.arrow"
+    with (pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file)(path, table.schema) as writer:
+        writer.write_table(table)
+    assert [(row.where, row.columns) for row in read_rows(str(path))] == [
+        (f"rows.arrow:{number}", row) for number, row in enumerate(SUMS[:3], start=1)
+    ]
+    path.write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"rows\.arrow: cannot be read as arrow"):
+        read_rows(str(path))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv"])
+def test_files_of_text_are_read_from_gzip_too(tmp_path: Path, suffix: str) -> None:
+    texts = {
+        ".jsonl": '{"prompt": "a"}\n',
+        ".json": '[{"prompt": "a"}]',
+        ".csv": "prompt,x\na,1\n",
+        ".tsv": "prompt\tx\na\t1\n",
+    }
+    path = tmp_path / f"rows{suffix}.gz"
+    path.write_bytes(gzip.compress(texts[suffix].encode()))
+    [row] = read_rows(str(path))
+    assert (row.where.partition(":")[0], row.columns["prompt"]) == (path.name, "a")
+    path.write_bytes(path.read_bytes()[:12])
+    with pytest.raises(UserError, match=r"\.gz: cannot be uncompressed by gzip"):
+        read_rows(str(path))
 
 
 def test_folders_that_datasets_saved_are_read_with_their_splits(tmp_path: Path) -> None:
@@ -155,6 +188,14 @@ def test_columns_get_the_names_that_rewards_and_prompts_have(tmp_path: Path) -> 
     assert (prompt.text, prompt.columns) == ("a", {"ground_truth": "b", "kind": 1})
 
 
+def test_an_input_that_belongs_to_a_renamed_instruction_is_not_lost(tmp_path: Path) -> None:
+    path = json_lines(tmp_path / "rows.jsonl", [{"instruction": "Add.", "input": "1 and 2", "output": "3"}])
+    with pytest.raises(UserError, match=r"rows.jsonl:1: `columns` renames the instruction .* whose `input` would not"):
+        read_rows(path, DatasetOptions(columns={"prompt": "instruction", "completion": "output"}))
+    [row] = read_rows(path, DatasetOptions(columns={"ground_truth": "output"}))
+    assert row.columns["input"] == "1 and 2"
+
+
 def test_conversations_and_preferences_have_a_prompt_in_them() -> None:
     mine = task([{"messages": [ASK, YES]}])
     assert mine.notes()[1:] == ["prompts are `messages` without the assistant's last turn"]
@@ -164,6 +205,11 @@ def test_conversations_and_preferences_have_a_prompt_in_them() -> None:
     assert row.columns["prompt"] == [ASK]
     (row,) = task([{"chosen": "Is it? Yes.", "rejected": "Is it? No."}]).training_rows
     assert row.columns["prompt"] == "Is it?"
+    talk = [{"from": "human", "value": "Is it?"}, {"from": "gpt", "value": "Yes."}]
+    (row,) = task([{"conversations": talk}]).training_rows
+    assert row.columns == {"prompt": [ASK], "conversations": talk}
+    (row,) = task([{"instruction": "Is", "input": "it?", "output": "Yes."}]).training_rows
+    assert (row.columns["prompt"], row.columns["output"]) == ([{"role": "user", "content": "Is\n\nit?"}], "Yes.")
     begun = task([{"prompt": [ASK, YES]}, {"prompt": [ASK]}], last_assistant_message="prefill")
     assert begun.notes()[1:] == ["of 1 prompt the last message is the assistant's, which begins the answer"]
 
@@ -182,7 +228,7 @@ BAD = {
     "a wrong type": ('{"prompt": 3}', "the column `prompt` must hold text or a list of messages"),
     "a message without text": (
         '{"prompt": [{"role": "user"}]}',
-        "message 0 of the prompt: .* as its content: it must have the texts",
+        "message 0 of the prompt: .* must have the texts",
     ),
     "an empty prompt": ('{"prompt": ""}', "the column `prompt` is empty"),
     "a broken line": ('{"prompt": "a"', "not JSON at column 15"),
@@ -190,7 +236,12 @@ BAD = {
     "no UTF-8": (b'{"prompt": "\xff"}', "not UTF-8 at byte 12 of the line; save the file as UTF-8"),
     "half a character": ('{"prompt": "a\\ud83d"}', r"'a\\ud83d' holds half a character \(a lone surrogate\)"),
     "half a character elsewhere": ('{"prompt": "a", "x": {"y": ["\\udc00"]}}', "holds half a character"),
-    "values without end": ('{"prompt": ' + "[" * 100_000, "its values lie too deep within each other"),
+    "values without end": ('{"prompt": ' + "[" * 100_000, "its values lie more than 100 deep within each other"),
+    "values that end deep": (
+        '{"prompt": "a", "x": ' + "[" * 500 + "]" * 500 + "}",
+        "its values lie more than 100 deep within each other",
+    ),
+    "a long integer": ('{"prompt": "a", "x": ' + "9" * 10_000 + "}", "more than 4,200 digits; write it as text"),
     "a long prompt": ('{"prompt": "' + "1 " * 30 + '"}', "the prompt has 60 tokens, and task.max_prompt_tokens = 40"),
 }
 
@@ -267,3 +318,17 @@ def test_the_side_of_a_prompt_that_is_cut_is_that_of_the_whole() -> None:
     whole = {row.where for row in task(rows, held_out_share=0.3).held_out_rows}
     cut = task(rows, held_out_share=0.3, over_long="cut_left", max_prompt_tokens=9)
     assert {row.where for row in cut.held_out_rows} == whole
+
+
+@pytest.mark.parametrize(("value", "says"), [("[" * 500 + "]" * 500, "100 deep"), ("9" * 10_000, "4,200 digits")])
+def test_values_that_no_row_can_hold_are_told_wherever_rows_are(tmp_path: Path, value: str, says: str) -> None:
+    (tmp_path / "rows.json").write_text(f'[{{"prompt": "a"}}, {{"prompt": "b", "x": {value}}}]')
+    (tmp_path / "rows.csv").write_text(f"prompt,x\na,1\nb,{value}\n")
+    with pytest.raises(UserError, match=f"rows.json.*{says}"):
+        task(path=str(tmp_path / "rows.json"))
+    with pytest.raises(UserError, match=f"rows.csv:3: the column `x`: .*{says}"):
+        task(path=str(tmp_path / "rows.csv"), json_columns=("x",))
+    deep: list[object] = []
+    deep.append(deep)
+    with pytest.raises(UserError, match=f"rows:2: .*{says}"):
+        task([{"prompt": "a"}, {"prompt": "b", "x": deep if "[" in value else 10**10_000}])

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 import posttrain
 from posttrain.cli import main
 from posttrain.config import DpoConfig
+from posttrain.config.kinds import resolved
 from posttrain.errors import UserError
 from posttrain.runs.reports import StepReport
 from tests.support.accidents import Accident
@@ -64,10 +65,10 @@ def test_a_run_on_rows_measures_held_out_pairs_with_intervals_and_leaves_a_plain
     assert [*measured] == sorted({0, num_steps, *range(4, num_steps, 4)})
     first, last = measured[0], measured[num_steps]
     assert first["eval/loss"] == pytest.approx(math.log(2), abs=1e-5)
-    assert first["eval/rewards/margins"] == pytest.approx(0, abs=1e-5)
-    assert last["eval/rewards/margins_low"] <= last["eval/rewards/margins"] <= last["eval/rewards/margins_high"]
-    assert last["eval/rewards/margins_low"] > 0.1
-    assert last["eval/rewards/accuracies"] == summary["after"]["rewards/accuracies"] == 1
+    assert first["eval/pairs/margin"] == pytest.approx(0, abs=1e-5)
+    assert last["eval/pairs/margin_low"] <= last["eval/pairs/margin"] <= last["eval/pairs/margin_high"]
+    assert last["eval/pairs/margin_low"] > 0.1
+    assert last["eval/pairs/accuracy"] == summary["after"]["pairs/accuracy"] == 1
     assert (
         last["eval/logps/chosen"] - last["eval/logps/rejected"]
         > first["eval/logps/chosen"] - first["eval/logps/rejected"]
@@ -256,6 +257,7 @@ def test_what_does_not_go_together_is_refused_with_a_remedy(sections: dict[str, 
 def test_a_recipe_with_the_section_dpo_is_of_this_kind_and_says_all_when_it_is_written_down() -> None:
     config = posttrain.load_recipe(task={"name": "dataset"}, dpo={"loss": "ipo"}, model={"adapter": {"rank": 2}})
     assert isinstance(config, DpoConfig)
+    config = resolved(config)
     assert config.dpo.length_normalized is True
     assert config.dpo.learning_rate == 1e-5  # ten times that of a whole model
     assert "length_normalized: true" in posttrain.as_recipe(config)

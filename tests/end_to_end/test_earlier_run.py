@@ -29,7 +29,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_it_is_resumed_to_the_numbers_of_a_run_that_never_stopped(earlier: Path) -> None:
     before = metrics_of(earlier / "run")
-    ended = command("rl", "--resume", "run", "--run.num-steps", 6, folder=earlier)
+    ended = command("rl", "--resume", "run", "--run.num-steps", 6, "--trust-code", folder=earlier)
     assert ended.code == 0, ended.err
     after = metrics_of(earlier / "run")
     assert after[:5] == before  # step 0 and the four that were taken

@@ -3,7 +3,7 @@
 import pytest
 
 from posttrain.cli import main
-from posttrain.config.recipes import parse_yaml
+from posttrain.config.recipe_yaml import parse_yaml
 
 
 def resolved(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, dict[str, object]]:
@@ -27,6 +27,25 @@ def test_a_truth_value_may_be_written_out(capsys: pytest.CaptureFixture[str]) ->
 def test_a_list_is_words_or_what_a_recipe_has(capsys: pytest.CaptureFixture[str]) -> None:
     for flags in (["*layers.0*", "*embed*"], ['["*layers.0*", "*embed*"]']):
         assert resolved(capsys, "--model.frozen", *flags)["model"]["frozen"] == ["*layers.0*", "*embed*"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "value"),
+    [
+        ("--world.rewards", "[[15, 1.0], [6, 0.65]]", [[15, 1.0], [6, 0.65]]),
+        ("--world.rewards", "[[-1, 1]]", [[-1, 1.0]]),
+        ("--world.starts", "[0, 4]", [0, 4]),
+        ("--world.ends", "[-1, 3]", [-1, 3]),
+    ],
+)
+def test_lists_of_inverse_rl_are_copied_from_a_recipe(
+    flag: str, text: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flags in ([flag, text], [f"{flag}={text}"]):
+        assert main(["config", "irl-course-exact", *flags]) == 0, capsys.readouterr().err
+        content = parse_yaml(capsys.readouterr().out)
+        assert isinstance(content, dict)
+        assert content["world"][flag.removeprefix("--world.")] == value
 
 
 def test_several_data_sets_make_the_task_that_reads_them(capsys: pytest.CaptureFixture[str]) -> None:

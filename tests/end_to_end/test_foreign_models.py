@@ -8,7 +8,7 @@ import pytest
 import posttrain
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import as_policy
-from posttrain.runs.guards import GAP, GAP_LIMIT
+from posttrain.runs.alarms import GAP, GAP_LIMIT
 from tests.support.families import family_model
 from tests.support.runs import tiny_recipe
 

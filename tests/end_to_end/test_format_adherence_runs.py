@@ -14,7 +14,8 @@ from posttrain.commands.arguments import configured
 from posttrain.commands.chat import ChatSwitches, way_of_asking
 from posttrain.commands.rl import PROGRAM
 from posttrain.config import Config, SftConfig
-from posttrain.config.recipes import parse_yaml, read_recipe
+from posttrain.config.recipe_yaml import parse_yaml
+from posttrain.config.recipes import read_recipe
 from posttrain.errors import UserError
 from posttrain.models.loading.folder_kinds import bundled_folder
 from posttrain.models.loading.model_folder import load_policy

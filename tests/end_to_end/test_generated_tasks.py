@@ -15,7 +15,7 @@ from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.options.dataset import GeneratedOptions
 from posttrain.options.generator import GeneratorOptions
 from posttrain.runs.clock import Clock
-from posttrain.runs.run_inputs import named_rows
+from posttrain.runs.named_inputs import generated
 from posttrain.tasks.generated.generated_task import GeneratedTask
 from posttrain.tasks.generated.generator_rows import generated_rows, made_rows
 from posttrain.tasks.generated.row_maker import made
@@ -109,10 +109,10 @@ def test_without_the_extra_it_is_one_message_before_anything_is_sampled(monkeypa
 
 def test_another_version_of_the_library_is_noticed_by_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     options = GeneratedOptions(generator="acre")
-    began = named_rows(options)["task.generator"]
+    began = generated(options, "task.generator")["task.generator"]
     assert began.what == "acre of reasoning-gym"
-    monkeypatch.setattr("posttrain.runs.run_inputs.generator_digest", lambda: "another")
-    assert named_rows(options)["task.generator"].differs(began)
+    monkeypatch.setattr("posttrain.runs.named_inputs.generator_digest", lambda: "another")
+    assert generated(options, "task.generator")["task.generator"].differs(began)
 
 
 SCIENCE = [

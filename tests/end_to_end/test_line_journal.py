@@ -1,13 +1,19 @@
 """A journal of whole lines: what could not be written leaves nothing behind that a later line is glued to."""
 
+import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from posttrain.errors import RunError
 from posttrain.training.collection import line_journal
+from posttrain.training.collection.ballot import Ballot
+from posttrain.training.collection.collection_folder import VOTES, CollectionFolder
 from posttrain.training.collection.line_journal import LineJournal
+from posttrain.training.collection.verdicts import standing_votes
+from tests.support.comparisons import written_pair
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["grown", "new"])
@@ -32,3 +38,38 @@ def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(
     assert os.path.getsize(journal.path) == (18 if begun else 0)
     journal.append([{"vote": "tie"}])
     assert journal.records() == [*first, {"vote": "tie"}]
+
+
+def test_a_vote_that_fails_on_a_full_disk_takes_no_other_raters_vote_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one rater's line is half written, another votes; then the disk is full for the first."""
+    begun = threading.Event()
+    append = line_journal.append_lines
+
+    def torn(path: Path, lines: list[str]) -> None:
+        if "anna" not in lines[0]:
+            append(path, lines)
+            return
+        with path.open("a") as file:
+            file.write(lines[0][:5])
+        begun.set()
+        bens.join(0.5)  # his vote is through, or waits for this one to end
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(line_journal, "append_lines", torn)
+    with CollectionFolder.create(tmp_path / "run", "seed: 7\n") as folder:
+        asked = written_pair()
+        anna, ben = (Ballot([asked], folder.journal(VOTES), rater=rater, seed=0) for rater in ("anna", "ben"))
+
+        def vote_of_ben() -> None:
+            assert begun.wait(30)
+            ben.vote(asked.id, "tie")
+
+        bens = threading.Thread(target=vote_of_ben)
+        bens.start()
+        with pytest.raises(RunError):
+            anna.vote(asked.id, "tie")
+        bens.join()
+        assert ben.num_done == 1
+        assert standing_votes(folder.journal(VOTES).records()) == {"ben": {asked.id: "tie"}}

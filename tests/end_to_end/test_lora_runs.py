@@ -1,6 +1,7 @@
 """A run with an adapter: its plan, its folder, what finds it there, how it is resumed, and over which base."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,19 @@ from safetensors.torch import load_file
 import posttrain
 from posttrain.cli import main
 from posttrain.config import Config
+from posttrain.config.dpo import DpoConfig
+from posttrain.config.kinds import OPTIMIZER_SECTIONS, resolved
+from posttrain.config.reward_model import RewardModelConfig
+from posttrain.config.sections import SftConfig
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.adapter import AdapterOptions
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.dpo import DpoOptions
 from posttrain.options.model import ModelOptions
-from posttrain.options.training import OptimizerOptions, for_what_is_trained
+from posttrain.options.training import OptimizerOptions, rated
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
 
 ADAPTER = {"rank": 2, "targets": ["q_proj", "down_proj"]}
@@ -54,9 +61,10 @@ def test_a_run_keeps_the_adapter_and_eval_chat_and_rl_find_it(
     kept = json.loads((run / "adapter" / "adapter_config.json").read_text())
     assert Path(kept["base_model_name_or_path"]) == (run.parent / "base").resolve()
     assert main(["eval", str(run), "--output", str(tmp_path / "results.json")]) == 0
-    assert (
-        json.loads((tmp_path / "results.json").read_text()) == json.loads((run / "summary.json").read_text())["after"]
-    )
+    again, after = json.loads((tmp_path / "results.json").read_text()), json.loads((run / "summary.json").read_text())
+    assert {name: again[name] for name, value in after["after"].items() if value is not None} == {
+        name: value for name, value in after["after"].items() if value is not None
+    }
     assert main(["chat", str(run), "--prompt", "3 and 4 make "]) == 0
     capsys.readouterr()
     recipe = recipe_of(tmp_path, 1)
@@ -162,13 +170,37 @@ def test_a_supervised_run_trains_an_adapter_and_resumes_to_the_same_bits(
 
 
 def test_the_default_learning_rate_with_an_adapter_is_ten_times_that_without() -> None:
-    assert Config().update.learning_rate == 1e-6
-    assert Config(model=ModelOptions(adapter=AdapterOptions())).update.learning_rate == pytest.approx(1e-5)
+    with_adapter = ModelOptions(adapter=AdapterOptions())
+    assert resolved(Config()).update.learning_rate == 1e-6
+    assert resolved(Config(model=with_adapter)).update.learning_rate == 1e-5
     own = posttrain.load_recipe("own-model", model={"adapter": {"rank": 2}}, task={"path": "rows.jsonl"})
-    assert own.update.learning_rate == pytest.approx(1e-5)
+    assert resolved(own).update.learning_rate == 1e-5
     given = OptimizerOptions(learning_rate=3e-4)
     for adapter in (False, True):
-        assert for_what_is_trained(given, adapter=adapter, where="sft").learning_rate == 3e-4
+        assert rated(given, adapter=adapter).learning_rate == 3e-4
+
+
+@pytest.mark.parametrize("kind", [Config, SftConfig, RewardModelConfig, DpoConfig])
+def test_a_rate_that_was_left_out_is_left_out_of_every_copy_too(kind: Any) -> None:
+    """Until it is known what is trained: a copy with another option, or another model, has the rate of that model."""
+    rows = {} if kind is Config else {"task": DatasetOptions(path="rows.jsonl")}
+    config, section = kind(**rows), OPTIMIZER_SECTIONS[kind]
+    again = replace(config, **{section: replace(getattr(config, section), beta2=0.99)})
+    assert getattr(again, section).learning_rate is None
+    whole, adapted = (getattr(resolved(again, adapter=each), section).largest_rate for each in (False, True))
+    assert adapted == pytest.approx(10 * whole)
+    other = replace(again, model=ModelOptions(adapter=AdapterOptions()))
+    assert getattr(resolved(other), section).largest_rate == adapted
+    text = posttrain.as_recipe(other)
+    assert yaml.safe_load(text)[section]["learning_rate"] == adapted
+
+
+@pytest.mark.parametrize("first", ["sigmoid", "ipo"])
+def test_what_follows_from_a_loss_follows_from_that_of_a_copy(first: Any) -> None:
+    other = {"sigmoid": "ipo", "ipo": "sigmoid"}[first]
+    options = replace(DpoOptions(loss=first), loss=other)
+    assert options.resolved().length_normalized is (other == "ipo")
+    assert replace(DpoOptions(rounds=2), rounds=0).resolved().num_epochs == 1
 
 
 def test_the_plan_says_both_rates_and_which_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +224,10 @@ def test_nf4_trains_and_is_measured_over_the_same_base(tmp_path: Path, capsys: p
     assert "layers of it in nf4 (scales quantised too), products in float32" in capsys.readouterr().out
     assert main(["eval", str(folder), "--output", str(tmp_path / "results.json")]) == 0
     after = json.loads((folder / "summary.json").read_text())["after"]
-    assert json.loads((tmp_path / "results.json").read_text()) == after
+    measured = json.loads((tmp_path / "results.json").read_text())
+    assert {name: measured[name] for name in after if after[name] is not None} == {
+        name: value for name, value in after.items() if value is not None
+    }
     # Whoever goes on with the adapter goes on over a base in 4 bits, unasked.
     again = load_policy(ModelOptions(path=str(folder)))
     assert any(is_4_bit(layer) for layer in again.model.modules())

@@ -13,7 +13,9 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.table import build_algorithm
 from posttrain.cli import main
 from posttrain.config import Config, as_recipe, build, load_recipe
-from posttrain.config.recipes import RecipeLayer, parse_yaml
+from posttrain.config.kinds import resolved as in_full
+from posttrain.config.recipe_yaml import parse_yaml
+from posttrain.config.recipes import RecipeLayer
 from posttrain.errors import UserError
 from posttrain.tasks.task_registry import load_task
 from tests.support import dice
@@ -179,7 +181,7 @@ def test_recipe_flags_and_python_say_the_same_and_the_printed_recipe_says_it_aga
     assert load_recipe(algorithm=algorithm, task={"path": "mine.py:Letters", "size": 2}) == config
     assert Config(algorithm=algorithm, task={"path": "mine.py:Letters", "size": 2}) == config
     assert load_recipe(algorithm="mine.py:narrow") == from_text("algorithm: {path: 'mine.py:narrow'}")
-    assert from_text(as_recipe(config)) == config
+    assert from_text(as_recipe(config)) == in_full(config)
 
 
 def test_choosing_another_one_starts_its_options_afresh(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from posttrain.cli import main
 from posttrain.runs.planned_memory import machine_memory
 from tests.support.runs import Ended, command
 
@@ -161,3 +162,32 @@ def test_four_bits_reach_the_plan() -> None:
 
 def test_the_machine_has_some_memory() -> None:
     assert 1e8 < machine_memory(on_cuda=False).size < 1e14
+
+
+def test_a_supervised_plan_reads_every_setting_of_the_model_and_has_no_row_for_sampling(
+    large: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*settings: str) -> str:
+        assert main(["plan", "own-sft", "--model.path", large, "--gpu-gb", "80", *settings]) == 0
+        return capsys.readouterr().out
+
+    whole, lora, nf4, small, recomputing = (
+        json.loads(shown("--json", *settings))["plans"]["recipe"]
+        for settings in (
+            [],
+            ["--model.adapter.rank", "16"],
+            ["--model.adapter.rank", "16", "--model.quantization", "nf4"],
+            ["--model.weights", "bfloat16"],
+            ["--model.gradient-checkpointing"],
+        )
+    )
+    # Bytes of a weight: 4 and 8 of moments; under an adapter 2 or 4.127 bits; 2 of all in bfloat16.
+    assert whole["always"]["optimizer"] == 8 * whole["parameters"]
+    assert lora["always"]["optimizer"] == 8 * lora["trained_parameters"]
+    assert lora["always"]["weights"] < 0.55 * whole["always"]["weights"]
+    assert nf4["always"]["weights"] < 0.3 * lora["always"]["weights"]
+    assert small["always"]["weights"] == whole["always"]["weights"] // 2
+    assert recomputing["updating"]["activations"] < whole["updating"]["activations"] / 4
+    table = shown("--model.gradient-checkpointing")
+    assert "sampling" not in table
+    assert "gradient_checkpointing = true" not in table

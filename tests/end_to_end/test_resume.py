@@ -1,5 +1,6 @@
 """A run that is killed, wherever it is, and resumed leaves the bits of one that never stopped."""
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -99,3 +100,9 @@ def test_the_comparison_of_runs_sees_one_digit(name: str, four_steps: Path, tmp_
     (copy / name).write_bytes(content)
     with pytest.raises(AssertionError, match=name.removesuffix(".jsonl")):
         require_same(copy, four_steps)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_keeps_its_recipes_name(folder: Path) -> None:
+    recipe = tiny_recipe(folder / "early", run={"num_steps": 1}, evaluation={"every_steps": 0, "samples": 1})
+    lives(folder / "early", recipe, ["os.rename checkpoints/.tmp-step-000000 1"])
+    assert json.loads((folder / "early" / "run" / "summary.json").read_text())["recipe"] == str(recipe)

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from posttrain.cli import main
+from posttrain.config.recipes import recorded_time
+from posttrain.training.report import time_lines
 from tests.support.accidents import Accident
 from tests.support.runs import Ended, command, lines_of, metrics_of, save_tiny_model, start, tiny_recipe
 
@@ -92,6 +95,7 @@ def test_a_folder_that_cannot_be_made_is_told(place: Path, capsys) -> None:
 PATIENT = """
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from dice import dice
 
 calls = []
@@ -151,7 +155,7 @@ def test_weights_that_are_not_numbers_are_told_before_anything_is_trained(place:
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     recipe = tiny_recipe(place, model={"path": str(model)})
     ended = in_this_process(capsys, "rl", recipe)
-    require_one_message(ended, 1, "the model gave logits that are NaN", "lower update.learning_rate")
+    require_one_message(ended, 2, "its weights hold NaN or infinity")
 
 
 def test_a_run_that_diverges_names_the_step_and_the_last_good_checkpoint(place: Path, capsys) -> None:
@@ -186,9 +190,31 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(place: Path, capsys) -> Non
     assert ended.code == 0
     for line in ("one step   4 prompts × 6 completions", "steps      4, about ", "rewards    dice × 1", "4 held-out"):
         assert line in ended.out
-    time = r"time       about (\S+) min: (\S+) for steps, (\S+) for evaluations; more as completions grow"
-    assert re.search(time, ended.out)
+    assert re.search(r"time       about (\S+) min with completions of 6 tokens, which is their limit", ended.out)
+    assert re.search(r"\(the first is (\S+) for steps, (\S+) for evaluations\)", ended.out)
     assert [path for path in sorted(place.iterdir()) if path.name != "__pycache__"] == before
+
+
+def test_the_plan_says_how_long_it_takes_if_completions_grow_to_their_limit() -> None:
+    """Four completions of 2 tokens in 6 s, 10 steps of it, and nothing held out: 1 min, and 4 at 8 tokens."""
+    step = SimpleNamespace(groups=[0, 0], replaced=[], num_completion_tokens=8)
+    run, evaluation = SimpleNamespace(num_steps=10), SimpleNamespace(every_steps=0, samples=1, brief_problems=1)
+    rollout = SimpleNamespace(group_size=2, rollouts_per_step=4, max_completion_tokens=8)
+    session = SimpleNamespace(
+        config=SimpleNamespace(run=run, evaluation=evaluation, rollout=rollout),
+        questions=lambda: SimpleNamespace(prompts=[], probes={}),
+        trained=SimpleNamespace(run=SimpleNamespace(recipe="countdown-tiny")),
+    )
+    lines = time_lines(session, step, {"rollout": 4.0, "grade": 1.0, "update": 1.0}, whole_step=True)  # type: ignore[arg-type]
+    assert lines[0] == "time       about 1.0 min if completions stay at 2 tokens, up to 4.0 min if they grow to 8"
+    assert lines[2].endswith("the recipe's own run took 8 to 10 minutes; its header says where")
+
+
+def test_the_plan_of_a_bundled_recipe_says_how_long_its_own_run_took() -> None:
+    for name in ("countdown-tiny", "recipes/countdown-tiny.yaml"):
+        assert recorded_time(name) == "8 to 10 minutes"
+    assert recorded_time("countdown-tiny-ppo") == "5 min 20 s"
+    assert recorded_time("own-model") == recorded_time("") == recorded_time("mine.yaml") == ""
 
 
 def test_without_held_out_rows_the_end_says_so_and_how_to_have_some(place: Path, capsys) -> None:

@@ -24,7 +24,7 @@ def server() -> Iterator[HttpServer]:
 
 def test_models_and_health(server: HttpServer) -> None:
     assert asked(server, "/v1/models")[1]["data"][0]["id"] == "bundled"
-    assert asked(server, "/health") == (200, {"status": "ok"})
+    assert asked(server, "/health") == (200, {"status": "ok", "engine": "idle", "waiting": 0})
 
 
 def test_completions_are_counted_seeded_and_cut_at_stop_texts(server: HttpServer) -> None:
@@ -270,6 +270,7 @@ def test_what_is_null_is_as_left_out_and_a_limit_is_cut_to_the_context(server: H
 def test_a_length_that_is_none_is_refused(server: HttpServer, length: str) -> None:
     with closing(HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as connection:
         connection.putrequest("POST", "/v1/completions")
+        connection.putheader("Content-Type", "application/json")
         connection.putheader("Content-Length", length.encode("latin-1"))
         connection.endheaders()
         assert connection.getresponse().status == 400

@@ -41,7 +41,9 @@ def test_a_run_gives_the_numbers_that_were_kept(name: str, runs: Mapping[str, An
     assert actual.keys() == expected.keys()
     for path, value in expected.items():
         if isinstance(value, float):
-            assert actual[path] == pytest.approx(value, rel=1e-9, abs=1e-11), path
+            # A ratio within rounding of a clip bound may be beyond it on one processor and not on another.
+            rounded = 0.005 if "/clip_ratio/" in path else 1e-11
+            assert actual[path] == pytest.approx(value, rel=1e-9, abs=rounded), path
         else:
             assert actual[path] == value, path
 

@@ -17,7 +17,7 @@ from posttrain.models.loading import hub as hub_module
 from posttrain.models.loading.hub import cached_folder
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
-from posttrain.runs.run_inputs import named_files
+from posttrain.runs.named_inputs import named_files
 from tests.support.model_folders import COMMIT, LocalHub, cached, serving_hub, small_folder
 
 NAME = "acme/counter"
@@ -174,7 +174,8 @@ def test_a_revision_of_a_folder_is_refused() -> None:
 
 def test_a_run_notes_which_files_of_the_hub_it_was_made_of(cache: Path, source: Path) -> None:
     config = load_recipe(model={"path": NAME})
-    assert named_files(config)["model.path"].digest == ""
+    with pytest.raises(UserError, match=r"^model\.path = acme/counter: not in the cache"):
+        named_files(config)  # what cannot be read has no digest, and is never taken as unchanged
     snapshot = cached(cache, NAME, source)
     of_the_folder = named_files(load_recipe(model={"path": str(snapshot)}))["model.path"].digest
     assert named_files(config)["model.path"].digest == of_the_folder != ""

@@ -70,6 +70,12 @@ def shown(found: RowExamples) -> list[str]:
             {},
             f"{ASKED}b<|im_end|>\n{AGAIN}⟪d<|im_end|>⟫",
         ),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            {},
+            f"{ASKED}⟪b<|im_end|>⟫",
+        ),
+        ({"instruction": "a", "input": "", "output": "b"}, {}, f"{ASKED}⟪b<|im_end|>⟫"),
     ],
 )
 def test_a_row_of_each_format_is_learned_as_the_options_say(
@@ -134,6 +140,32 @@ def test_bad_rows_are_left_out_and_counted_where_some_may_be() -> None:
         examples(rows, task=replace(ALL, skip_bad_rows=1))
 
 
+def test_the_plan_counts_empty_answers_and_keys_that_nothing_reads() -> None:
+    named = [{**message, "reasoning_content": "x"} for message in turns("a", " ")]
+    found = examples([{"messages": turns("a", "b")}, {"messages": named}])
+    assert shown(found)[1].endswith("⟪ <|im_end|>⟫")
+    assert found.described()[1:] == [
+        "1 with an empty answer, of which only the stop token is learned: rows:2",
+        "keys of messages that the chat template does not read: reasoning_content (2)",
+    ]
+    assert found.summary()["rows"]["empty_answers"] == ["rows:2"]  # type: ignore[index]
+
+
+def test_marks_are_honoured_or_refused_in_every_format() -> None:
+    read = [{**message, "weight": 0} for message in turns("a", "b")]
+    rows = [{"messages": read}, {"messages": turns("a", "b")}]
+    assert len(examples(rows, task=replace(ALL, skip_bad_rows=1)).trained) == 1
+    with pytest.raises(UserError, match=r"^no row can be learned.  The first:\n  rows:1: nothing to learn"):
+        examples(rows[:1], task=replace(ALL, skip_bad_rows=1))
+    asked = [*turns("a"), {"role": "assistant", "content": "b", "weight": 1}, *turns("c")]
+    with pytest.raises(UserError, match=r"^rows:1, message 1: is marked as learned, and stands in the prompt"):
+        examples([{"prompt": asked, "completion": "d"}])
+    with pytest.raises(
+        UserError, match=r"^rows:1, message 0: is marked as not learned, and task.prompt_format = plain"
+    ):
+        examples([{"prompt": "a", "completion": read[1:]}], task=replace(ALL, prompt_format="plain"))
+
+
 def test_rows_to_measure_on_can_be_given() -> None:
     tokenizer = chat_tokenizer()
     masking = Masking(renderer=TokenizerRenderer(tokenizer), stop_ids=(tokenizer.eos_token_id,))
@@ -151,11 +183,11 @@ def test_rows_that_are_too_long_are_counted_and_named_and_cut_or_skipped_where_t
     ):
         examples(LENGTHS, longest=7)
     skipped = examples(LENGTHS, SftOptions(long_rows="skip"), longest=7)
-    assert (len(skipped.trained), skipped.skipped, skipped.cut) == (5, ["rows:6", "rows:7"], [])
+    assert (len(skipped.trained), skipped.maker.skipped, skipped.maker.cut) == (5, ["rows:6", "rows:7"], [])
     assert skipped.described() == ["5 rows of 25 tokens, 10 of them learned", "2 too long and skipped: rows:6, rows:7"]
     cut = examples(LENGTHS, SftOptions(long_rows="cut"), longest=7)
     # The row of 8 tokens loses its stop token, that of 9 its whole answer and so is left out.
-    assert (len(cut.trained), cut.cut, cut.skipped) == (6, ["rows:6"], ["rows:7"])
+    assert (len(cut.trained), cut.maker.cut, cut.maker.skipped) == (6, ["rows:6"], ["rows:7"])
     assert cut.trained[-1].unpacked() == Example(
         (*[cut.trained[-1].tokens[0]] * 6, cut.trained[0].tokens[1]), (*[False] * 6, True)
     )

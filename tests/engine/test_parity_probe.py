@@ -20,8 +20,8 @@ from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
 from posttrain.records import Group
-from posttrain.runs.alarms import alarms
-from posttrain.runs.guards import GAP, GAP_LIMIT, SamplerGuard
+from posttrain.runs.alarms import GAP, GAP_LIMIT, alarms
+from posttrain.runs.guards import SamplerGuard
 from posttrain.runs.reports import StepReport
 from tests.support.families import family_policy
 from tests.support.runs import save_tiny_model, tiny_recipe
@@ -126,7 +126,7 @@ def test_a_step_beyond_the_limit_is_an_alarm() -> None:
     assert alarms([{**line, GAP: 1e-3}], {}) == []
     (alarm,) = alarms([{**line, GAP: 1.1e-3}], {})
     assert (alarm.name, alarm.says.split(" is ")[1][:11]) == ("sampler gap", "0.0011 nats")
-    assert alarms([{"step": 1, GAP: 9.0}], {}) == []  # an engine that promises nothing
+    assert alarms([{"step": 1, GAP: 9.0}], {}) == []  # dropout is in the update alone
 
 
 def test_a_run_through_a_sampler_that_is_wrong_ends_before_its_third_step_is_saved(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -176,9 +177,13 @@ def test_a_sparkline_spans_least_to_greatest_and_averages_long_histories() -> No
     assert sparkline([0.0, 2.0] * 16 + [9.0, 11.0] * 16) == "▁" * 16 + "█" * 16  # 64 values in 32 bars
 
 
-def test_the_running_mean_starts_at_the_first_value() -> None:
-    # weights .9 and 1 of the first two: (.9 * 2 + 1 * 4) / 1.9
-    assert running_mean([2.0, 4.0]) == pytest.approx([2.0, 5.8 / 1.9])
+def test_the_mean_of_noisy_curves_does_not_lag() -> None:
+    line = [float(step) for step in range(41)]
+    assert running_mean(line)[20] == pytest.approx(20)  # as many steps before as behind; one-sided it would be about 16
+    # Weights 1 and .8: (2 + .8 · 4) / 1.8 and (.8 · 2 + 4) / 1.8; a gap counts nothing.
+    assert running_mean([2.0, 4.0]) == pytest.approx([5.2 / 1.8, 5.6 / 1.8])
+    assert running_mean([2.0, math.nan, 2.0]) == pytest.approx([2.0] * 3)
+    assert all(map(math.isnan, running_mean([math.nan])))
 
 
 def test_what_was_measured_after_training_ends_the_lines_of_the_picture() -> None:

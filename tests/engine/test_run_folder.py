@@ -334,10 +334,14 @@ def test_finished_steps_that_are_missing_are_found(tmp_path: Path) -> None:
         assert found == {"metrics.jsonl": [0, 1, 3], "scores.jsonl": [1, 2, 3, 4], "rollouts": [3]}
 
 
-def test_a_full_disk_ends_in_one_message_that_says_what_was_kept(tmp_path: Path) -> None:
+def test_a_full_disk_ends_in_one_message_that_says_what_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     with RunFolder.create(tmp_path, "") as run:
-        (tmp_path / "metrics.jsonl").unlink()
-        (tmp_path / "metrics.jsonl").symlink_to("/dev/full")  # takes no byte: "No space left on device"
+        monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written: No space left") as error:
             run.append_metrics(1, {"reward": 0.5})
         assert "Free some space" in str(error.value)

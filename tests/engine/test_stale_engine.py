@@ -11,6 +11,7 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy
 from posttrain.training import learner as learner_module
 from posttrain.training.learner import CreditedStep
+from tests.support.adapted import LORA, adapted_policy
 from tests.support.stages import PLAIN_DAPO, Stages, stages_with
 from tests.support.tiny import gradient_of_update, plain_logprobs, relative_distance, tiny_policy
 
@@ -133,3 +134,13 @@ def test_the_only_update_of_a_step_starts_where_the_step_does() -> None:
         batch, *_ = stages.learner.batches(each, learner_module.Clock())
         found.append(gradient_of_update(stages.policy, batch, stages.learner.objective())[0])
     assert relative_distance(*found) < 1e-12
+
+
+def test_under_dropout_the_policy_that_a_step_starts_from_is_asked_without_it() -> None:
+    """Else the update's own noise would be its denominator, every weight 1 and the correction nothing."""
+    correction = {"name": "grpo", "correction": {}}
+    still, dropping = (replace(LORA, dropout=share) for share in (0.0, 0.5))
+    for options, asked in ((still, False), (dropping, True)):
+        stages = stages_with(correction, policy=adapted_policy(options=options))
+        found = stages.learner.proximal_logprobs(stages.collected(), learner_module.Clock())
+        assert (found is not None) == asked

@@ -20,8 +20,10 @@ from posttrain.runs.trackers.tracker_services import TrackedRun
 class Service:
     """Keeps what it is told; `fails` are the numbers of the calls of `tell` that raise."""
 
-    def __init__(self, fails: Sequence[int] = (), *, opens: bool = True) -> None:
-        self.fails, self.opens = fails, opens
+    def __init__(
+        self, fails: Sequence[int] = (), *, opens: bool = True, error: type[BaseException] = ConnectionError
+    ) -> None:
+        self.fails, self.opens, self.error = fails, opens, error
         self.told: list[tuple[int, Mapping[str, float]]] = []
         self.closed: list[tuple[Mapping[str, Any], str]] = []
         self.calls = 0
@@ -31,7 +33,7 @@ class Service:
 
     def open(self, run: TrackedRun) -> str:
         if not self.opens:
-            raise OSError("no route\n to host")
+            raise self.error("no route\n to host")
         return "id-7"
 
     def tell(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -39,7 +41,7 @@ class Service:
         self.threads.add(threading.current_thread().name)
         self.calls += 1
         if self.calls in self.fails:
-            raise ConnectionError("the line is dead")
+            raise self.error("the line is dead")
         self.told.append((step, numbers))
 
     def show(self, rows: object) -> None: ...
@@ -102,17 +104,19 @@ def test_a_run_that_goes_on_tells_what_is_new_and_a_tracker_that_is_new_hears_al
         assert [step for step, _ in service.told] == told
 
 
+@pytest.mark.parametrize("error", [ConnectionError, SystemExit, KeyboardInterrupt])
 def test_a_tracker_that_fails_is_named_once_and_told_again_what_it_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = Service(fails=(2, 3))
+    """One that leaves the program, as `wandb` does on some errors, fails too: its thread goes on."""
+    service = Service(fails=(2, 3), error=error)
     run = Told(tmp_path, service, monkeypatch)
     for step in range(1, 5):
         run.step(step)
     run.end()
     assert [step for step, _ in service.told] == [1, 2, 3, 4]
     (note,) = run.notes
-    assert note.startswith("Tracker wandb failed: ConnectionError: the line is dead.  The run goes on")
+    assert note.startswith(f"Tracker wandb failed: {error.__name__}: the line is dead.  The run goes on")
 
 
 def test_a_tracker_that_fails_to_the_end_is_told_of_at_the_end_too(
@@ -157,11 +161,14 @@ def test_an_error_that_ends_the_run_ends_it_there_as_failed(tmp_path: Path, monk
     assert service.closed == [({}, "failed")]
 
 
+@pytest.mark.parametrize("error", [OSError, SystemExit, KeyboardInterrupt])
 def test_a_tracker_that_does_not_begin_ends_the_run_with_what_it_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Told(tmp_path, Service(opens=False), monkeypatch)
-    with pytest.raises(RunError, match=r"wandb could not begin: OSError: no route to host\..*tracker\.offline: true"):
+    run = Told(tmp_path, Service(opens=False, error=error), monkeypatch)
+    with pytest.raises(
+        RunError, match=rf"wandb could not begin: {error.__name__}: no route to host\..*tracker\.offline: true"
+    ):
         run.tracker.open()
 
 

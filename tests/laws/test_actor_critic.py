@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from posttrain.algorithms.table import build_algorithm
+from posttrain.options.adapter import AdapterOptions
 from posttrain.options.training import Passes, UpdateOptions
 from posttrain.runs.clock import Clock
+from posttrain.training.update_metrics import UpdateReport
+from tests.support.adapted import adapted_policy
 from tests.support.stages import Stages, stages_with
 from tests.support.tiny import relative_distance, weights
 
@@ -60,18 +64,47 @@ def test_ppo_goes_over_a_step_twice_in_four_parts_where_the_recipe_leaves_it() -
     assert stages_with({"name": "grpo"}).learner.passes == Passes()
 
 
-def test_updates_end_once_the_policy_has_gone_far_enough() -> None:
-    """At a rate of .01 an update moves the tiny policy far more than 1e-4 nats: the second sees it, and is the last."""
-    config = {"name": "ppo", "critic": {"fit_steps": 0}, "largest_epoch_kl": 1e-4}
-    stages = stages_with(config)
+def updated(stages: Stages) -> tuple[list[UpdateReport], Tensor]:
+    """The reports of one step's updates, and the policy's weights behind them."""
     batches = stages.learner.batches(credited := stages.credited(), Clock())
     stages.learner.remember(credited)
     reports = stages.learner.learn(batches, 1, Clock())
-    assert len(reports) == 2
-    assert abs(reports[0].kl_behaviour) < 1e-9
-    assert reports[1].kl_behaviour > 1e-4
-    free = stages_with({**config, "largest_epoch_kl": None})
-    assert free.learn(free.credited())["num_updates"] == 8
+    return reports, weights(stages.policy)
+
+
+def test_an_update_is_not_taken_where_the_policy_has_gone_too_far_before_it() -> None:
+    """As in Spinning Up and Stable-Baselines3.  At a rate of .01 each update moves the tiny policy 1e-4 nats and more.
+
+    The limit is put between what the second update finds and what the third finds.
+    """
+    config = {"name": "ppo", "critic": {"fit_steps": 0}}
+    free, _ = updated(stages_with({**config, "largest_epoch_kl": None}))
+    found = [report.kl_behaviour for report in free]
+    assert len(found) == 8
+    assert abs(found[0]) < 1e-9
+    for taken in (1, 2):  # of which the update that comes next finds more than all before it
+        limit = (found[taken] + max(found[:taken])) / 2
+        assert found[taken] > limit > max(found[:taken])
+        stages = stages_with({**config, "largest_epoch_kl": limit})
+        reports, moved = updated(stages)
+        assert (len(reports), stages.learner.left_out, stages.learner.num_updates) == (taken, 8 - taken, taken)
+        assert all(each.grad is None for each in stages.policy.model.parameters())
+        alone = stages_with({**config, "largest_epoch_kl": None})
+        batches = alone.learner.batches(credited := alone.credited(), Clock())
+        alone.learner.remember(credited)
+        alone.learner.learn(batches[:taken], 1, Clock())
+        assert torch.equal(moved, weights(alone.policy))
+
+
+def test_the_noise_of_an_adapters_dropout_is_not_taken_for_a_distance() -> None:
+    """The first update finds nothing but that noise, here far above the limit, and is taken."""
+    config = {"name": "ppo", "critic": {"fit_steps": 0}, "largest_epoch_kl": 1e-9}
+    stages = stages_with(config, policy=adapted_policy(options=AdapterOptions(rank=3, alpha=6, dropout=0.5)))
+    reports, _ = updated(stages)
+    assert reports[0].kl_behaviour > 1e-9
+    limited = [report.kl_behaviour <= reports[0].kl_behaviour + 1e-9 for report in reports]
+    assert all(limited)
+    assert len(reports) + stages.learner.left_out == 8
 
 
 def test_evaluations_and_dry_runs_leave_no_trace_in_what_a_run_remembers() -> None:

@@ -4,6 +4,8 @@ The traps of chat templates, each by what it does to a mask: turns without a sto
 that drop thoughts or rewrite earlier turns, tokens that merge where the answer begins, pad = eos.
 """
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +24,7 @@ from tests.support.conversations import (
     CLOSED,
     FORGETFUL,
     OPENING,
+    PHI,
     TAGGED,
     THOUGHTLESS,
     WORDY,
@@ -38,7 +41,7 @@ def masking(template: str = CHATML) -> Masking:
     return Masking(renderer=TokenizerRenderer(tokenizer), stop_ids=(tokenizer.eos_token_id,))
 
 
-def conversation(messages: list[dict[str, str]], num_given: int = 0) -> Dialogue:
+def conversation(messages: Sequence[Mapping[str, object]], num_given: int = 0) -> Dialogue:
     return Dialogue(where="rows.jsonl:7", messages=messages, num_given=num_given)
 
 
@@ -166,6 +169,73 @@ def test_a_turn_that_ends_with_no_stop_token_is_told_with_the_option_that_makes_
     # A stop token within the answer is not the end of its turn.
     with pytest.raises(UserError, match="ends the assistant's turn with"):
         getattr(base, way)(conversation(turns("a", "b <|end|> c")))
+
+
+@pytest.mark.parametrize("way", ["every_turn", "last_turn"])
+def test_a_turn_ends_at_its_first_stop_token_where_the_template_ends_the_conversation_with_another(way: str) -> None:
+    tokenizer = chat_tokenizer(PHI)
+    tokenizer.eos_token = "<|end|>"
+    stops = (tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    mask = Masking(renderer=TokenizerRenderer(tokenizer), stop_ids=stops)
+    whole = mask.renderer.templated(TWO, "", open_answer=False)
+    assert whole.endswith("That<|im_end|>\n<|end|>")
+    example = getattr(mask, way)(conversation(TWO))
+    assert text(mask, example) == whole.removesuffix("\n<|end|>")
+    answers = ["This, <b>.<|im_end|>", "That<|im_end|>"]
+    assert learned(mask, example) == (answers if way == "every_turn" else answers[1:])
+
+
+def marked_turns(**marks: object) -> list[dict[str, object]]:
+    """Two answers, of which the first has these keys."""
+    return [{**message, **marks} if message["content"] == "b" else message for message in turns("a", "b", "c", "d")]
+
+
+@pytest.mark.parametrize("marks", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"loss": False, "weight": 0}])
+def test_a_turn_that_is_marked_as_not_learned_is_read_and_not_learned(marks: dict[str, object]) -> None:
+    mask = masking()
+    talk = conversation(marked_turns(**marks))
+    example = mask.every_turn(talk)
+    assert example.tokens == mask.every_turn(conversation(turns("a", "b", "c", "d"))).tokens
+    assert learned(mask, example) == ["d<|im_end|>"]
+    assert mask.turn_by_turn(talk) == [mask.last_turn(talk)]
+    # Of all tokens, those of the turn itself are left out.
+    assert learned(mask, mask.all_tokens(talk)) == [
+        "user\na<|im_end|>\n<|im_start|>assistant\n",
+        "\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\nd<|im_end|>\n",
+    ]
+
+
+def test_turns_that_are_marked_as_learned_are_those_that_are_not_marked() -> None:
+    mask = masking()
+    for marks in ({"weight": 1}, {"train": True}, {"weight": None}):
+        assert mask.every_turn(conversation(marked_turns(**marks))) == mask.every_turn(conversation(marked_turns()))
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        (marked_turns(weight=0)[:2], "^rows.jsonl:7: nothing to learn: every message of the assistant's is marked"),
+        (marked_turns(weight=0.5), "^rows.jsonl:7, message 1: weight = 0.5 must be 0 or 1"),
+        (marked_turns(train="no"), "^rows.jsonl:7, message 1: train = 'no' must be 0 or 1"),
+        (marked_turns(weight=1, train=False), "^rows.jsonl:7, message 1: weight, train contradict each other"),
+        (marked_turns(train_detail=[]), "^rows.jsonl:7, message 1: the key `train_detail` is not supported"),
+        (
+            [{**turns("a")[0], "weight": 1}, *turns("a", "b")[1:]],
+            "message 0: weight asks to learn a message of .* user",
+        ),
+    ],
+)
+def test_marks_that_leave_nothing_to_learn_or_say_something_else_are_refused_by_row(
+    messages: list[dict[str, object]], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        masking().every_turn(conversation(messages))
+
+
+def test_a_last_turn_that_is_only_read_cannot_be_what_is_learned() -> None:
+    messages = [*turns("a", "b", "c"), {"role": "assistant", "content": "d", "weight": 0}]
+    with pytest.raises(UserError, match=r"^rows.jsonl:7: nothing to learn: its last turn is marked as not learned"):
+        masking().last_turn(conversation(messages))
 
 
 @pytest.mark.parametrize(

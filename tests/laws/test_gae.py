@@ -18,6 +18,7 @@ from posttrain.algorithms.gae import (
     one_step_advantages,
     value_targets,
     whitened,
+    whitening_of,
 )
 from posttrain.course.formulas import compute_advantages
 from posttrain.errors import UserError
@@ -189,20 +190,22 @@ def test_whitened_advantages_have_mean_zero_and_deviation_one_over_the_counted_t
     counted = torch.ones(len(advantages), dtype=torch.bool)
     counted[1] = False
     advantages[1] = torch.nan
-    found = whitened(advantages, counted)
+    found = whitened(advantages, counted, whitening_of(advantages, counted))
     assert found[1] == 0
     assert found[counted].mean().item() == pytest.approx(0, abs=1e-12)
     assert found[counted].std(correction=0).item() == pytest.approx(1)
-    scaled = whitened(advantages, counted, centre=False)
+    scaled = whitened(advantages, counted, whitening_of(advantages, counted, centre=False))
     torch.testing.assert_close(scaled[counted], advantages[counted] / advantages[counted].std(correction=0))
 
 
 def test_rounding_is_not_blown_up_to_deviation_one() -> None:
     """Ten times .1 + .2 and ten times .3: they differ by 5.6e-17."""
     advantages = torch.tensor([0.1 + 0.2, 0.3] * 10, dtype=torch.float64)
-    assert torch.equal(whitened(advantages, torch.ones(20, dtype=torch.bool)), advantages)
+    counted = torch.ones(20, dtype=torch.bool)
+    assert whitening_of(advantages, counted) == (0.0, 1.0)
     just_enough = torch.tensor([-1e-5, 1e-5] * 10, dtype=torch.float64)
-    assert whitened(just_enough, torch.ones(20, dtype=torch.bool)).tolist() == pytest.approx([-1, 1] * 10)
+    found = whitened(just_enough, counted, whitening_of(just_enough, counted))
+    assert found.tolist() == pytest.approx([-1, 1] * 10)
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_targets_are_names_endings_patterns_or_all_linear_layers_but_the_output_
     ("target", "says"),
     [
         ("q_porj", r"targets: q_porj is none of the model's linear layers\.  Did you mean q_proj"),
-        ("experts", r"There are: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"),
+        ("wqkv_x", r"There are: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"),
         ("lm_head", r"lm_head is a Linear, which has no adapter of its own: only linear layers have"),
         ("embed_tokens", r"model\.embed_tokens is a Embedding, which has no adapter"),
     ],

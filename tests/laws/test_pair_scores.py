@@ -15,6 +15,7 @@ from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference, Prompt
 from posttrain.training.pairs.pair_microbatches import pair_microbatches
 from posttrain.training.reward_model.pair_scores import accumulate_pairs, pair_scores, read_lengths
+from posttrain.training.reward_model.reward_state import TrainedByPreferences
 from tests.support.tiny import through_its_own_forward, tiny_policy
 
 FAMILIES = ("qwen3", "gpt2")
@@ -136,3 +137,12 @@ def test_a_score_that_is_no_number_stops_with_the_pair_that_it_is_of(with_gradie
     score = partial(accumulate_pairs, of, rows, OPTIONS) if with_gradient else partial(pair_scores, of, rows, 1000)
     with pytest.raises(RunError, match=r"pair rows:2: the scores of its answers are -?\d.* and nan\.  No step"):
         score()
+
+
+def test_a_step_counts_its_pairs_and_the_head_has_its_multiple_of_the_rate() -> None:
+    trained = TrainedByPreferences(scorer("qwen3"), RewardTrainingOptions(learning_rate=1e-3, head_rate_scale=7.0))
+    trained.learn(PAIRS[:2], 1, 10)
+    trained.learn(PAIRS[:1], 2, 10)
+    assert trained.run.next_pair == 3, "the next batch begins behind the last"
+    rates = {group["module"]: group["lr"] for group in trained.optimizer.param_groups}
+    assert rates["head"] == pytest.approx(7 * rates["policy"])

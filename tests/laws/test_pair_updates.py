@@ -115,7 +115,7 @@ def test_the_first_gradient_is_minus_half_beta_times_that_of_the_difference_of_l
     loss, measured = accumulate(learner, PAIRS, reference, PairObjective(beta=beta), 1000)
     assert relative_distance(flat_gradient(learner), flat_gradient(policy)) <= 1e-12
     assert loss == pytest.approx(torch.tensor(2.0).log().item(), rel=1e-7)
-    assert measured.means()["rewards/accuracies"] == 0.5
+    assert measured.means()["pairs/accuracy"] == 0.5
 
 
 def test_later_gradients_weigh_each_pair_by_how_wrong_the_implicit_reward_is() -> None:
@@ -160,8 +160,8 @@ def test_the_reference_is_the_policy_that_training_started_from(make: object, ki
     assert (now.chosen - then.chosen).abs().max() > 0.1
     found = trained.reference.logprobs("training", range(len(PAIRS)), PAIRS)
     torch.testing.assert_close(torch.stack(found), torch.stack(then), rtol=0, atol=2e-5)
-    assert metrics["rewards/margins"] > 0.1
-    assert metrics["rewards/accuracies"] == 1
+    assert metrics["pairs/margin"] > 0.1
+    assert metrics["pairs/accuracy"] == 1
 
 
 def test_what_keeps_a_copy_and_what_does_not() -> None:
@@ -189,7 +189,7 @@ def test_trap_4_an_adapter_that_is_not_switched_off_leaves_no_margin_to_learn_fr
     def margins() -> list[float]:
         trained = run_of(adapted_policy(filled=False))
         assert isinstance(trained.reference.reference, EarlierAdapter)
-        return [trained.learn(step, 4)["rewards/margins"] for step in range(1, 5)]
+        return [trained.learn(step, 4)["pairs/margin"] for step in range(1, 5)]
 
     ours = margins()
     assert ours[0] == 0
@@ -218,13 +218,32 @@ def test_a_refreshed_reference_is_the_policy_that_the_round_begins_with() -> Non
     options = DpoOptions(learning_rate=0.05, rounds=3, refresh_reference=True, pairs_per_batch=8)
     trained = TrainedOnPairs(policy, options, PreferenceSet(seed=0, training=[], held_out=[]))
     trained.begin_round(1, PAIRS)
-    assert trained.learn(1, 6)["rewards/margins"] == 0
-    assert trained.learn(2, 6)["rewards/margins"] > 0
+    assert trained.learn(1, 6)["pairs/margin"] == 0
+    assert trained.learn(2, 6)["pairs/margin"] > 0
     fill(policy.model, seed=8)
     trained.begin_round(2, PAIRS)
-    assert trained.learn(3, 6)["rewards/margins"] == 0
+    assert trained.learn(3, 6)["pairs/margin"] == 0
     then = {name: dict(tensors) for name, tensors in trained.tensors().items()}
     assert {*then} == {"policy", "optimizer", "reference", "pairs"}
+
+
+def test_a_reference_that_is_not_refreshed_is_the_first_policy_in_every_round() -> None:
+    policy = adapted_policy(filled=False)
+    first = torch.stack(logprobs_without_gradient(policy, PAIRS, 1000))
+    options = DpoOptions(learning_rate=0.05, rounds=3, pairs_per_batch=8)
+    trained = TrainedOnPairs(policy, options, PreferenceSet(seed=0, training=[], held_out=[]))
+    for number in (1, 2):
+        trained.begin_round(number, PAIRS)
+        trained.learn(number, 6)
+        found = torch.stack(trained.reference.logprobs("training", range(len(PAIRS)), PAIRS))
+        torch.testing.assert_close(found, first, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("loss", "per_token"), [("ipo", True), ("sigmoid", False), ("hinge", False)])
+def test_only_ipo_compares_means_per_token_by_default(loss: str, per_token: bool) -> None:
+    assert run_of(tiny_policy(), loss=loss).objective.length_normalized == per_token
+    asked = run_of(tiny_policy(), loss=loss, length_normalized=not per_token)
+    assert asked.objective.length_normalized != per_token
 
 
 def test_a_round_without_pairs_takes_no_step_and_moves_no_weight() -> None:

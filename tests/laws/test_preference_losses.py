@@ -118,7 +118,7 @@ def test_labels_that_are_wrong_half_of_the_time_are_learned_either_way_alike(
 
 @each_loss
 def test_a_larger_gap_is_never_a_larger_loss_up_to_where_the_loss_ends(name: str) -> None:
-    ends = {"sigmoid": 100.0, "hinge": 100.0, "ipo": 1 / (2 * 0.3)}
+    ends = {"sigmoid": 100.0, "robust": 100.0, "hinge": 100.0, "ipo": 1 / (2 * 0.3)}
     gaps = torch.linspace(-50, ends[name], 200, dtype=torch.float64)
     losses = PREFERENCE_LOSSES[name](gaps, beta=0.3)
     assert bool((losses.diff() <= 0).all())

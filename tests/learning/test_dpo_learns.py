@@ -45,15 +45,15 @@ def test_a_rule_is_learned_and_holds_for_held_out_pairs(tmp_path: Path, loss: st
     before, after = (run.summary[when] for when in ("before", "after"))
     assert isinstance(before, dict)
     assert isinstance(after, dict)
-    assert before["rewards/accuracies"] < 0.65
-    assert after["rewards/accuracies"] >= 0.95
-    assert after["rewards/margins_low"] > before["rewards/margins_high"]
+    assert before["pairs/accuracy"] < 0.65
+    assert after["pairs/accuracy"] >= 0.95
+    assert after["pairs/margin_low"] > before["pairs/margin_high"]
 
 
 def test_from_labels_of_a_coin_nothing_holds_for_held_out_pairs(tmp_path: Path) -> None:
     after = trained(tmp_path / "run", shuffled=True).summary["after"]
     assert isinstance(after, dict)
-    assert after["rewards/accuracies_low"] < 0.5 < after["rewards/accuracies_high"]
+    assert after["pairs/accuracy_low"] < 0.5 < after["pairs/accuracy_high"]
 
 
 def even(completion_ids: list[list[int]], **columns: object) -> list[float]:

@@ -52,6 +52,11 @@ def rewards_of_steps(base: Path, folder: Path, rewards: Sequence[Any] = ()) -> l
         run={"folder": str(folder), "num_steps": 20, "threads": 1},
     )
     run = posttrain.train(config, rewards=rewards)
+    if not rewards:
+        after = run.summary["after"]
+        assert after["accuracy_sampled"] is after["accuracy_greedy"] is None
+        assert after["reward"] > 1
+        assert not [line for line in metrics_of(run.folder) if "eval/accuracy_sampled" in line]
     return [step["reward"] for step in metrics_of(run.folder) if "reward" in step]
 
 
@@ -64,3 +69,21 @@ def test_full_stops_become_three_times_as_many(base: Path, tmp_path: Path) -> No
 def test_full_stops_that_are_paid_to_whoever_does_not_become_more(base: Path, tmp_path: Path) -> None:
     counts = rewards_of_steps(base, tmp_path / "run", [permuted])
     assert fmean(counts[-3:]) < 1.7 * fmean(counts[:3])
+
+
+def test_the_bundled_prose_model_is_that_of_its_recipe_and_the_toy_starts_from_it(tmp_path: Path) -> None:
+    """Its held-out loss is the one in the recipe's header; another processor's rounding moves the fourth digit."""
+    assert posttrain.load_recipe("period-count-ppo").model.path == "bundled-prose"
+    config = posttrain.load_recipe(
+        kind=SftConfig,
+        model={"path": "bundled-prose"},
+        task={"name": "sentences"},
+        sft={"tokens_per_batch": 300, "tokens_per_microbatch": 4096, "eval_size": 128},
+        checkpoint={"every_steps": 0},
+        run={"folder": str(tmp_path / "more"), "num_steps": 1, "threads": 1},
+    )
+    before = posttrain.train_sft(config).summary["before"]
+    assert before["loss"] == pytest.approx(0.388, abs=0.001)
+    groups = posttrain.generate("bundled-prose", "Once upon a time", group_size=64, max_completion_tokens=20)
+    counts = [rollout.text.count(".") for group in groups for rollout in group.rollouts]
+    assert 1 < fmean(counts) < 2.5  # 1.56 behind all four beginnings, with a deviation of .7 for one completion

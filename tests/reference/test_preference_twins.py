@@ -47,10 +47,12 @@ def twin(rows: Rows, row: int, name: str, *, beta: float, smoothing: float, norm
         gap += sign * math.log(ratio) / (rows.mask[answer].sum() if normalized else 1)
 
     def loss(h: float) -> float:
-        if name == "sigmoid":
+        if name in ("sigmoid", "robust"):
             return -math.log(math.exp(beta * h) / (math.exp(beta * h) + 1))
         return max(0.0, 1 - beta * h) if name == "hinge" else (h - 0.5 / beta) ** 2
 
+    if name == "robust":
+        return ((1 - smoothing) * loss(gap) - smoothing * loss(-gap)) / (1 - 2 * smoothing)
     return (1 - smoothing) * loss(gap) + smoothing * loss(-gap)
 
 
@@ -61,7 +63,13 @@ def twin(rows: Rows, row: int, name: str, *, beta: float, smoothing: float, norm
 @given(seed=SEEDS)
 def test_every_loss_is_that_of_its_twin(name: str, smoothing: float, normalized: bool, seed: int) -> None:
     rows = Rows(seed)
-    found = rows.ours(loss=PREFERENCE_LOSSES[name], beta=0.4, label_smoothing=smoothing, length_normalized=normalized)
+    found = rows.ours(
+        loss=PREFERENCE_LOSSES[name],
+        beta=0.4,
+        label_smoothing=smoothing,
+        unbiased_smoothing=name == "robust",
+        length_normalized=normalized,
+    )
     expected = [
         twin(rows, row, name, beta=0.4, smoothing=smoothing, normalized=normalized) for row in range(rows.count)
     ]

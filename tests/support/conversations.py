@@ -31,6 +31,9 @@ WORDY += "{% if add_generation_prompt %}assistant: {% endif %}"
 """Without special tokens: turns end with what is no stop token, and begin where tokens can merge."""
 CLOSED = WORDY.replace("</turn>", "<|im_end|>")
 
+PHI = CHATML.replace(OPEN, "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}{{ eos_token }}{% endif %}")
+"""Ends the whole conversation with another stop token, as those of Phi-3 and Phi-4-mini do."""
+
 
 def chat_tokenizer(template: str = CHATML) -> PreTrainedTokenizerFast:
     """The tokenizer of new models with the two tokens of ChatML, the second of which ends a text."""

@@ -1,4 +1,6 @@
-"""A program: two steps of training by reward on models of given shapes, and what each held beyond the imports.
+"""A program: two steps of training on models of given shapes, and what each held beyond the imports.
+
+By reward, or of shapes with `sft` on rows.
 
 `python -m tests.support.memory_probe '{"NAME": {"model": {...}, ...}}'` prints bytes by name.  Each is run in a process
 of its own, forked from one that has imported everything: forked ones count their peak from there.
@@ -18,17 +20,18 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters.placing import add_adapter
 from posttrain.models.loading.new_model import new_tokenizer
-from posttrain.models.policy import as_policy
+from posttrain.models.policy import Policy, as_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.rollout import RolloutOptions
-from posttrain.options.training import UpdateOptions
-from posttrain.records import Prompt
+from posttrain.options.training import SftOptions, UpdateOptions
+from posttrain.records import Example, Prompt
 from posttrain.rewards.grading.grade import reward_function
 from posttrain.runs.clock import Clock
 from posttrain.runs.summary import peak_memory_bytes
 from posttrain.tasks.base import Task
 from posttrain.training.collector import Collector, CollectorSettings, no_journal
 from posttrain.training.learner import Learner, LearnerSettings
+from posttrain.training.sft.sft_state import TrainedBySupervision
 from tests.support.stages import even_tokens
 
 PROMPT_TOKENS = 32
@@ -67,6 +70,26 @@ def held_more(shape: dict) -> int:
     if "adapter_rank" in shape:
         add_adapter(model, AdapterOptions(rank=shape["adapter_rank"]), seed=0)
     policy = replace(as_policy(model, new_tokenizer()), stop_ids=(NEVER,))
+    learn_rows(policy, shape["sft"]) if "sft" in shape else learn_by_reward(policy, shape)
+    return peak_memory_bytes() - imported
+
+
+def learn_rows(policy: Policy, options: dict) -> None:
+    """Two updates on rows of one length, all of which is learned."""
+    sft = SftOptions(**options)
+    trained = TrainedBySupervision(policy, sft, seed=0)
+    length = sft.max_length or 0
+    for step in (1, 2):
+        rows = [
+            [(7 * step + row + place) % 300 + 20 for place in range(length)]
+            for row in range(sft.tokens_per_batch // length)
+        ]
+        batch = [Example(tuple(row), (False, *[True] * (length - 1))) for row in rows]
+        trained.learn(batch, step, 2)
+
+
+def learn_by_reward(policy: Policy, shape: dict) -> None:
+    """Two steps of completions of random prompts, as long as they may be."""
     rollout = RolloutOptions(**shape["rollout"])
     collector = Collector(
         RandomTokens(),
@@ -81,7 +104,6 @@ def held_more(shape: dict) -> int:
         credited = learner.credit(collector.collect(step, no_journal, Clock()), Clock())
         learner.remember(credited)
         learner.learn(learner.batches(credited, Clock()), step, Clock())
-    return peak_memory_bytes() - imported
 
 
 def in_a_fork(shape: dict) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 BLANK = b"\x89PNG\r\n\x1a\n"
 
 
-def save_blank(figure: Figure, picture: Path, **options: Any) -> None:
+def save_blank(figure: Figure, picture: IO[bytes], **options: Any) -> None:
     """In place of `Figure.savefig`: all panels have been filled by then, and none is laid out or painted."""
-    Path(picture).write_bytes(BLANK)
+    picture.write(BLANK)
 
 
 @pytest.fixture(scope="module", autouse=True)

