@@ -1,6 +1,8 @@
 """Chat templates that fail, loop or fill memory are one error that names the prompt; the next prompt is rendered."""
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -110,3 +112,33 @@ def test_the_command_names_the_row_at_which_a_template_fails(
     said = capsys.readouterr().err
     assert "rows.jsonl:21" in said
     assert "the model's chat template fails with TypeError" in said
+
+
+ENDED = """
+import sys, threading
+from posttrain.models.chat_templates import bounded_rendering
+from posttrain.models.chat_templates.bounded_rendering import LIMIT, TemplateTooSlow, bounded, raise_in
+
+bounded_rendering.SECONDS = bounded_rendering.LOOK_EVERY = 0.02
+
+def end():
+    LIMIT.sent.add(threading.get_ident())
+    raise_in(threading.get_ident(), TemplateTooSlow)
+
+for render in (lambda: [None for _ in iter(int, 1)], lambda: end(), lambda: end() or 1 / 0):
+    try:
+        bounded(render)
+    except TemplateTooSlow:
+        print("ended", end=" ")
+    assert not LIMIT.sent and not LIMIT.ends
+sys.setprofile(lambda *event: None)
+bounded(int)
+sys.setprofile(None)
+print("profiled")
+"""
+
+
+def test_an_ended_rendering_leaves_the_interpreter_as_it_was() -> None:
+    """An exception that is taken back before it arrives has CPython 3.11 hang under a profiler or a debugger."""
+    ran = subprocess.run([sys.executable, "-c", ENDED], capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout.split() == ["ended", "ended", "ended", "profiled"]

@@ -23,6 +23,8 @@ SECONDS = 10.0
 GROWTH = 2 << 30
 """Bytes by which the address space may grow in one rendering."""
 LOOK_EVERY = 0.25
+STEPS_TO_ARRIVE = 1000
+"""Of Python, in which an exception from another thread surely arrives; it takes one."""
 PAGE = resource.getpagesize()
 Made = TypeVar("Made")
 
@@ -38,34 +40,50 @@ class TimeLimit:
         self.lock = threading.Lock()
         self.ends: dict[int, float] = {}
         """Processor time at which each thread's rendering has used up its own."""
-        self.ended: set[int] = set()
-        """Threads that an exception was sent to."""
+        self.sent: set[int] = set()
+        """Threads that an exception was sent to, while their renderings go on."""
         self.watcher: threading.Thread | None = None
 
     def within(self, render: Callable[[], Made]) -> Made:
         """What a rendering makes.  Raises TemplateTooSlow."""
         thread = threading.get_ident()
         try:
-            with self.lock:
-                self.ends[thread] = processor_time(thread) + SECONDS
-                if self.watcher is None or not self.watcher.is_alive():
-                    self.watcher = threading.Thread(target=self.watch, name="chat template limit", daemon=True)
-                    self.watcher.start()
+            self.begin(thread)
             try:
-                return render()
-            finally:
+                made = render()
+            except TemplateTooSlow:
+                raise
+            except BaseException:
                 self.end(thread)
+                raise
+            self.end(thread)
         except TemplateTooSlow:
-            self.end(thread)  # it may have come while the line above was at it
+            with self.lock:  # it may have come while one of the lines above was at it
+                self.ends.pop(thread, None)
+                self.sent.discard(thread)
             raise
+        return made
+
+    def begin(self, thread: int) -> None:
+        """Have the rendering of a thread looked at."""
+        with self.lock:
+            self.ends[thread] = processor_time(thread) + SECONDS
+            if self.watcher is None or not self.watcher.is_alive():
+                self.watcher = threading.Thread(target=self.watch, name="chat template limit", daemon=True)
+                self.watcher.start()
 
     def end(self, thread: int) -> None:
-        """Forget a rendering, and an exception that is still on its way to it."""
+        """Forget a rendering that is over.  Raises TemplateTooSlow where that is on its way.
+
+        It cannot be taken back: Python 3.11 then believes for ever that one is on its way, looks for it at each step,
+        and never gets on under a profiler or debugger.
+        """
         with self.lock:
             self.ends.pop(thread, None)
-            if thread in self.ended:
-                self.ended.discard(thread)
-                raise_in(thread, None)
+            sent = thread in self.sent
+            self.sent.discard(thread)
+        for _ in range(STEPS_TO_ARRIVE if sent else 0):
+            pass
 
     def watch(self) -> None:
         """Look at all renderings until there are none."""
@@ -77,7 +95,7 @@ class TimeLimit:
                     return
                 for thread, end in self.ends.items():
                     if processor_time(thread) > end:
-                        self.ended.add(thread)
+                        self.sent.add(thread)
                         raise_in(thread, TemplateTooSlow)
 
 
@@ -88,9 +106,9 @@ def processor_time(thread: int) -> float:
     return time.clock_gettime(time.pthread_getcpuclockid(thread))
 
 
-def raise_in(thread: int, exception: type[BaseException] | None) -> None:
-    """Have a thread raise an exception before its next step of Python; None takes one back."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception and ctypes.py_object(exception))
+def raise_in(thread: int, exception: type[BaseException]) -> None:
+    """Have a thread raise an exception before its next step of Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(exception))
 
 
 LIMIT = TimeLimit()
