@@ -8,7 +8,7 @@ from transformers import TrainerCallback
 
 from posttrain.errors import UserError
 from posttrain.trl import SFTConfig, SFTTrainer
-from posttrain.trl.sft_trainer import run_length, sft_config
+from posttrain.trl.as_config import run_length
 from tests.support.runs import save_tiny_model
 
 PAIRS = [{"prompt": f"{number} + 1 =", "completion": f" {number + 1}"} for number in range(1, 11)]
@@ -60,7 +60,7 @@ def test_a_run_learns_logs_evaluates_and_can_be_stopped(model: str, tmp_path: Pa
 )
 def test_what_is_learned_is_what_trl_learns(model: str, tmp_path: Path, rows: Any, given: Any, part: str) -> None:
     made = trainer(model, tmp_path / "run", rows, **given)
-    config = sft_config(made, rows, run_length(made.args, len(rows)))
+    config, _, _ = made.described()
     assert (config.sft.loss_on, config.sft.rows_per_batch, config.sft.learning_rate) == (part, 4, 2e-5)
     assert (config.sft.max_length, config.sft.long_rows) == (made.policy.max_positions, "cut")
     assert (config.sft.schedule, config.run.seed) == ("linear", 42)
@@ -74,9 +74,9 @@ def test_epochs_count_updates_as_trl_counts_them() -> None:
 
 def test_text_may_have_a_column_or_a_function_of_its_own(model: str, tmp_path: Path) -> None:
     rows = [{"body": "one"}]
-    assert trainer(model, tmp_path, rows, dataset_text_field="body").learned(rows, "rows") == [{"text": "one"}]
+    assert trainer(model, tmp_path, rows, dataset_text_field="body").rows(rows, "rows") == [{"text": "one"}]
     made = trainer(model, tmp_path, rows, given={"formatting_func": lambda row: row["body"] + "!"})
-    assert made.learned(rows, "rows") == [{"text": "one!"}]
+    assert made.rows(rows, "rows") == [{"text": "one!"}]
 
 
 def test_what_is_not_here_is_told_by_name(model: str, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_an_evaluation_samples_its_rows_and_logs_by_its_prefix(model: str, tmp_p
     assert 0 < numbers["eval_one_entropy"] <= math.log(made.model.config.vocab_size)
     assert numbers["eval_one_clip_ratio/region_mean"] == 0, "the sampler has the same weights"
     assert made.state.log_history[-1]["eval_one_completions/mean_length"] > 0
-    with pytest.raises(UserError, match="there are no rows"):
+    with pytest.raises(UserError, match="eval_dataset is missing; give rows, each with a `prompt`"):
         trainer(model, tmp_path / "run").evaluate()
 
 

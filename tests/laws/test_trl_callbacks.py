@@ -32,6 +32,7 @@ def logged(*callbacks: TrainerCallback, steps: int = 12, updates: int = 1, epoch
         length,
         entry_of=lambda report: {"loss": float(report.step), "num_tokens": report.metrics["num_tokens"]},
         evaluate=lambda: measure(events),
+        take_best=lambda checkpoint, folder: None,
     )
     watcher.begin(None)
     for step in range(1, steps + 1):

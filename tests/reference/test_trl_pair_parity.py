@@ -29,10 +29,9 @@ from transformers import (
 from posttrain.runs.reports import StepReport
 from posttrain.tasks.preferences.preference_set import PreferenceSet
 from posttrain.training.dpo.dpo_state import TrainedOnPairs
-from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.reward_model.reward_state import TrainedByPreferences
 from posttrain.trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
-from posttrain.trl.sft_trainer import run_length
+from posttrain.trl.as_config import run_length
 from tests.support.tiny import relative_distance
 
 TRL = json.loads((Path(__file__).parents[1] / "data" / "trl_pair_parity.json").read_text(encoding="utf-8"))
@@ -121,7 +120,7 @@ def trainer_of(name: str, folder: str = "unused", **fields: Any) -> tuple[Traine
     if case["lora"]:
         fill(trained, decoded(case["began"], case["shapes"]))
     sgd = RecordingSgd(trained, fields["learning_rate"])
-    trainer.own_optimizer = OwnOptimizer(optimizer=sgd)
+    trainer.optimizer = sgd
     return trainer, sgd
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -88,14 +88,7 @@ def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length:
         grading=GradingOptions(max_same_reward_steps=0),
         rollout=rollout_options(args, plan),
         update=UpdateOptions(
-            learning_rate=args.learning_rate,
-            warmup_steps=warmup_updates(args, length.updates),
-            schedule=schedule_of(args),
-            weight_decay=args.weight_decay,
-            decay_adapter=args.weight_decay > 0 and model.adapter is not None,
-            beta1=args.adam_beta1,
-            beta2=args.adam_beta2,
-            max_grad_norm=args.max_grad_norm or math.inf,
+            **adamw_options(args, model, length.updates),
             tokens_per_microbatch=NO_LIMIT,
             epochs_per_step=plan.epochs_per_step,
             minibatches_per_epoch=plan.minibatches_per_epoch,
@@ -107,6 +100,28 @@ def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length:
         tracker=tracker_options(args),
         run=run_options(args, length.steps),
     )
+
+
+def adamw_options(args: TrainingFields, model: ModelOptions, updates: int) -> dict[str, Any]:
+    """How weights are moved, as all kinds of training have it."""
+    return {
+        "learning_rate": args.learning_rate,
+        "warmup_steps": warmup_updates(args, updates),
+        "schedule": schedule_of(args),
+        "weight_decay": args.weight_decay,
+        "decay_adapter": args.weight_decay > 0 and model.adapter is not None,
+        "beta1": args.adam_beta1,
+        "beta2": args.adam_beta2,
+        "max_grad_norm": args.max_grad_norm or math.inf,
+    }
+
+
+def run_length(args: TrainingFields, num_rows: int) -> RunLength:
+    """How long a run over rows is, in updates as TRL counts them."""
+    batches = math.ceil(num_rows / args.per_device_train_batch_size)
+    of_epoch = math.ceil(batches / args.gradient_accumulation_steps)
+    updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * of_epoch)
+    return RunLength(updates=updates, updates_per_step=1, updates_per_epoch=of_epoch)
 
 
 def rollout_options(args: SampledFields, plan: BatchPlan) -> RolloutOptions:

@@ -10,12 +10,11 @@ from torch.optim import Optimizer
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 
 from posttrain.errors import UserError
-from posttrain.models.loading.saving import save_trained
 from posttrain.models.policy import Policy
 from posttrain.runs.reports import CheckpointReport, EndReport, StepReport
 from posttrain.runs.watchers import Watcher
 from posttrain.trl.as_config import RunLength
-from posttrain.trl.best_model import is_best, load_best, prune, wants_best, write_state
+from posttrain.trl.best_model import is_best, prune, wants_best, write_state
 from posttrain.trl.fields.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry, PendingEntries
 from posttrain.trl.surface.checkpoint_folders import link_checkpoint
@@ -113,14 +112,14 @@ class CallbackWatcher(Watcher):
         *,
         entry_of: Callable[[StepReport], Entry],
         evaluate: Callable[[], Mapping[str, object]] | None,
-        take_best: Callable[[Path, Path], None] | None = None,
+        take_best: Callable[[Path, Path], None],
     ) -> None:
         """`entry_of` is what a step logs; `evaluate` measures and logs, None where nothing is there to measure.
 
-        `take_best(checkpoint, folder)` makes a checkpoint's weights the model's and the folder's; None is a policy's.
+        `take_best(checkpoint, folder)` makes a checkpoint's weights the model's and the folder's.
         """
         self.events, self.length, self.entry_of, self.evaluate = events, length, entry_of, evaluate
-        self.take_best = take_best or self.take_best_policy
+        self.take_best = take_best
         self.pending = PendingEntries()
         self.losses: list[float] = []
         self.ended: dict[str, Any] = {}
@@ -168,8 +167,8 @@ class CallbackWatcher(Watcher):
         before = state.global_step
         state.global_step = report.step * length.updates_per_step
         state.epoch = state.global_step / length.updates_per_epoch
-        state.num_input_tokens_seen = int(report.metrics["num_tokens"])
         entry = self.entry_of(report)
+        state.num_input_tokens_seen = int(entry["num_tokens"] or 0)
         self.pending.add(entry)
         self.losses.append(entry["loss"] or 0.0)
         control.should_log |= self.due("logging", state.logging_steps, before)
@@ -232,11 +231,6 @@ class CallbackWatcher(Watcher):
         if args.load_best_model_at_end and state.best_model_checkpoint is not None and not report.interrupted:
             self.take_best(Path(state.best_model_checkpoint), report.folder)
         self.events.tell("on_train_end")
-
-    def take_best_policy(self, checkpoint: Path, folder: Path) -> None:
-        """Have the weights of a checkpoint be the model's, and those of the run's folder."""
-        load_best(self.events.policy, checkpoint)
-        save_trained(self.events.policy, folder, "adapter", "")
 
     @property
     def mean_loss(self) -> float:

@@ -2,49 +2,45 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase
-from transformers.trainer_utils import TrainOutput
 
 from posttrain.config import Config
-from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.models.policy import Policy
 from posttrain.options.dataset import DatasetOptions
+from posttrain.options.training import UpdateOptions
+from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_inputs import require_same_inputs
 from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.training.caller.caller_inputs import inputs_of
 from posttrain.training.caller.caller_objects import CallerObjects
-from posttrain.training.optimizer import OwnOptimizer, new_optimizer
 from posttrain.training.rl import Beginning, make_ready, to_the_end, train_session
 from posttrain.training.session import Session, open_session
-from posttrain.trl.as_config import RunLength, ratio_level_notes, require_strategies, rl_config
+from posttrain.trl.as_config import RunLength, ratio_level_notes, rl_config
+from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
 from posttrain.trl.batch_arithmetic import batch_plan
-from posttrain.trl.callback_watcher import CallbackWatcher
-from posttrain.trl.fields.field_rules import Rules
 from posttrain.trl.fields.grpo_config import GRPO_RULES, GRPOConfig, SampledFields
 from posttrain.trl.fields.rloo_config import RLOO_RULES, RLOOConfig
-from posttrain.trl.fields.told_in_fields import told_in_fields
 from posttrain.trl.held_out import evaluation_entry
-from posttrain.trl.log_entries import logged_by, prefixed, step_entry
+from posttrain.trl.log_entries import Entry, logged_by, step_entry
 from posttrain.trl.model_source import ModelSource, default_folder
 from posttrain.trl.reward_texts import one_for_each, reward_functions
-from posttrain.trl.saved_models import require_free, resume_step
-from posttrain.trl.surface.checked_overrides import overrides
-from posttrain.trl.surface.names_elsewhere import unknown_argument_message
-from posttrain.trl.trainer_methods import TrainerMethods
-from posttrain.trl.training_rows import Dataset, Row, longest_prompt, require_prompts, rows_of_dataset
+from posttrain.trl.training_rows import Dataset, Row, longest_prompt, require_prompts
 
 if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import BitsAndBytesConfig
 
+NOT_HERE = {
+    "tools": "completions call no tools here",
+    "rollout_func": "completions are sampled by the engine; posttrain.train takes one of yours",
+    "environment_factory": "a completion is one turn here; give a reward function",
+}
+"""Arguments of TRL's trainers of which only the default is possible, with why."""
 RewardGiven = Callable[..., object] | str | nn.Module
 """A function, a reward model, or the folder or name of one."""
 
@@ -52,17 +48,16 @@ RewardGiven = Callable[..., object] | str | nn.Module
 SampledArgs = TypeVar("SampledArgs", bound=SampledFields)
 
 
-class SampledTrainer(TrainerMethods[SampledArgs]):
+class SampledTrainer(BaseTrainer[SampledArgs]):
     """Trains a model by reward, called as TRL's trainers are; the loop is that of `posttrain.train`.
 
     What is read otherwise than TRL reads it is printed when the trainer is made, a line each, and kept in `notes`.
     """
 
-    own_rules: ClassVar[Rules]
-    """What becomes of each field of its arguments."""
     by_reward = True
+    wanted = "give rows, each with a `prompt`"
     loss_remedy = "Write the loss as a LossTerm in an algorithm for posttrain.train."
-    settable = TrainerMethods.settable | {"optimizer", "lr_scheduler"}
+    only_default = NOT_HERE
 
     def __init__(
         self,
@@ -74,24 +69,27 @@ class SampledTrainer(TrainerMethods[SampledArgs]):
         processing_class: PreTrainedTokenizerBase | None = None,
         reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase | None] | None = None,
         callbacks: list[Any] | None = None,
-        optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
+        optimizers: Optimizers = (None, None),
         quantization_config: "BitsAndBytesConfig | None" = None,
         peft_config: "LoraConfig | None" = None,
         **not_here: object,
     ) -> None:
         """`not_here` are arguments of TRL's that only their default is possible of: tools, rollout_func."""
-        require_none(not_here)
+        self.require_defaults(not_here)
         source = ModelSource(
             model=model,
             processing_class=processing_class,
             peft_config=peft_config,
             quantization_config=quantization_config,
         )
-        if train_dataset is None:
-            raise UserError(f"{type(self).__name__}: train_dataset is missing; give rows, each with a `prompt`.")
-        super().__init__(source, args or self._default_args(model), self.own_rules, callbacks)
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        require_strategies(self.args, measures=eval_dataset is not None)
+        given = Given(
+            source=source,
+            callbacks=callbacks,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            optimizers=optimizers,
+        )
+        super().__init__(args or self._default_args(model), given)
         self.plan = batch_plan(self.args, self.rules)
         self.notes += [*self.plan.notes, *ratio_level_notes(self.args)]
         self.reward_processing_classes = one_for_each(reward_processing_classes, reward_funcs)
@@ -103,9 +101,6 @@ class SampledTrainer(TrainerMethods[SampledArgs]):
             self.policy.tokenizer,
             lambda: self.state,
         )
-        own_optimizer(optimizers)
-        self.optimizer, self.lr_scheduler = optimizers
-        """Of your own, None for AdamW and the schedule of the arguments."""
         self.engine: Engine | None = None
         """An engine of your own, in place of the one in this process."""
         self.session: Session | None = None
@@ -117,47 +112,6 @@ class SampledTrainer(TrainerMethods[SampledArgs]):
         kind = cast(type[SampledArgs], self.config_class)
         return kind(default_folder(model, kind.__name__.removesuffix("Config")))
 
-    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
-        """Train to the end, or to where a callback stops; the folder then is a run of posttrain's like any other."""
-        with told_in_fields(self.args, self.rules):
-            return self._trained(resume_from_checkpoint)
-
-    def _trained(self, resume_from_checkpoint: str | bool | None) -> TrainOutput:
-        """What `train` does."""
-        asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
-        resume, from_step = resume_step(asked, self.folder)
-        if not resume:
-            require_free(self.folder, self.args)
-        self.plan = batch_plan(self.args, self.rules)  # a script may have changed the arguments since
-        config, length, rows = self.described()
-        require_trackers(config.run.report_to, config.tracker)
-        self.create_optimizer_and_scheduler(length.updates)
-        own = self.objects(rows)
-        inputs = inputs_of(config, own)
-        if resume:
-            inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=False)
-        watcher = CallbackWatcher(
-            self.events,
-            length,
-            entry_of=partial(
-                step_entry,
-                logged=logged_by(self.args),
-                updates=self.plan.updates_per_step,
-                passes=self.plan.epochs_per_step,
-            ),
-            evaluate=None if self.eval_dataset is None else self.evaluate,
-        )
-        with open_session(config, own) as self.session:
-            make_ready(self.session)
-            self._begin(from_step, resume=resume)
-            watcher.begin(self.session.learner.optimizer)
-            how = Beginning(watchers=[watcher], resume=resume, from_step=from_step)
-            self.run = to_the_end(train_session(self.session, inputs, how))
-        self.session = None
-        if self.args.push_to_hub:
-            self.push_to_hub()
-        return TrainOutput(self.state.global_step, watcher.mean_loss, watcher.ended)
-
     def objects(self, rows: Sequence[Row]) -> CallerObjects:
         """What a session is given beside its config."""
         return CallerObjects(
@@ -165,78 +119,71 @@ class SampledTrainer(TrainerMethods[SampledArgs]):
             engine=self.engine,
             rewards=self.rewards,
             rows=rows,
-            optimizer=own_optimizer((self.optimizer, self.lr_scheduler)),
+            optimizer=self.own_optimizer,
         )
-
-    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        """AdamW as the arguments describe it; a script's own version makes the optimiser of `train`."""
-        return new_optimizer((model or self.model).parameters(), self.described()[0].update)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler | None:
-        """None: the schedule of the arguments; a script's own version makes the scheduler of its optimiser."""
-        return None
-
-    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Have `optimizer` and `lr_scheduler` be those of a script's own methods, if it has some."""
-        if overrides(self, "create_optimizer") or (self.optimizer is None and overrides(self, "create_scheduler")):
-            self.optimizer = self.create_optimizer() or self.optimizer
-        if overrides(self, "create_scheduler"):
-            made = self.create_scheduler(num_training_steps=num_training_steps, optimizer=self.optimizer)
-            self.lr_scheduler = made or self.lr_scheduler
 
     def described(self, rows: list[Row] | None = None) -> tuple[Config, RunLength, list[Row]]:
         """The run in our words, how long it is, and its rows: those of train_dataset unless some are given."""
-        args, plan = self.args, self.plan
-        if rows is None:
-            if self.train_dataset is None:
-                raise UserError(f"{type(self).__name__}: train_dataset is missing; give rows, each with a `prompt`.")
-            most = plan.num_steps(args.max_steps) * plan.prompts_per_step if args.max_steps > 0 else None
-            rows = rows_of_dataset(self.train_dataset, "train_dataset", most=most)
-            require_prompts(rows, "train_dataset")
+        self.plan = plan = batch_plan(self.args, self.rules)  # a script may have changed the arguments since
+        rows = self.rows(self.train_dataset, "train_dataset") if rows is None else rows
+        args, num_rows = self.args, len(rows)
         length = RunLength(
-            updates=plan.num_updates(args, len(rows)),
+            updates=plan.num_updates(args, num_rows),
             updates_per_step=plan.updates_per_step,
-            updates_per_epoch=plan.updates_per_epoch(len(rows)),
+            updates_per_epoch=plan.updates_per_epoch(num_rows),
         )
         config = rl_config(args, self.model_options, plan, length)
         return with_room(config, args, self.policy, rows), length, rows
 
-    def evaluate(
-        self,
-        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, Any]:
-        """Sample completions of the evaluation rows at the training temperature, score them, and log what comes out."""
-        given = eval_dataset if eval_dataset is not None else self.eval_dataset
-        if given is None:
-            raise UserError(
-                f"{type(self).__name__}.evaluate: there are no rows; give eval_dataset to it or to the trainer."
-            )
-        if isinstance(given, Mapping):
-            parts = {f"{metric_key_prefix}_{name}": rows for name, rows in given.items()}
-            entries = [self.evaluate(rows, metric_key_prefix=prefix) for prefix, rows in parts.items()]
-            return {name: value for entry in entries for name, value in entry.items()}
-        rows = rows_of_dataset(given, "eval_dataset", most=None)
-        require_prompts(rows, "eval_dataset")
-        session = self.session
-        if session is not None:
-            return self._evaluated(session, rows, metric_key_prefix)
-        with (
-            told_in_fields(self.args, self.rules),
-            open_session(self.described(rows)[0], self.objects(rows)) as own,
-        ):
-            own.load_weights()
-            return self._evaluated(own, rows, metric_key_prefix)
+    def rows(self, given: Dataset | None, name: str) -> list[Row]:
+        """The rows of a dataset, each with its prompt."""
+        rows = super().rows(given, name)
+        require_prompts(rows, name)
+        return rows
 
-    def _evaluated(self, session: Session, rows: Sequence[Row], prefix: str) -> dict[str, Any]:
-        """An evaluation in a session, told to the callbacks."""
-        group_size = self.args.num_generations_eval or self.plan.group_size
-        entry = evaluation_entry(session, rows, group_size, logged_by(self.args))
-        told = prefixed(entry, prefix)
-        self.log(told)
-        self.events.tell("on_evaluate", metrics=told)
-        return told | {"epoch": self.state.epoch}
+    def rows_to_draw(self) -> int | None:
+        """Rows that a run of max_steps reads; None where epochs say how long it is."""
+        most, plan = self.args.max_steps, self.plan
+        return plan.num_steps(most) * plan.prompts_per_step if most > 0 else None
+
+    def optimizer_options(self) -> UpdateOptions:
+        """How the arguments have weights moved."""
+        return self.described()[0].update
+
+    def _fit(self, config: Config, rows: list[Row], start: Start) -> Run:
+        """The run by the loop of `posttrain.train`."""
+        require_trackers(config.run.report_to, config.tracker)
+        own = self.objects(rows)
+        inputs = inputs_of(config, own)
+        if start.resume:
+            inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=False)
+        try:
+            with open_session(config, own) as self.session:
+                make_ready(self.session)
+                self._begin(start, self.session.learner.optimizer)
+                return to_the_end(train_session(self.session, inputs, Beginning(**start.how)))
+        finally:
+            self.session = None
+
+    def _entry(self, report: StepReport) -> Entry:
+        """What a step logs."""
+        plan = self.plan
+        logged = logged_by(self.args)
+        return step_entry(report, logged=logged, updates=plan.updates_per_step, passes=plan.epochs_per_step)
+
+    def _measured(self, rows: list[Row], prefix: str) -> Entry:
+        """Completions of some rows at the training temperature, scored."""
+        if self.session is not None:
+            return self._measured_in(self.session, rows)
+        with open_session(self.described(rows)[0], self.objects(rows)) as session:
+            session.load_weights()
+            return self._measured_in(session, rows)
+
+    def _measured_in(self, session: Session, rows: list[Row]) -> Entry:
+        """The same in a session."""
+        return evaluation_entry(
+            session, rows, self.args.num_generations_eval or self.plan.group_size, logged_by(self.args)
+        )
 
 
 class GRPOTrainer(SampledTrainer[GRPOConfig]):
@@ -261,31 +208,3 @@ def with_room(config: Config, args: SampledFields, policy: Policy, rows: Sequenc
     longest = longest_prompt(rows, config.task, policy, config.model.template_options)
     tokens = args.per_device_train_batch_size * (longest + config.rollout.max_completion_tokens)
     return replace(config, update=replace(config.update, tokens_per_microbatch=max(2, tokens)))
-
-
-def require_none(given: Mapping[str, object]) -> None:
-    """Refuse what TRL's trainer can do and this one cannot."""
-    says = {
-        "tools": "completions call no tools here",
-        "rollout_func": "completions are sampled by the engine; posttrain.train takes one of yours",
-        "environment_factory": "a completion is one turn here; give a reward function",
-    }
-    for name, value in given.items():
-        if name not in says:
-            raise UserError(unknown_argument_message(GRPOTrainer, name, GRPO_RULES))
-        if value is not None:
-            raise UserError(f"GRPOTrainer: {name} = {value!r:.60}: {says[name]}.  Leave it out.")
-
-
-def own_optimizer(given: tuple[object, object]) -> OwnOptimizer | None:
-    """The optimiser and the scheduler that a script has made; None where it leaves both out."""
-    optimizer, scheduler = given
-    if optimizer is None and scheduler is None:
-        return None
-    if not isinstance(optimizer, Optimizer) or not isinstance(scheduler, LRScheduler | None):
-        raise UserError(
-            "optimizers: give (optimizer, scheduler) of torch, or (optimizer, None) for the schedule of"
-            " lr_scheduler_type from the rates of the optimiser's groups.  A scheduler is of one optimiser, so it"
-            " cannot come alone."
-        )
-    return OwnOptimizer(optimizer=optimizer, scheduler=scheduler)

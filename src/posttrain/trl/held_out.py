@@ -1,6 +1,5 @@
 """trainer.evaluate(): completions of the evaluation rows at the training temperature, scored, under TRL's names."""
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +20,7 @@ PURPOSE = "trl evaluation"
 
 def evaluation_entry(session: Session, rows: Sequence[Row], group_size: int, logged: Logged) -> Entry:
     """What TRL logs of an evaluation, without its prefix."""
-    began, config = time.monotonic(), session.config
+    config = session.config
     task = rows_task(rows, config.task, session.policy, config.model.template_options)  # type: ignore[arg-type]
     prompts = [task.prompt(row) for row in task.training_rows]
     request = Request(
@@ -36,8 +35,7 @@ def evaluation_entry(session: Session, rows: Sequence[Row], group_size: int, log
     entry: Entry = loss_entry(session, collected, logged) if group_size > 1 else {"loss": None}
     entry |= sampled_entry(groups, grades, logged)
     entry["num_tokens"] = float(session.trained.run.num_tokens)
-    seconds = time.monotonic() - began
-    return entry | {"runtime": seconds, "samples_per_second": len(prompts) * group_size / seconds}
+    return entry
 
 
 @torch.no_grad()

@@ -101,7 +101,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         """Of the run: output_dir."""
         return Path(folder_of_run(self.args))
 
-    def _begin(self, from_step: int | None, *, resume: bool) -> None:
+    def _begin_state(self, from_step: int | None, *, resume: bool) -> None:
         """Have the state be that of the checkpoint a run goes on from, or that of a run which begins."""
         checkpoints = self.folder / "checkpoints"
         require_numbers(self.args, self.rules)

@@ -31,6 +31,7 @@ from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.dataset import Rows
+from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.sft.demonstration_set import DemonstrationSet, demonstrations_of
 from posttrain.training.sft.learned_rows import NOTHING_GIVEN, GivenRows, row_examples
 from posttrain.training.sft.sft_report import last_lines, preview_lines, sft_plan_lines, summary_of, write_model
@@ -77,6 +78,8 @@ class SftSession:
     held_out: Sequence[Example]
     num_steps: int
     inputs: RunInputs
+    optimizer: OwnOptimizer | None = None
+    """Of the caller, in place of AdamW."""
 
     @property
     def plan(self) -> list[str]:
@@ -97,6 +100,7 @@ def train_sft(
     policy: Policy | None = None,
     rows: Rows | None = None,
     held_out_rows: Rows | None = None,
+    optimizer: OwnOptimizer | None = None,
     watchers: Sequence[Watcher] = (),
     resume: bool = False,
     from_step: int | None = None,
@@ -106,9 +110,9 @@ def train_sft(
 
     The loss is the mean of -log π over learned tokens; the others are read and not learned.  For callers in Python:
     `policy` (made by `posttrain.as_policy`) takes the place of the config's model, of which the parameters that require
-    a gradient are trained, `rows` that of the task's file, and `held_out_rows` are to be measured on.  `watchers` see
-    each step, each measurement of the held-out loss, each checkpoint and the end.  With `resume` the run in
-    `config.run.folder` goes on from its last checkpoint, or with `from_step` from that of an earlier step; with
+    a gradient are trained, `rows` that of the task's file, `held_out_rows` are to be measured on, and `optimizer` takes
+    the place of AdamW.  `watchers` see each step, each measurement, each checkpoint and the end.  With `resume` the run
+    in `config.run.folder` goes on from its last checkpoint, or with `from_step` from that of an earlier step; with
     `accept_changes` also where model or rows are no longer what they were.
     """
     require_resume(from_step, resume=resume)
@@ -129,7 +133,7 @@ def train_sft(
             if resume
             else RunFolder.create(config.run.folder, saved_recipe(config), overwrite=config.run.overwrite)
         )
-        return fit(session, folder, threads, options, resume=resume)
+        return fit(replace(session, optimizer=optimizer), folder, threads, options, resume=resume)
 
 
 def show_sft_plan(config: SftConfig) -> None:
@@ -226,7 +230,8 @@ def fit(
 ) -> Run:
     """The loop: a batch of examples, its gradient, a step; measured and saved every so often."""
     source, options, num_steps = session.source, session.config.sft, session.num_steps
-    trained = TrainedBySupervision(session.policy, options, seed=session.config.run.seed)
+    seed = session.config.run.seed
+    trained = TrainedBySupervision(session.policy, options, seed=seed, optimizer=session.optimizer)
     with Harness(folder, trained, harness_options) as harness:
         notes = [*(harness.resume(threads) if resume else []), *session.inputs.notes]
         folder.write_inputs(session.inputs)

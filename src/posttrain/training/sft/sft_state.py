@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
+import torch
+
 from posttrain.errors import RunError
 from posttrain.models.adapters.lora import adapter_dropout
 from posttrain.models.policy import Policy
@@ -20,7 +22,7 @@ from posttrain.runs.tensor_state import (
     restore_module,
     restore_optimizer,
 )
-from posttrain.training.optimizer import POLICY, apply_gradients, learning_rate, new_optimizer
+from posttrain.training.optimizer import POLICY, OwnOptimizer, apply_gradients, new_optimizer, next_rate
 from posttrain.training.sft.supervised import HeldOutLoss, accumulate
 
 
@@ -53,10 +55,15 @@ class SftState:
 class TrainedBySupervision:
     """A policy, its optimiser and the counters of its run."""
 
-    def __init__(self, policy: Policy, options: SftOptions, *, seed: int = 0) -> None:
+    def __init__(
+        self, policy: Policy, options: SftOptions, *, seed: int = 0, optimizer: OwnOptimizer | None = None
+    ) -> None:
         """The seed is for an adapter's dropout."""
         self.policy, self.options, self.run, self.seed = policy, options, SftState(), seed
-        self.optimizer = new_optimizer(policy.model.parameters(), options)
+        self.own_optimizer = optimizer
+        self.optimizer: torch.optim.Optimizer = (
+            new_optimizer(policy.model.parameters(), options) if optimizer is None else optimizer.optimizer
+        )
 
     @property
     def step(self) -> int:
@@ -77,7 +84,7 @@ class TrainedBySupervision:
                 self.options.tokens_per_microbatch,
                 measure_entropy=self.options.measure_entropy,
             )
-        rate = learning_rate(self.options, step - 1, num_steps)
+        rate = next_rate(self.options, self.own_optimizer, step - 1, num_steps)
         grad_norm = apply_gradients(self.optimizer, rate, self.options.max_grad_norm)[POLICY]
         if not math.isfinite(grad_norm):
             raise RunError(f"loss {metrics['loss']}, gradient norm {grad_norm}; lower sft.learning_rate.")
@@ -109,6 +116,8 @@ class TrainedBySupervision:
         assert isinstance(optimizer, Mapping)
         assert isinstance(run, Mapping)
         require_same_frozen(self.frozen, saved.state)
+        if self.own_optimizer is not None:
+            self.own_optimizer.advance(max(0, saved.step - 1))
         restore_module(self.policy.model, saved.tensors["policy"])
         restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
         self.run = SftState(**run)

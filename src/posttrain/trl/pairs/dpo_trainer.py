@@ -5,10 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase
-from transformers.trainer_utils import TrainOutput
 
 from posttrain.algorithms.preference_losses import OfPairs
 from posttrain.config import DpoConfig
@@ -17,7 +14,6 @@ from posttrain.models.adapters.in_force import trains_adapter_alone
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.dataset import DatasetOptions
 from posttrain.options.dpo import DpoOptions
 from posttrain.records import Preference
 from posttrain.runs.reports import Run, StepReport
@@ -25,13 +21,12 @@ from posttrain.training.dpo.dpo_run import train_dpo
 from posttrain.training.dpo.dpo_state import pair_objective
 from posttrain.training.dpo.pair_update import MeasuredPairs, logprobs_without_gradient, said_lengths
 from posttrain.training.reference import Reference, UncopiedPolicy, reference_of, require_same_vocabulary
-from posttrain.trl.as_config import RunLength, checkpoint_options, run_options, tracker_options
+from posttrain.trl.as_config import RunLength, run_length
+from posttrain.trl.base_trainer import Given, Optimizers, Start
 from posttrain.trl.fields.dpo_config import DPO_RULES, DPOConfig
-from posttrain.trl.grpo_trainer import own_optimizer
 from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import ModelSource, default_folder, place
-from posttrain.trl.pairs.pair_trainer import PairTrainer, require_defaults
-from posttrain.trl.sft_trainer import run_length
+from posttrain.trl.pairs.pair_trainer import PairTrainer
 from posttrain.trl.training_rows import Dataset, Row
 
 if TYPE_CHECKING:
@@ -55,24 +50,12 @@ OF_PAIRS = (
     "logps/rejected",
 )
 """What TRL logs of pairs, as our metrics have it."""
-ARGUMENTS = (
-    "model",
-    "ref_model",
-    "args",
-    "train_dataset",
-    "eval_dataset",
-    "processing_class",
-    "callbacks",
-    "optimizers",
-    "quantization_config",
-    "peft_config",
-)
 
 
 class DPOTrainer(PairTrainer[DPOConfig]):
     """Trains a policy on pairs of answers, called as TRL's class of that name; the loop is that of `train_dpo`."""
 
-    config_class = DPOConfig
+    config_class, own_rules = DPOConfig, DPO_RULES
     loss_remedy = "Choose a loss by `loss_type` in DPOConfig."
 
     def __init__(
@@ -86,24 +69,28 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         processing_class: PreTrainedTokenizerBase | None = None,
         compute_metrics: None = None,
         callbacks: list[Any] | None = None,
-        optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
+        optimizers: Optimizers = (None, None),
         quantization_config: "BitsAndBytesConfig | None" = None,
         peft_config: "LoraConfig | None" = None,
         **not_here: object,
     ) -> None:
         """Without `ref_model` the reference is the policy as it is now; `not_here` are arguments that are refused."""
-        refused = {"data_collator": data_collator, "compute_metrics": compute_metrics, **not_here}
-        require_defaults("DPOTrainer", refused, ARGUMENTS)
+        self.require_defaults({"data_collator": data_collator, "compute_metrics": compute_metrics, **not_here})
         source = ModelSource(
             model=model,
             processing_class=processing_class,
             peft_config=peft_config,
             quantization_config=quantization_config,
         )
-        data = (train_dataset, eval_dataset)
-        super().__init__(source, args or DPOConfig(default_folder(model, "DPO")), DPO_RULES, callbacks, data)
+        given = Given(
+            source=source,
+            callbacks=callbacks,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            optimizers=optimizers,
+        )
+        super().__init__(args or DPOConfig(default_folder(model, "DPO")), given)
         self.losses = loss_options(self.args, self.notes)
-        self.own_optimizer = own_optimizer(optimizers)
         self.ref_model = None if ref_model is None else self._loaded_reference(ref_model, model)
         """The policy that was given to compare with."""
         self.reference: Reference | None = self._reference()
@@ -112,31 +99,29 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         """Of the evaluation's pairs, where the first policy was asked for them."""
         self.tell()
 
-    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
-        """Train to the end, or to where a callback stops; the folder then is a run of posttrain's like any other."""
-        self._num_tokens = 0.0
-        return self._train(resume_from_checkpoint, self._fit, self._entry)
+    def described(self, rows: list[Row] | None = None) -> tuple[DpoConfig, RunLength, list[Row]]:
+        """The run in our words, how long it is, and its rows: those of train_dataset unless some are given."""
+        rows = self.rows(self.train_dataset, "train_dataset") if rows is None else rows
+        length = run_length(self.args, len(rows))
+        return DpoConfig(dpo=self.options(length), **self.sections(length)), length, rows
 
-    def _fit(self, rows: Sequence[Row], length: RunLength, *, resume: bool, **how: Any) -> Run:
+    def optimizer_options(self) -> DpoOptions:
+        """How the arguments have weights moved."""
+        return self.described()[0].dpo
+
+    def _fit(self, config: DpoConfig, rows: list[Row], start: Start) -> Run:
         """The run by `train_dpo`."""
+        self._begin(start)
+        self._num_tokens = float(self.state.num_input_tokens_seen)
         if self.reference is None:
-            self._ask_first_policy(resume=resume)
-        config = DpoConfig(
-            model=self.model_options,
-            task=DatasetOptions(held_out_share=0.0),
-            dpo=self.options(length),
-            checkpoint=checkpoint_options(self.args, length),
-            tracker=tracker_options(self.args),
-            run=run_options(self.args, length.steps),
-        )
+            self._ask_first_policy(resume=start.resume)
         return train_dpo(
             config,
             policy=self.policy,
             rows=rows,
             reference=self.ref_model or self.reference,
             optimizer=self.own_optimizer,
-            resume=resume,
-            **how,
+            **start.how,
         )
 
     def options(self, length: RunLength) -> DpoOptions:
@@ -158,7 +143,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         logged = ("loss", "grad_norm", "learning_rate", *OF_PAIRS)
         return {**{name: report.metrics[name] for name in logged}, "num_tokens": self._num_tokens}
 
-    def _measured(self, rows: list[Row], prefix: str) -> tuple[Entry, int]:
+    def _measured(self, rows: list[Row], prefix: str) -> Entry:
         """The loss, and what TRL logs of rewards and log-probs."""
         options = self.options(run_length(self.args, len(rows)))
         pairs = self.pairs(rows, options)
@@ -166,7 +151,11 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         reference = self._reference_logprobs(pairs, prefix, options)
         found = MeasuredPairs.of(pair_objective(options), policy, reference, said_lengths(pairs))
         means = found.means()
-        return {"loss": found.losses.mean().item(), **{name: means[name] for name in OF_PAIRS}}, len(pairs)
+        return {
+            "loss": found.losses.mean().item(),
+            **{name: means[name] for name in OF_PAIRS},
+            "num_tokens": self._num_tokens,
+        }
 
     def _reference_logprobs(self, pairs: Sequence[Preference], prefix: str, options: DpoOptions) -> OfPairs:
         """log π_ref of both answers of some pairs."""

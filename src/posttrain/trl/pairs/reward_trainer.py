@@ -1,23 +1,19 @@
 """RewardTrainer: TRL's constructor and methods over `posttrain.train_reward_model`."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.trainer_utils import TrainOutput
 
 from posttrain.algorithms.bradley_terry import bradley_terry, centring
 from posttrain.config import RewardModelConfig
 from posttrain.errors import UserError
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
 from posttrain.models.classifiers.score_head import TextScorer, new_scorer
-from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.runs.checkpoint import load_checkpoint
 from posttrain.runs.reports import Run, StepReport
@@ -25,31 +21,19 @@ from posttrain.runs.tensor_state import restore_module
 from posttrain.training.reward_model.pair_scores import pair_scores
 from posttrain.training.reward_model.reward_run import train_reward_model
 from posttrain.training.reward_model.reward_state import HEAD
-from posttrain.trl.as_config import RunLength, checkpoint_options, run_options, tracker_options
+from posttrain.trl.as_config import RunLength, run_length
+from posttrain.trl.base_trainer import Given, Optimizers, Start
 from posttrain.trl.fields.reward_config import REWARD_RULES, RewardConfig
-from posttrain.trl.grpo_trainer import own_optimizer
 from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import ModelSource, default_folder
 from posttrain.trl.pairs.classifier_views import causal_view, classifier_view, head_of, is_classifier
-from posttrain.trl.pairs.pair_trainer import PairTrainer, require_defaults
-from posttrain.trl.sft_trainer import run_length
+from posttrain.trl.pairs.pair_trainer import PairTrainer
 from posttrain.trl.training_rows import Dataset, Row
 
 if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import BitsAndBytesConfig
 
-ARGUMENTS = (
-    "model",
-    "args",
-    "train_dataset",
-    "eval_dataset",
-    "processing_class",
-    "callbacks",
-    "optimizers",
-    "quantization_config",
-    "peft_config",
-)
 OF_SCORES = ("accuracy", "margin", "mean_reward", "min_reward", "max_reward")
 LOGGED = ("loss", "grad_norm", "learning_rate", "num_tokens", *OF_SCORES)
 """What a step logs, as our metrics have it."""
@@ -60,7 +44,7 @@ WHOLE = ["score"]
 class RewardTrainer(PairTrainer[RewardConfig]):
     """Trains a reward model on pairs, called as TRL's class of that name; the loop is that of `train_reward_model`."""
 
-    config_class = RewardConfig
+    config_class, own_rules = RewardConfig, REWARD_RULES
 
     def __init__(
         self,
@@ -72,7 +56,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         processing_class: PreTrainedTokenizerBase | None = None,
         compute_metrics: None = None,
         callbacks: list[Any] | None = None,
-        optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
+        optimizers: Optimizers = (None, None),
         optimizer_cls_and_kwargs: None = None,
         preprocess_logits_for_metrics: None = None,
         quantization_config: "BitsAndBytesConfig | None" = None,
@@ -86,7 +70,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
             "optimizer_cls_and_kwargs": optimizer_cls_and_kwargs,
             "preprocess_logits_for_metrics": preprocess_logits_for_metrics,
         }
-        require_defaults("RewardTrainer", refused | not_here, ARGUMENTS)
+        self.require_defaults(refused | not_here)
         args = args or RewardConfig(default_folder(model, "Reward"))
         classifier = given_classifier(model, args)
         source = ModelSource(
@@ -95,14 +79,20 @@ class RewardTrainer(PairTrainer[RewardConfig]):
             peft_config=plain_config(peft_config),
             quantization_config=quantization_config,
         )
-        super().__init__(source, args, REWARD_RULES, callbacks, (train_dataset, eval_dataset))
+        given = Given(
+            source=source,
+            callbacks=callbacks,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            optimizers=optimizers,
+        )
+        super().__init__(args, given)
         require_classifier(self.policy)
         self.head = new_scorer(self.policy, seed=args.seed).head if classifier is None else head_of(classifier)
         self.head.to(self.policy.device)
         """The vector that a hidden state is scored by."""
         self.classifier = classifier or classifier_view(self.scorer)
         """Body and head as transformers has them, over the weights that are trained."""
-        self.own_optimizer = own_optimizer(optimizers)
         self.tell()
 
     @property
@@ -115,22 +105,21 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         """What is trained, as a sequence classifier."""
         return self.classifier
 
-    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
-        """Train to the end, or to where a callback stops; the folder then is a run of posttrain's like any other."""
-        return self._train(resume_from_checkpoint, self._fit, self._entry, self.take_best)
+    def described(self, rows: list[Row] | None = None) -> tuple[RewardModelConfig, RunLength, list[Row]]:
+        """The run in our words, how long it is, and its rows: those of train_dataset unless some are given."""
+        rows = self.rows(self.train_dataset, "train_dataset") if rows is None else rows
+        length = run_length(self.args, len(rows))
+        return RewardModelConfig(reward_model=self.options(length), **self.sections(length)), length, rows
 
-    def _fit(self, rows: Sequence[Row], length: RunLength, **how: Any) -> Run:
+    def optimizer_options(self) -> RewardTrainingOptions:
+        """How the arguments have weights moved."""
+        return self.described()[0].reward_model
+
+    def _fit(self, config: RewardModelConfig, rows: list[Row], start: Start) -> Run:
         """The run by `train_reward_model`."""
-        config = RewardModelConfig(
-            model=self.model_options,
-            task=DatasetOptions(held_out_share=0.0),
-            reward_model=self.options(length),
-            checkpoint=checkpoint_options(self.args, length),
-            tracker=tracker_options(self.args),
-            run=run_options(self.args, length.steps),
-        )
+        self._begin(start)
         return train_reward_model(
-            config, policy=self.policy, head=self.head, rows=rows, optimizer=self.own_optimizer, **how
+            config, policy=self.policy, head=self.head, rows=rows, optimizer=self.own_optimizer, **start.how
         )
 
     def options(self, length: RunLength) -> RewardTrainingOptions:
@@ -147,7 +136,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         self._num_tokens = report.metrics["num_tokens"]
         return {name: report.metrics[name] for name in LOGGED}
 
-    def _measured(self, rows: list[Row], prefix: str) -> tuple[Entry, int]:
+    def _measured(self, rows: list[Row], prefix: str) -> Entry:
         """The loss, and what TRL logs of scores."""
         options = self.options(run_length(self.args, len(rows)))
         pairs = self.pairs(rows, options)
@@ -155,7 +144,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         margins = torch.tensor([pair.margin or 0.0 for pair in pairs], dtype=torch.float64)
         losses = bradley_terry(scores.chosen, scores.rejected, margins)
         losses = losses + options.center_coefficient * centring(scores.chosen, scores.rejected)
-        return {"loss": losses.mean().item(), **scores.metrics()}, len(pairs)
+        return {"loss": losses.mean().item(), **scores.metrics(), "num_tokens": self._num_tokens}
 
     def write_model(self, folder: Path) -> None:
         """Write the reward model as a sequence classifier, an adapter added into it, with the tokenizer."""

@@ -1,0 +1,227 @@
+"""The train() and evaluate() that all trainers share; what they train and measure is their own."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers.trainer_utils import TrainOutput
+
+from posttrain.errors import UserError
+from posttrain.models.loading.saving import save_trained
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.training import OptimizerOptions
+from posttrain.runs.reports import Run, StepReport
+from posttrain.training.optimizer import OwnOptimizer, new_optimizer
+from posttrain.trl.as_config import RunLength, checkpoint_options, require_strategies, run_options, tracker_options
+from posttrain.trl.best_model import load_best
+from posttrain.trl.callback_watcher import CallbackWatcher
+from posttrain.trl.fields.field_rules import Rules
+from posttrain.trl.fields.sft_config import rows_of_update
+from posttrain.trl.fields.told_in_fields import told_in_fields
+from posttrain.trl.log_entries import Entry, prefixed
+from posttrain.trl.model_source import ModelSource
+from posttrain.trl.saved_models import require_free, resume_step
+from posttrain.trl.surface.checked_overrides import overrides
+from posttrain.trl.surface.names_elsewhere import unknown_argument_message
+from posttrain.trl.trainer_methods import Args, TrainerMethods
+from posttrain.trl.training_rows import Dataset, Row, rows_of_dataset
+
+Optimizers = tuple[Optimizer | None, LRScheduler | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How a run begins: who watches it, and whether it goes on from a checkpoint."""
+
+    watcher: CallbackWatcher
+    resume: bool
+    from_step: int | None
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """The same as arguments of posttrain.train_sft and the like."""
+        return {"watchers": [self.watcher], "resume": self.resume, "from_step": self.from_step}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What every trainer is given."""
+
+    source: ModelSource
+    callbacks: Sequence[object] | None
+    train_dataset: Dataset | None
+    eval_dataset: Dataset | Mapping[str, Dataset] | None
+    optimizers: Optimizers = (None, None)
+
+
+class BaseTrainer(TrainerMethods[Args], Generic[Args]):
+    """A model, rows and callbacks; a kind of trainer defines `described`, `_fit`, `_entry` and `_measured`."""
+
+    settable = TrainerMethods.settable | {"optimizer", "lr_scheduler"}
+    own_rules: ClassVar[Rules]
+    """What becomes of each field of its arguments."""
+    wanted: ClassVar[str] = "give rows"
+    """What to give where rows are missing."""
+    only_default: ClassVar[Mapping[str, str]] = {}
+    """Arguments of TRL's trainer of which only the default is possible, with why."""
+
+    def __init__(self, args: Args, given: Given) -> None:
+        if given.train_dataset is None:
+            raise UserError(f"{type(self).__name__}: train_dataset is missing; {self.wanted}.")
+        super().__init__(given.source, args, self.own_rules, given.callbacks)
+        self.train_dataset: Dataset | None = given.train_dataset
+        self.eval_dataset = given.eval_dataset
+        require_strategies(self.args, measures=self.eval_dataset is not None)
+        own_optimizer(given.optimizers)
+        self.optimizer, self.lr_scheduler = given.optimizers
+        """Of your own, None for AdamW and the schedule of the arguments."""
+
+    @classmethod
+    def require_defaults(cls, given: Mapping[str, object]) -> None:
+        """Refuse arguments that TRL's trainer does not have, and values that ours cannot serve."""
+        for name, value in given.items():
+            if name not in cls.only_default:
+                raise UserError(unknown_argument_message(cls, name, cls.own_rules))
+            if value not in (None, (None, None)):
+                raise UserError(f"{cls.__name__}: {name} = {value!r:.60}: {cls.only_default[name]}.  Leave it out.")
+
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
+        """Train to the end, or to where a callback stops; the folder then is a run of posttrain's like any other."""
+        with told_in_fields(self.args, self.rules):
+            asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
+            resume, from_step = resume_step(asked, self.folder)
+            if not resume:
+                require_free(self.folder, self.args)
+            config, length, rows = self.described()
+            self.create_optimizer_and_scheduler(length.updates)
+            watcher = CallbackWatcher(
+                self.events,
+                length,
+                entry_of=self._entry,
+                evaluate=None if self.eval_dataset is None else self.evaluate,
+                take_best=self.take_best,
+            )
+            self.run = self._fit(config, rows, Start(watcher=watcher, resume=resume, from_step=from_step))
+        if self.args.push_to_hub:
+            self.push_to_hub()
+        return TrainOutput(self.state.global_step, watcher.mean_loss, watcher.ended)
+
+    def described(self, rows: list[Row] | None = None) -> tuple[Any, RunLength, list[Row]]:
+        """The run in our words, how long it is, and its rows: those of train_dataset unless some are given."""
+        raise NotImplementedError
+
+    def _fit(self, config: Any, rows: list[Row], start: Start) -> Run:
+        """Train; `_begin` is called first, so that callbacks see the state that training begins with."""
+        raise NotImplementedError
+
+    def _entry(self, report: StepReport) -> Entry:
+        """What a step logs."""
+        raise NotImplementedError
+
+    def _measured(self, rows: list[Row], prefix: str) -> Entry:
+        """What is measured on rows that are not trained on, under names without the prefix."""
+        raise NotImplementedError
+
+    def _begin(self, start: Start, optimizer: Optimizer | None = None) -> None:
+        """Tell the callbacks that training begins, with the state of the checkpoint that it goes on from, or anew."""
+        self._begin_state(start.from_step, resume=start.resume)
+        start.watcher.begin(optimizer)
+
+    def take_best(self, checkpoint: Path, folder: Path) -> None:
+        """Have the model be that of a checkpoint, and write it as the model of the run's folder."""
+        load_best(self.policy, checkpoint)
+        save_trained(self.policy, folder, "adapter", "")
+
+    def rows(self, given: Dataset | None, name: str) -> list[Row]:
+        """The rows of a dataset; of a stream as many as a run draws."""
+        if given is None:
+            raise UserError(f"{type(self).__name__}: {name} is missing; {self.wanted}.")
+        return rows_of_dataset(given, name, most=self.rows_to_draw() if name == "train_dataset" else None)
+
+    def rows_to_draw(self) -> int | None:
+        """Rows that a run of max_steps reads; None where epochs say how long it is."""
+        args = self.args
+        return args.max_steps * rows_of_update(args) if args.max_steps > 0 else None
+
+    def optimizer_options(self) -> OptimizerOptions:
+        """How the arguments have weights moved."""
+        raise NotImplementedError
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        """AdamW as the arguments describe it; a script's own version makes the optimiser of `train`."""
+        return new_optimizer((model or self.model).parameters(), self.optimizer_options())
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler | None:
+        """None: the schedule of the arguments; a script's own version makes the scheduler of its optimiser."""
+        return None
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Have `optimizer` and `lr_scheduler` be those of a script's own methods, if it has some."""
+        if overrides(self, "create_optimizer") or (self.optimizer is None and overrides(self, "create_scheduler")):
+            self.optimizer = self.create_optimizer() or self.optimizer
+        if overrides(self, "create_scheduler"):
+            made = self.create_scheduler(num_training_steps=num_training_steps, optimizer=self.optimizer)
+            self.lr_scheduler = made or self.lr_scheduler
+
+    @property
+    def own_optimizer(self) -> OwnOptimizer | None:
+        """The optimiser and the scheduler of a script."""
+        return own_optimizer((self.optimizer, self.lr_scheduler))
+
+    def sections(self, length: RunLength) -> dict[str, Any]:
+        """The sections of a recipe that all kinds of training on rows share."""
+        return {
+            "model": self.model_options,
+            "task": DatasetOptions(held_out_share=0.0),
+            "checkpoint": checkpoint_options(self.args, length),
+            "tracker": tracker_options(self.args),
+            "run": run_options(self.args, length.steps),
+        }
+
+    def evaluate(
+        self,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, Any]:
+        """Measure the model on rows that are not trained on, and log what comes out.  Of several sets, each by name."""
+        given = eval_dataset if eval_dataset is not None else self.eval_dataset
+        if isinstance(given, Mapping):
+            parts = {f"{metric_key_prefix}_{name}": rows for name, rows in given.items()}
+            entries = [self.evaluate(rows, metric_key_prefix=prefix) for prefix, rows in parts.items()]
+            return {name: value for entry in entries for name, value in entry.items()}
+        rows = self.rows(given, "eval_dataset")
+        began = time.monotonic()
+        with told_in_fields(self.args, self.rules):
+            entry = self._measured(rows, metric_key_prefix)
+        seconds = time.monotonic() - began
+        batches = math.ceil(len(rows) / self.args.per_device_eval_batch_size)
+        speed = {
+            "runtime": seconds,
+            "samples_per_second": len(rows) / seconds,
+            "steps_per_second": batches / seconds,
+        }
+        told = prefixed(entry | speed, metric_key_prefix)
+        self.log(told)
+        self.events.tell("on_evaluate", metrics=told)
+        return told | {"epoch": self.state.epoch}
+
+
+def own_optimizer(given: Optimizers) -> OwnOptimizer | None:
+    """The optimiser and the scheduler that a script has made; None where it leaves both out."""
+    optimizer, scheduler = given
+    if optimizer is None and scheduler is None:
+        return None
+    if not isinstance(optimizer, Optimizer) or not isinstance(scheduler, LRScheduler | None):
+        raise UserError(
+            "optimizers: give (optimizer, scheduler) of torch, or (optimizer, None) for the schedule of"
+            " lr_scheduler_type from the rates of the optimiser's groups.  A scheduler is of one optimiser, so it"
+            " cannot come alone."
+        )
+    return OwnOptimizer(optimizer=optimizer, scheduler=scheduler)
