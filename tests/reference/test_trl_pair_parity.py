@@ -134,6 +134,13 @@ class Outcome:
     evaluated: dict[str, float]
 
 
+def logged(trainer: Any, report: StepReport) -> dict[str, Any]:
+    """What a step logs; the state counts its tokens, as in training."""
+    entry = trainer._entry(report)
+    trainer.state.num_input_tokens_seen = int(entry["num_tokens"])
+    return dict(entry)
+
+
 @cache
 def outcome(name: str) -> Outcome:
     """Of the case in float64, update by update: nothing but TRL's own rounding is between the numbers."""
@@ -151,12 +158,12 @@ def outcome(name: str) -> Outcome:
             trainer._ask_first_policy(resume=False)
         for step in (1, 2):
             metrics = trained.learn(step, 2)
-            logs.append(trainer._entry(StepReport(step=step, metrics=metrics, pairs=trained.learned)))
+            logs.append(logged(trainer, StepReport(step=step, metrics=metrics, pairs=trained.learned)))
     else:
         of_rewards = TrainedByPreferences(trainer.scorer, options, optimizer=trainer.own_optimizer)
         for step in (1, 2):
             metrics = of_rewards.learn(pairs.batch(of_rewards.run.next_pair, options), step, 2)
-            logs.append(trainer._entry(StepReport(step=step, metrics=metrics)))
+            logs.append(logged(trainer, StepReport(step=step, metrics=metrics)))
     weights = {parameter: each.detach().clone() for parameter, each in sgd.trained.items()}
     evaluated = {key.removeprefix("eval_"): value for key, value in trainer.evaluate().items()}
     return Outcome(logs=logs, gradients=sgd.gradients, weights=weights, evaluated=evaluated)

@@ -202,12 +202,13 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
             entry = self._measured(rows, metric_key_prefix)
         seconds = time.monotonic() - began
         batches = math.ceil(len(rows) / self.args.per_device_eval_batch_size)
-        speed = {
+        entry |= {
             "runtime": seconds,
             "samples_per_second": len(rows) / seconds,
             "steps_per_second": batches / seconds,
+            "num_tokens": float(self.state.num_input_tokens_seen),
         }
-        told = prefixed(entry | speed, metric_key_prefix)
+        told = prefixed(entry, metric_key_prefix)
         self.log(told)
         self.events.tell("on_evaluate", metrics=told)
         return told | {"epoch": self.state.epoch}

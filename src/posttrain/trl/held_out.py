@@ -34,7 +34,6 @@ def evaluation_entry(session: Session, rows: Sequence[Row], group_size: int, log
     collected = CollectedStep(step=max(1, session.trained.step), groups=groups, grades=grades)
     entry: Entry = loss_entry(session, collected, logged) if group_size > 1 else {"loss": None}
     entry |= sampled_entry(groups, grades, logged)
-    entry["num_tokens"] = float(session.trained.run.num_tokens)
     return entry
 
 

@@ -112,7 +112,6 @@ class DPOTrainer(PairTrainer[DPOConfig]):
     def _fit(self, config: DpoConfig, rows: list[Row], start: Start) -> Run:
         """The run by `train_dpo`."""
         self._begin(start)
-        self._num_tokens = float(self.state.num_input_tokens_seen)
         if self.reference is None:
             self._ask_first_policy(resume=start.resume)
         return train_dpo(
@@ -139,9 +138,9 @@ class DPOTrainer(PairTrainer[DPOConfig]):
 
     def _entry(self, report: StepReport) -> Entry:
         """What a step logs."""
-        self._num_tokens += sum(read_tokens(pair) for pair in report.pairs)
+        num_tokens = self.state.num_input_tokens_seen + sum(read_tokens(pair) for pair in report.pairs)
         logged = ("loss", "grad_norm", "learning_rate", *OF_PAIRS)
-        return {**{name: report.metrics[name] for name in logged}, "num_tokens": self._num_tokens}
+        return {**{name: report.metrics[name] for name in logged}, "num_tokens": float(num_tokens)}
 
     def _measured(self, rows: list[Row], prefix: str) -> Entry:
         """The loss, and what TRL logs of rewards and log-probs."""
@@ -151,11 +150,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         reference = self._reference_logprobs(pairs, prefix, options)
         found = MeasuredPairs.of(pair_objective(options), policy, reference, said_lengths(pairs))
         means = found.means()
-        return {
-            "loss": found.losses.mean().item(),
-            **{name: means[name] for name in OF_PAIRS},
-            "num_tokens": self._num_tokens,
-        }
+        return {"loss": found.losses.mean().item(), **{name: means[name] for name in OF_PAIRS}}
 
     def _reference_logprobs(self, pairs: Sequence[Preference], prefix: str, options: DpoOptions) -> OfPairs:
         """log π_ref of both answers of some pairs."""

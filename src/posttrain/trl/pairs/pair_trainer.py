@@ -36,9 +36,6 @@ class PairTrainer(BaseTrainer[PairArgs]):
     wanted = "give rows with `chosen` and `rejected`"
     only_default = NOT_HERE
 
-    _num_tokens = 0.0
-    """That `train` has learned so far, prompts counted with each answer, as TRL counts them."""
-
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
         """The rows with the columns that are read.  Raises UserError where some would say what is not heeded."""
         rows = super().rows(given, name)

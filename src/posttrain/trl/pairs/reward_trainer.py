@@ -133,7 +133,6 @@ class RewardTrainer(PairTrainer[RewardConfig]):
 
     def _entry(self, report: StepReport) -> Entry:
         """What a step logs."""
-        self._num_tokens = report.metrics["num_tokens"]
         return {name: report.metrics[name] for name in LOGGED}
 
     def _measured(self, rows: list[Row], prefix: str) -> Entry:
@@ -144,7 +143,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         margins = torch.tensor([pair.margin or 0.0 for pair in pairs], dtype=torch.float64)
         losses = bradley_terry(scores.chosen, scores.rejected, margins)
         losses = losses + options.center_coefficient * centring(scores.chosen, scores.rejected)
-        return {"loss": losses.mean().item(), **scores.metrics(), "num_tokens": self._num_tokens}
+        return {"loss": losses.mean().item(), **scores.metrics()}
 
     def write_model(self, folder: Path) -> None:
         """Write the reward model as a sequence classifier, an adapter added into it, with the tokenizer."""

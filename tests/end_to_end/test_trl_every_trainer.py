@@ -1,0 +1,176 @@
+"""What each of TRL's trainers does around training: restarts, optimisers of one's own, the best model, the push."""
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from posttrain.errors import UserError
+from posttrain.trl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    RLOOConfig,
+    RLOOTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
+from tests.support.runs import save_tiny_model
+
+PROMPTS = [{"prompt": f"{number} + 1 ="} for number in range(1, 9)]
+ANSWERS = [row | {"completion": f" {number + 1}"} for number, row in enumerate(PROMPTS)]
+PAIRS = [row | {"chosen": f" {number + 1}", "rejected": f" {number + 2}!"} for number, row in enumerate(PROMPTS)]
+SAMPLED = {"max_completion_length": 4, "num_generations": 2}
+KINDS: dict[str, tuple[Any, Any, list[dict[str, str]], dict[str, Any]]] = {
+    "grpo": (GRPOTrainer, GRPOConfig, PROMPTS, SAMPLED),
+    "rloo": (RLOOTrainer, RLOOConfig, PROMPTS, SAMPLED),
+    "sft": (SFTTrainer, SFTConfig, ANSWERS, {}),
+    "dpo": (DPOTrainer, DPOConfig, PAIRS, {}),
+    "reward": (RewardTrainer, RewardConfig, PAIRS, {}),
+}
+"""Trainer, arguments, rows and what its arguments have beside those that all have."""
+CONSTRUCTOR = ("eval_dataset", "callbacks", "optimizers", "ref_model")
+Kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
+
+
+def length(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def trainer(kind: str, model: Any, folder: Path, *, bases: Callable[[Any], Any] = lambda own: own, **given: Any) -> Any:
+    """A trainer; what its constructor has goes there, and the rest is arguments."""
+    own, config, rows, sampled = KINDS[kind]
+    named = {name: given.pop(name) for name in CONSTRUCTOR if name in given}
+    args = {"max_steps": 4, "per_device_train_batch_size": 4, "logging_steps": 1, "learning_rate": 1e-3}
+    rewards = {"reward_funcs": length} if sampled else {}
+    config = config(str(folder), **{**args, **sampled, **given})
+    return bases(own)(model=model, args=config, train_dataset=rows, **rewards, **named)
+
+
+class Killed(TrainerCallback):
+    """Ends a job from outside after two updates."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if state.global_step == 2:
+            raise KeyboardInterrupt
+
+
+def numbers(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a log says but for how long things took."""
+    return [{name: value for name, value in entry.items() if not re.search("time|second", name)} for entry in log]
+
+
+def weights(made: Any) -> list[torch.Tensor]:
+    return [each.detach().clone() for each in made.model.parameters()]
+
+
+@Kind
+def test_a_job_that_is_started_again_goes_on_to_the_bit_and_its_log_too(kind: str, model: str, tmp_path: Path) -> None:
+    whole = trainer(kind, model, tmp_path / "whole", save_steps=1)
+    whole.train()
+    with pytest.raises(KeyboardInterrupt):
+        trainer(kind, model, tmp_path / "parts", save_steps=1, callbacks=[Killed()]).train()
+    last = get_last_checkpoint(str(tmp_path / "parts"))
+    assert last == str(tmp_path / "parts" / "checkpoint-2")
+    parts = trainer(kind, model, tmp_path / "parts", save_steps=1)
+    parts.train(resume_from_checkpoint=last)
+    assert all(map(torch.equal, weights(whole), weights(parts)))
+    for ours, theirs in zip(numbers(parts.state.log_history[:4]), numbers(whole.state.log_history[:4]), strict=True):
+        assert ours == theirs
+    loads = AutoModelForSequenceClassification if kind == "reward" else AutoModelForCausalLM
+    kept = loads.from_pretrained(tmp_path / "parts" / "checkpoint-4", dtype=torch.float32)
+    assert all(map(torch.equal, kept.parameters(), weights(parts)))
+
+
+@Kind
+def test_a_scripts_own_optimiser_is_the_one_that_trains(kind: str, model: str, tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def with_sgd(own: Any) -> Any:
+        class Mine(own):
+            def create_optimizer(self) -> Any:
+                seen.append("made")
+                self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.25, momentum=0.9)
+                return self.optimizer
+
+            def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+                return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1 - update / num_training_steps)
+
+        return Mine
+
+    made = trainer(kind, model, tmp_path / "own", bases=with_sgd)
+    before = weights(made)
+    made.train()
+    rates = [entry["learning_rate"] for entry in made.state.log_history if "learning_rate" in entry]
+    assert (seen, rates) == (["made"], [0.25, 0.1875, 0.125, 0.0625])
+    assert any("momentum_buffer" in each for each in made.optimizer.state.values())
+    assert not all(map(torch.equal, before, weights(made)))
+    still = trainer(kind, model, tmp_path / "still")
+    optimizer = torch.optim.SGD(still.model.parameters(), lr=0.0)
+    still = trainer(kind, still.model, tmp_path / "still", optimizers=(optimizer, None))
+    before = weights(still)
+    still.train()
+    assert all(map(torch.equal, before, weights(still))), "a rate of 0 moves nothing"
+
+
+@Kind
+def test_the_best_model_is_the_one_that_is_left(kind: str, model: str, tmp_path: Path) -> None:
+    def measures(own: Any) -> Any:
+        class Mine(own):
+            def evaluate(self, *given: Any, **named: Any) -> Any:
+                return super().evaluate(*given, **named) | {"eval_quality": {1: 0.2, 2: 0.9}[self.state.global_step]}
+
+        return Mine
+
+    asked = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "quality", "greater_is_better": True}
+    asked |= {"load_best_model_at_end": True, "max_steps": 2, "eval_dataset": KINDS[kind][2][:2]}
+    made = trainer(kind, model, tmp_path / "run", bases=measures, **asked)
+    made.train()
+    of_evaluations = [entry for entry in made.state.log_history if "eval_runtime" in entry]
+    assert len(of_evaluations) == 2
+    assert all(math.isfinite(entry["eval_samples_per_second"]) for entry in of_evaluations)
+    assert all(entry["eval_num_tokens"] > 0 for entry in of_evaluations)
+    assert made.state.best_global_step == 2
+    loads = AutoModelForSequenceClassification if kind == "reward" else AutoModelForCausalLM
+    kept = loads.from_pretrained(tmp_path / "run" / "checkpoint-2", dtype=torch.float32)
+    assert all(map(torch.equal, kept.parameters(), weights(made)))
+
+
+@Kind
+def test_a_trainer_without_rows_says_so(kind: str, model: str, tmp_path: Path) -> None:
+    own, config, _, sampled = KINDS[kind]
+    given = {"reward_funcs": length} if sampled else {}
+    with pytest.raises(UserError, match=rf"{own.__name__}: train_dataset is missing; give rows"):
+        own(model=model, args=config(str(tmp_path), **sampled), **given)
+    with pytest.raises(UserError, match=rf"{own.__name__}: eval_dataset is missing; give rows"):
+        trainer(kind, model, tmp_path).evaluate()
+    with pytest.raises(UserError, match=rf"{own.__name__}: there is no argument 'trian_dataset'.  Did you mean"):
+        own(model=model, args=config(str(tmp_path), **sampled), trian_dataset=[], **given)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "reward"])
+def test_columns_that_would_be_left_unread_are_refused(kind: str, model: str, tmp_path: Path) -> None:
+    made = trainer(kind, model, tmp_path)
+    made.train_dataset = [row | {"images": ["a.png"]} for row in PAIRS]
+    with pytest.raises(UserError, match="train_dataset: the column 'images' is not read here"):
+        made.train()
+
+
+def test_a_reference_that_is_the_policy_itself_is_refused(model: str, tmp_path: Path) -> None:
+    policy = AutoModelForCausalLM.from_pretrained(model)
+    with pytest.raises(UserError, match="ref_model is the model that is trained, so it would change with it"):
+        trainer("dpo", policy, tmp_path, ref_model=policy)
