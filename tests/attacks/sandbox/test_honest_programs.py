@@ -116,7 +116,7 @@ def test_a_program_that_sleeps_in_every_test_is_ended_as_a_whole() -> None:
         {"kind": "calls", "entry": "f", "cases": [{"expected": 1}] * many},
         {"kind": "asserts", "entry": "f", "tests": ["assert f() == 1"] * many},
     ]
-    reward = CodeReward(score="fraction", cpu_seconds=0.5, program_seconds=1.5)
+    reward = CodeReward(score="fraction", cpu_seconds=1.0, program_seconds=1.5)
     for tests in kinds:
         (found,) = scored(reward, [sleeps], tests)
         assert isinstance(found, Graded)
