@@ -20,7 +20,7 @@ author = "the posttrain authors"
 copyright = "the posttrain authors, Apache-2.0"
 release = version = installed_version("posttrain")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary"]
 exclude_patterns = ["_build", "_templates"]
 templates_path = ["_templates"]
 html_theme = "furo"

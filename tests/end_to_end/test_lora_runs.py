@@ -152,7 +152,7 @@ def test_a_supervised_run_trains_an_adapter_and_resumes_to_the_same_bits(
     typed += ["--checkpoint.every-steps", "1", "--sft.rows-per-batch", "4", "--run.threads", "1"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert main([*typed, "--run.num-steps", "3", "--run.folder", str(whole)]) == 0
-    assert "default learning rate 0.0001, without an adapter 1e-05" in capsys.readouterr().out
+    assert "learning rate 0.0001; the default is 0.0001, of a whole model 1e-05" in capsys.readouterr().out
     assert main([*typed, "--run.num-steps", "1", "--run.folder", str(parts)]) == 0
     assert main(["sft", "--resume", str(parts), "--run.num-steps", "3"]) == 0
     ours, theirs = (load_file(each / "adapter" / "adapter_model.safetensors") for each in (whole, parts))
@@ -206,8 +206,7 @@ def test_what_follows_from_a_loss_follows_from_that_of_a_copy(first: Any) -> Non
 def test_the_plan_says_both_rates_and_which_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rl", str(recipe_of(tmp_path, 1)), "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert "default learning rate 1e-05, without an adapter 1e-06" in printed
-    assert "learning rate 0.01" in printed
+    assert "learning rate 0.01; the default is 1e-05, of a whole model 1e-06" in printed
     assert main(["rl", str(recipe_of(tmp_path, 1)), "--update.learning-rate", "null", "--dry-run"]) == 0
     assert "learning rate 1e-05\n" in capsys.readouterr().out
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from posttrain.errors import UserError
 from posttrain.trl import SFTConfig, SFTTrainer
@@ -85,3 +85,54 @@ def test_what_is_not_here_is_told_by_name(model: str, tmp_path: Path) -> None:
             trainer(model, tmp_path, given={name: print})
     with pytest.raises(UserError, match="train_dataset is missing"):
         SFTTrainer(model, SFTConfig(str(tmp_path))).train()
+
+
+def test_rows_of_tokens_are_learned_as_they_are(model: str, tmp_path: Path) -> None:
+    ids = [5, 6, 7, 8]
+    rows = [{"input_ids": ids, "completion_mask": [0, 0, 1, 1], "assistant_masks": [0, 0, 0, 1], "text": "other"}]
+    learned = {
+        "by default": ({}, [-100, -100, 7, 8]),
+        "assistant": ({"assistant_only_loss": True}, [-100, -100, -100, 8]),
+        "whole": ({"completion_only_loss": False}, [-100, 6, 7, 8]),
+    }
+    for name, (args, labels) in learned.items():
+        made = trainer(model, tmp_path / name, rows, dataset_kwargs={"skip_prepare_dataset": True}, **args)
+        assert made.train_dataset[0] == {"input_ids": ids, "labels": labels}, name
+    made.train()
+    assert made.state.log_history[0]["num_tokens"] == 12, "3 epochs of one row"
+
+
+def test_the_stop_token_and_the_template_are_those_of_the_arguments(model: str, tmp_path: Path) -> None:
+    """As in TRL they are the tokenizer's from then on, and those of the saved model."""
+    template = tmp_path / "plain.jinja"
+    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    other = next(token for token in tokenizer.get_vocab() if token != tokenizer.eos_token)
+    made = trainer(model, tmp_path / "run", CHATS, chat_template_path=str(template), eos_token=other, max_steps=1)
+    shown = made.train_dataset[0]["input_ids"]
+    assert made.processing_class.decode(shown).startswith("user: 1?\nassistant: 1.")
+    made.train()
+    made.save_model(str(tmp_path / "saved"))
+    saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert (saved.eos_token, saved.chat_template) == (other, template.read_text())
+    end = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").generation_config.eos_token_id
+    assert end == tokenizer.convert_tokens_to_ids(other)
+    folder = tmp_path / "other"
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer.save_pretrained(folder)
+    assert trainer(model, tmp_path, CHATS, chat_template_path=str(folder)).processing_class.chat_template == (
+        "{{ messages[0].content }}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"eos_token": "<none such>"}, "SFTConfig: eos_token = '<none such>' is not a token of the tokenizer"),
+        ({"chat_template_path": "none.jinja"}, "chat_template_path = 'none.jinja': there is no such file"),
+        ({"chat_template_path": "/nowhere"}, "chat_template_path = '/nowhere': no tokenizer can be read there"),
+    ],
+)
+def test_a_tokenizer_field_that_cannot_be_is_refused(model: str, tmp_path: Path, given: Any, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        trainer(model, tmp_path, CHATS, **given)

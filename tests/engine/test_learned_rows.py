@@ -24,6 +24,8 @@ ASKED = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
 AGAIN = ASKED.replace("a<", "c<")
 THINKING = turns("1+1?", "<think>a</think>2", "2+2?", "<think>b</think>4")
 
+IDS: list[int] = chat_tokenizer()("2+2=4", add_special_tokens=False)["input_ids"]
+
 
 def examples(
     rows: Sequence[Mapping[str, Any]],
@@ -50,6 +52,12 @@ def shown(found: RowExamples) -> list[str]:
         ({"prompt": "2+2=", "completion": "4"}, {"loss_on": "all"}, "2⟪+2=4<|im_end|>⟫"),
         ({"text": "abc"}, {}, "a⟪bc<|im_end|>⟫"),
         ({"text": "abc"}, {"loss_on": "completion"}, "a⟪bc<|im_end|>⟫"),
+        ({"input_ids": IDS}, {}, "2⟪+2=4⟫"),
+        ({"input_ids": IDS, "labels": [-100] * 4 + IDS[4:], "text": "other"}, {}, "2+2=⟪4⟫"),
+        ({"input_ids": IDS, "completion_mask": [0, 0, 0, 1, 1]}, {}, "2+2⟪=4⟫"),
+        ({"input_ids": IDS, "completion_mask": [0, 0, 1, 1, 1], "assistant_masks": [1, 0, 1, 0, 1]}, {}, "2+⟪2⟫=⟪4⟫"),
+        ({"input_ids": IDS, "completion_mask": [0, 0, 0, 1, 1]}, {"loss_on": "all"}, "2⟪+2=4⟫"),
+        ({"input_ids": IDS, "labels": [*IDS[:3], -100, -100]}, {}, "2⟪+2⟫"),
         (
             {"messages": turns("a", "b", "c", "d")},
             {},
@@ -274,3 +282,26 @@ def test_equal_prompts_stay_on_one_side_whatever_is_said_to_them(tmp_path: Path)
 def test_options_that_contradict_each_other_are_told(sections: Mapping[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         load_recipe(kind=SftConfig, **{"task": {"name": "dataset"}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"input_ids": []}, r"rows:1: the column `input_ids` is empty"),
+        ({"input_ids": "2+2"}, r"rows:1: the column `input_ids` must be a list of whole numbers, not '2\+2'"),
+        ({"input_ids": [1, 2.5]}, r"must be a list of whole numbers, not \[1, 2.5\]"),
+        ({"input_ids": [1, 2, 99999]}, r"rows:1: token 99999 is not one of the model's \d+; make the rows with its"),
+        ({"input_ids": [1, -1]}, r"token -1 is not one of the model's"),
+        (
+            {"input_ids": [1, 2], "labels": [1]},
+            r"1 numbers in `labels`, and 2 in `input_ids`; give one for each",
+        ),
+        ({"input_ids": [1, 2], "labels": [2, -100]}, r"labels\[0\] = 2, and input_ids\[0\] = 1: .* the shift by one"),
+        ({"input_ids": [1, 2], "attention_mask": [1, 0]}, r"its attention_mask leaves out tokens"),
+        ({"input_ids": [1, 2], "labels": [-100, -100]}, r"rows:1: nothing to learn"),
+        ({"input_ids": [1]}, r"rows:1: nothing to learn"),
+    ],
+)
+def test_a_row_of_tokens_that_do_not_fit_together_is_named(row: Mapping[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        examples([row, {"input_ids": IDS}])

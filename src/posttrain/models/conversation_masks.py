@@ -28,7 +28,7 @@ THINK = "<think>"
 """Begins the thoughts of models that have their template open them."""
 OTHER_WAYS = (
     "  With sft.loss_on: completion the last turn alone is learned, and with sft.split_turns: true each turn in a row"
-    " of its own, as the model meets it."
+    " of its own, as the model meets it.  Or name a template that keeps turns as they are: model.chat_template."
 )
 
 
@@ -78,6 +78,11 @@ class Masking:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's."""
         return self.renderer.tokenizer
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the tokenizer has."""
+        return len(self.tokenizer)
 
     @property
     def stop(self) -> int:

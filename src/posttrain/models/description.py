@@ -19,7 +19,7 @@ from posttrain.models.recomputation import is_recomputing
 from posttrain.models.rendering import opening_tokens
 from posttrain.options.adapter import ALL_LINEAR
 from posttrain.options.model import ModelOptions
-from posttrain.options.training import RATE_OF_ADAPTERS
+from posttrain.options.training import RATE_OF_ADAPTERS, OptimizerOptions
 
 WRAPPER_GAP = 0.1
 """Nats by which a text model may differ from the multimodal one around it before that is said: rounding in bfloat16."""
@@ -54,8 +54,8 @@ def model_lines(policy: Policy, name: str) -> list[str]:
     return lines
 
 
-def adapter_lines(policy: Policy, default_rate: float) -> list[str]:
-    """What of an adapter a plan says, none where there is none; `default_rate` is that of a whole model."""
+def adapter_lines(policy: Policy, options: OptimizerOptions) -> list[str]:
+    """What of an adapter a plan says, none where there is none."""
     layers = lora_layers(policy.model)
     if not layers:
         return []
@@ -64,13 +64,14 @@ def adapter_lines(policy: Policy, default_rate: float) -> list[str]:
     quantized = [layer for layer in policy.model.modules() if is_4_bit(layer)]
     dtype = type_name(policy.compute_dtype)
     in_4_bits = f", {len(quantized)} layers of it in nf4 (scales quantised too), products in {dtype}"
+    rate, of_whole = options.largest_rate, options.default_rate
     scaled = f"rank {first.rank}, alpha {first.alpha:g}{', rslora' if first.rslora else ''}"
     return [
         (
             f"adapter    {scaled}, on {len(layers)} layers: {trained / 1e6:.3g} M parameters trained, the base"
             f" frozen{in_4_bits if quantized else ''}"
         ),
-        f"           default learning rate {default_rate * RATE_OF_ADAPTERS:g}, without an adapter {default_rate:g}",
+        f"           learning rate {rate:g}; the default is {of_whole * RATE_OF_ADAPTERS:g}, of a whole model {of_whole:g}",
         *left_out_lines(policy, layers),
     ]
 

@@ -66,7 +66,7 @@ def plan_lines(
         *policy_lines(session),
         f"task       {session.task.name}, {len(session.questions().prompts)} held-out problems",
         *(f"           {note}" for note in (session.task.notes() if isinstance(session.task, DatasetTask) else ())),
-        *adapter_lines(session.policy, config.update.default_rate),
+        *adapter_lines(session.policy, config.update),
         f"algorithm  {session.algorithm.name}, learning rate {config.update.largest_rate:g}",
         f"rewards    {', '.join(f'{item.name} × {item.settings.weight:g}' for item in session.rewards)}",
         (

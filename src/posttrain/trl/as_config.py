@@ -85,7 +85,7 @@ def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length:
             shuffle=args.shuffle_dataset is not False,
         ),
         algorithm=grpo_section(args) if isinstance(args, GRPOConfig) else rloo_section(args),
-        grading=GradingOptions(max_same_reward_steps=0),
+        grading=GradingOptions(max_same_reward_steps=0, max_unscored_steps=0),
         rollout=rollout_options(args, plan),
         update=UpdateOptions(
             **adamw_options(args, model, length.updates),

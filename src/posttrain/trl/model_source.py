@@ -17,6 +17,7 @@ from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
 from posttrain.options.model import ModelOptions
 from posttrain.trl.fields.field_rules import mapping_of
 from posttrain.trl.fields.training_fields import TrainingFields
+from posttrain.trl.tokenizer_fields import with_tokenizer_fields
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -62,7 +63,7 @@ def loaded(source: ModelSource, args: TrainingFields) -> tuple[Policy, ModelOpti
         tokenizer = require_tokenizer(source.processing_class)
         policy = replace(policy, tokenizer=tokenizer, stop_ids=stop_ids(policy.model, tokenizer))
     notes += router_notes(policy, args)
-    return policy, options, notes
+    return with_tokenizer_fields(policy, args), options, notes
 
 
 def router_notes(policy: Policy, args: TrainingFields) -> list[str]:

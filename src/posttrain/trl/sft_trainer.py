@@ -13,6 +13,7 @@ from posttrain.runs.reports import Run, StepReport
 from posttrain.training.sft.learned_rows import GivenRows, RowExamples
 from posttrain.training.sft.sft_run import example_source, train_sft
 from posttrain.training.sft.supervised import held_out_loss
+from posttrain.training.sft.token_rows import MASKS, TOKENS
 from posttrain.trl.as_config import RunLength, adamw_options, run_length
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
 from posttrain.trl.fields.sft_config import SFT_RULES, SFTConfig, rows_of_update
@@ -146,6 +147,9 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
         """The rows with their text in the column `text`."""
         rows = super().rows(given, name)
+        if TOKENS in rows[0]:
+            unread = unread_masks(self.args)
+            return [{key: value for key, value in row.items() if key not in unread} for row in rows]
         column, text = self.args.dataset_text_field, self.formatting_func
         if text is not None:
             return [{"text": text(row)} for row in rows]
@@ -158,8 +162,16 @@ NO_LIMIT = 1_000_000_000
 """Tokens of a batch that rows alone limit."""
 
 
+def unread_masks(args: SFTConfig) -> set[str]:
+    """Masks of rows of tokens that the arguments leave unread."""
+    read = {"completion_mask": args.completion_only_loss is not False, "assistant_masks": args.assistant_only_loss}
+    return {mask for mask in MASKS if not read[mask]}
+
+
 def learned_part(args: SFTConfig, row: Row) -> Literal["assistant", "all"]:
     """What of a row is learned: TRL learns completions without their prompts, and messages and text whole."""
+    if TOKENS in row:
+        return "assistant"
     if "completion" in row:
         return "all" if args.completion_only_loss is False else "assistant"
     return "assistant" if args.assistant_only_loss else "all"

@@ -42,7 +42,7 @@ def dpo_plan_lines(
     first, *more = described
     return [
         *model_lines(policy, model),
-        *adapter_lines(policy, options.default_rate),
+        *adapter_lines(policy, options),
         f"pairs      {first}",
         *(f"           {line}" for line in more),
         f"loss       {loss_in_words(options)}",

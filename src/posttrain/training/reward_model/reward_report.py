@@ -41,7 +41,7 @@ def reward_plan_lines(
     epochs = f": {options.num_epochs:g} epochs" if options.num_epochs is not None else ""
     return [
         *model_lines(policy, model),
-        *adapter_lines(policy, options.default_rate),
+        *adapter_lines(policy, options),
         *merged,
         f"head       {scorer.head.weight.shape[1]} weights, read at the last token of prompt and answer",
         f"data       {first}; {len(pairs.held_out)} held out",

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from posttrain.records import Example
 from posttrain.tasks.prompt_content import prompt_content
 from posttrain.tasks.row_formats import CompletionRow, ConversationRow, RowFormat, formatted, told_format, tools_of
 from posttrain.tasks.rows import BadRows, DatasetRow
+from posttrain.training.sft.token_rows import TOKENS, TokenRow, example_of, token_row
 
 TEXT = "text"
 """The column of rows that are plain text and nothing else."""
@@ -32,24 +33,36 @@ class TextRow:
     text: str
 
 
-LearnedRow = CompletionRow | ConversationRow | TextRow
+LearnedRow = CompletionRow | ConversationRow | TextRow | TokenRow
 
 
 def learned_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[LearnedRow]:
     """Rows of one of the formats that can be learned, each checked, the bad ones counted."""
-    columns = rows[0].columns
-    plain = TEXT in columns and not {"messages", "completion"} & columns.keys()
-    format = None if plain else told_format(rows, FORMATS)
+    read = reader_of(rows)
     found: list[LearnedRow] = []
     for row in rows:
         try:
-            made = text_row(row) if format is None else formatted([row], format)[0]
+            found.append(read(row))
         except UserError as error:
             bad.add(str(error))
-            continue
-        assert isinstance(made, CompletionRow | ConversationRow | TextRow)
-        found.append(made)
     return found
+
+
+def reader_of(rows: Sequence[DatasetRow]) -> Callable[[DatasetRow], LearnedRow]:
+    """What reads these rows, by the columns of the first."""
+    columns = rows[0].columns
+    if TOKENS in columns:
+        return token_row
+    if TEXT in columns and not {"messages", "completion"} & columns.keys():
+        return text_row
+    format = told_format(rows, FORMATS)
+
+    def read(row: DatasetRow) -> LearnedRow:
+        made = formatted([row], format)[0]
+        assert isinstance(made, CompletionRow | ConversationRow)
+        return made
+
+    return read
 
 
 def text_row(row: DatasetRow) -> TextRow:
@@ -116,6 +129,9 @@ class ExampleMaker:
 
     def whole(self, row: LearnedRow) -> list[Example]:
         """What is learned of a row."""
+        if isinstance(row, TokenRow):
+            made = example_of(row, self.masking.vocabulary, learn_all=self.options.loss_on == "all")
+            return [trimmed(made.tokens, made.learned)]
         if isinstance(row, TextRow):
             return [self.masking.text(self.masking.renderer.render(row.text, id=row.where))]
         if isinstance(row, ConversationRow):

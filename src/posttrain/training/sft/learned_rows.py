@@ -18,6 +18,7 @@ from posttrain.tasks.draw_order import permutation
 from posttrain.tasks.row_formats import CompletionRow, ConversationRow
 from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, rows_of
 from posttrain.training.sft.example_maker import ExampleMaker, LearnedRow, PackedExample, TextRow, learned_rows
+from posttrain.training.sft.token_rows import TokenRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +139,15 @@ def keyed(rows: Sequence[LearnedRow], task: DatasetOptions) -> list[DatasetRow]:
 def learned_in(rows: Sequence[DatasetRow]) -> list[LearnedRow]:
     """The rows again."""
     found = [row.columns["row"] for row in rows]
-    return [row for row in found if isinstance(row, CompletionRow | ConversationRow | TextRow)]
+    return [row for row in found if isinstance(row, CompletionRow | ConversationRow | TextRow | TokenRow)]
 
 
 def asked(row: LearnedRow) -> object:
     """What comes before the first answer of a row."""
     if isinstance(row, TextRow):
         return row.text
+    if isinstance(row, TokenRow):
+        return [*row.tokens]
     if isinstance(row, CompletionRow):
         return row.prompt if isinstance(row.prompt, str) else [*row.prompt]
     roles = [message["role"] for message in row.messages]

@@ -37,7 +37,7 @@ def sft_plan_lines(
     rate = f"learning rate {options.largest_rate:g} ({options.schedule})"
     return [
         *model_lines(policy, model),
-        *adapter_lines(policy, options.default_rate),
+        *adapter_lines(policy, options),
         f"data       {first}; {num_held_out} held out",
         *(f"           {line}" for line in more),
         f"one step   {rows}{options.tokens_per_batch} tokens, {rate}",

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from posttrain.trl.fields.field_rules import Rules, refused, supported
+from posttrain.trl.fields.field_rules import Rules, supported
 from posttrain.trl.fields.number_rules import at_least
 from posttrain.trl.fields.pair_rules import LENGTHS, pair_rules
+from posttrain.trl.fields.sft_config import TOKENIZER_RULES
 from posttrain.trl.fields.training_fields import TrainingFields
 
 
@@ -27,8 +28,7 @@ class RewardConfig(TrainingFields):
 
 REWARD_RULES: Rules = {
     **pair_rules("reward_model"),
-    "chat_template_path": refused("give a tokenizer with that template as processing_class."),
-    "eos_token": refused("give a tokenizer with that end-of-text token as processing_class."),
+    **TOKENIZER_RULES,
     "max_length": supported(
         "reward_model.max_length, reward_model.long_pairs", "longer pairs are left out", numbers=LENGTHS
     ),

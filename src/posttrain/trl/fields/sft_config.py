@@ -6,7 +6,7 @@ from typing import Any
 from posttrain.trl.fields.field_rules import Rule, Rules, Treatment, idle, refused, supported, translated
 from posttrain.trl.fields.number_rules import above, at_least, between, whole
 from posttrain.trl.fields.training_fields import TrainingFields
-from posttrain.trl.fields.training_rules import LIGER, TRAINING_RULES, optim_rule
+from posttrain.trl.fields.training_rules import LIGER, TRAINING_RULES
 
 
 @dataclass
@@ -56,6 +56,12 @@ def update_size(args: SFTConfig) -> str:
     return f"An update learns {count} {'row' if count == 1 else 'rows'}, however short."
 
 
+TOKENIZER_RULES: Rules = {
+    "chat_template_path": supported(
+        "model.chat_template", "a .jinja file, or a tokenizer whose template is taken; no tokens are added"
+    ),
+    "eos_token": supported("", "a token that the tokenizer has; it ends texts, also those of the saved model"),
+}
 SFT_RULES: Rules = {
     **TRAINING_RULES,
     "per_device_train_batch_size": supported("sft.rows_per_batch, sft.tokens_per_microbatch", "rows", numbers=whole(1)),
@@ -67,7 +73,6 @@ SFT_RULES: Rules = {
     "warmup_ratio": translated(
         "sft.warmup_steps", "is read as warmup_steps, a share of all updates.", numbers=between(0, 1, or_none=True)
     ),
-    "optim": optim_rule("leave it out."),
     "weight_decay": supported(
         "sft.weight_decay", "on matrices; of an adapter on A and B, towards the base model", numbers=at_least(0)
     ),
@@ -81,20 +86,19 @@ SFT_RULES: Rules = {
     "batch_eval_metrics": refused("the loss on held-out rows is what is measured; leave it out."),
     "remove_unused_columns": refused("columns that are not learned are not read; leave it out.", True, False, None),
     "train_sampling_strategy": refused("rows are drawn at random, each once in an epoch; leave it out."),
-    "chat_template_path": refused("give a tokenizer with that template as processing_class."),
+    **TOKENIZER_RULES,
     "dataset_text_field": supported("", "the column of plain text"),
     "dataset_kwargs": Rule(
         treatment=Treatment.REFUSED,
         says="rows are prepared in one way; leave it out.",
         honours=({},),
         keys={
-            "skip_prepare_dataset": idle("rows are made into tokens here.", False),
+            "skip_prepare_dataset": idle("rows with `input_ids` are learned as they are, others are made into tokens."),
             "add_special_tokens": idle("a text gets the tokenizer's opening tokens once, and its end."),
             "append_concat_token": idle("rows are not joined.", True),
         },
     ),
     "dataset_num_proc": idle("rows are made into tokens in this process."),
-    "eos_token": refused("give a tokenizer with that end-of-text token as processing_class."),
     "max_length": supported(
         "sft.max_length, sft.long_rows", "longer rows lose their ends", numbers=whole(2, or_none=True)
     ),

@@ -1,6 +1,6 @@
 """What becomes of each field of `TrainingFields`; the page "TRL's fields" is made of this table."""
 
-from posttrain.trl.fields.field_rules import Rule, Rules, idle, refused, supported, translated
+from posttrain.trl.fields.field_rules import Rules, idle, refused, supported, translated
 from posttrain.trl.fields.number_rules import Numbers, above, at_least, between, interval, whole
 
 ONE_PROCESS = "one process trains here, on one device."
@@ -24,17 +24,6 @@ OTHER_ADAMW = (
 LIGER = "log-probs are computed in chunks here, without that package."
 
 
-def optim_rule(remedy: str) -> Rule:
-    """The optimiser: AdamW under any of its names; `remedy` ends the refusal of another."""
-    return refused(
-        f"AdamW of torch is the optimiser here; {remedy}",
-        "adamw_torch",
-        "adamw_torch_fused",
-        "adamw_hf",
-        reads=dict.fromkeys(OTHER_ADAMW, "is read as AdamW of torch, with moments in float32: 8 bytes a weight."),
-    )
-
-
 TRAINING_RULES: Rules = {
     "output_dir": supported("run.folder", "the folder of the run, `trainer_output` by default"),
     "per_device_train_batch_size": supported(
@@ -54,7 +43,13 @@ TRAINING_RULES: Rules = {
     "warmup_steps": supported(
         "update.warmup_steps", "below 1 a share of all updates; the first rate is lr/w, not 0", numbers=at_least(0)
     ),
-    "optim": optim_rule("give another in `optimizers`."),
+    "optim": refused(
+        "AdamW of torch is the optimiser here; give another in `optimizers`.",
+        "adamw_torch",
+        "adamw_torch_fused",
+        "adamw_hf",
+        reads=dict.fromkeys(OTHER_ADAMW, "is read as AdamW of torch, with moments in float32: 8 bytes a weight."),
+    ),
     "optim_args": refused("AdamW has no further arguments here; give an optimiser in `optimizers`."),
     "weight_decay": supported(
         "update.weight_decay",

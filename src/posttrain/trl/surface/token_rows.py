@@ -5,15 +5,13 @@ from functools import cached_property
 from typing import Any
 
 from posttrain.records import Example
-
-NOT_LEARNED = -100
-"""The label of a token that is read and not learned."""
+from posttrain.training.sft.token_rows import LABELS, NOT_LEARNED, TOKENS
 
 
 class TokenRows(Sequence[dict[str, list[int]]]):
     """The rows as tokens with labels, made when they are first asked for; a column by its name."""
 
-    column_names = ("input_ids", "labels")
+    column_names = (TOKENS, LABELS)
 
     def __init__(self, make: Callable[[], Sequence[Example]], *, learned_whole: bool) -> None:
         """With `learned_whole` the label of the first token, which nothing predicts, is the token, as in TRL."""
@@ -41,4 +39,4 @@ class TokenRows(Sequence[dict[str, list[int]]]):
         """Tokens and labels of one row."""
         ids = [*example.tokens]
         masked = [token if each else NOT_LEARNED for token, each in zip(ids, example.learned, strict=True)]
-        return {"input_ids": ids, "labels": ids if self.learned_whole else masked}
+        return {TOKENS: ids, LABELS: ids if self.learned_whole else masked}
