@@ -47,7 +47,7 @@ types: .venv/.ok ## static types of src, strictly, and of what README shows
 
 docs: .venv/.ok ## the documentation, in docs/_build; a warning is an error
 	rm -rf docs/api
-	$(BIN)/sphinx-build -j 2 -E -W --keep-going -q docs docs/_build
+	$(BIN)/sphinx-build -E -W --keep-going -q docs docs/_build
 	@echo docs/_build/index.html
 
 families: .venv/.ok ## every family of models through sampler and trainer, into docs/models.md (ten minutes)

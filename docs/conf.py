@@ -8,6 +8,8 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
+from sphinx.ext.autosummary import autosummary_toc
+
 sys.path.append(str(Path(__file__).parent))
 import options_reference
 import trl_fields
@@ -20,7 +22,7 @@ author = "the posttrain authors"
 copyright = "the posttrain authors, Apache-2.0"
 release = version = installed_version("posttrain")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build", "_templates"]
 templates_path = ["_templates"]
 html_theme = "furo"
@@ -53,8 +55,15 @@ CONTENTS = re.compile(r"^### (.+)\n\n((?:- \[.*\n)+)", re.MULTILINE)
 
 
 def setup(app):
+    app.connect("doctree-read", outside_the_navigation, priority=100)  # before Sphinx collects tables of contents
     app.connect("autodoc-process-docstring", as_written)
     app.connect("source-read", with_references)
+
+
+def outside_the_navigation(app, doctree):
+    """Keep the modules out of the table on the left: each page writes it whole, and there are as many as modules."""
+    for node in [*doctree.findall(autosummary_toc)]:
+        node.parent.remove(node)
 
 
 def with_references(app, name, source):

@@ -35,6 +35,8 @@ def gradient(config: dict[str, object], ratios: list[float], advantages: list[fl
 ROOT3 = math.sqrt(3)
 CENTRED = [[0.75, -0.25, -0.25, -0.25], [-1, 1, -1, 1]]
 OFFSET = [[3 / (ROOT3 + 4), *[-1 / (ROOT3 + 4)] * 3], [-0.5, 0.5, -0.5, 0.5]]
+LOO = [[1, -1 / 3, -1 / 3, -1 / 3], [-4 / 3, 4 / 3, -4 / 3, 4 / 3]]
+LOO_SCALE = math.sqrt(76 / 63) + 1e-4
 OVER_BATCH = [[x / math.sqrt(159 / 56) for x in row] for row in CENTRED]
 ZSCORED = [[ROOT3, -1 / ROOT3, -1 / ROOT3, -1 / ROOT3], [-1, 1, -1, 1]]  # deviations √3/4 and 1
 
@@ -45,7 +47,11 @@ ZSCORED = [[ROOT3, -1 / ROOT3, -1 / ROOT3, -1 / ROOT3], [-1, 1, -1, 1]]  # devia
         ({"name": "reinforce"}, REWARDS.tolist()),
         # Mean over both groups: 13/8.
         ({"name": "reinforce", "baseline": "batch_mean"}, (REWARDS - 13 / 8).tolist()),
-        ({"name": "rloo"}, [[1, -1 / 3, -1 / 3, -1 / 3], [-4 / 3, 4 / 3, -4 / 3, 4 / 3]]),
+        ({"name": "rloo"}, LOO),
+        # At most 3: the second group is 2, 3, 2, 3.
+        ({"name": "rloo", "reward_range": [0, 3]}, [[1, *[-1 / 3] * 3], [-2 / 3, 2 / 3, -2 / 3, 2 / 3]]),
+        # Of mean 0, with squares 4/3 + 64/9, so a sample variance of 76/63; ε = 1e-4.
+        ({"name": "rloo", "normalize_advantages": True}, [[x / LOO_SCALE for x in row] for row in LOO]),
         ({"name": "grpo"}, ZSCORED),
         # The sample deviation is √(4/3) of the population's.
         ({"name": "grpo", "deviation": "sample"}, (torch.tensor(ZSCORED) * ROOT3 / 2).tolist()),
@@ -119,6 +125,43 @@ def test_gspo_can_use_the_whole_importance_weight() -> None:
     assert gradient(config, [3, 0.5], [1, 1]) == pytest.approx([-3, -3], rel=1e-12)
     assert gradient(config | {"clip_high": 0.4}, [3, 0.5], [1, 1]) == [0, 0]
     assert gradient(config, [0.3, 1], [-1, -1]) == [0, 0]
+
+
+def test_rloo_can_clip_the_whole_importance_weight() -> None:
+    # Product 1.5, as above; without clip_high the bounds are 1 - clip_low and 1 + clip_low.
+    config = {"name": "rloo", "token_weights": "mean_over_sequences", "clip_low": 0.6}
+    assert gradient(config, [3, 0.5], [1, 1]) == pytest.approx([-3, -3], rel=1e-12)
+    assert gradient(config | {"clip_low": 0.4}, [3, 0.5], [1, 1]) == [0, 0]
+    assert gradient(config | {"clip_low": 0.4, "clip_high": 0.6}, [3, 0.5], [1, 1]) == pytest.approx([-3, -3])
+    assert gradient(config | {"clip_high": 0.1}, [0.3, 1], [-1, -1]) == [0, 0]
+    assert gradient(config | {"clip_high": 0.1}, [0.5, 1], [-1, -1]) == pytest.approx([1, 1], rel=1e-12)
+
+
+def test_a_truncated_completion_of_rloo_earns_no_token_rewards() -> None:
+    # Rewards 1 and 1, penalties of .5 for a cut completion and .25 for a whole one: 1 against .75, or .5 against .75.
+    evidence = Evidence(
+        rewards=torch.ones(1, 2, dtype=torch.float64),
+        scores=torch.ones(1, 1, 2, dtype=torch.float64),
+        weights=torch.ones(1, dtype=torch.float64),
+        lengths=torch.ones(1, 2, dtype=torch.long),
+        max_completion_tokens=16,
+        truncated=torch.tensor([[True, False]]),
+        token_rewards=values(-0.5, -0.25),
+    )
+    for mask, expected in ((True, 0.25), (False, -0.25)):
+        algorithm = build_algorithm({"name": "rloo", "mask_truncated": mask})
+        assert algorithm.masks_truncated == mask
+        assert algorithm.credit(evidence).advantages.tolist() == [expected, -expected]
+
+
+def test_options_of_rloo_that_cannot_go_together_are_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"clip_low = 0\.2 with token_weights = sum_over_sequence: .* mean_over_sequences"
+    ):
+        build_algorithm({"name": "rloo", "clip_low": 0.2})
+    for other in ({"normalize_advantages": True}, {"reward_range": [0, 1]}):
+        with pytest.raises(UserError, match=r"are of whole completions\.  Use credit: completion"):
+            build_algorithm({"name": "rloo", "credit": "reward_to_go", **other})
 
 
 def test_a_ratio_of_the_completion_is_an_option_of_grpo_and_of_cispo() -> None:

@@ -64,14 +64,14 @@ def adapter_lines(policy: Policy, options: OptimizerOptions) -> list[str]:
     quantized = [layer for layer in policy.model.modules() if is_4_bit(layer)]
     dtype = type_name(policy.compute_dtype)
     in_4_bits = f", {len(quantized)} layers of it in nf4 (scales quantised too), products in {dtype}"
-    rate, of_whole = options.largest_rate, options.default_rate
+    default = f"{options.default_rate * RATE_OF_ADAPTERS:g}, of a whole model {options.default_rate:g}"
     scaled = f"rank {first.rank}, alpha {first.alpha:g}{', rslora' if first.rslora else ''}"
     return [
         (
             f"adapter    {scaled}, on {len(layers)} layers: {trained / 1e6:.3g} M parameters trained, the base"
             f" frozen{in_4_bits if quantized else ''}"
         ),
-        f"           learning rate {rate:g}; the default is {of_whole * RATE_OF_ADAPTERS:g}, of a whole model {of_whole:g}",
+        f"           learning rate {options.largest_rate:g}; the default is {default}",
         *left_out_lines(policy, layers),
     ]
 
