@@ -72,6 +72,12 @@ STATISTICS: dict[str, Callable[[TokenView], Tensor]] = {
     "count": lambda view: view.logprobs / len(view.logprobs),
     "gradient": pushed_by_the_sum,
     "drawn": drawn,
+    "of advantages": lambda view: -view.logprobs * view.columns.advantages.abs().sum(),
+    "of ratios": lambda view: (
+        -view.columns.advantages
+        * view.logprobs
+        * torch.exp(-10 * (view.logprobs - view.columns.behaviour_logprobs).detach().abs().mean())
+    ),
 }
 
 
@@ -89,6 +95,17 @@ def test_a_statistic_over_several_completions_is_refused_by_the_name_of_its_term
     with pytest.raises(UserError, match=r"loss term mine gives a token a (loss|gradient) of .*tokens_per_microbatch"):
         stages.learn(stages.credited())
     assert torch.equal(weights(stages.policy), before)
+
+
+@pytest.mark.parametrize("statistic", ["of advantages", "of ratios"])
+def test_a_first_step_in_which_nobody_has_an_advantage_hides_no_statistic(statistic: str) -> None:
+    """Nor one whose policy is that which sampled, so that all ratios are 1."""
+    stages = stages_with(with_term(STATISTICS[statistic]))
+    credited = stages.credited()
+    columns = replace(credited.groups.columns, advantages=torch.zeros_like(credited.groups.columns.advantages))
+    flat = replace(credited, groups=replace(credited.groups, columns=columns))
+    with pytest.raises(UserError, match="loss term mine gives a token"):
+        stages.learn(flat)
 
 
 def of_own_completion(view: TokenView) -> Tensor:

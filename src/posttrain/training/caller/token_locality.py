@@ -15,13 +15,15 @@ RELATIVE, ABSOLUTE = 1e-4, 1e-6
 """What rounding in float32 may change of a loss or its gradient."""
 ALONE = 8
 """Completions that are read by themselves: a rank among tokens may by chance be the same among fewer."""
+NOISE = 0.1
+"""Standard deviation of what `stirred` adds: small enough for the ratio of a long completion."""
 COMPUTED = ("full_kl", "entropies", "values", "teacher_kl")
 """What a view has beside log π, where a term needs it."""
 
 
 @dataclass(slots=True)
 class LocalityCheck:
-    """Tries each term of a run's loss once, on the first two completions or more that it sees."""
+    """Tries each term of a run's loss on the first two completions or more that it sees, and on other numbers there."""
 
     tried: set[str] = field(default_factory=set)
     held: dict[str, TokenView] = field(default_factory=dict)
@@ -36,7 +38,8 @@ class LocalityCheck:
             if int(seen.rollout[-1]) == 0:
                 self.held[term.name] = seen
                 continue
-            require_local(term, seen, owner=owner)
+            for numbers in (seen, stirred(seen)):
+                require_local(term, numbers, owner=owner)
             self.held.pop(term.name, None)
             self.tried.add(term.name)
 
@@ -88,6 +91,31 @@ def detached(view: TokenView) -> TokenView:
     """The same numbers without the graph that they come from."""
     parts: dict[str, Any] = {name: each.detach() for name, each in computed(view)}
     return replace(view, **parts)
+
+
+def stirred(view: TokenView) -> TokenView:
+    """The same tokens with other numbers, for a first update has plain ones: ratios of 1, and often no advantage.
+
+    Log-probs stay below 0, and what cannot be negative stays above it.
+    """
+    draw = torch.Generator().manual_seed(0)
+
+    def noise(of: Tensor, scale: float) -> Tensor:
+        return scale * torch.randn(of.shape, generator=draw, dtype=torch.float64).to(of)
+
+    def other(name: str, column: Tensor) -> Tensor:
+        if name == "weights":
+            return column
+        if name.endswith("logprobs"):
+            return -(column + noise(column, NOISE)).abs()
+        if name in ("entropies", "full_kl", "teacher_kl", "value_range"):
+            return (column + noise(column, NOISE)).abs()
+        return column + noise(column, 1.0)
+
+    parts: dict[str, Any] = {name: other(name, each) for name, each in computed(view)}
+    known = {each.name: getattr(view.columns, each.name) for each in fields(view.columns)}
+    columns = {name: other(name, column) for name, column in known.items() if column is not None}
+    return replace(view, columns=replace(view.columns, **columns), **parts)
 
 
 def selected(view: TokenView, tokens: Bool[Tensor, " token"]) -> TokenView:
