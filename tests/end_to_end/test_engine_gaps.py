@@ -16,7 +16,8 @@ from posttrain.generation.engine import require_engine
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import gap_metrics, most_of
 from posttrain.generation.request import Request
-from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.model_folder import load_policy, load_policy_to_train
+from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
 from posttrain.records import Group, Prompt, Rollout
 from posttrain.runs.alarms import GAP, GAP_LIMIT, MOST_GAPS
@@ -83,6 +84,20 @@ def test_an_engine_whose_logprobs_are_not_the_policys_ends_the_run_whatever_it_s
     assert "ALARM, step 1, sampler gap" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_an_adapters_dropout_hides_no_gap(passes: int, model: Path, tmp_path: Path) -> None:
+    """In its own updates log π has the noise of dropout; the gap is measured without it."""
+    policy = load_policy_to_train(ModelOptions(path=str(model), adapter=AdapterOptions(rank=2, dropout=0.5)), seed=0)
+    options = replace(config(tmp_path / "run").update, epochs_per_step=passes)
+    asked = replace(config(tmp_path / "run"), update=options)
+    with pytest.raises(RunError, match=r"3 steps in a row .* more than 0.1 nats"):
+        posttrain.train(asked, policy=policy, task=Sums(policy), engine=Doubling(policy), rewards=[dice])
+    ours = replace(asked, run=replace(asked.run, folder=str(tmp_path / "ours")))
+    posttrain.train(ours, policy=policy, task=Sums(policy), rewards=[dice])
+    for step in metrics_of(tmp_path / "ours")[1:4]:
+        assert step[GAP] <= step[GAP_LIMIT] == 0.001
+
+
 def test_an_engine_that_states_no_limit_may_be_a_tenth_of_a_nat_off(model: Path, tmp_path: Path) -> None:
     run(model, tmp_path / "run", Near)
     assert metrics_of(tmp_path / "run")[1][GAP_LIMIT] == 0.1
@@ -131,5 +146,5 @@ def test_a_mixture_in_bfloat16_is_held_to_the_limit_by_most_of_its_tokens_and_sa
     assert max(step[GAP] for step in steps) > 0.1  # by which three in a row would have ended it
     assert all(step[MOST_GAPS] < step[GAP_LIMIT] == 0.1 for step in steps)
     exact = load_policy(ModelOptions(path=str(mixture), dtype="float32"))
-    assert GAP_LIMIT in gap_metrics(exact, InProcessEngine(exact), torch.zeros(1))
-    assert MOST_GAPS not in gap_metrics(exact, InProcessEngine(exact), torch.zeros(1))
+    assert GAP_LIMIT in gap_metrics(exact, InProcessEngine(exact), torch.zeros(1), None)
+    assert MOST_GAPS not in gap_metrics(exact, InProcessEngine(exact), torch.zeros(1), None)

@@ -10,7 +10,7 @@ from torch import Tensor
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.parity import engine_in_parity, gap_metrics, largest_gap
+from posttrain.generation.parity import engine_in_parity, largest_gap
 from posttrain.generation.static import StaticSteps
 from posttrain.models.adapters.in_force import adapter_off, adapter_tensors
 from posttrain.models.adapters.lora import lora_layers
@@ -95,12 +95,6 @@ def test_an_update_moves_the_adapter_and_nothing_else(forward: str, nf4: bool) -
     update(policy, optimizer, batch, Objective(algorithm=algorithm, temperature=1.0), UpdateOptions(), 1e-2)
     after = policy.model.state_dict()
     assert {name for name in before if not torch.equal(before[name], after[name])} == set(adapter_tensors(policy.model))
-
-
-def test_a_limit_on_the_gap_is_told_unless_the_update_drops_inputs() -> None:
-    for dropout, told in ((0.0, True), (0.1, False)):
-        policy = adapted_policy(options=AdapterOptions(rank=2, dropout=dropout))
-        assert bool(gap_metrics(policy, InProcessEngine(policy), torch.zeros(3))) == told
 
 
 def test_weight_decay_on_an_adapter_is_refused() -> None:

@@ -21,7 +21,6 @@ from posttrain.generation.engine import Engine
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
-from posttrain.models.adapters.lora import drops
 from posttrain.models.context import changes_at
 from posttrain.models.forward import ForwardPass, PlainForward, cache_refusal
 from posttrain.models.logprobs import token_logprobs
@@ -69,14 +68,15 @@ def most_of(gaps: Tensor) -> float:
     return gaps.kthvalue(math.ceil(ROUTED_SHARE * len(gaps))).values.item()
 
 
-def gap_metrics(policy: Policy, engine: Engine, gaps: Tensor) -> dict[str, float]:
+def gap_metrics(policy: Policy, engine: Engine, gaps: Tensor, undropped: Tensor | None) -> dict[str, float]:
     """The limit of a step's gaps between sampler and trainer; of a mixture that rounds also what is held to it.
 
-    Nothing where updates drop inputs: an adapter's dropout is in the update alone.
+    `gaps` are those of the first update.  Where it drops inputs they are of dropout, and `undropped` takes their place.
     """
-    if drops(policy.model):
-        return {}
     metrics = {"limit": engine_limit(policy, engine)}
+    if undropped is not None:
+        gaps = undropped
+        metrics |= {"max": gaps.max().item(), "mean": gaps.mean().item()}
     if is_rounded_mixture(policy):
         metrics["most"] = most_of(gaps)
     return {f"sampling/sampling_logp_difference/{name}": value for name, value in metrics.items()}

@@ -4,6 +4,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor
+
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config
 from posttrain.generation.engine import Engine
@@ -29,6 +31,7 @@ from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
 from posttrain.training.learner import CreditedStep
 from posttrain.training.metrics import step_metrics, step_tokens
+from posttrain.training.sampler_gaps import undropped_gaps
 from posttrain.training.session import (
     Session,
     open_session,
@@ -203,13 +206,14 @@ def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -
     for step in harness.steps():
         collected = first.collected if first else collector.collect(step, journal, harness.clock)  # rollouts, grades
         credited = first or learner.credit(collected, harness.clock)  # reference log-probs, advantages
+        gaps = undropped_gaps(learner, credited)  # while the weights are those that sampled
         learner.remember(credited)  # what outlives the step: an adaptive coefficient, whether the critic is ready
         batches = learner.batches(credited, harness.clock)  # token weights, fixed on each whole update
         updates = learner.learn(batches, step, harness.clock)  # losses, updates
         session.load_weights()
         count_step(state, collected, updates, learner.num_updates)
         evaluation = evaluate_when_due(session, harness)
-        yield harness.record(step_report(session, credited, updates, evaluation))
+        yield harness.record(step_report(session, credited, updates, evaluation, gaps))
         first = None
 
 
@@ -227,11 +231,12 @@ def step_report(
     credited: CreditedStep,
     updates: Sequence[UpdateReport],
     evaluation: Mapping[str, float],
+    undropped: Tensor | None,
 ) -> StepReport:
-    """What the watchers are told of a step."""
+    """What the watchers are told of a step; `undropped` are its gaps where those of the updates are of dropout."""
     collected = credited.collected
     limited = session.algorithm.largest_epoch_kl is not None
-    gaps = gap_metrics(session.policy, session.engine, updates[0].gaps) if updates else {}
+    gaps = gap_metrics(session.policy, session.engine, updates[0].gaps, undropped) if updates else {}
     metrics = {
         **step_metrics(collected.groups, collected.grades, credited.groups.informed),
         **session.behaviours.metrics(collected.groups),
