@@ -34,6 +34,11 @@ def named_files(config: AnyConfig, *, unused: Sequence[str] = ()) -> dict[str, R
 
     Raises UserError for what is not there.
     """
+    return read_all(named_options(config), unused)
+
+
+def named_options(config: AnyConfig) -> Named:
+    """Every option that names a file or a folder, with what reads it."""
     if isinstance(config, IrlConfig):
         return {}
     named: Named = {}
@@ -49,17 +54,20 @@ def named_files(config: AnyConfig, *, unused: Sequence[str] = ()) -> dict[str, R
         named["judge.principles"] = partial(plain_file, judge.principles)
     if isinstance(config, Config):
         named |= files_of_algorithm(config)
-    return read_all(named, unused)
+        if config.behaviours.file:
+            named["behaviours.file"] = partial(plain_file, config.behaviours.file)
+    return named
 
 
 def files_of_algorithm(config: Config) -> Named:
-    """The algorithm of the user's own, and the models that one compares the policy with."""
+    """The algorithm of the user's own, and the models that it names."""
     named: Named = {}
     if path := config.algorithm.get("path"):
         named["algorithm.path"] = partial(code, str(path))
-    teacher = config.algorithm.get("teacher")
-    if isinstance(teacher, Mapping) and teacher.get("model"):
-        named["algorithm.teacher.model"] = partial(model_folder, ModelOptions(path=str(teacher["model"])))
+    for part, option in (("teacher", "model"), ("critic", "path")):
+        options = config.algorithm.get(part)
+        if isinstance(options, Mapping) and options.get(option):
+            named[f"algorithm.{part}.{option}"] = partial(model_folder, ModelOptions(path=str(options[option])))
     if config.reference.path:
         named["reference.path"] = partial(model_folder, ModelOptions(path=config.reference.path))
     return named
@@ -70,6 +78,8 @@ def files_of_reward(where: str, reward: RewardOptions) -> Named:
     named: Named = {f"{where}.path": partial(code, reward.path)} if reward.path else {}
     members = {f"{where}.model": reward.model} if reward.model else {}
     members |= {f"{where}.ensemble[{place}]": each for place, each in enumerate(reward.ensemble)}
+    if reward.chat_template:
+        named[f"{where}.chat_template"] = partial(plain_file, reward.chat_template)
     return named | {option: partial(model_folder, ModelOptions(path=path)) for option, path in members.items()}
 
 
