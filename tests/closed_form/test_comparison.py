@@ -141,13 +141,16 @@ def test_students_quantile_is_that_of_scipy_which_a_comparison_does_without(degr
 
 def test_a_gain_is_over_the_first_variant_with_the_same_seed() -> None:
     rows = variant_results(
-        [result("grpo", 0, 0.4), result("rloo", 0, 0.5), result("grpo", 1, 0.6), result("rloo", 1, 0.7)]
+        [result("grpo", 0, 0.4), result("rloo", 0, 0.5), result("grpo", 1, 0.6), result("rloo", 1, 0.8)]
     )
     assert [row.variant for row in rows] == ["grpo", "rloo"]
     assert rows[0].gain_over_first is None
     gain = rows[1].gain_over_first
     assert gain is not None
-    assert (gain.mean, gain.low, gain.high) == (pytest.approx(0.1), pytest.approx(0.1), pytest.approx(0.1))
+    half = 12.7062 * 0.05  # t of one degree of freedom, times s / √2
+    assert (gain.mean, gain.low, gain.high) == pytest.approx((0.15, 0.15 - half, 0.15 + half), abs=1e-4)
+    equal = variant_results([result("grpo", seed, 0.5) for seed in (0, 1)])
+    assert equal[0].after.low is None, "equal seeds say nothing of another one"
     alone = variant_results([result("grpo", 0, 0.4), result("rloo", 1, 0.5)])
     assert alone[1].gain_over_first is None  # no seed in common
 

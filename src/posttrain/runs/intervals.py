@@ -29,6 +29,16 @@ def share_interval(values: Float64[ndarray, " problem"]) -> Interval:
     return jeffreys_interval(share, len(values)) if is_rare(share, len(values)) else bootstrap_interval(values)
 
 
+def score_interval(values: Float64[ndarray, " problem"], scores: Float64[ndarray, "problem sample"]) -> Interval | None:
+    """Interval of the mean of scores, by the mean of each problem; of scores that are all 0 or 1 that of a share.
+
+    None where all problems have the same mean: resampling gives a point then, and says nothing of other problems.
+    """
+    if np.isin(scores[~np.isnan(scores)], (0, 1)).all():
+        return share_interval(values)
+    return None if np.ptp(values) == 0 else bootstrap_interval(values)
+
+
 def is_rare(share: float, count: int) -> bool:
     """Whether a share is so near to 0 or 1, or its count so small, that a bootstrap interval misses the truth.
 

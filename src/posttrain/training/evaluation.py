@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from posttrain.rewards.grading.calls import NO_RUN
 from posttrain.rewards.grading.grade import OnError, RewardFunction, grade
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.grading.trainer_state import TrainerState
-from posttrain.runs.intervals import Interval, bootstrap_interval, share_interval
+from posttrain.runs.intervals import Interval, score_interval, share_interval
 from posttrain.runs.reports import as_number
 from posttrain.runs.summary import HELD_OUT, LEFT_OUT, REWARD, SCORE
 from posttrain.tasks.base import Probe
@@ -31,7 +32,7 @@ from posttrain.training.metrics import logged_metrics
 LATE = 2**31
 """A step by which every weight that changes over steps has come to its end: before and after are then comparable."""
 Advance = Callable[[int], None]
-IntervalOf = Callable[[ndarray], Interval]
+IntervalOf = Callable[[ndarray], Interval | None]
 """The interval of a mean over problems."""
 
 
@@ -194,7 +195,7 @@ def full_evaluation(
         "num_unscored": sampled.num_unscored + greedy.num_unscored,
         **unmeasured,
         **accuracies(sampled, greedy, questions),
-        **with_interval(REWARD, means_of_problems(sampled.rewards), bootstrap_interval),
+        **with_interval(REWARD, *mean_and_interval(sampled.rewards)),
         "mean_length": sampled.mean_length,
         "outcomes": dict(sampled.outcomes),
         **({"sources": by_source} if (by_source := sources_apart(sampled, questions)) else {}),
@@ -210,8 +211,7 @@ def full_evaluation(
 def accuracies(sampled: Answers, greedy: Answers, questions: Questions) -> dict[str, object]:
     """How often answers are right; of a judge that counts something the mean score instead, and the reason."""
     if questions.counts or sampled.counts or greedy.counts:
-        means = means_of_problems(sampled.scores)
-        scores = {} if questions.rewards else with_interval(SCORE, means, bootstrap_interval)
+        scores = {} if questions.rewards else with_interval(SCORE, *mean_and_interval(sampled.scores))
         return {LEFT_OUT: "left out: a score is above 1, so 1 is not a right answer", **scores}
     return {
         **with_interval("accuracy_sampled", sampled.rates),
@@ -225,11 +225,11 @@ def sources_apart(answers: Answers, questions: Questions) -> dict[str, dict[str,
     sources = np.array([group.prompt.source for group in answers.groups], dtype=object)
     apart: dict[str, dict[str, object]] = {}
     for source in sorted({*sources} - {""}):
-        rates, rewards = (means_of_problems(values[sources == source]) for values in (answers.correct, answers.rewards))
+        rates, rewards = means_of_problems(answers.correct[sources == source]), answers.rewards[sources == source]
         apart[source] = {
             "num_problems": int((sources == source).sum()),
             **({} if questions.counts or answers.counts else with_interval("accuracy_sampled", rates)),
-            **with_interval(REWARD, rewards, bootstrap_interval),
+            **with_interval(REWARD, *mean_and_interval(rewards)),
         }
     return apart
 
@@ -275,6 +275,11 @@ def finite_reading(where: str, value: object) -> float:
     return number
 
 
+def mean_and_interval(scores: Float64[ndarray, "prompt sample"]) -> tuple[Float64[ndarray, " problem"], IntervalOf]:
+    """The mean score of each problem, and what gives the interval of their mean."""
+    return means_of_problems(scores), partial(score_interval, scores=scores)
+
+
 def with_interval(
     name: str, values: Float64[ndarray, " problem"], interval: IntervalOf = share_interval
 ) -> dict[str, object]:
@@ -301,12 +306,12 @@ def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> 
     answers = sample_answers(engine, replace(questions, prompts=questions.prompts[:problems]), samples=1)
     counts = questions.counts or answers.counts
     right = (
-        metrics_with_interval(SCORE, means_of_problems(answers.scores), bootstrap_interval)
+        metrics_with_interval(SCORE, *mean_and_interval(answers.scores))
         if counts
         else metrics_with_interval("accuracy_sampled", answers.rates)
     )
     metrics = {
-        **metrics_with_interval(REWARD, means_of_problems(answers.rewards), bootstrap_interval),
+        **metrics_with_interval(REWARD, *mean_and_interval(answers.rewards)),
         **({} if counts and questions.rewards else right),
         **source_readings(sources_apart(answers, questions)),
         **logged_readings(answers.logged),
@@ -327,8 +332,8 @@ def metrics_with_interval(
     """A mean over problems with the ends of its interval, under the names of docs/metrics.md, where there are any."""
     if not len(values):
         return {}
-    low, high = interval(values)
-    return {f"eval/{name}": float(values.mean()), f"eval/{name}_low": low, f"eval/{name}_high": high}
+    mean, found = {f"eval/{name}": float(values.mean())}, interval(values)
+    return mean if found is None else mean | {f"eval/{name}_low": found[0], f"eval/{name}_high": found[1]}
 
 
 def probe_results(

@@ -147,14 +147,10 @@ def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] 
     if results["mean_length"] is not None:
         metrics["eval/mean_length"] = cast(float, results["mean_length"])
     for name in (*HELD_OUT, SCORE, REWARD):
-        interval = results.get(f"{name}_interval")
-        if interval is not None:
-            low, high = cast(Sequence[float], interval)
-            metrics |= {
-                f"eval/{name}": cast(float, results[name]),
-                f"eval/{name}_low": low,
-                f"eval/{name}_high": high,
-            }
+        if results.get(name) is not None:
+            metrics[f"eval/{name}"] = cast(float, results[name])
+        if interval := cast("Sequence[float] | None", results.get(f"{name}_interval")):
+            metrics |= {f"eval/{name}_low": interval[0], f"eval/{name}_high": interval[1]}
     return metrics
 
 

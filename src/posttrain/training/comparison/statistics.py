@@ -52,7 +52,7 @@ class VariantResult:
 
 
 def mean_over_seeds(values: Sequence[float]) -> Estimate:
-    """The mean, with Student's t interval over seeds; of one value no interval.
+    """The mean, with Student's t interval over seeds; of one value, or of equal ones, no interval.
 
         x̄ ± t_{n-1, .975} s / √n
 
@@ -60,7 +60,7 @@ def mean_over_seeds(values: Sequence[float]) -> Estimate:
     may come to on the same problems.
     """
     mean = fmean(values)
-    if len(values) < 2:
+    if len({*values}) < 2:
         return Estimate(mean=mean)
     half = student_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return Estimate(mean=mean, low=mean - half, high=mean + half)
