@@ -78,10 +78,10 @@ def test_a_trace_may_leave_out_what_is_likely(model: str, capsys: pytest.Capture
     def rows(*flags: str) -> list[str]:
         return [line for line in printed(capsys, *ask, *flags).splitlines() if line.strip()[:1].isdigit()]
 
-    logprobs = sorted(float(row.split()[-3]) for row in rows())
+    logprobs = sorted(float(row.split()[-1]) for row in rows())
     middle = sum(logprobs[11:13]) / 2  # the twelve least likely lie below
     assert logprobs[11] < middle < logprobs[12]
-    kept = [row for row in rows() if float(row.split()[-3]) < middle]
+    kept = [row for row in rows() if float(row.split()[-1]) < middle]
     assert rows("--below", str(middle)) == kept
     assert f"shown are 12 of {len(logprobs)} tokens: those with a log-prob of at most {middle:g}" in printed(
         capsys, *ask, "--below", str(middle)
@@ -101,7 +101,7 @@ def test_a_trace_grades_a_countdown_problem_typed_as_the_bundled_model_knows_it(
 
 def test_a_trace_of_any_other_text_has_no_reward_and_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "trace", model, "hello", "--rollout.max-completion-tokens", "3")
-    assert "No reward: the text is no problem of the task." in out
+    assert "No reward: the text is not a problem of the task." in out
 
 
 def test_the_same_question_with_the_same_seed_gets_the_same_answer(

@@ -143,3 +143,25 @@ def test_a_reference_that_was_an_object_is_an_error(
     (run / "inputs.json").write_text(json.dumps(inputs))
     assert main(["trace", str(run), "0"]) == 2
     assert "the model that the run began with, which was an object in Python" in capsys.readouterr().err
+
+
+def test_a_problem_without_columns_is_rewarded_and_a_typed_text_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The opening of a sentence is a problem of its task, and has nothing but its text."""
+    monkeypatch.chdir(tmp_path)
+    save_tiny_model(tmp_path / "model")
+    asked = ["period-count-ppo", "--model.path", "model", "--run.num-steps", "1", "--rollout.prompts-per-step", "4"]
+    asked += ["--rollout.max-completion-tokens", "4", "--evaluation.samples", "1", "--task.held-out-size", "2"]
+    assert main(["rl", *asked, "--run.folder", "run"]) == 0
+    capsys.readouterr()
+    assert main(["trace", "run", "0"]) == 0
+    of_problem = capsys.readouterr().out
+    assert "nan" not in of_problem
+    assert "rewards of the group" in of_problem
+    assert main(["trace", "run", "The cat"]) == 0
+    of_text = capsys.readouterr().out
+    assert "nan" not in of_text
+    assert "No reward: the text is not a problem of the task." in of_text
+    row = next(line for line in of_text.splitlines() if line.lstrip().startswith("0 "))
+    assert len(row.rstrip().split("  ")[-1].split()) == 1, "neither a reward nor an advantage is made up"

@@ -14,6 +14,10 @@ COUNTDOWN = re.compile(r"Use (all|some) of ([0-9]+(?:, [0-9]+)*) to make ([0-9]+
 AS_TYPED = DatasetOptions()
 
 
+ASKED = "asked"
+"""The id of a typed prompt; problems of a task have others."""
+
+
 def asked(text: str, renderer: TokenizerRenderer, how: DatasetOptions = AS_TYPED) -> Prompt:
     """A typed question as a prompt, by `prompt_format`, `system` and `prefill`, as a dataset's rows become prompts.
 
@@ -22,10 +26,10 @@ def asked(text: str, renderer: TokenizerRenderer, how: DatasetOptions = AS_TYPED
     """
     columns = countdown_columns(text)
     if columns and how == AS_TYPED:
-        return renderer.render(text.strip() + "\n", id="asked", columns=columns)
+        return renderer.render(text.strip() + "\n", id=ASKED, columns=columns)
     if how.prompt_format == "auto":
         how = replace(how, prompt_format="chat" if renderer.template else "plain")
-    return renderer.render(prompt_content(text, how, "asked"), id="asked", prefill=how.prefill)
+    return renderer.render(prompt_content(text, how, ASKED), id=ASKED, prefill=how.prefill)
 
 
 def countdown_columns(text: str) -> Mapping[str, object]:

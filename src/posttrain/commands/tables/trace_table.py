@@ -6,6 +6,7 @@ The advantage is how much better that was than what the completion's siblings go
 a completion the same.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Whitening
 from posttrain.algorithms.table import build_algorithm
 from posttrain.commands.traced_run import StepWhitening
-from posttrain.commands.typed_prompt import asked
+from posttrain.commands.typed_prompt import ASKED, asked
 from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.errors import UserError
 from posttrain.models.rendering import renderer_of
@@ -68,7 +69,7 @@ class Crediting:
 
 
 NO_RUN = Crediting()
-"""A model that is no run's."""
+"""A model from outside a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +107,14 @@ def traced(session: Session, group: Group, sample: int, crediting: Crediting = N
     first = sum(len(rollout.tokens) for rollout in group.rollouts[:sample])
     own = slice(first, first + len(group.rollouts[sample].tokens))
     token_rewards = [] if credited.token_rewards is None else credited.token_rewards[own].tolist()
-    credits = {f"{session.algorithm.name}, the recipe's": credit_of(credited, own, crediting.whitening)}
+    credits = {f"{session.algorithm.name}, the recipe's": credit_of(credited, sample, own, crediting.whitening)}
     said = [*credit_notes("", session.learner, credited, crediting.whitening)]
     settings = session.learner.settings
     settings = replace(settings, reference_path=settings.reference_path or crediting.reference)
     for name, algorithm in crediting.beside.items():
         learner = Learner(session.policy, algorithm, settings)
         other = learner.credit(collected, Clock())
-        credits[name] = credit_of(other, own)
+        credits[name] = credit_of(other, sample, own)
         said += credit_notes(f"{name}: ", learner, other)
     return Trace(
         prompt=group.prompt,
@@ -124,19 +125,19 @@ def traced(session: Session, group: Group, sample: int, crediting: Crediting = N
     )
 
 
-def credit_of(credited: CreditedStep, own: slice, whitening: StepWhitening | None = None) -> TokenCredit:
-    """What a completion's tokens are credited with.
+def credit_of(credited: CreditedStep, sample: int, own: slice, whitening: StepWhitening | None = None) -> TokenCredit:
+    """What a completion's tokens are credited with; NaN where no reward applies to it.
 
     Whitened by what a step of a run was whitened by, and else not: one group says nothing of a step's deviation.
     """
-    columns = credited.groups.columns
+    columns, scored = credited.groups.columns, bool(credited.groups.scored[0, sample])
     values = None if columns.values is None else columns.values[own].tolist()
     advantages = columns.advantages[own]
     if (here := whitened_by(credited)) is not None:
         advantages = advantages * here.scale + here.shift
         if whitening is not None:
             advantages = (advantages - whitening.by.shift) / whitening.by.scale
-    return TokenCredit(advantages=advantages.tolist(), values=values)
+    return TokenCredit(advantages=(advantages if scored else advantages * math.nan).tolist(), values=values)
 
 
 def whitened_by(credited: CreditedStep) -> Whitening | None:
@@ -206,14 +207,20 @@ def table(trace: Trace, window: TableWindow) -> list[str]:
     ]
     shown = [(t, row) for t, row in enumerate(rows) if row.logprob <= window.below]
     for t, row in shown:
+        reward = number(row.reward, "z", 6, 2)
         lines.append(
-            f"{t:>4}  {row.state[-width:]:{width}}  {row.action:{actions}}  {row.logprob:z8.3f}  {row.reward:z6.2f}"
-            + "".join(f"  {numbers[t]:>{sign}z{max(9, len(head))}.3f}" for head, sign, numbers in columns)
+            f"{t:>4}  {row.state[-width:]:{width}}  {row.action:{actions}}  {row.logprob:z8.3f}  {reward}"
+            + "".join(f"  {number(numbers[t], f'{sign}z', max(9, len(head)), 3)}" for head, sign, numbers in columns)
         )
     if len(shown) < len(rows):
         rule = f"those with a log-prob of at most {window.below:g}"
         notes.insert(0, f"shown are {len(shown)} of {len(rows)} tokens: {rule}")
     return [*lines, "", *notes]
+
+
+def number(value: float, sign: str, width: int, digits: int) -> str:
+    """A number in so many characters, nothing but space where there is none."""
+    return " " * width if math.isnan(value) else f"{value:>{sign}{width}.{digits}f}"
 
 
 def number_columns(credits: Mapping[str, TokenCredit]) -> list[tuple[str, str, Sequence[float]]]:
@@ -264,8 +271,10 @@ def judged(session: Session, group: Group, sample: int) -> tuple[Grades, list[st
     rollout = group.rollouts[sample]
     length, total = len(rollout.tokens), sum(rollout.logprobs)
     notes = [f"log-prob of the completion: {total:.3f} nats over {length} tokens; it ended by {rollout.finish}"]
-    if not group.prompt.columns and not session.config.rewards:
-        notes.append("No reward: the text is no problem of the task.  Name a reward that any text has: --rewards ...")
+    if group.prompt.id == ASKED and not group.prompt.columns and not session.config.rewards:
+        notes.append(
+            "No reward: the text is not a problem of the task.  Name a reward that any text has: --rewards ..."
+        )
         unscored = torch.full((1, len(group.rollouts)), torch.nan, dtype=torch.float64)
         none = Grades(names=("none",), scores=unscored[None], weights=torch.ones(1).double(), rewards=unscored)
         return none, notes
