@@ -303,7 +303,8 @@ def module_file(place: str) -> Path | None:
 def imported_beside(file: Path) -> dict[str, Path]:
     """The files that a file of code imports, and that those import, by their paths from its folder.
 
-    Those that lie beside the file, beside its package, or in the working folder: what is installed is not followed.
+    Those beside the file, beside its package or in the working folder; of a file that speaks of `sys.path` also those
+    one folder above and below.  Installed packages are not followed.
     """
     top = next((folder for folder in file.resolve().parents if not (folder / "__init__.py").is_file()), file.parent)
     if not INSTALLED.isdisjoint(top.parts):
@@ -322,10 +323,14 @@ def imported_beside(file: Path) -> dict[str, Path]:
 def imports_of(file: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, list[str]]]:
     """Every import in a file, as a folder and the names that lead on from there; none where it does not parse."""
     try:
+        source = file.read_bytes()
         with PARSING:
-            statements = list(ast.walk(ast.parse(file.read_bytes())))
+            statements = list(ast.walk(ast.parse(source)))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return
+    if b"sys.path" in source:  # it may add the folder above, or one below
+        below = (each for each in sorted(file.parent.iterdir()) if each.is_dir() and os.access(each, os.X_OK))
+        roots = [*roots, file.parent.parent, *below]
     for statement in statements:
         if isinstance(statement, ast.Import):
             yield from ((root, alias.name.split(".")) for alias in statement.names for root in roots)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import posttrain
+from posttrain.binding import code_digest
 from posttrain.cli import main
 from posttrain.errors import UserError
 from posttrain.runs.named_inputs import named_files
@@ -92,6 +93,16 @@ def test_every_form_of_a_name_leads_to_its_file_and_to_what_that_imports(
     now = named_files(sections)
     assert began.keys() == now.keys()
     assert any(now[name].differs(began[name]) for name in began)
+
+
+@pytest.mark.parametrize(("added", "folder"), [("dirname(__file__) + '/lib'", "inner/lib"), ("'..'", ".")])
+def test_a_folder_that_a_file_adds_to_the_path_is_looked_into(added: str, folder: str, place: Path) -> None:
+    (place / folder).mkdir(exist_ok=True)
+    code = f"import sys\nfrom os.path import dirname\n\nsys.path.insert(0, {added})\nimport elsewhere\n"
+    (place / "inner" / "own.py").write_text(code)
+    began = code_digest(place / "inner" / "own.py")
+    (place / folder / "elsewhere.py").write_text("SIZE = 1\n")
+    assert code_digest(place / "inner" / "own.py") != began
 
 
 NAMED = {

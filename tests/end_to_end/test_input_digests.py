@@ -3,6 +3,8 @@
 import copy
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 import posttrain
+from posttrain.runs.code_digests import code_input
 from posttrain.training.caller.caller_inputs import inputs_of
 from posttrain.training.caller.caller_objects import CallerObjects
 from tests.end_to_end.test_python_api import ROWS
@@ -58,3 +61,102 @@ def test_arrays_and_tensors_in_rows_are_known_by_their_content(one: Any, other: 
     known = [inputs(rows=[{"prompt": "a", "x": each}]) for each in (one, copy.deepcopy(one), other)]
     assert known[0] == known[1]
     assert known[2].objects["rows"].differs(known[0].objects["rows"])
+
+
+CODE = """import functools
+import re
+import digested_helper as hh
+from digested_helper import inner
+
+FOUND = re.compile("a+")
+
+
+def helper(text):
+    return float(len(text))
+
+
+def repeated(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return [1 * each for each in function(*args, **kwargs)]
+
+    return wrapper
+
+
+class Base:
+    def scored(self, text):
+        return 1.0 + len(text)
+
+
+class Scorer(Base):
+    def __call__(self, completions, **columns):
+        return [self.scored(each) + helper(each) for each in completions]
+
+    def method(self, completions, **columns):
+        return [0 * helper(each) for each in completions] and self(completions)
+
+
+def plain(completions, **columns):
+    return [helper(each) for each in completions]
+
+
+def through(completions, **columns):
+    return [outer(each) + len(FOUND.findall(each)) for each in completions]
+
+
+def outer(text):
+    return [helper(each) for each in text] and through and 0.0
+
+
+def imported(completions, **columns):
+    return [hh.inner(each) for each in completions]
+
+
+def by_name(completions, **columns):
+    return [inner(each) for each in completions]
+
+
+@repeated
+def wrapped(completions, **columns):
+    return [0.0 for each in completions]
+
+
+@functools.cache
+def cached(completions, **columns):
+    return [helper(each) for each in completions]
+
+
+instance, method = Scorer(), Scorer().method
+"""
+CHANGES = {
+    "instance": [("float(len", "2 * (len"), ("1.0 + len", "2.0 + len")],
+    "method": [("float(len", "2 * (len"), ("1.0 + len", "2.0 + len")],
+    "plain": [("float(len", "2 * (len")],
+    "through": [("float(len", "2 * (len"), ('"a+"', '"b+"'), ("and 0.0", "and 1.0")],
+    "wrapped": [("1 * each", "2 * each")],
+    "cached": [("float(len", "2 * (len")],
+    "imported": [("LIMIT = 1", "LIMIT = 2"), ("text) + ", "text) - ")],
+    "by_name": [("LIMIT = 1", "LIMIT = 2"), ("text) + ", "text) - ")],
+}
+HELPER = "LIMIT = 1\n\n\ndef inner(text):\n    return len(text) + LIMIT\n"
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_code_that_a_reward_reads_by_name_belongs_to_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digest_with(was: str, now: str, number: int) -> str:
+        """Of the reward in a module of its own, after a change to it or to its helper."""
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "digested_helper.py").write_text(HELPER.replace(was, now))
+        (folder / "digested.py").write_text(CODE.replace(was, now))
+        monkeypatch.syspath_prepend(str(folder))
+        for each in ("digested", "digested_helper"):
+            monkeypatch.delitem(sys.modules, each, raising=False)
+        return code_input(name, getattr(import_module("digested"), name)).digest
+
+    same = digest_with("", "", 0)
+    assert same == digest_with("", "", 1) != ""
+    assert same == digest_with("instance, method", "other = 1\ninstance, method", 2)  # what it does not read
+    assert all(digest_with(*change, 3 + n) not in (same, "") for n, change in enumerate(CHANGES[name]))

@@ -4,29 +4,22 @@
                     "files": {"task.path": {"is": "rows.jsonl", "sha256": "9f86d0..."}}}
 
 Objects are what a caller in Python brought; files are what the recipe names: see `named_inputs`.  An object's digest is
-empty where its class is all that is known of it.  Torch-free.
+empty where its class is all that is known of it.  `code_digests` reads code.  Torch-free.
 """
 
-import dis
-import functools
 import hashlib
-import inspect
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from posttrain.errors import RunError, UserError
 from posttrain.options.model import ModelOptions
-from posttrain.schemas import PARSING
 
 FILE = "inputs.json"
 """Its name in a run folder."""
 MODEL = "model.path"
-NO_SOURCE = "\0"
-"""Stands in a description where a function's source cannot be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,85 +215,6 @@ def content_of(value: Any) -> object:
     return f"{class_name(value)} {value.dtype} {[*value.shape]} {hashlib.sha256(value.tobytes()).hexdigest()}"
 
 
-def code_input(what: str, value: object) -> RunInput:
-    """A function, or an object made of functions and settings, by their source and by the settings in it."""
-    text = description(value)
-    return RunInput(what, "" if NO_SOURCE in text else sha256_of(text))
-
-
 def class_name(value: object) -> str:
     """The name of an object's class, without its module: that of a program depends on how it is started."""
     return type(value).__qualname__
-
-
-def description(value: object, above: frozenset[int] = frozenset()) -> str:
-    """The functions and settings that an object is made of, as text that is the same in another process."""
-    if id(value) in above:
-        return "..."
-    inner = functools.partial(description, above=above | {id(value)})
-    match value:
-        case None | bool() | int() | float() | str():
-            return repr(value)
-        case functools.partial():
-            return f"{inner(value.func)}({inner(value.args)}, {inner(value.keywords)})"
-        case Mapping():
-            return f"{{{', '.join(f'{inner(key)}: {inner(item)}' for key, item in value.items())}}}"
-        case list() | tuple():
-            return f"[{', '.join(map(inner, value))}]"
-        case set() | frozenset():
-            return f"{{{', '.join(sorted(map(inner, value)))}}}"
-        case MethodType():
-            return f"{class_name(value.__self__)}.{inner(value.__func__)}"
-        case FunctionType() if inspect.unwrap(value) is not value:
-            return inner(inspect.unwrap(value))
-        case FunctionType():
-            enclosed = [inner(item) for item in settings_in(value.__closure__ or ())]
-            named = [f"{name}={item!r}" for name, item in sorted(plain_globals(value).items())]
-            return f"{value.__qualname__}{enclosed} {source_text(value) or NO_SOURCE}{named or ''}"
-    if is_dataclass(value) and not isinstance(value, type):
-        content = [f"{each.name}={inner(getattr(value, each.name))}" for each in fields(value)]
-        return f"{class_name(value)}{content}"
-    return f"{class_name(value)} {source_text(type(value))}"
-
-
-def settings_in(closure: Sequence[CellType]) -> Iterator[object]:
-    """What a function has from around it, but for what it may fill as it runs, such as a list."""
-    for cell in closure:
-        try:
-            content = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-        if not isinstance(content, list | dict | set):
-            yield content
-
-
-def plain_globals(function: FunctionType) -> dict[str, object]:
-    """The numbers, texts and flags of its module that a function reads by name, but for those that it sets itself."""
-    if is_ours(function):
-        return {}
-    read: set[str] = set()
-    kept: set[str] = set()
-    codes = [function.__code__]
-    for code in codes:  # which grows by those of inner functions
-        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-        for instruction in dis.get_instructions(code):
-            if instruction.opname in ("LOAD_GLOBAL", "STORE_GLOBAL"):
-                (read if instruction.opname == "LOAD_GLOBAL" else kept).add(str(instruction.argval))
-    found = {name: function.__globals__.get(name) for name in read - kept if not name.startswith("__")}
-    return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str)}
-
-
-def is_ours(code: type | FunctionType) -> bool:
-    """Whether this is of the package itself."""
-    return str(code.__module__).partition(".")[0] == "posttrain"
-
-
-def source_text(code: type | FunctionType) -> str:
-    """The source of a function or class; for ours its name, so that a new version of the package goes on with a run."""
-    if is_ours(code):
-        return code.__qualname__
-    try:
-        with PARSING:
-            return inspect.getsource(code)
-    except (OSError, TypeError):  # typed at a prompt, or compiled
-        return ""

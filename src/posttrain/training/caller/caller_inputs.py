@@ -6,8 +6,9 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.config import Config
 from posttrain.models.policy import Policy
 from posttrain.options.reward import RewardSettings
+from posttrain.runs.code_digests import code_input
 from posttrain.runs.named_inputs import named_files
-from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, rows_input, sha256_of
+from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, rows_input, sha256_of
 from posttrain.training.caller.caller_objects import CallerObjects, given_rewards
 
 SOME_WEIGHTS = 64

@@ -12,8 +12,9 @@ from posttrain.errors import UserError
 from posttrain.options.collect import OF_CALLS
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.function import RewardFunction
+from posttrain.runs.code_digests import code_input
 from posttrain.runs.named_inputs import files_of_reward, named_files, read_all
-from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, rows_input
+from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, rows_input
 from posttrain.runs.same_recipe import differences, leaves, run_recipe
 from posttrain.training.collection.prompt_sampler import PairObjects
 
