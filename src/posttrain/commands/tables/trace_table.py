@@ -243,7 +243,7 @@ def draw(trace: Trace, picture: Path) -> None:
 
 def rewards_of(reward: float, token_rewards: Sequence[float], own: slice) -> list[float]:
     """What each action earns: what it is given by itself, and the last one the completion's reward too."""
-    earned = list(token_rewards) or [0.0] * (own.stop - own.start)
+    earned = list(token_rewards) or [math.nan if math.isnan(reward) else 0.0] * (own.stop - own.start)
     return [*earned[:-1], earned[-1] + reward]
 
 
