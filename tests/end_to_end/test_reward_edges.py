@@ -1,6 +1,7 @@
 """What a reward function gives or does that a run could not go on with: told, put back, or said at the start."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 import posttrain
 from posttrain.cli import main
-from posttrain.errors import RunError
+from posttrain.errors import RunError, UserError
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.rewards.grading.calls import GIVEN, Call, of_the_call, standard
 from posttrain.rewards.grading.function import keywords, reward_function
@@ -99,3 +100,30 @@ def test_columns_that_rewards_do_not_see_are_named_at_the_start(
     assert "rewards do not see the columns completions, trainer_state of the rows" in said
     assert "{own_completions: completions}" in said
     assert metrics_of(tmp_path / "place" / "run")[1]["reward"] >= 0
+
+
+@pytest.mark.parametrize("side", ["rows", "held_out_rows"])
+def test_columns_whose_names_stand_for_what_is_sampled_are_named_in_the_note_and_in_the_error(
+    side: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asking(completions: Sequence[str], completion: Sequence[str]) -> list[float]:
+        return [0.0 for _ in completion]
+
+    rows = {"rows": [{"question": "a"}], "held_out_rows": [{"question": "b"}]}
+    rows[side] = [{"question": "c", "prompt": "d", "completion": "e"}]
+    config = posttrain.load_recipe(
+        model={"path": str(model)},
+        task={"name": "dataset", "prompt_column": "question"},
+        rollout={"prompts_per_step": 1, "group_size": 2, "max_completion_tokens": 2},
+        evaluation={"every_steps": 0, "samples": 1},
+        run={"num_steps": 0, "folder": str(tmp_path / "run"), "curves": False},
+    )
+    posttrain.train(config, **rows, rewards=[length])
+    assert "rewards do not see the columns prompt, completion of the rows: these names" in capsys.readouterr().out
+    if side == "rows":
+        with pytest.raises(UserError, match=r"needs an argument 'completion'.*The column `completion` of the rows is"):
+            posttrain.train(replace(config, run=replace(config.run, overwrite=True)), **rows, rewards=[asking])
+
+
+def length(completions: Sequence[str], **columns: object) -> list[float]:
+    return [float(len(each)) for each in completions]

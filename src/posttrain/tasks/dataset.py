@@ -25,7 +25,7 @@ from posttrain.errors import UserError
 from posttrain.models.messages import checked_messages
 from posttrain.options.dataset import DatasetOptions
 from posttrain.records import Prompt
-from posttrain.rewards.grading.calls import GIVEN
+from posttrain.rewards.grading.calls import GIVEN, WITHHELD
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.tasks.base import Messages, PromptRenderer, Task
 from posttrain.tasks.draw_order import DrawOrder, quotas_of
@@ -187,10 +187,11 @@ class DatasetTask(Task):
         ]
         if self.found:
             notes.append(self.found)
-        if hidden := [name for name in GIVEN if any(name in row.columns for row in self.training_rows)]:
+        present = set(chain.from_iterable(row.columns for row in (*self.training_rows, *self.held_out_rows)))
+        if hidden := [name for name in (*GIVEN, *WITHHELD) if name in present - {self.options.prompt_column}]:
             notes.append(
-                f"rewards do not see the columns {', '.join(hidden)} of the rows, but arguments of their own by these"
-                f" names; rename the columns by task.columns, such as {{own_{hidden[0]}: {hidden[0]}}}"
+                f"rewards do not see the columns {', '.join(hidden)} of the rows: these names stand for what is"
+                f" sampled; rename the columns by task.columns, such as {{own_{hidden[0]}: {hidden[0]}}}"
             )
         if self.options.last_assistant_message == "prefill":
             prompts = (role_shape(row.columns[self.options.prompt_column]) for row in self.training_rows)

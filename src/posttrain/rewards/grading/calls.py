@@ -65,7 +65,7 @@ NOT_CACHED = {"trainer_state", "log_metric"}
 """Arguments that a function is not given whose scores are remembered: they belong to a step, and to one call."""
 STANDS_FOR = {"ground_truth": "answer", "nums": "numbers"}
 """Parameters of functions of one response, and the columns that they take where none has their name."""
-WITHHELD = {"prompt", "completion"}
+WITHHELD = ("prompt", "completion")
 """Columns that functions of lists do not see: the rendered prompt and what was sampled stand in their place."""
 
 
@@ -249,6 +249,11 @@ def require_known(call: Call, offered: Set[str]) -> None:
                 hint += "call the parameter `answer`." if near_by else "add a column `ground_truth` to the dataset."
         if name in NOT_CACHED:
             hint = "Its scores are remembered (`cache`), so that none may hang on a step or a call: leave `cache` out."
+        if name in WITHHELD and any(name in row.group.prompt.columns for row in call.rows):
+            hint = (
+                f"The column `{name}` of the rows is withheld, since `{name}s` are what this run samples.  Rename it by"
+            )
+            hint += f" task.columns, such as {{own_{name}: {name}}}, and call the parameter `own_{name}`."
         raise UserError(
             f"reward {call.function.name!r} needs an argument {name!r}, but there are only"
             f" {', '.join(sorted(offered))}. {hint}"
