@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.models.chat_templates import bounded_rendering
-from posttrain.models.chat_templates.bounded_rendering import TemplateTooSlow, bounded
+from posttrain.models.chat_templates.bounded_rendering import TemplateTooSlow, bounded, require_no_powers
 from posttrain.models.chat_templates.template_text import (
     DATE,
     TODAY,
@@ -108,6 +108,7 @@ class TokenizerRenderer:
                 f"prompt {id!r}: its column `tools` describes tools, and the chat template does not read them.  Drop"
                 " the column, or name a template that does as model.chat_template."
             )
+        require_no_powers(self.template)
         try:
             text = bounded(
                 lambda: self.tokenizer.apply_chat_template(

@@ -5,6 +5,8 @@ bound both, at more than an honest rendering costs; counting steps would need a 
 
 time      a thread that looks on raises an exception in the one that renders, once that has used so many seconds of
           processor time, which a busy machine does not use up.  It is there only while something is rendered.
+powers    are refused before: 10**10**8 is one step, and an exception comes between steps.  So is a product, and one of
+          numbers of a hundred million digits is not ended.
 memory    the address space of the process may grow by so much: what asks for more gets a MemoryError.  Where other
           threads of Python are alive it is left alone, for it would be theirs too: in `posttrain serve`.
 """
@@ -16,7 +18,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeVar
+
+from jinja2 import Environment, TemplateSyntaxError
+
+from posttrain.errors import UserError
 
 SECONDS = 10.0
 """Processor time of one rendering; those of honest templates take less than a thousandth."""
@@ -137,6 +144,22 @@ def address_space() -> int:
         return int(os.read(file, 64).split(b" ", 1)[0]) * PAGE
     finally:
         os.close(file)
+
+
+@lru_cache
+def require_no_powers(template: str) -> None:
+    """Refuse a template that raises to a power: a single step of Python, which nothing ends before it is done."""
+    before = ""
+    try:
+        for line, kind, text in Environment().lex(template):
+            if kind == "operator" and text == "**" and before not in ("(", ","):  # there it unpacks arguments
+                raise UserError(
+                    f"the chat template raises to a power in line {line}, which could take for ever.  Mend it, or name"
+                    " another file as model.chat_template."
+                )
+            before = before if kind == "whitespace" else text
+    except TemplateSyntaxError:
+        return  # which is told where the template is compiled
 
 
 def bounded(render: Callable[[], Made]) -> Made:
