@@ -14,7 +14,7 @@ from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.algorithms.terms import KlTerm, Need, TokenView
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
-from tests.support.tiny import advantage, token_loss
+from tests.support.tiny import advantage, gradient
 
 REWARDS = torch.tensor([[1, 0, 0, 0], [2, 4, 2, 4]], dtype=torch.float64)
 LENGTHS = torch.tensor([1, 3, 4])
@@ -22,14 +22,6 @@ LENGTHS = torch.tensor([1, 3, 4])
 
 def values(*numbers: float) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
-
-
-def gradient(config: dict[str, object], ratios: list[float], advantages: list[float]) -> list[float]:
-    """dL/dlogπ of tokens that are rollout 0 all together, at the given ratios to the denominator."""
-    logprobs = values(*ratios).log().requires_grad_()
-    zeros = torch.zeros(len(ratios), dtype=torch.int64)
-    token_loss(build_algorithm(config), logprobs, zeros.double(), values(*advantages), zeros).sum().backward()
-    return logprobs.grad.tolist()
 
 
 ROOT3 = math.sqrt(3)
@@ -125,43 +117,6 @@ def test_gspo_can_use_the_whole_importance_weight() -> None:
     assert gradient(config, [3, 0.5], [1, 1]) == pytest.approx([-3, -3], rel=1e-12)
     assert gradient(config | {"clip_high": 0.4}, [3, 0.5], [1, 1]) == [0, 0]
     assert gradient(config, [0.3, 1], [-1, -1]) == [0, 0]
-
-
-def test_rloo_can_clip_the_whole_importance_weight() -> None:
-    # Product 1.5, as above; without clip_high the bounds are 1 - clip_low and 1 + clip_low.
-    config = {"name": "rloo", "token_weights": "mean_over_sequences", "clip_low": 0.6}
-    assert gradient(config, [3, 0.5], [1, 1]) == pytest.approx([-3, -3], rel=1e-12)
-    assert gradient(config | {"clip_low": 0.4}, [3, 0.5], [1, 1]) == [0, 0]
-    assert gradient(config | {"clip_low": 0.4, "clip_high": 0.6}, [3, 0.5], [1, 1]) == pytest.approx([-3, -3])
-    assert gradient(config | {"clip_high": 0.1}, [0.3, 1], [-1, -1]) == [0, 0]
-    assert gradient(config | {"clip_high": 0.1}, [0.5, 1], [-1, -1]) == pytest.approx([1, 1], rel=1e-12)
-
-
-def test_a_truncated_completion_of_rloo_earns_no_token_rewards() -> None:
-    # Rewards 1 and 1, penalties of .5 for a cut completion and .25 for a whole one: 1 against .75, or .5 against .75.
-    evidence = Evidence(
-        rewards=torch.ones(1, 2, dtype=torch.float64),
-        scores=torch.ones(1, 1, 2, dtype=torch.float64),
-        weights=torch.ones(1, dtype=torch.float64),
-        lengths=torch.ones(1, 2, dtype=torch.long),
-        max_completion_tokens=16,
-        truncated=torch.tensor([[True, False]]),
-        token_rewards=values(-0.5, -0.25),
-    )
-    for mask, expected in ((True, 0.25), (False, -0.25)):
-        algorithm = build_algorithm({"name": "rloo", "mask_truncated": mask})
-        assert algorithm.masks_truncated == mask
-        assert algorithm.credit(evidence).advantages.tolist() == [expected, -expected]
-
-
-def test_options_of_rloo_that_cannot_go_together_are_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"clip_low = 0\.2 with token_weights = sum_over_sequence: .* mean_over_sequences"
-    ):
-        build_algorithm({"name": "rloo", "clip_low": 0.2})
-    for other in ({"normalize_advantages": True}, {"reward_range": [0, 1]}):
-        with pytest.raises(UserError, match=r"are of whole completions\.  Use credit: completion"):
-            build_algorithm({"name": "rloo", "credit": "reward_to_go", **other})
 
 
 def test_a_ratio_of_the_completion_is_an_option_of_grpo_and_of_cispo() -> None:

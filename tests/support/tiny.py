@@ -27,7 +27,7 @@ from transformers import (
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Evidence
-from posttrain.algorithms.table import ALGORITHMS
+from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.algorithms.terms import TokenView
 from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, sampled_columns
 from posttrain.generation.request import Request
@@ -299,3 +299,12 @@ def flat_gradient(policy: Policy) -> Tensor:
 def relative_distance(actual: Tensor, expected: Tensor) -> float:
     """‖a - e‖ / ‖e‖."""
     return ((actual - expected).norm() / expected.norm()).item()
+
+
+def gradient(config: dict[str, object], ratios: list[float], advantages: list[float]) -> list[float]:
+    """dL/dlogπ of tokens that are rollout 0 all together, at the given ratios to the denominator."""
+    logprobs = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
+    zeros = torch.zeros(len(ratios), dtype=torch.int64)
+    given = torch.tensor(advantages, dtype=torch.float64)
+    token_loss(build_algorithm(config), logprobs, zeros.double(), given, zeros).sum().backward()
+    return logprobs.grad.tolist()

@@ -31,7 +31,6 @@ from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
 from posttrain.training.learner import CreditedStep
 from posttrain.training.metrics import step_metrics, step_tokens
-from posttrain.training.sampler_gaps import undropped_gaps
 from posttrain.training.session import (
     Session,
     open_session,
@@ -40,7 +39,7 @@ from posttrain.training.session import (
     require_training_by_reward,
 )
 from posttrain.training.state import RunState
-from posttrain.training.update import trial_gradient
+from posttrain.training.update import trial_gradient, undropped_gaps
 from posttrain.training.update_metrics import UpdateReport, update_metrics
 
 
@@ -206,7 +205,7 @@ def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -
     for step in harness.steps():
         collected = first.collected if first else collector.collect(step, journal, harness.clock)  # rollouts, grades
         credited = first or learner.credit(collected, harness.clock)  # reference log-probs, advantages
-        gaps = undropped_gaps(learner, credited)  # while the weights are those that sampled
+        gaps = gaps_before(session, credited)  # sampler and trainer, where an update drops inputs
         learner.remember(credited)  # what outlives the step: an adaptive coefficient, whether the critic is ready
         batches = learner.batches(credited, harness.clock)  # token weights, fixed on each whole update
         updates = learner.learn(batches, step, harness.clock)  # losses, updates
@@ -215,6 +214,13 @@ def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -
         evaluation = evaluate_when_due(session, harness)
         yield harness.record(step_report(session, credited, updates, evaluation, gaps))
         first = None
+
+
+def gaps_before(session: Session, credited: CreditedStep) -> Tensor | None:
+    """Gaps between sampler and trainer before the weights move; None where the first update shows them."""
+    settings = session.learner.settings
+    budget = settings.update.tokens_per_microbatch
+    return undropped_gaps(session.policy, credited.groups, temperature=settings.temperature, max_tokens=budget)
 
 
 def count_step(state: RunState, collected: CollectedStep, updates: Sequence[UpdateReport], num_updates: int) -> None:

@@ -13,8 +13,9 @@ from posttrain.algorithms import kl
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.losses import ratio_statistics
 from posttrain.algorithms.terms import LossTerm, Need, TokenView, needs_of
-from posttrain.batch import Batch, completions_of
+from posttrain.batch import Batch, CreditedGroups, completions_of
 from posttrain.errors import RunError
+from posttrain.models.adapters.lora import drops
 from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import full_kl, token_entropies, token_logprobs
 from posttrain.models.output_layer import OutputLayer
@@ -334,3 +335,16 @@ def group_logprobs(
         logprobs = token_logprobs(hidden, policy.output_layer, micro.tokens.to(hidden.device), temperature=temperature)
         parts.append(logprobs.double().cpu())
     return torch.cat(parts)
+
+
+def undropped_gaps(policy: Policy, groups: CreditedGroups, *, temperature: float, max_tokens: int) -> Tensor | None:
+    """|log π - log μ| of tokens before a step's first update, without dropout; None where updates drop nothing.
+
+    Of all tokens where log π is known, else of the first group, which is scored for this alone.
+    """
+    if not drops(policy.model):
+        return None
+    logprobs = groups.columns.proximal_logprobs
+    if logprobs is None:
+        logprobs = group_logprobs(policy, groups.groups[:1], temperature=temperature, max_tokens=max_tokens)
+    return (logprobs - groups.columns.behaviour_logprobs[: len(logprobs)]).abs()

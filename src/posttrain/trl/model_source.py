@@ -17,7 +17,7 @@ from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
 from posttrain.options.model import ModelOptions
 from posttrain.trl.fields.field_rules import mapping_of
 from posttrain.trl.fields.training_fields import TrainingFields
-from posttrain.trl.tokenizer_fields import with_tokenizer_fields
+from posttrain.trl.surface.tokenizer_fields import with_tokenizer_fields
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -19,7 +19,7 @@ from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
 from posttrain.trl.fields.sft_config import SFT_RULES, SFTConfig, rows_of_update
 from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import ModelSource, default_folder
-from posttrain.trl.surface.token_rows import TokenRows
+from posttrain.trl.surface.row_labels import TokenRows
 from posttrain.trl.training_rows import Dataset, Row
 
 if TYPE_CHECKING:
