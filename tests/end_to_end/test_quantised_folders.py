@@ -8,9 +8,11 @@ import torch
 from transformers import PreTrainedModel
 
 from posttrain.cli import main
+from posttrain.errors import UserError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import whole_weight
 from posttrain.models.loading import model_folder
+from posttrain.training.actor_critic.critic_folder import loaded_trunk
 from tests.support.family_exports import apart, few_steps, loaded, read_by_peft, read_by_transformers
 from tests.support.quantised_folders import in_4_bits, in_8_bits, in_fp8, in_mxfp4
 
@@ -31,6 +33,29 @@ def test_whole_training_is_refused_before_the_first_step_and_an_adapter_is_the_r
     if made is not in_4_bits:
         assert few_steps(base, tmp_path / "merged", *ADAPTER, "--model.adapter.save", "merged") == 2
         assert "model.adapter.save: adapter" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["rl", "reward-model"])
+def test_what_is_saved_whole_is_refused_over_a_folder_in_8_bits_with_a_remedy_that_helps(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, rows = in_8_bits(tmp_path / "base"), tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1", "chosen": "2", "rejected": "3"}\n')
+    ppo = ("--algorithm.name", "ppo", "--algorithm.critic.trunk", "own")
+    flags = ("--task.path", str(rows)) if command == "reward-model" else ("--task.name", "countdown", *ppo)
+    for adapter in ADAPTER, (*ADAPTER, "--model.adapter.save", "adapter"):
+        made = ("--model.path", str(base), *adapter, *flags, "--run.folder", str(tmp_path / "run"))
+        assert main([command, *made, "--run.threads", "1"]) == 2
+        said = capsys.readouterr().err
+        assert "quantised from" in said
+        assert "model.adapter" not in said
+        assert ("algorithm.critic.trunk: shared" in said) == (command == "rl")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_critic_does_not_start_from_a_folder_in_8_bits(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"algorithm.critic.path = .*stored quantised.* Give the folder"):
+        loaded_trunk(str(in_8_bits(tmp_path / "base")), loaded(in_8_bits(tmp_path / "policy")))
 
 
 def test_an_adapter_over_a_folder_in_4_bits_is_opened_by_every_command_and_merged(tmp_path: Path) -> None:

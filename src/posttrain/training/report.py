@@ -14,7 +14,7 @@ import torch
 from posttrain.config.recipes import recorded_time
 from posttrain.generation.parity import mixture_note
 from posttrain.models.description import adapter_lines, model_lines, unused_options
-from posttrain.models.loading.saving import save_trained, whole_folder
+from posttrain.models.loading.saving import save_trained
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.options.adapter import run_model
 from posttrain.rewards.ensemble import reward_models_in
@@ -173,10 +173,11 @@ def write_results(session: Session, run: RunFolder, state: RunState, after: Mapp
     adapter = session.config.model.adapter
     with writing(folder / "model", folder):
         card = model_card(session, state, summary)
-        save_trained(session.policy, folder, adapter.save if adapter is not None else "adapter", card)
-        if (critic := session.learner.critic) is not None:
-            with whole_folder(folder / "critic") as saved:
-                save_critic(critic.head, critic.own_trunk, saved)
+        try:
+            save_trained(session.policy, folder, adapter.save if adapter is not None else "adapter", card)
+        finally:  # so that both are kept whatever is wrong with the policy
+            if (critic := session.learner.critic) is not None:
+                save_critic(critic.head, critic.own_trunk, folder / "critic")
     if session.config.run.curves:
         with writing(folder / "curves.png", folder):
             draw_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.peft_layers import adapted_names
+from posttrain.models.exports.saved_weights import require_loadable
 from posttrain.models.loading.saving import save_adapter, save_policy
 from posttrain.models.policy import Policy
 from posttrain.runs.manifest import NAME
@@ -15,6 +16,7 @@ def save(policy: Policy, folder: Path) -> None:
     """The model, or the adapter alone where one is trained, with the tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     (save_adapter if adapted_names(policy.model) else save_policy)(policy, folder)
+    require_loadable(policy.model, folder)
 
 
 def require_free(folder: Path, args: TrainingFields) -> None:

@@ -120,6 +120,15 @@ def is_4_bit(layer: nn.Module) -> bool:
     return f"{type(layer).__module__}.{type(layer).__qualname__}" == CLASS
 
 
+def stays_quantised(model: PreTrainedModel) -> bool:
+    """Whether weights are quantised in another way than in 4 bits, so that no whole model can be saved of them."""
+    in_4_bits = {id(layer.weight) for layer in model.modules() if is_4_bit(layer)}
+    others = [each for each in model.parameters() if id(each) not in in_4_bits]
+    return (getattr(model, "is_quantized", False) and not in_4_bits) or any(
+        each.itemsize == 1 or not each.is_floating_point() for each in others
+    )
+
+
 def runs_packed(layer: nn.Module) -> bool:
     """Whether a layer runs through bitsandbytes' packed kernel, for inference alone."""
     return is_4_bit(layer) and bool(getattr(layer, KERNEL))

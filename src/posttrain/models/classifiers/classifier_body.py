@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.adapters.quantized import is_4_bit, stays_quantised
 from posttrain.models.classifiers.classifier_folder import classifier_files, loaded_classifier
 from posttrain.models.classifiers.last_token_scores import head_of
 from posttrain.models.classifiers.saved_classifier import READING
@@ -53,8 +53,11 @@ def scored_body(policy: Policy, path: str, *, option: str) -> ScoredBody:
             f"{where}: a critic starts from a reward model of one number, read from a decoder's last token, and"
             f" {type(classifier).__name__} here has {has}."
         )
-    if any(is_4_bit(layer) for layer in classifier.modules()):
-        raise UserError(f"{where}: its weights are in 4 bits, which cannot be trained.  Give what it was made from.")
+    if stays_quantised(classifier) or any(is_4_bit(layer) for layer in classifier.modules()):
+        raise UserError(
+            f"{where}: its weights are stored quantised, which cannot be trained.  Give the folder of the model that it"
+            " was quantised from."
+        )
     require_tokens_read(policy, tokenizer.get_vocab(), str(tokenizer.pad_token), where)
     model = with_output_layer(classifier)
     model.requires_grad_(True)

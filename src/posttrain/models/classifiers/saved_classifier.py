@@ -24,7 +24,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 from posttrain.errors import UserError
 from posttrain.models.adapters.merging import merged_weights
 from posttrain.models.adapters.peft_layers import adapted_names
-from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.adapters.quantized import is_4_bit, stays_quantised
 from posttrain.models.classifiers.score_head import TextScorer
 from posttrain.models.loading.construction import ONE_AT_A_TIME, without_progress_bars
 from posttrain.models.loading.saving import in_dtype, readable_as, write_card
@@ -69,12 +69,20 @@ class TextReading:
 
 
 def require_classifier(policy: Policy) -> None:
-    """Raise UserError where transformers has no classifier with a head over this family, before anything is trained."""
+    """Raise UserError, before anything is trained, where no classifier could be saved.
+
+    transformers must have one with a head over this family, and weights that are stored quantised stay so.
+    """
     empty_classifier(policy.model)
+    if stays_quantised(policy.model):
+        raise UserError(
+            "model: its weights are stored quantised, and a reward model is saved whole.  Give the model that it was"
+            " quantised from."
+        )
 
 
-def save_classifier(scorer: TextScorer, folder: Path, reading: TextReading, card: str = "") -> None:
-    """Write body, head and tokenizer; an adapter is added into a copy of the weights, in float32.
+def save_classifier(scorer: TextScorer, folder: Path, reading: TextReading, card: str = "") -> PreTrainedModel:
+    """Write body, head and tokenizer; an adapter is added into a copy of the weights, in float32.  Returns what it is.
 
     Weights that were loaded from bfloat16 are bfloat16 again, the head among them.
     """
@@ -99,6 +107,7 @@ def save_classifier(scorer: TextScorer, folder: Path, reading: TextReading, card
         tokenizer.save_pretrained(folder)
     write_card(folder, card + scoring_section(str(tokenizer.convert_ids_to_tokens(stop)), appends=appends))
     readable_as(folder / "config.json", folder)
+    return made
 
 
 def append_to_texts(tokenizer: PreTrainedTokenizerBase, stop: int) -> bool:

@@ -5,15 +5,16 @@ No weight is read, so this takes milliseconds, and a run asks it of every folder
 
 import json
 from collections.abc import Mapping
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from posttrain.errors import RunError
 from posttrain.models.adapters.experts import LoraExperts
@@ -32,19 +33,28 @@ from posttrain.options.adapter import ADAPTER_CONFIG
 Shape = tuple[int, ...]
 
 
-def require_loadable_model(model: PreTrainedModel, folder: Path) -> None:
-    """Raise RunError where transformers would make up weights of a folder that this model was saved in.
+def require_loadable(model: PreTrainedModel, folder: Path) -> None:
+    """Raise RunError where what this model was saved as, an adapter or a whole model, cannot be read again."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        require_loadable_adapter(model, folder)
+    else:
+        require_loadable_model(model, folder)
 
-    transformers reads headers alone only with the package accelerate, which every extra for adapters and 4 bits brings;
-    nothing is checked without it.
-    """
-    if find_spec("accelerate") is None:
-        return
+
+def require_loadable_model(model: PreTrainedModel, folder: Path) -> None:
+    """Raise RunError where transformers would make up weights of a folder that this model was saved in."""
     loader: Any = type(model)
     try:
-        with ONE_AT_A_TIME, without_progress_bars():
+        weights = {name: InFile(shape) for file in weight_files(folder) for name, shape in saved_shapes(file).items()}
+        with without_progress_bars():
+            config = type(model.config).from_pretrained(folder)
             _, found = loader.from_pretrained(
-                folder, device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True
+                None,
+                config=config,
+                state_dict=weights,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
     except LOAD_ERRORS as error:
         raise not_loadable(folder, "transformers", first_words(error)) from error
@@ -55,6 +65,29 @@ def require_loadable_model(model: PreTrainedModel, folder: Path) -> None:
     wrong = [f"{len(names)} {says} ({', '.join(names[:2])})" for says, names in kinds.items() if names]
     if wrong:
         raise not_loadable(folder, "transformers", "; ".join(wrong))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers reads a model's weights from."""
+    index = folder / f"{SAFE_WEIGHTS_NAME}.index.json"
+    if not index.is_file():
+        return [folder / SAFE_WEIGHTS_NAME]
+    named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    return [folder / name for name in sorted(set(named.values()))]
+
+
+@dataclass(frozen=True, slots=True)
+class InFile:
+    """Stands for a tensor in a file where transformers loads it: read as one without memory, on the meta device."""
+
+    shape: Shape
+
+    def __getitem__(self, _: object) -> "InFile":
+        return self
+
+    def to(self, device: object = None, dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor of that shape on the meta device, whichever is asked for."""
+        return torch.empty(self.shape, dtype=dtype, device="meta")
 
 
 def require_loadable_adapter(model: PreTrainedModel, folder: Path) -> None:

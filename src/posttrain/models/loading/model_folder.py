@@ -212,16 +212,18 @@ def require_trainable_weights(located: LocatedModel, options: ModelOptions, *, s
     if method is None or method == DEQUANTISED_AT_LOAD:
         return
     if not options.trains_adapter:
+        merges = not saves_whole or method == IN_4_BITS
+        remedy = "Train an adapter over them (model.adapter.rank: 16), or give" if merges else "Give"
         raise UserError(
-            f"{base}: its weights are stored quantised ({method}) and cannot be trained.  Train an adapter over them"
-            " (model.adapter.rank: 16), or give the folder of the model that it was quantised from."
+            f"{base}: its weights are stored quantised ({method}) and cannot be trained.  {remedy} the folder of the"
+            " model that it was quantised from."
         )
     save = "merged" if saves_whole else options.adapter.save if options.adapter is not None else "adapter"
     if save != "adapter" and method != IN_4_BITS:
+        remedy = "Give" if saves_whole else "Set model.adapter.save: adapter, or give"
         raise UserError(
-            f"{base}: its weights are stored quantised ({method}), and an adapter is merged into whole weights or 4-bit"
-            " ones of bitsandbytes alone.  Set model.adapter.save: adapter, or give the folder of the model that it was"
-            " quantised from."
+            f"{base}: its weights are stored quantised ({method}), and an adapter is only merged into whole weights or"
+            f" 4-bit ones of bitsandbytes.  {remedy} the folder of the model that it was quantised from."
         )
 
 

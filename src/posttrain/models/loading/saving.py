@@ -14,7 +14,7 @@ from posttrain.models.adapters.merging import merged_weights
 from posttrain.models.adapters.peft_format import write_adapter
 from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.adapters.quantized import is_4_bit
-from posttrain.models.exports.saved_weights import require_loadable_adapter, require_loadable_model
+from posttrain.models.exports.saved_weights import require_loadable
 from posttrain.models.loading.adapting import note_base
 from posttrain.models.loading.chat_settings import write_stop_ids
 from posttrain.models.loading.construction import without_progress_bars
@@ -38,9 +38,9 @@ def save_trained(policy: Policy, run: Path, save: Literal["adapter", "merged", "
             write_card(folder, card + merged_note(policy))
     # Asked last, so that both are kept whatever is wrong with them.
     if adapted and save != "merged":
-        require_loadable_adapter(policy.model, run / "adapter")
+        require_loadable(policy.model, run / "adapter")
     if not adapted or save != "adapter":
-        require_loadable_model(policy.model, run / "model")
+        require_loadable(policy.model, run / "model")
 
 
 @contextmanager

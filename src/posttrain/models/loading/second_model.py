@@ -9,11 +9,12 @@ from posttrain.options.model import ModelOptions
 def load_beside(policy: Policy, path: str, *, option: str, inference: bool = True) -> Policy:
     """The model that an option such as `reference.path` names, on the device that the policy is on.
 
+    Without `inference` it is trained, and saved whole.
     Raises UserError, of that option, where it is none that can be loaded.
     """
     options = ModelOptions(path=path, device="cuda" if policy.device.type == "cuda" else "cpu")
     try:
-        return load_policy(options, inference=True) if inference else load_policy_to_train(options)
+        return load_policy(options, inference=True) if inference else load_policy_to_train(options, saves_whole=True)
     except UserError as error:  # which speaks of the section `model`
         if "model.path = " not in str(error):
             raise

@@ -13,6 +13,8 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor, nn
 
 from posttrain.batch import Batch, completions_of
+from posttrain.errors import UserError
+from posttrain.models.adapters.quantized import stays_quantised
 from posttrain.models.classifiers.classifier_body import ScoredBody
 from posttrain.models.forward import trunk as without_output_layer
 from posttrain.models.gradients import gradients_in_place
@@ -135,6 +137,12 @@ def own_trunk(policy: Policy, options: CriticOptions) -> ScoredBody | None:
     loaded = loaded_trunk(options.path, policy) if options.path else None
     if loaded is not None:
         return loaded
+    if stays_quantised(policy.model):
+        raise UserError(
+            f"algorithm.critic.trunk = {options.trunk}: the critic's trunk is a copy of the policy that is saved whole,"
+            " and the policy's weights are stored quantised.  Set algorithm.critic.trunk: shared, or give as model.path"
+            " the folder of the model that it was quantised from."
+        )
     trained = {id(each) for each in without_output_layer(policy.model).parameters() if each.requires_grad}
     kept = {id(each): each for each in policy.model.parameters() if id(each) not in trained}
     model, forward = copy.deepcopy((policy.model, policy.forward), kept)

@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from posttrain.errors import UserError
 from posttrain.models.classifiers.classifier_body import ScoredBody, scored_body
+from posttrain.models.exports.saved_weights import require_loadable
 from posttrain.models.loading.folder_kinds import is_classifier_folder
-from posttrain.models.loading.saving import save_policy
+from posttrain.models.loading.saving import save_policy, whole_folder
 from posttrain.models.loading.second_model import load_beside
 from posttrain.models.policy import Policy
 from posttrain.models.value_head import ValueHead
@@ -25,11 +26,13 @@ HEAD_FILE = "value_head.safetensors"
 
 
 def save_critic(head: ValueHead, own_trunk: Policy | None, folder: Path) -> None:
-    """Write the head and, if it has one, its own trunk."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the head and, if it has one, its own trunk.  Raises RunError where that could not be loaded again."""
+    with whole_folder(folder) as made:
+        if own_trunk is not None:
+            save_policy(own_trunk, made)
+        save_file({name: each.detach().cpu().contiguous() for name, each in untied(head).items()}, made / HEAD_FILE)
     if own_trunk is not None:
-        save_policy(own_trunk, folder)
-    save_file({name: each.detach().cpu().contiguous() for name, each in untied(head).items()}, folder / HEAD_FILE)
+        require_loadable(own_trunk.model, folder)
 
 
 def has_head(path: str) -> bool:

@@ -8,6 +8,7 @@ from posttrain.config import RewardModelConfig
 from posttrain.models.classifiers.saved_classifier import TextReading, save_classifier
 from posttrain.models.classifiers.score_head import TextScorer
 from posttrain.models.description import adapter_lines, model_lines
+from posttrain.models.exports.saved_weights import require_loadable
 from posttrain.models.loading.saving import whole_folder
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.models.memory.model_shape import object_shape
@@ -79,8 +80,9 @@ def write_reward_model(
     found: tuple[HeldOutPairs, PairScores] | None,
 ) -> None:
     """Save the model, curves and, where pairs are held out, the calibration picture of a finished run."""
-    with writing(folder / "model", folder), whole_folder(folder / "model") as model:
-        save_classifier(scorer, model, reading, card_of(config, found))
+    with writing(folder / "model", folder), whole_folder(folder / "model") as made:
+        classifier = save_classifier(scorer, made, reading, card_of(config, found))
+    require_loadable(classifier, folder / "model")
     if config.run.curves:
         with writing(folder / "curves.png", folder):
             draw_pair_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)

@@ -14,10 +14,13 @@ from posttrain.config import RewardModelConfig
 from posttrain.errors import UserError
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
 from posttrain.models.classifiers.score_head import TextScorer, new_scorer
+from posttrain.models.exports.saved_weights import require_loadable
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.runs.checkpoint import load_checkpoint
 from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.tensor_state import restore_module
+from posttrain.tasks.preferences.preference_set import preference_rows
+from posttrain.tasks.rows import MEMORY, BadRows, rows_of
 from posttrain.training.reward_model.pair_scores import pair_scores
 from posttrain.training.reward_model.reward_run import train_reward_model
 from posttrain.training.reward_model.reward_state import HEAD
@@ -145,11 +148,20 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         losses = losses + options.center_coefficient * centring(scores.chosen, scores.rejected)
         return {"loss": losses.mean().item(), **scores.metrics()}
 
+    @property
+    def reading(self) -> TextReading:
+        """How the saved model is to read texts: as the pairs are."""
+        rows = preference_rows(rows_of(self.rows(self.train_dataset, "train_dataset"), MEMORY), BadRows())
+        return TextReading(
+            stop_token_ids=self.policy.stop_ids,
+            template_options=self.model_options.template_options,
+            plain=all(isinstance(row.prompt, str) for row in rows),
+        )
+
     def write_model(self, folder: Path) -> None:
         """Write the reward model as a sequence classifier, an adapter added into it, with the tokenizer."""
-        reading = TextReading(stop_token_ids=self.policy.stop_ids, template_options=self.model_options.template_options)
         folder.mkdir(parents=True, exist_ok=True)
-        save_classifier(self.scorer, folder, reading)
+        require_loadable(save_classifier(self.scorer, folder, self.reading), folder)
 
     def write_checkpoint_model(self, checkpoint: Path) -> None:
         """Write the reward model into a checkpoint."""

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from posttrain.models.adapters.peft_layers import adapted_names
+from posttrain.models.exports.saved_weights import require_loadable
 from posttrain.models.loading.construction import without_progress_bars
 from posttrain.models.loading.saving import save_adapter, save_policy
 from posttrain.models.policy import Policy
@@ -15,15 +16,20 @@ from posttrain.runs.tensor_state import trained_names, untied
 
 
 def write_model(policy: Policy, checkpoint: Path) -> None:
-    """Make a checkpoint a folder that from_pretrained reads: an adapter, or a model whose weights are there already."""
-    model, weights = policy.model, checkpoint / "model.safetensors"
-    if adapted_names(model):
+    """Make a checkpoint a folder that from_pretrained reads.  Raises RunError where it could not be read."""
+    named = untied(policy.model)
+    if adapted_names(policy.model):
         save_adapter(policy, checkpoint)
-        return
-    named = untied(model)
-    if trained_names(model, named) != named.keys():
-        save_policy(policy, checkpoint)  # the frozen ones are not there
-        return
+    elif trained_names(policy.model, named) != named.keys():
+        save_policy(policy, checkpoint)  # the frozen weights are not there
+    else:
+        write_around_weights(policy, checkpoint)
+    require_loadable(policy.model, checkpoint)
+
+
+def write_around_weights(policy: Policy, checkpoint: Path) -> None:
+    """Write what makes a checkpoint that has all weights a model's folder."""
+    model, weights = policy.model, checkpoint / "model.safetensors"
     if not weights.exists():
         os.link(checkpoint / "policy.safetensors", weights)
     with without_progress_bars():
