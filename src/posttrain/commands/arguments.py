@@ -11,6 +11,7 @@ from posttrain.config import Config, SftConfig, build
 from posttrain.config.reading import checked_sections, kind_of
 from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
 from posttrain.config.run_trust import trusted
+from posttrain.config.schema import section_names
 from posttrain.config.sections import require_complete
 from posttrain.errors import UserError
 from posttrain.options.adapter import is_adapter_folder, run_model
@@ -134,18 +135,24 @@ def with_flags(
     kind: type, layers: Sequence[RecipeLayer], flags: Sequence[str], program: CommandSpec
 ) -> tuple[list[RecipeLayer], Any]:
     """Some layers with that of the flags above them, and the command's own switches."""
-    layers = [*layers, variants(flags, BY_PATH if kind is SftConfig else ())]
+    read = [name for name in section_names(kind) if program.reads(f"{name}.path")]
+    layers = [*layers, variants(flags, read, BY_PATH if kind is SftConfig else ())]
     content = checked_sections(kind, merge(layers))
     given, switches = read_flags(flags, program, content)
     return [*layers, given], switches
 
 
-def variants(flags: Sequence[str], by_path: Sequence[str] = ()) -> RecipeLayer:
-    """The task, the algorithm and, where it may be new, the model that flags name: they decide which others exist."""
+def variants(flags: Sequence[str], read: Sequence[str], by_path: Sequence[str] = ()) -> RecipeLayer:
+    """The task, the algorithm and, where it may be new, the model that flags name: they decide which others exist.
+
+    Only of sections that are `read`: nothing else is imported.
+    """
     sections: dict[str, dict[str, object]] = {}
     for flag, after in zip_longest(flags, flags[1:], fillvalue=""):
         section, _, option = path_of(flag).partition(".")
         value = flag.partition("=")[2] if "=" in flag else after
+        if section not in read:
+            continue
         if (section in VARIANTS and option in ("name", "path")) or (section in by_path and option == "path"):
             sections.setdefault(section, {})[option] = value
         elif (section, option) == ("task", "sources"):  # several data sets, and so the task that reads them

@@ -21,7 +21,7 @@ from yaml import YAMLError
 
 from posttrain.binding import OWN
 from posttrain.config.recipe_yaml import parse_yaml
-from posttrain.config.recipes import RecipeLayer, short_form
+from posttrain.config.recipes import VARIANTS, RecipeLayer, short_form
 from posttrain.errors import HelpShown, UserError
 from posttrain.schemas import Option, Schema, as_record, is_record, record_class, unwrapped
 
@@ -184,6 +184,12 @@ def known_path(argument: str, paths: Mapping[str, Any], program: CommandSpec) ->
         return path
     if paths.get(positive) is bool:
         return positive
+    section = path.partition(".")[0]
+    if section in VARIANTS and not any(known.startswith(f"{section}.") for known in paths):
+        given = argument.partition("=")[0]
+        raise UserError(
+            f"{COMMAND_LINE}: {given}: no such flag.  `{short(program)}` does not read the section {section}."
+        )
     elsewhere = [known for known, names in ALIASES.items() if known in paths and name in names]
     same = [known for known in paths if known.endswith(f".{name}")]
     near = elsewhere or get_close_matches(path, paths, n=1) or same
@@ -267,7 +273,7 @@ def read_part(record: Any, program: CommandSpec, path: str) -> Any:
     leading = [
         replace(option, annotation=ANYTHING, default=None) for option in schema.options if is_written_as_yaml(option)
     ]
-    if path in OWN and not hasattr(record, "path"):
+    if path in OWN and not hasattr(record, "path") and program.reads(f"{path}.path"):
         leading.append(
             Option("path", str, "", f"A {OWN[path]} of your own in its place, as FILE.py:NAME.{OR_ROWS[path]}")
         )

@@ -131,7 +131,8 @@ def unknown_section(kind: type, merged: MergedRecipe, name: str) -> str:
         return f"{where}.  Did you mean `{near[0]}`?"
     for other, command in COMMAND_OF.items():
         if name in section_names(other):
-            return f"{where} in `posttrain {COMMAND_OF[kind]}`; it belongs to `posttrain {command}`."
+            here = f"in `posttrain {COMMAND_OF[kind]}`" if kind in COMMAND_OF else "here"
+            return f"{where} {here}; it belongs to `posttrain {command}`."
     inside = sections_with(kind, name)
     return f"{where}.  Did you mean `{inside[0]}.{name}`?" if inside else f"{where}.  There are: {', '.join(known)}."
 

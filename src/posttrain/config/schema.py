@@ -7,7 +7,7 @@ instead, and its signature says what its options are.
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from posttrain.binding import OWN, is_name_in_file, is_own, own_schema
 from posttrain.config.recipes import TASKS_OF_ROWS
@@ -51,6 +51,12 @@ def section_schema(kind: type, section: str, content: object) -> Schema:
         # Only `model` of a supervised run has two: one that is there has a path.
         return Schema(existing[0] if existing and "path" in given else new)
     if is_own(section, content):
+        hint = get_type_hints(kind)[section]
+        if not any(get_origin(each) is Mapping for each in (hint, *get_args(hint))):
+            raise UserError(
+                f"{section}.path = {given['path']}: a {OWN[section]} of your own is not supported here.  Name a file of"
+                " rows, such as rows.jsonl."
+            )
         return own_schema(section, given["path"])
     name = given.get("name", default)
     if section in OWN and "name" in given and is_name_in_file(given.get("path")):
