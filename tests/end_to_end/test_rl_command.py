@@ -207,13 +207,15 @@ def test_the_plan_says_how_long_it_takes_if_completions_grow_to_their_limit() ->
     )
     lines = time_lines(session, step, {"rollout": 4.0, "grade": 1.0, "update": 1.0}, whole_step=True)  # type: ignore[arg-type]
     assert lines[0] == "time       about 1.0 min if completions stay at 2 tokens, up to 4.0 min if they grow to 8"
-    assert lines[2].endswith("the recipe's own run took 8 to 10 minutes; its header says where")
+    assert lines[2].endswith(
+        "the recipe's own run took 8 to 10 minutes for at most 60 steps, on the machine that its header names"
+    )
 
 
 def test_the_plan_of_a_bundled_recipe_says_how_long_its_own_run_took() -> None:
     for name in ("countdown-tiny", "recipes/countdown-tiny.yaml"):
-        assert recorded_time(name) == "8 to 10 minutes"
-    assert recorded_time("countdown-tiny-ppo") == "5 min 20 s"
+        assert recorded_time(name) == "8 to 10 minutes for at most 60 steps"
+    assert recorded_time("countdown-tiny-ppo") == "5 min 20 s for at most 30 steps"
     assert recorded_time("own-model") == recorded_time("") == recorded_time("mine.yaml") == ""
 
 
@@ -278,3 +280,9 @@ def test_a_run_out_of_patience_takes_no_further_step_when_resumed(place: Path, c
     assert in_this_process(capsys, "rl", recipe).code == 0
     assert in_this_process(capsys, "rl", "--resume", place / "run").code == 0
     assert [step["step"] for step in metrics_of(place / "run")] == steps
+
+
+def test_a_dry_run_of_a_bundled_recipe_says_how_long_its_own_run_took(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--rollout.prompts-per-step", "2", "--rollout.group-size", "2", "--rollout.max-completion-tokens", "4"]
+    assert main(["rl", "countdown-tiny", "--dry-run", *small, "--task.held-out-size", "2"]) == 0
+    assert "the recipe's own run took 8 to 10 minutes for at most 60 steps" in capsys.readouterr().out

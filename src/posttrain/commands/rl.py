@@ -62,10 +62,10 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         from posttrain.training.rl import show_plan, train
 
-        if switches.dry_run:
-            show_plan(config, show_prompts=switches.show_prompts or 1)
-            return 0
         recipe = " ".join(given.positional)
+        if switches.dry_run:
+            show_plan(config, show_prompts=switches.show_prompts or 1, recipe=recipe)
+            return 0
         run = train(
             config,
             resume=bool(folder),

@@ -195,14 +195,17 @@ def bundled_recipes() -> dict[str, Path]:
 
 
 def recorded_time(recipe: str) -> str:
-    """The time that the run of a recipe of this package took, as its header says; empty where it does not."""
+    """How long a run of a recipe of this package took, and its steps; empty where the recipe's header does not say."""
     known = {name: path.resolve() for name, path in bundled_recipes().items()}
     path = known.get(recipe) or Path(recipe).resolve()
     if not recipe or path not in known.values():
         return ""
     lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
     found = DURATION.search(" ".join(line.removeprefix("#").strip() for line in lines))
-    return "" if found is None else found[0]
+    if found is None:
+        return ""
+    steps = (parse_yaml(path.read_text(encoding="utf-8")) or {}).get("run", {}).get("num_steps")
+    return f"{found[0]} for at most {steps} steps" if steps else found[0]
 
 
 def find_recipe(name: str) -> Path:

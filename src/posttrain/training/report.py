@@ -133,7 +133,7 @@ def time_lines(session: Session, first: CollectedStep, seconds: Mapping[str, flo
         f"{steps:.1f} for steps{'' if whole_step else ' without their gradients'}, {evaluations:.1f} for evaluations"
     )
     recorded = recorded_time(session.trained.run.recipe)
-    own = [f"           the recipe's own run took {recorded}; its header says where"] if recorded else []
+    own = [f"           the recipe's own run took {recorded}, on the machine that its header names"] if recorded else []
     return [f"time       about {steps + evaluations:.1f} min {spread}", f"           (the first is {parts})", *own]
 
 

@@ -358,12 +358,13 @@ def go_on(session: Session, harness: Harness) -> list[str]:
     return notes
 
 
-def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, show_prompts: int = 1) -> None:
+def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, show_prompts: int = 1, recipe: str = "") -> None:
     """Print what a run would be, with the seconds of one step whose gradient is thrown away, and train nothing.
 
-    Of that step so many prompts are shown, each with a completion and its scores.
+    Of that step so many prompts are shown, each with a completion and its scores.  `recipe` names the recipe.
     """
     with open_session(config, own) as session:
+        session.trained.run.recipe = recipe
         make_ready(session)
         require_earlier_rollouts(session.algorithm)
         session.load_weights()
