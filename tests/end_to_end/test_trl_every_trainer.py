@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -38,7 +39,7 @@ KINDS: dict[str, tuple[Any, Any, list[dict[str, str]], dict[str, Any]]] = {
     "reward": (RewardTrainer, RewardConfig, PAIRS, {}),
 }
 """Trainer, arguments, rows and what its arguments have beside those that all have."""
-CONSTRUCTOR = ("eval_dataset", "callbacks", "optimizers", "ref_model")
+CONSTRUCTOR = ("eval_dataset", "callbacks", "optimizers", "ref_model", "peft_config")
 Kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -174,3 +175,79 @@ def test_a_reference_that_is_the_policy_itself_is_refused(model: str, tmp_path: 
     policy = AutoModelForCausalLM.from_pretrained(model)
     with pytest.raises(UserError, match="ref_model is the model that is trained, so it would change with it"):
         trainer("dpo", policy, tmp_path, ref_model=policy)
+
+
+def adapted(kind: str, model: str, folder: Path, how: str, **given: Any) -> Any:
+    """A trainer of an adapter, trained, and what its base is loaded by."""
+    of_reward = kind == "reward"
+    config = LoraConfig(r=4, target_modules="all-linear", task_type="SEQ_CLS" if of_reward else "CAUSAL_LM", **given)
+    if how == "path":
+        made = trainer(kind, model, folder, peft_config=config, max_steps=1, learning_rate=0.1)
+    else:
+        below = AutoModelForSequenceClassification if of_reward else AutoModelForCausalLM
+        base = below.from_pretrained(model, **({"num_labels": 1} if of_reward else {}))
+        given = {"model": get_peft_model(base, config)} if how == "wrapped" else {"model": base, "peft_config": config}
+        made = trainer(kind, given.pop("model"), folder, max_steps=1, learning_rate=0.1, **given)
+        if how == "wrapped":
+            assert made.model is not base
+            assert made.model.get_base_model() is base
+    before = made.model.state_dict(keep_vars=True)
+    before = {name: each.detach().clone() for name, each in before.items()}
+    made.train()
+    moved = [name for name, each in made.model.state_dict().items() if not torch.equal(each, before[name])]
+    assert any("lora_B" in name for name in moved)
+    assert all("lora_" in name or "modules_to_save" in name for name in moved)
+    return made
+
+
+@pytest.mark.parametrize("how", ["path", "object", "wrapped"])
+@Kind
+def test_whatever_a_script_saves_of_an_adapter_is_read_back(kind: str, model: str, tmp_path: Path, how: str) -> None:
+    made = adapted(kind, model, tmp_path / "run", how)
+    assert isinstance(made.model, PeftModel)
+    ids = torch.tensor([[1, 2, 3]])
+    loads = AutoModelForSequenceClassification if kind == "reward" else AutoModelForCausalLM
+    labels = {"num_labels": 1} if kind == "reward" else {}
+
+    def read(folder: Path) -> torch.Tensor:
+        if (folder / "adapter_config.json").is_file():
+            torch.manual_seed(1)
+            found: Any = PeftModel.from_pretrained(loads.from_pretrained(model, **labels), str(folder))
+        else:
+            found = loads.from_pretrained(folder, **labels)
+        return found.eval()(ids).logits
+
+    logits = made.model(ids).logits
+    made.model.save_pretrained(str(tmp_path / "model"))
+    assert (tmp_path / "model" / "adapter_config.json").is_file()
+    made.save_model(str(tmp_path / "saved"))
+    for folder in (tmp_path / "model", tmp_path / "saved", tmp_path / "run" / "checkpoint-1"):
+        torch.testing.assert_close(read(folder), logits)
+    measured = made.evaluate(KINDS[kind][2])["eval_loss"] if kind not in ("grpo", "rloo") else None
+    made.model.print_trainable_parameters()
+    merged = made.model.merge_and_unload()
+    merged.save_pretrained(str(tmp_path / "merged"))
+    torch.testing.assert_close(read(tmp_path / "merged"), logits)
+    if how == "path":
+        torch.testing.assert_close(made.model(ids).logits, logits)
+        assert measured is None or made.evaluate(KINDS[kind][2])["eval_loss"] == measured, "merged into a copy"
+
+
+def test_an_adapter_that_a_folder_holds_is_shown_as_one_too(model: str, tmp_path: Path) -> None:
+    first = adapted("sft", model, tmp_path / "first", "path", lora_dropout=0.5, rank_pattern={"q_proj": 2})
+    first.model.save_pretrained(str(tmp_path / "adapter"))
+    made = trainer("sft", str(tmp_path / "adapter"), tmp_path / "second", max_steps=1, learning_rate=0.1)
+    ids = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(made.model(ids).logits, first.model(ids).logits)
+    made.train()
+    assert not torch.equal(made.model(ids).logits, first.model(ids).logits)
+    torch.testing.assert_close(made.model(ids).logits, made.policy.model(ids).logits)
+
+
+def test_the_head_of_a_peft_model_of_a_classifier_goes_on_from_where_it_is(model: str, tmp_path: Path) -> None:
+    first = adapted("reward", model, tmp_path / "first", "wrapped")
+    made = trainer("reward", first.model, tmp_path / "second", max_steps=1)
+    assert made.evaluate(PAIRS)["eval_loss"] == first.evaluate(PAIRS)["eval_loss"]
+    language = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(UserError, match=r"the model is a PeftModel of a .*ForCausalLM.  Give one of a sequence"):
+        trainer("reward", language, tmp_path / "third")

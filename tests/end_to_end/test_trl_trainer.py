@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallba
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.recomputation import is_recomputing
+from posttrain.options.adapter import is_adapter_folder
 from posttrain.trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quantization_config
 from tests.support.reward_models import reward_folder
 from tests.support.runs import metrics_of, save_tiny_model
@@ -233,9 +234,16 @@ def test_a_model_in_4_bits_has_an_adapter_over_it(model: str, tmp_path: Path) ->
     config = ModelConfig(use_peft=True, load_in_4bit=True, lora_target_modules=["all-linear"])
     given = {"peft_config": get_peft_config(config), "quantization_config": get_quantization_config(config)}
     made = trainer(model, tmp_path / "run", given=given, max_steps=1, gradient_checkpointing=True)
-    assert len(lora_layers(made.model)) == 7
-    assert is_recomputing(made.model)
+    assert len(lora_layers(made.policy.model)) == 7
+    assert is_recomputing(made.policy.model)
     made.train()
+    ids = torch.tensor([[1, 2, 3]])
+    expected = made.model(ids).logits
+    torch.testing.assert_close(made.policy.model(ids).logits, expected)
+    made.model.save_pretrained(str(tmp_path / "adapter"))
+    assert is_adapter_folder(tmp_path / "adapter")
+    made.model.merge_and_unload()
+    torch.testing.assert_close(made.policy.model(ids).logits, expected)
     with pytest.raises(UserError, match="4 bits cannot be trained"):
         trainer(model, tmp_path / "run", given={"quantization_config": given["quantization_config"]})
     with pytest.raises(UserError, match="as NF4, or whole"):

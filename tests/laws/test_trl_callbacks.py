@@ -1,26 +1,24 @@
 """When the trainers of posttrain.trl log, evaluate and save, told without a run: what strategies and intervals mean."""
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from torch import nn
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 
 from posttrain.errors import UserError
-from posttrain.models.policy import Policy
 from posttrain.runs.reports import StepReport
 from posttrain.trl import GRPOConfig
 from posttrain.trl.as_config import RunLength
 from posttrain.trl.callback_watcher import CallbackWatcher, Events
-
-POLICY = cast(Policy, SimpleNamespace(model=None, tokenizer=None))
 
 
 def logged(*callbacks: TrainerCallback, steps: int = 12, updates: int = 1, epoch: int = 5, **given: Any) -> Events:
     """The events of a run whose steps report their number as the loss, and whose evaluations are noted at theirs."""
     events = Events(
         args=GRPOConfig(**{"logging_strategy": "no", **given}),
-        policy=POLICY,
+        model=nn.Module,
+        processing_class=cast(Any, None),
         callbacks=[*callbacks],
         log_step=lambda entry, start_time: events.log(entry),
         save_model=print,

@@ -6,6 +6,7 @@ update: in the first policy and reference agree, in the second they do not.
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -113,7 +114,7 @@ def trainer_of(name: str, folder: str = "unused", **fields: Any) -> tuple[Traine
         **more,
     )
     trained = {
-        parameter_name.replace(".default", ""): each
+        re.sub(r"^base_model\.model\.|\.default|\.modules_to_save", "", parameter_name): each
         for parameter_name, each in trainer.model.named_parameters()
         if each.requires_grad
     }

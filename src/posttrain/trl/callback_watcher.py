@@ -6,11 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 
 from posttrain.errors import UserError
-from posttrain.models.policy import Policy
 from posttrain.runs.reports import CheckpointReport, EndReport, StepReport
 from posttrain.runs.watchers import Watcher
 from posttrain.trl.as_config import RunLength
@@ -28,7 +34,9 @@ class Events:
     """The callbacks of a trainer with the state and the control that they are handed."""
 
     args: TrainingFields
-    policy: Policy
+    model: Callable[[], nn.Module]
+    """Gives `trainer.model`."""
+    processing_class: PreTrainedTokenizerBase
     callbacks: list[TrainerCallback]
     optimizer: Optimizer | None = None
     """There while training goes on."""
@@ -46,8 +54,8 @@ class Events:
                 self.args,
                 self.state,
                 self.control,
-                model=self.policy.model,
-                processing_class=self.policy.tokenizer,
+                model=self.model(),
+                processing_class=self.processing_class,
                 optimizer=self.optimizer,
                 lr_scheduler=None,
                 train_dataloader=None,

@@ -1,7 +1,9 @@
 """The policy that a trainer's arguments describe: a path or a model object, with an adapter, in 4 bits."""
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -10,6 +12,8 @@ from torch import nn
 from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.peft_layers import peft_layers
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.model_folder import load_policy, load_policy_to_train, loaded_config, located_folder
 from posttrain.models.policy import Policy, as_policy, stop_ids
@@ -50,20 +54,54 @@ def named_folder(model: object) -> str:
     return str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
 
 
-def loaded(source: ModelSource, args: TrainingFields) -> tuple[Policy, ModelOptions, list[str]]:
-    """The policy, the options that describe it as far as options do, and what is to be told of it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a trainer trains."""
+
+    policy: Policy
+    model: nn.Module
+    """The policy's model, or the PeftModel around it."""
+    options: ModelOptions
+    """They describe the policy as far as options do."""
+    notes: list[str]
+    """What is to be told of it."""
+
+
+def loaded(source: ModelSource, args: TrainingFields) -> Loaded:
+    """The policy that a trainer trains, and how its model is shown."""
     notes: list[str] = []
     require_lora(source.peft_config)
     options = model_options(source, args, notes)
     if isinstance(source.model, str):
-        policy, options = policy_of_path(source, options, args, notes)
+        policy, shown, options = policy_of_path(source, options, args, notes)
     else:
-        policy, options = policy_of_object(source, source.model, options), replace(options, path=ModelOptions.path)
+        shown = model_object(source, source.model, options)
+        policy, options = policy_of_object(source, shown, options), replace(options, path=ModelOptions.path)
     if source.processing_class is not None and source.processing_class is not policy.tokenizer:
         tokenizer = require_tokenizer(source.processing_class)
         policy = replace(policy, tokenizer=tokenizer, stop_ids=stop_ids(policy.model, tokenizer))
     notes += router_notes(policy, args)
-    return with_tokenizer_fields(policy, args), options, notes
+    policy = with_tokenizer_fields(policy, args)
+    if lora_layers(policy.model) and find_spec("peft") is None:
+        notes.append("peft is not installed: save the adapter by trainer.save_model, not by trainer.model.")
+    shown = policy.model if shown is None else shown
+    return Loaded(policy=policy, model=shown, options=options, notes=notes)
+
+
+def shown_model(policy: PreTrainedModel, model: nn.Module) -> nn.Module:
+    """What `trainer.model` is: with an adapter a PeftModel.  `model` is the policy, or a classifier of its layers."""
+    classifier = model is not policy and peft_layers(policy)
+    if not (lora_layers(policy) or classifier) or is_peft_model(model) or find_spec("peft") is None:
+        return model
+    from posttrain.trl.surface.peft_around import with_peft_around
+
+    return with_peft_around(policy, cast(PreTrainedModel, model))
+
+
+def is_peft_model(model: object) -> bool:
+    """Whether this is a PeftModel."""
+    peft = sys.modules.get("peft")  # whoever has such a model has imported it
+    return peft is not None and isinstance(model, peft.PeftModel)
 
 
 def router_notes(policy: Policy, args: TrainingFields) -> list[str]:
@@ -156,19 +194,19 @@ def quantized(config: object, notes: list[str]) -> Literal["nf4"] | None:
 
 def policy_of_path(
     source: ModelSource, options: ModelOptions, args: TrainingFields, notes: list[str]
-) -> tuple[Policy, ModelOptions]:
-    """A policy of a folder or of the hub."""
+) -> tuple[Policy, nn.Module | None, ModelOptions]:
+    """A policy of a folder or of the hub, and the PeftModel around it where there is one."""
     config = source.peft_config
     if config is None:
         if options.quantization is not None:
             raise UserError(
                 "quantization_config: weights in 4 bits cannot be trained.  Give an adapter as well, peft_config."
             )
-        return load_policy_to_train(options, seed=args.seed), options
+        return load_policy_to_train(options, seed=args.seed), None, options
     adapter = adapter_options(config, model_type(replace(options, adapter=None, quantization=None)))
     if adapter is not None:
         options = replace(options, adapter=adapter)
-        return load_policy_to_train(options, seed=args.seed), options
+        return load_policy_to_train(options, seed=args.seed), None, options
     if options.quantization is not None:
         raise UserError(
             "peft_config: over weights in 4 bits an adapter is plain LoRA: rank, alpha, dropout, target_modules by name"
@@ -176,25 +214,27 @@ def policy_of_path(
         )
     notes.append("peft_config says more than rank, alpha, dropout and layers, so the adapter's layers are peft's own.")
     plain = load_policy(options, seed=args.seed)
-    return with_peft(plain, config, seed=args.seed), options
+    policy, shown = with_peft(plain, config, seed=args.seed)
+    return policy, shown, options
 
 
-def policy_of_object(source: ModelSource, model: nn.Module, options: ModelOptions) -> Policy:
-    """A policy of a model that a script has loaded itself."""
+def model_object(source: ModelSource, model: nn.Module, options: ModelOptions) -> nn.Module:
+    """A model that a script has loaded itself, on its device, with the adapter that the script asks for."""
     if options.quantization is not None:
         raise UserError(
             "quantization_config: the model is loaded already.  Load it with that config, or give its path."
         )
-    tokenizer = source.processing_class
-    if tokenizer is None:
-        tokenizer = tokenizer_of(model)
-    dtype: Dtype = "auto" if options.dtype == "float32" else options.dtype
     place(model, chosen_device(options.device))
     if options.gradient_checkpointing and hasattr(model, "gradient_checkpointing_enable"):
         cast(PreTrainedModel, model).gradient_checkpointing_enable()
-    if source.peft_config is None:
-        return as_policy(model, require_tokenizer(tokenizer), dtype=dtype)
-    return as_policy(peft_model(model, source.peft_config), require_tokenizer(tokenizer), dtype=dtype)
+    return model if source.peft_config is None else peft_model(model, source.peft_config)
+
+
+def policy_of_object(source: ModelSource, model: nn.Module, options: ModelOptions) -> Policy:
+    """A policy of a model object."""
+    tokenizer = source.processing_class or tokenizer_of(model)
+    dtype: Dtype = "auto" if options.dtype == "float32" else options.dtype
+    return as_policy(model, require_tokenizer(tokenizer), dtype=dtype)
 
 
 def tokenizer_of(model: nn.Module) -> PreTrainedTokenizerBase:
@@ -226,20 +266,20 @@ def place(model: nn.Module, device: torch.device) -> None:
         model.to(device)  # parameters stay the objects that an optimiser of the caller's holds
 
 
-def with_peft(policy: Policy, config: "LoraConfig", *, seed: int) -> Policy:
-    """The policy under an adapter of peft, drawn from the seed."""
+def with_peft(policy: Policy, config: "LoraConfig", *, seed: int) -> tuple[Policy, nn.Module]:
+    """The policy under an adapter of peft, drawn from the seed, and the PeftModel."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = peft_model(policy.model, config)
     dtype: Dtype = "bfloat16" if policy.compute_dtype == torch.bfloat16 else "auto"
-    return replace(as_policy(model, policy.tokenizer, dtype=dtype), stored_dtype=policy.stored_dtype)
+    return replace(as_policy(model, policy.tokenizer, dtype=dtype), stored_dtype=policy.stored_dtype), model
 
 
 def peft_model(model: nn.Module, config: "LoraConfig") -> nn.Module:
     """A model with an adapter of peft over it.  Raises UserError where it has one, or where the config is none."""
-    from peft import PeftModel, get_peft_model
+    from peft import get_peft_model
 
-    if isinstance(model, PeftModel):
+    if is_peft_model(model):
         raise UserError("peft_config: the model is a PeftModel already, with an adapter of its own.  Leave one out.")
     made: nn.Module = get_peft_model(cast(PreTrainedModel, model), config)
     return made

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
+from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from posttrain.runs.files import write_atomically
 from posttrain.runs.reports import Run
@@ -17,7 +19,7 @@ from posttrain.trl.fields.field_rules import Rules, lines_about, require_numbers
 from posttrain.trl.fields.told_in_fields import told_in_fields
 from posttrain.trl.fields.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import ModelSource, loaded, named_folder
+from posttrain.trl.model_source import ModelSource, loaded, named_folder, shown_model
 from posttrain.trl.saved_models import HubTarget, hub_name, push, save
 from posttrain.trl.surface.checked_overrides import CheckedOverrides, overrides, require_called
 from posttrain.trl.surface.checkpoint_folders import remove_dangling, write_model
@@ -46,12 +48,14 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         require_numbers(args, rules)
         self.notes += lines_about(args, rules)
         with told_in_fields(args, rules):
-            self.policy, self.model_options, notes = loaded(source, args)
-        self.notes += notes
+            made = loaded(source, args)
+        self.policy, self.model_options, self.loaded_model = made.policy, made.options, made.model
+        self.notes += made.notes
         self.processing_class = self.policy.tokenizer
         self.events = Events(
             args=args,
-            policy=self.policy,
+            model=lambda: self.model,
+            processing_class=self.policy.tokenizer,
             callbacks=[made_callback(each) for each in callbacks or ()],
             log_step=lambda entry, start_time: self.log(entry, start_time),
             save_model=self._save_checkpoint_model,
@@ -67,14 +71,19 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         self.events.tell("on_init_end")
 
     @property
-    def model(self) -> PreTrainedModel:
-        """What is trained."""
-        return self.policy.model
+    def model(self) -> nn.Module:
+        """What is trained; with an adapter, a PeftModel over it."""
+        return self._shown_model
+
+    @cached_property
+    def _shown_model(self) -> nn.Module:
+        """The same, made when it is asked for."""
+        return shown_model(self.policy.model, self.loaded_model)
 
     @property
-    def model_wrapped(self) -> PreTrainedModel:
+    def model_wrapped(self) -> nn.Module:
         """The same: nothing wraps it."""
-        return self.policy.model
+        return self.model
 
     @property
     def control(self) -> TrainerControl:

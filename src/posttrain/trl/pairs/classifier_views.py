@@ -22,6 +22,8 @@ def is_classifier(model: object) -> bool:
 def head_of(classifier: PreTrainedModel) -> ScoreHead:
     """The head of a classifier, its own parameter in it.  Raises UserError where it is not one vector."""
     score: Any = getattr(classifier, "score", None)
+    if hasattr(score, "modules_to_save"):  # of a PeftModel, which trains a copy
+        score = score.modules_to_save[score.active_adapters[0]]
     plain = type(score) is nn.Linear and score.bias is None
     if not plain or score.out_features != 1:
         labels = getattr(classifier.config, "num_labels", None)
@@ -42,6 +44,8 @@ def causal_view(classifier: PreTrainedModel) -> PreTrainedModel:
     output = made.get_output_embeddings()
     output.weight, output.bias = classifier.get_input_embeddings().weight, None
     made.name_or_path = classifier.name_or_path
+    if hasattr(classifier, "peft_config"):
+        made.peft_config = classifier.peft_config
     made.generation_config = None  # of a model that never writes
     return made  # type: ignore[no-any-return]
 

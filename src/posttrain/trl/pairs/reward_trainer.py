@@ -12,9 +12,12 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from posttrain.algorithms.bradley_terry import bradley_terry, centring
 from posttrain.config import RewardModelConfig
 from posttrain.errors import UserError
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.peft_layers import peft_layers
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
 from posttrain.models.classifiers.score_head import TextScorer, new_scorer
 from posttrain.models.exports.saved_weights import require_loadable
+from posttrain.models.policy import without_wrapper
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.runs.checkpoint import load_checkpoint
 from posttrain.runs.reports import Run, StepReport
@@ -28,7 +31,7 @@ from posttrain.trl.as_config import RunLength, run_length
 from posttrain.trl.base_trainer import Given, Optimizers, Start
 from posttrain.trl.fields.reward_config import REWARD_RULES, RewardConfig
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import ModelSource, default_folder
+from posttrain.trl.model_source import ModelSource, default_folder, is_peft_model
 from posttrain.trl.pairs.classifier_views import causal_view, classifier_view, head_of, is_classifier
 from posttrain.trl.pairs.pair_trainer import PairTrainer
 from posttrain.trl.training_rows import Dataset, Row
@@ -40,6 +43,10 @@ if TYPE_CHECKING:
 OF_SCORES = ("accuracy", "margin", "mean_reward", "min_reward", "max_reward")
 LOGGED = ("loss", "grad_norm", "learning_rate", "num_tokens", *OF_SCORES)
 """What a step logs, as our metrics have it."""
+MERGED = (
+    "save_model, push_to_hub and checkpoints write the reward model with its adapter merged, as a classifier."
+    "  trainer.model.save_pretrained writes the adapter and the head."
+)
 WHOLE = ["score"]
 """What peft is told to train whole over a classifier: the head, which always is here."""
 
@@ -75,7 +82,8 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         }
         self.require_defaults(refused | not_here)
         args = args or RewardConfig(default_folder(model, "Reward"))
-        classifier = given_classifier(model, args)
+        wrapped = model if isinstance(model, nn.Module) and is_peft_model(model) else None
+        classifier = given_classifier(model if wrapped is None else below(wrapped, peft_config), args)
         source = ModelSource(
             model=model if classifier is None else causal_view(classifier),
             processing_class=processing_class,
@@ -96,17 +104,15 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         """The vector that a hidden state is scored by."""
         self.classifier = classifier or classifier_view(self.scorer)
         """Body and head as transformers has them, over the weights that are trained."""
+        self.loaded_model = wrapped or self.classifier
+        if lora_layers(self.policy.model) or peft_layers(self.policy.model):
+            self.notes.append(MERGED)
         self.tell()
 
     @property
     def scorer(self) -> TextScorer:
         """What is trained."""
         return TextScorer(self.policy, self.head)
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """What is trained, as a sequence classifier."""
-        return self.classifier
 
     def described(self, rows: list[Row] | None = None) -> tuple[RewardModelConfig, RunLength, list[Row]]:
         """The run in our words, how long it is, and its rows: those of train_dataset unless some are given."""
@@ -187,12 +193,20 @@ def given_classifier(model: str | nn.Module, args: RewardConfig) -> PreTrainedMo
             model, num_labels=1, dtype=torch.float32
         )
         return made
-    if type(model).__name__.startswith("PeftModel"):
-        raise UserError(
-            "RewardTrainer: the model is a PeftModel.  Give the classifier below it as `model`, and its LoraConfig as"
-            " peft_config."
-        )
     return model if isinstance(model, PreTrainedModel) and is_classifier(model) else None
+
+
+def below(wrapped: nn.Module, config: object) -> PreTrainedModel:
+    """The classifier inside a PeftModel, with the adapter's layers.  Raises UserError for another model."""
+    if config is not None:
+        raise UserError("peft_config: the model is a PeftModel already, with an adapter of its own.  Leave one out.")
+    model = without_wrapper(wrapped)
+    if not is_classifier(model):
+        raise UserError(
+            f"RewardTrainer: the model is a PeftModel of a {type(model).__name__}.  Give one of a sequence classifier"
+            ' with num_labels=1 and task_type="SEQ_CLS", or give the language model, and the LoraConfig as peft_config.'
+        )
+    return model
 
 
 def plain_config(config: "LoraConfig | None") -> "LoraConfig | None":

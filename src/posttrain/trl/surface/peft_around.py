@@ -1,0 +1,129 @@
+"""`trainer.model` where an adapter is trained: a PeftModel over the weights that training changes.
+
+A script's own PeftModel is shown as it is.  Where the policy has adapter layers of ours, or no PeftModel is around
+peft's, the PeftModel has modules of its own over the same tensors: what an update changes in one is changed in the
+other.
+"""
+
+import copy
+from typing import Any, TypeVar, cast
+
+from peft import LoraConfig, PeftModelForCausalLM, PeftModelForSequenceClassification
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from transformers import PreTrainedModel
+
+from posttrain.errors import UserError
+from posttrain.models.adapters.experts import LoraExperts, without_wrappers
+from posttrain.models.adapters.lora import LoraLinear, lora_layers
+from posttrain.models.adapters.peft_format import adapter_settings
+from posttrain.models.adapters.peft_layers import peft_layers
+from posttrain.models.adapters.peft_names import own_name, wrapper_of
+from posttrain.models.adapters.peft_objects import trained_adapter
+from posttrain.models.adapters.placing import put
+from posttrain.models.adapters.quantized import is_4_bit
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class SharedWeights:
+    """A PeftModel over the tensors of a policy: it merges into a copy, so that the policy stays as it is."""
+
+    def merge_and_unload(self, *given: Any, **named: Any) -> nn.Module:
+        """A model with the adapter added into its weights."""
+        merged: nn.Module = with_own_weights(shared_copy(cast(Any, self))).base_model.merge_and_unload(*given, **named)
+        return merged
+
+    def merge_adapter(self, *given: Any, **named: Any) -> None:
+        """Add the adapter into the weights of this model, and not into those that are trained."""
+        with_own_weights(cast(Any, self)).base_model.merge_adapter(*given, **named)
+
+    def save_pretrained(self, *given: Any, **named: Any) -> None:
+        """Write the adapter as peft does."""
+        if wrapper_of(cast(Any, self).base_model.model) is not None:
+            raise UserError(
+                "trainer.model.save_pretrained: the model is the text part of a multimodal one, in which the layers"
+                " have other names.  Use trainer.save_model(folder), which writes those."
+            )
+        super().save_pretrained(*given, **named)  # type: ignore[misc]
+
+
+class TrainedLanguageModel(SharedWeights, PeftModelForCausalLM):
+    """A language model with an adapter."""
+
+
+class TrainedClassifier(SharedWeights, PeftModelForSequenceClassification):
+    """A reward model with an adapter and a head that is trained whole."""
+
+
+def with_peft_around(policy: PreTrainedModel, shown: PreTrainedModel) -> nn.Module:
+    """A PeftModel around `shown`, which has the adapter's layers of the policy: the policy itself or a classifier."""
+    classifier = shown is not policy
+    config, name = config_of(policy, classifier=classifier)
+    gradients = {parameter: parameter.requires_grad for parameter in (*policy.parameters(), *shown.parameters())}
+    plain: Any = without_adapters(shared_copy(shown))
+    if classifier:
+        plain.score = copy.deepcopy(plain.score)  # peft keeps the head that was there first
+    plain.is_loaded_in_4bit = any(is_4_bit(layer) for layer in plain.modules())
+    kind = TrainedClassifier if classifier else TrainedLanguageModel
+    made: Any = kind(plain, config, adapter_name=name, low_cpu_mem_usage=True)
+    inside = made.base_model.model
+    for layer_name, theirs in peft_layers(shown).items():
+        put(inside, layer_name, theirs)
+    for layer_name, ours in lora_layers(shown).items():
+        place = layer_name.removesuffix(f".{ours.parameter}") if isinstance(ours, LoraExperts) else layer_name
+        layer = inside.get_submodule(place)
+        layer.lora_A[name].weight, layer.lora_B[name].weight = ours.lora_A, ours.lora_B
+    if classifier:
+        inside.score.modules_to_save[name].weight = cast(Any, shown).score.weight
+    for parameter, takes in gradients.items():
+        parameter.requires_grad_(takes)
+    made.eval()
+    return cast(nn.Module, made)
+
+
+def config_of(policy: PreTrainedModel, *, classifier: bool) -> tuple[LoraConfig, str]:
+    """What peft says of the adapter that is trained, by the layers' names in the policy, and its name."""
+    name = trained_adapter(policy)
+    if name is None:
+        settings: dict[str, Any] = adapter_settings(policy)
+        for key in ("target_modules", "target_parameters"):
+            settings[key] = [own_name(policy, each) for each in settings.get(key, ())] or None
+        for key in ("rank_pattern", "alpha_pattern"):
+            settings[key] = {own_name(policy, each): value for each, value in settings[key].items()}
+        config = LoraConfig(**{key: value for key, value in settings.items() if key != "peft_type"})
+    else:
+        config = copy.copy(cast(Any, policy).peft_config[name])
+    config.inference_mode = False
+    if classifier:
+        config.task_type, config.modules_to_save = cast(Any, "SEQ_CLS"), ["score"]
+    return config, name or "default"
+
+
+def shared_copy(model: Module) -> Module:
+    """The modules of a model anew, over the same tensors and the same configs."""
+    shared = [*model.parameters(), *model.buffers()]
+    shared += [cast(Any, each).config for each in model.modules() if hasattr(each, "config")]
+    return copy.deepcopy(model, {id(each): each for each in shared})
+
+
+def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
+    """A model with the layers below its adapters in their places."""
+    layers = {name: each for name, each in model.named_modules() if isinstance(each, LoraLinear | LoraLayer)}
+    for name, layer in layers.items():
+        base: Any = layer
+        while isinstance(base, LoraLinear | LoraLayer):
+            base = base.base_layer
+        if name == without_wrappers(name):
+            put(model, name, base)
+    return model
+
+
+def with_own_weights(model: Module) -> Module:
+    """A model whose adapted matrices are its own from here on."""
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            base: Any = layer.get_base_layer()
+            for name, matrix in [] if is_4_bit(base) else list(base.named_parameters(recurse=False)):
+                setattr(base, name, nn.Parameter(matrix.detach().clone(), requires_grad=False))
+    return model
