@@ -7,13 +7,12 @@ stream of uniform numbers, so neither batch-mates nor their order nor `max_rows`
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.errors import UserError
 from posttrain.generation.decoder_steps import DecoderSteps
 from posttrain.generation.decoding_rows import PendingPrompt, Rows
 from posttrain.generation.engine import require_room_for
@@ -23,6 +22,7 @@ from posttrain.generation.request import Request
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.stepping import Steps
 from posttrain.models.forward import SharedPromptForward
+from posttrain.models.known_tokens import num_embeddings, require_known_tokens
 from posttrain.models.policy import Policy
 from posttrain.records import Group, Prompt, Rollout
 
@@ -73,8 +73,9 @@ class InProcessEngine:
         self.policy.require_as_made()
         if self._steps is None:
             self._steps = steps_for(self.policy)
-        steps = self._steps
-        require_known_tokens(prompts, self.policy)
+        steps, num_rows = self._steps, num_embeddings(self.policy.model)
+        for prompt in prompts:
+            require_known_tokens(prompt.tokens, num_rows, self.policy.tokenizer, f"prompt {prompt.id}")
         limits = [min(request.max_completion_tokens, require_room_for(prompt, self)) for prompt in prompts]
         found: list[list[Rollout]] = [[] for _ in prompts]
         steps.refresh()
@@ -141,19 +142,6 @@ class Schedule:
             if item.started == group_size:
                 self.pending.popleft()
         self.rows.add(starting)
-
-
-def require_known_tokens(prompts: Sequence[Prompt], policy: Policy) -> None:
-    """Refuse prompts with a token that the model has no embedding for: its tokenizer knows more than it does."""
-    rows = len(cast(nn.Embedding, policy.model.get_input_embeddings()).weight)
-    for prompt in prompts:
-        last = max(prompt.tokens, default=0)
-        if last >= rows:
-            raise UserError(
-                f"prompt {prompt.id}: the tokenizer's token {last} ({policy.tokenizer.decode([last])!r}) has no row in"
-                f" the model's embedding, which has {rows}.  Leave that text out of the prompt, or give the model the"
-                " tokenizer that it was trained with."
-            )
 
 
 def steps_for(policy: Policy) -> Steps[Any]:

@@ -11,10 +11,9 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
@@ -23,6 +22,7 @@ from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.models.context import changes_at
 from posttrain.models.forward import ForwardPass, PlainForward, cache_refusal
+from posttrain.models.known_tokens import num_embeddings
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.options.sampling import Sampling
@@ -170,7 +170,7 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
 def probe_prompts(policy: Policy, longest: int) -> Iterator[Prompt]:
     """Prompts of tokens drawn at random, one of them as long as the run or the model's context allows."""
     dice = random.Random(0)
-    vocabulary = len(cast(nn.Embedding, policy.model.get_input_embeddings()).weight)
+    vocabulary = num_embeddings(policy.model)
     most = max(1, min(longest, policy.max_positions) - COMPLETION_TOKENS)
     for length in sorted({min(each, most) for each in (*SHORT_PROMPTS, most)}):
         tokens = tuple(dice.randrange(vocabulary) for _ in range(length))

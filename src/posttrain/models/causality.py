@@ -1,14 +1,13 @@
 """Is this a causal language model whose logits our output layer makes?  Asked of the model itself, once."""
 
-from typing import cast
-
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from posttrain.errors import UserError
 from posttrain.models.forward import model_hidden
+from posttrain.models.known_tokens import num_embeddings
 from posttrain.models.output_layer import output_layer_of
 
 EXACT_TOLERANCE, HALF_TOLERANCE = 1e-3, 5e-2
@@ -32,7 +31,7 @@ def require_causal_logits(model: PreTrainedModel, compute_dtype: torch.dtype) ->
         raise UserError(f"{name} reads prompts with an encoder; only causal language models can be trained here.")
     if model.config.model_type in WITHOUT_GRADIENT:
         raise UserError(f"{name} {WITHOUT_GRADIENT[model.config.model_type]}.  Take a model of another family.")
-    vocabulary = len(cast(nn.Embedding, model.get_input_embeddings()).weight)
+    vocabulary = num_embeddings(model)
     rows = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device) % vocabulary
     dtype = product_type(model)
     own, hidden = own_reading(model, rows, dtype)

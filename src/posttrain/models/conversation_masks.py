@@ -20,7 +20,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
+from posttrain.models.known_tokens import num_embeddings, require_known_tokens
 from posttrain.models.messages import ASSISTANT, learned_mark
+from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Example, Prompt
 
@@ -73,16 +75,23 @@ class Masking:
     stop_ids: tuple[int, ...]
     other_ways: str = OTHER_WAYS
     """What can be done where a template rewrites turns, said at the end of that message."""
+    num_embeddings: int | None = None
+    """Rows of the model's embedding, if there is a model that learns."""
+
+    @classmethod
+    def of(cls, policy: Policy, renderer: TokenizerRenderer) -> "Masking":
+        """For what a policy learns."""
+        return cls(renderer=renderer, stop_ids=policy.stop_ids, num_embeddings=num_embeddings(policy.model))
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's."""
         return self.renderer.tokenizer
 
-    @property
-    def vocabulary(self) -> int:
-        """Tokens that the tokenizer has."""
-        return len(self.tokenizer)
+    def require_known(self, tokens: Sequence[int], where: str) -> None:
+        """Raise UserError for tokens that the model has no embedding for."""
+        if self.num_embeddings is not None:
+            require_known_tokens(tokens, self.num_embeddings, self.tokenizer, where)
 
     @property
     def stop(self) -> int:

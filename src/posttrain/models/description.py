@@ -2,10 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import cast
 
 import torch
-from torch import nn
 
 from posttrain.models.adapters.adaptable import expert_matrices, linear_layers, share_of_linear_layers
 from posttrain.models.adapters.experts import LoraExperts
@@ -13,6 +11,7 @@ from posttrain.models.adapters.lora import LoraLinear, lora_layers
 from posttrain.models.adapters.peft_names import wrapper_of
 from posttrain.models.adapters.quantized import is_4_bit, num_parameters
 from posttrain.models.context import changes_at, own_context
+from posttrain.models.known_tokens import num_embeddings
 from posttrain.models.loading.devices import idle_gpu_lines
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing
@@ -139,7 +138,7 @@ def context_lines(policy: Policy) -> list[str]:
 def tokenizer_lines(policy: Policy) -> list[str]:
     """Stop tokens, chat template and the facts by which tokenizers trip."""
     tokenizer = policy.tokenizer
-    rows = len(cast(nn.Embedding, policy.model.get_input_embeddings()).weight)
+    rows = num_embeddings(policy.model)
     known = max(tokenizer.get_vocab().values()) + 1
     stops = ", ".join(f"{each} {tokenizer.decode([each])!r}" for each in policy.stop_ids)
     opening = opening_tokens(tokenizer)

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.known_tokens import num_embeddings
 
 Tokens = Sequence[int]
 TRIED_LENGTHS = (2, 3, 7, 12)
@@ -81,7 +82,7 @@ def classifier_scores(model: PreTrainedModel, *, pad_id: int | None, where: str)
     `pad_id` is the tokenizer's, if it has one.  Raises UserError where the model gives no numbers for a text.
     """
     pad_id = pad_id or 0
-    vocab = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0]
+    vocab = num_embeddings(model)
     rows = [[(3 + 5 * place + length) % vocab for place in range(length)] for length in TRIED_LENGTHS]
     with torch.inference_mode():
         expected = [alone(model, row) for row in rows]

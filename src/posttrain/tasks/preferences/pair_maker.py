@@ -74,6 +74,8 @@ class PairMaker:
                 f"{row.where}: `chosen` and `rejected` are the same answer, which says nothing of what is better.  Drop"
                 " the row."
             )
+        for made in (chosen, rejected):
+            self.masking.require_known((*prompt.tokens, *made.tokens, *made.closing), row.where)
         return Preference(
             prompt=prompt,
             chosen=chosen.tokens,

@@ -181,7 +181,7 @@ def row_pairs(config: DpoConfig, policy: Policy, own: CallerObjects) -> RowPairs
     assert isinstance(config.task, DatasetOptions), "a rule of the config"
     renderer = renderer_of(policy, config.model.template_options)
     pairs = preference_set(
-        Masking(renderer=renderer, stop_ids=policy.stop_ids),
+        Masking.of(policy, renderer),
         config.task,
         config.dpo,
         longest=min(config.dpo.max_length or policy.max_positions, policy.max_positions),

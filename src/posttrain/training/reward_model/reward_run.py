@@ -155,7 +155,7 @@ def open_reward_model(
     options = config.reward_model
     renderer = renderer_of(policy, config.model.template_options)
     pairs = preference_set(
-        Masking(renderer=renderer, stop_ids=policy.stop_ids),
+        Masking.of(policy, renderer),
         config.task,
         options,
         longest=min(options.max_length or policy.max_positions, policy.max_positions),

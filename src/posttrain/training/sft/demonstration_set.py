@@ -6,6 +6,7 @@ from random import Random
 from typing import Protocol
 
 from posttrain.models.conversation_masks import answered
+from posttrain.models.known_tokens import num_embeddings, require_known_tokens
 from posttrain.models.policy import Policy
 from posttrain.options.arithmetic import ArithmeticOptions
 from posttrain.options.countdown import CountdownOptions
@@ -164,4 +165,7 @@ class DemonstrationSet:
 
     def _example(self, prompt: Prompt, completion: str) -> Example:
         tokens = self.policy.tokenizer.encode(completion, add_special_tokens=False)
-        return answered(prompt.tokens, (*tokens, self.policy.stop_ids[0]))
+        made = answered(prompt.tokens, (*tokens, self.policy.stop_ids[0]))
+        rows = num_embeddings(self.policy.model)
+        require_known_tokens(made.tokens, rows, self.policy.tokenizer, f"demonstration {prompt.id}")
+        return made

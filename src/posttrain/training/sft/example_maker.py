@@ -115,6 +115,8 @@ class ExampleMaker:
         for row in rows:
             try:
                 whole = self.whole(row)
+                for example in whole:
+                    self.masking.require_known(example.tokens, row.where)
             except TooLongText:
                 if self.options.long_rows == "error":
                     raise
@@ -130,7 +132,7 @@ class ExampleMaker:
     def whole(self, row: LearnedRow) -> list[Example]:
         """What is learned of a row."""
         if isinstance(row, TokenRow):
-            made = example_of(row, self.masking.vocabulary, learn_all=self.options.loss_on == "all")
+            made = example_of(row, learn_all=self.options.loss_on == "all")
             return [trimmed(made.tokens, made.learned)]
         if isinstance(row, TextRow):
             return [self.masking.text(self.masking.renderer.render(row.text, id=row.where))]

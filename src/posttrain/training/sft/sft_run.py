@@ -188,7 +188,7 @@ def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> Examp
     renderer = TokenizerRenderer(policy.tokenizer, template_options=options, most_tokens=most_tokens)
     if isinstance(config.task, DatasetOptions):
         return row_examples(
-            Masking(renderer=renderer, stop_ids=policy.stop_ids),
+            Masking.of(policy, renderer),
             config.task,
             config.sft,
             longest=min(config.sft.max_length or policy.max_positions, policy.max_positions),

@@ -68,12 +68,7 @@ def whole_numbers(row: DatasetRow, column: str) -> Sequence[int]:
     raise UserError(f"{row.where}: the column `{column}` must be a list of whole numbers, not {given!r:.80}")
 
 
-def example_of(row: TokenRow, vocabulary: int, *, learn_all: bool) -> Example:
-    """The example of a row; with `learn_all` every token of it is learned.  Raises UserError for an unknown token."""
-    unknown = next((each for each in row.tokens if not 0 <= each < vocabulary), None)
-    if unknown is not None:
-        raise UserError(
-            f"{row.where}: token {unknown} is not one of the model's {vocabulary}; make the rows with its tokenizer"
-        )
+def example_of(row: TokenRow, *, learn_all: bool) -> Example:
+    """The example of a row; with `learn_all` every token of it is learned."""
     learned = (False, *[True] * (len(row.tokens) - 1)) if learn_all else row.learned
     return Example(row.tokens, learned)

@@ -49,7 +49,7 @@ class PairTrainer(BaseTrainer[PairArgs]):
         renderer = TokenizerRenderer(self.policy.tokenizer, template_options=self.model_options.template_options)
         assert options.max_length is not None, "as options_of_pairs has it"
         return preference_set(
-            Masking(renderer=renderer, stop_ids=self.policy.stop_ids),
+            Masking.of(self.policy, renderer),
             DatasetOptions(held_out_share=0.0),
             options,
             longest=options.max_length,

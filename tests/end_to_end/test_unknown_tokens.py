@@ -1,0 +1,53 @@
+"""A tokenizer that knows more than its model: rows with such tokens are refused before there is a run folder."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from posttrain.cli import main
+from tests.support.runs import save_tiny_model
+
+SAYS = "has no row in the model's embedding, which has 24.  Leave that text out, or give the model the tokenizer"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_tiny_model(tmp_path_factory.mktemp("unknown") / "model")
+    smaller = AutoModelForCausalLM.from_pretrained(folder)
+    smaller.resize_token_embeddings(24)
+    smaller.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "row"),
+    [
+        ("sft", '{"prompt": "1", "completion": "Q"}'),
+        ("sft", '{"text": "Q"}'),
+        ("sft", '{"input_ids": [1, 50]}'),
+        ("dpo", '{"prompt": "1", "chosen": "2", "rejected": "Q"}'),
+        ("reward-model", '{"prompt": "Q", "chosen": "2", "rejected": "3"}'),
+    ],
+)
+def test_rows_are_refused_before_a_run(
+    command: str, row: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, run = tmp_path / "rows.jsonl", tmp_path / "run"
+    rows.write_text(row + "\n")
+    flags = ["--model.path", str(model), "--task.path", str(rows), "--task.held-out-share", "0"]
+    for more in [], ["--dry-run"]:
+        assert main([command, *flags, "--run.threads", "1", "--run.folder", str(run), *more]) == 2
+        said = capsys.readouterr().err
+        assert "rows.jsonl:1: the tokenizer's token" in said
+        assert SAYS in said
+    assert not run.exists()
+
+
+def test_demonstrations_are_refused_before_a_run(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model.path", str(model), "--run.threads", "1", "--run.folder", str(tmp_path / "run")]
+    assert main(["sft", *flags, "--task.name", "countdown", "--run.num-steps", "1"]) == 2
+    assert SAYS in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
