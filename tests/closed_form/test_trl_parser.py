@@ -1,13 +1,17 @@
 """TrlParser: fields from a YAML file, over their defaults and below the command line."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import HfArgumentParser
 
+from posttrain import trl
 from posttrain.errors import UserError
 from posttrain.trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser
 
+STORED = json.loads((Path(__file__).parents[1] / "data" / "trl_fields.json").read_text(encoding="utf-8"))
 PARTS = (ScriptArguments, GRPOConfig, ModelConfig)
 
 
@@ -74,3 +78,17 @@ def test_a_file_that_is_not_there_and_a_field_of_that_name_are_told(tmp_path: Pa
     given: Any = Other
     with pytest.raises(UserError, match="Other has a field `config`"):
         TrlParser(given)
+
+
+@pytest.mark.parametrize("parser", [HfArgumentParser, TrlParser])
+@pytest.mark.parametrize("config", [name for name in STORED if name.endswith("Config")])
+def test_every_switch_of_trl_is_a_flag_with_and_without_a_value(config: str, parser: Any) -> None:
+    made = parser(getattr(trl, config))
+    for name, default in STORED[config].items():
+        if isinstance(default, bool):
+            said = {(f"--{name}",): True, (f"--{name}", "true"): True, (f"--{name}", "false"): False}
+            for line, value in said.items():
+                assert getattr(made.parse_args(line), name) is value
+            if default:
+                (args,) = made.parse_args_into_dataclasses([f"--no_{name}"])
+                assert getattr(args, name) is False

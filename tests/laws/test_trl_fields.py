@@ -41,7 +41,7 @@ TABLES: dict[type[CheckedFields], Rules] = {
     RLOOConfig: RLOO_RULES,
     ModelConfig: MODEL_RULES,
 }
-OTHER_DEFAULTS = {"gradient_checkpointing": None}
+OTHER_DEFAULTS = {"gradient_checkpointing": False}
 """Where a script that leaves a field out gets something else, which changes memory and no number."""
 BY_CLASS = [
     pytest.param(config, name, rule, id=f"{config.__name__}.{name}")

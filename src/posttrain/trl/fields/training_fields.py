@@ -40,7 +40,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     tf32: bool | None = None
     activation_checkpointing: bool | None = None
     activation_checkpointing_kwargs: dict[str, Any] | str | None = None
-    gradient_checkpointing: bool | None = None
+    gradient_checkpointing: bool = False
     gradient_checkpointing_kwargs: dict[str, Any] | str | None = None
     torch_compile: bool = False
     torch_compile_backend: str | None = None
@@ -139,9 +139,12 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     no_cuda: bool = False
     save_safetensors: bool = True
     group_by_length: bool = False
+    no_gradient_checkpointing: bool = False
+    """The flag that parsers make of gradient_checkpointing where its default is True, as in TRL."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.gradient_checkpointing = self.gradient_checkpointing and not self.no_gradient_checkpointing
         self.eval_strategy = self.evaluation_strategy or self.eval_strategy
         if self.load_best_model_at_end and self.metric_for_best_model is None:
             self.metric_for_best_model = "loss"

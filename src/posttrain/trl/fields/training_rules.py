@@ -76,6 +76,7 @@ TRAINING_RULES: Rules = {
     "gradient_checkpointing": supported(
         "model.gradient_checkpointing", "off unless a script says True, TRL's default: it changes memory and no number"
     ),
+    "no_gradient_checkpointing": supported("model.gradient_checkpointing", "off, as the flag of TRL's parser says"),
     "gradient_checkpointing_kwargs": idle("layers are computed again without reentrance."),
     "torch_compile": idle("nothing is compiled here."),
     "torch_compile_backend": idle("nothing is compiled here."),
