@@ -230,3 +230,10 @@ def test_epochs_of_more_pairs_than_there_are_now_do_not_go_on_with_none() -> Non
     assert [*few.batch_indices(4, options)] == [4, 5]
     with pytest.raises(RunError, match=r"all 2 epochs of the 3 pairs that there are now have been learned"):
         few.batch_indices(6, options)
+
+
+def test_the_plan_names_the_columns_that_nothing_reads() -> None:
+    row = {"prompt": "a", "input": "b", "system": "c", "chosen": "d", "rejected": "e", "margin": 1.0, "weight": 2.0}
+    assert pairs_of([row]).described()[1] == "row format preference; columns that are not read: input, system, margin"
+    asked = {name: value for name, value in row.items() if name not in ("prompt", "margin")} | {"instruction": "a"}
+    assert pairs_of([asked]).described()[1] == "row format preference"

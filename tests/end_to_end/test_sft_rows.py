@@ -119,8 +119,12 @@ def test_a_dry_run_shows_the_plan_and_the_masks_and_makes_nothing(
     assert "1 rows of" in out
     assert "1 too long and skipped: rows.jsonl:2" in out
     assert "steps      2: 2 epochs" in out
+    assert "\n           row format prompt_completion\n" in out
+    assert "\none step   5 rows, learning rate" in out  # 5 rows of at most 40 tokens never fill 16384
     assert "<|im_start|>user\n2+2=<|im_end|>\n<|im_start|>assistant\n⟪4<|im_end|>⟫\n" in out
     assert not Path("run").exists()
+    assert main(["sft", "recipe.yaml", "--dry-run", *flags, "--sft.tokens-per-batch", "199"]) == 0
+    assert "\none step   5 rows or 199 tokens, learning rate" in capsys.readouterr().out
     Path("rows.jsonl").write_text(json.dumps({"text": "=" * 200}) + "\n")
     assert main(["sft", "recipe.yaml", "--task.held-out-share", "0", "--sft.max-length", "500"]) == 2
     assert "1 rows are longer than 160 tokens: rows.jsonl:1 (201 tokens)" in capsys.readouterr().err

@@ -75,6 +75,8 @@ def test_epochs_count_updates_as_trl_counts_them() -> None:
 def test_text_may_have_a_column_or_a_function_of_its_own(model: str, tmp_path: Path) -> None:
     rows = [{"body": "one"}]
     assert trainer(model, tmp_path, rows, dataset_text_field="body").rows(rows, "rows") == [{"text": "one"}]
+    alpaca = [{"instruction": "a", "output": "b", "text": "c"}]  # of which TRL learns the text
+    assert trainer(model, tmp_path, alpaca).rows(alpaca, "rows") == [{"text": "c"}]
     made = trainer(model, tmp_path, rows, given={"formatting_func": lambda row: row["body"] + "!"})
     assert made.rows(rows, "rows") == [{"text": "one!"}]
 

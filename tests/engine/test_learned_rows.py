@@ -141,7 +141,7 @@ def test_bad_rows_are_left_out_and_counted_where_some_may_be() -> None:
     rows = [{"messages": turns("a", "b")}, {"messages": turns("a")}, {"messages": "x"}]
     found = examples(rows, task=replace(ALL, skip_bad_rows=2))
     assert len(found.trained) == 1
-    first, second, third = found.described()[1:]
+    first, second, third = found.described()[2:]
     assert first == "bad rows left out:"
     assert second.strip().startswith("rows:3: the column `messages` must hold a list of messages")
     assert third.strip().startswith("rows:2: nothing to learn")
@@ -154,11 +154,46 @@ def test_the_plan_counts_empty_answers_and_keys_that_nothing_reads() -> None:
     named = [{**message, "reasoning_content": "x"} for message in turns("a", " ")]
     found = examples([{"messages": turns("a", "b")}, {"messages": named}])
     assert shown(found)[1].endswith("⟪ <|im_end|>⟫")
-    assert found.described()[1:] == [
+    assert found.described()[2:] == [
         "1 with an empty answer, of which only the stop token is learned: rows:2",
         "keys of messages that the chat template does not read: reasoning_content (2)",
     ]
     assert found.summary()["rows"]["empty_answers"] == ["rows:2"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"instruction": "a", "input": "", "output": "b", "text": "Below"}, "alpaca; columns that are not read: text"),
+        ({"instruction": "a", "context": "x", "output": "b"}, "alpaca; columns that are not read: context"),
+        (
+            {"prompt": "a", "context": "x", "category": "y", "completion": "b", "none": None},
+            "prompt_completion; columns that are not read: context, category",
+        ),
+        (
+            {"text": "a b", "conversations": turns("a", "b"), "weight": 1},
+            "text; columns that are not read: conversations",
+        ),
+        ({"conversations": turns("a", "b"), "system": "s", "tools": []}, "sharegpt"),
+        ({"input_ids": IDS, "labels": IDS, "text": "a"}, "input_ids; columns that are not read: text"),
+    ],
+)
+def test_the_plan_names_the_format_and_the_columns_that_nothing_reads(row: Mapping[str, Any], says: str) -> None:
+    assert examples([row]).described()[1] == f"row format {says}"
+
+
+@pytest.mark.parametrize("weight", [0, 0.5, "x"])
+def test_a_weight_of_a_row_is_refused(weight: object) -> None:
+    rows = [{"prompt": "a", "completion": "b", "weight": 1}, {"prompt": "a", "completion": "b", "weight": weight}]
+    with pytest.raises(UserError, match=rf"^rows:2: the column `weight` = {weight!r} is not supported: each row"):
+        examples(rows)
+
+
+@pytest.mark.parametrize("key", ["training", "trainable", "masked", "loss_mask", "mask", "learn"])
+def test_keys_that_look_like_masks_are_refused_with_those_that_are_honoured(key: str) -> None:
+    asked, answered = turns("a", "b")
+    with pytest.raises(UserError, match=rf"the key `{key}` is not supported.*by `weight` or `train`"):
+        examples([{"messages": [asked, {**answered, key: 0}]}])
 
 
 def test_marks_are_honoured_or_refused_in_every_format() -> None:
@@ -196,7 +231,8 @@ def test_rows_that_are_too_long_are_counted_and_named_and_cut_or_skipped_where_t
         examples(LENGTHS, longest=7)
     skipped = examples(LENGTHS, SftOptions(long_rows="skip"), longest=7)
     assert (len(skipped.trained), skipped.maker.skipped, skipped.maker.cut) == (5, ["rows:6", "rows:7"], [])
-    assert skipped.described() == ["5 rows of 25 tokens, 10 of them learned", "2 too long and skipped: rows:6, rows:7"]
+    first, _, second = skipped.described()
+    assert (first, second) == ("5 rows of 25 tokens, 10 of them learned", "2 too long and skipped: rows:6, rows:7")
     cut = examples(LENGTHS, SftOptions(long_rows="cut"), longest=7)
     # The row of 8 tokens loses its stop token, that of 9 its whole answer and so is left out.
     assert (len(cut.trained), cut.maker.cut, cut.maker.skipped) == (6, ["rows:6"], ["rows:7"])

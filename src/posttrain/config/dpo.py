@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from posttrain.config.reward_model import require_one_end
 from posttrain.config.sections import Config, full_section, require_use_for_tracker
 from posttrain.errors import UserError
 from posttrain.options.dataset import DatasetOptions
@@ -113,13 +114,7 @@ class DpoConfig:
                 )
         if any(source.weight is not None for source in task.sources):
             raise UserError("task.sources: an epoch has each pair once, so that weights say nothing.  Leave them out.")
-        if self.dpo.num_epochs is not None and self.run.num_steps != RunOptions().num_steps:
-            raise UserError(
-                f"run.num_steps = {self.run.num_steps} and dpo.num_epochs = {self.dpo.num_epochs:g} both say when the"
-                " run ends.  Leave the first out, or give dpo.num_epochs = null."
-            )
-        if self.run.num_steps < 1:
-            raise UserError(f"run.num_steps = {self.run.num_steps} trains nothing; use >= 1")
+        require_one_end(self.run, self.dpo)
 
     def _require_rounds(self) -> None:
         steps = ("max_unscored_steps", "max_same_reward_steps")

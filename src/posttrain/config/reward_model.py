@@ -61,15 +61,20 @@ def require_rows_of_pairs(task: TaskOptions) -> None:
         raise UserError("task.sources: an epoch has each pair once, so that weights say nothing.  Leave them out.")
 
 
-def require_end_of_pairs(run: RunOptions, options: PairOptions) -> None:
-    """Refuse a run on pairs that says in two ways when it ends, or never trains."""
+def require_one_end(run: RunOptions, options: PairOptions) -> None:
+    """Refuse steps beside epochs, and no steps."""
     if run.num_steps < 1:
         raise UserError(f"run.num_steps = {run.num_steps} trains nothing; use >= 1")
     if options.num_epochs is not None and run.num_steps != RunOptions().num_steps:
         raise UserError(
             f"run.num_steps = {run.num_steps} and {options.section}.num_epochs = {options.num_epochs:g} both say when"
-            f" the run ends.  Leave the first out, or say {options.section}.num_epochs: null."
+            f" the run ends.  Leave the first out, or give {options.section}.num_epochs = null."
         )
+
+
+def require_end_of_pairs(run: RunOptions, options: PairOptions) -> None:
+    """Refuse a run on pairs that says in two ways when it ends, or never trains."""
+    require_one_end(run, options)
     for option in ("time_limit_minutes", "token_limit", "early_stop_evaluations"):
         value = getattr(run, option)
         if value is not None:

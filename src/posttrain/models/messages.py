@@ -27,8 +27,8 @@ SHAREGPT_ROLES: Mapping[object, str] = {
 """Who speaks, by ShareGPT's names."""
 LEARNED_KEYS = ("weight", "train", "loss")
 """Keys by which a message says whether it is learned."""
-REFUSED_KEYS = ("loss_scale", "train_detail")
-"""Keys that have other libraries learn a message in part."""
+REFUSED_KEYS = ("loss_scale", "train_detail", "training", "trainable", "masked", "loss_mask", "mask", "learn")
+"""Keys that have other libraries learn a message in part, or look like those that say whether it is learned."""
 KNOWN_KEYS = frozenset({"role", "content", "tool_calls", *LEARNED_KEYS})
 """Keys of messages that are read, whatever the chat template reads."""
 
@@ -82,7 +82,8 @@ def learned_mark(message: Mapping[str, Any], where: str) -> bool | None:
     for key in REFUSED_KEYS:
         if message.get(key) is not None:
             raise UserError(
-                f"{where}: the key `{key}` is not supported.  Remove it, or mark whole messages by `weight`."
+                f"{where}: the key `{key}` is not supported.  Remove it, or mark whole messages by `weight` or `train`"
+                " (0: only read, 1: learned)."
             )
     marks = {key: message[key] for key in LEARNED_KEYS if message.get(key) is not None}
     for key, value in marks.items():

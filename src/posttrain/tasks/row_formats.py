@@ -103,6 +103,13 @@ REQUIRED: Mapping[RowFormat, tuple[str, ...]] = {
     RowFormat.PROMPT: ("prompt",),
 }
 """The columns by which a format is told."""
+SYSTEM_AND_INPUT = ("input", "system", "history")
+READ_TOO: Mapping[RowFormat, tuple[str, ...]] = {
+    RowFormat.SHAREGPT: ("system",),
+    RowFormat.ALPACA: SYSTEM_AND_INPUT,
+    RowFormat.PREFERENCE: ("weight", "tie"),
+}
+"""Other columns that a format reads."""
 
 
 def told_format(rows: Sequence[DatasetRow], accepted: Sequence[RowFormat] = tuple(RowFormat)) -> RowFormat:
@@ -117,6 +124,24 @@ def told_format(rows: Sequence[DatasetRow], accepted: Sequence[RowFormat] = tupl
         f"{rows[0].where}: its columns are of no format that is taken here. It has {', '.join(columns) or 'none'};"
         f" the formats are {wanted}. Rename columns by `columns`, such as {{prompt: question}}."
     )
+
+
+def columns_read(format: RowFormat, row: DatasetRow) -> tuple[str, ...]:
+    """The columns of a row that its format reads."""
+    read = (*REQUIRED[format], *READ_TOO.get(format, ()), TOOLS)
+    if format != RowFormat.PREFERENCE:
+        return read
+    prompt = next((name for name in PROMPT_COLUMNS if row.columns.get(name) is not None), "")
+    return (*read, prompt, *PROMPT_COLUMNS.get(prompt, ()))
+
+
+def format_line(format: str, rows: Sequence[DatasetRow], read: Callable[[DatasetRow], Sequence[str]]) -> str:
+    """The line of a plan that names the format of rows, and every column that is not read."""
+    unread: dict[str, None] = {}
+    for row in rows:
+        known = read(row)
+        unread |= {name: None for name, value in row.columns.items() if value is not None and name not in known}
+    return f"row format {format}" + (f"; columns that are not read: {', '.join(unread)}" if unread else "")
 
 
 def formatted(rows: Sequence[DatasetRow], format: RowFormat) -> list[FormattedRow]:
@@ -212,6 +237,15 @@ def with_system(row: DatasetRow, messages: tuple[Message, ...]) -> tuple[Message
     if system and any(message["role"] == "system" for message in messages):
         raise fault(row, "there is a system message in the conversation and one in the column `system`; keep one")
     return ({"role": "system", "content": system}, *messages) if system else messages
+
+
+PROMPT_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "prompt": (),
+    "conversations": ("system",),
+    "instruction": SYSTEM_AND_INPUT,
+}
+"""Columns that may hold the prompt of a row with two answers, in the order in which they are asked, and what is read
+with each."""
 
 
 def given_prompt(row: DatasetRow) -> Content | None:

@@ -153,8 +153,8 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         column, text = self.args.dataset_text_field, self.formatting_func
         if text is not None:
             return [{"text": text(row)} for row in rows]
-        if column != "text" and column in rows[0]:
-            return [{"text": row[column]} for row in rows]
+        if column in rows[0] and (column != "text" or not {"messages", "completion"} & rows[0].keys()):
+            return [{"text": row[column]} for row in rows]  # alone: other columns may be of a format of ours
         return rows
 
 

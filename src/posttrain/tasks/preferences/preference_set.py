@@ -14,10 +14,10 @@ from posttrain.models.rendering import TooLongText
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.records import Preference
-from posttrain.tasks.dataset import Rows, configured_rows, held_out_of, split
+from posttrain.tasks.dataset import SOURCE, Rows, configured_rows, held_out_of, split
 from posttrain.tasks.draw_order import permutation
 from posttrain.tasks.preferences.pair_maker import PairMaker, cut_to, pair_masking
-from posttrain.tasks.row_formats import PreferenceRow, RowFormat, preference_row, told_format
+from posttrain.tasks.row_formats import PreferenceRow, RowFormat, columns_read, format_line, preference_row, told_format
 from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, rows_of
 
 NAMED = 5
@@ -49,6 +49,8 @@ class PreferenceSet:
     """Places of the pairs that are left out for their length."""
     bad: BadRows = field(default_factory=BadRows)
     """Rows that make no pair and are left out, where some may be."""
+    format: str = ""
+    """In which columns they came, and which were not read; nothing of pairs that were sampled."""
     order: str = "pairs"
     """What their order is drawn for: another set of the same run has another one."""
 
@@ -91,6 +93,7 @@ class PreferenceSet:
         prompts = len({pair.prompt.tokens for pair in self.training})
         tokens = sum(pair.num_tokens for pair in self.training) / len(self.training)
         lines = [f"{len(self.training)} pairs of {prompts} prompts, {tokens:.0f} tokens long on average"]
+        lines += [self.format] if self.format else []
         if self.too_long:
             lines.append(f"{len(self.too_long)} too long and left out: {named(self.too_long)}")
         return lines + (f"bad pairs left out:{self.bad.listed()}".splitlines() if self.bad.faults else [])
@@ -116,6 +119,8 @@ def preference_set(
     unless they may be left out or cut.
     """
     bad = BadRows(task.skip_bad_rows)
+    own = [SOURCE] if task.sources and given.rows is None else []
+    own += [] if options.counts_tokens else ["margin"]  # which a reward model learns
     read = configured_rows(task, bad) if given.rows is None else rows_of(given.rows, MEMORY, bad)
     held_out_rows = held_out_of(task, given.held_out, bad)
     everything = preference_rows(read, bad)
@@ -147,6 +152,7 @@ def preference_set(
         held_out=measured,
         too_long=[*(unread or ()), *(pair.where for pair in long)],
         bad=bad,
+        format=format_line(RowFormat.PREFERENCE, read, lambda row: (*columns_read(RowFormat.PREFERENCE, row), *own)),
     )
 
 

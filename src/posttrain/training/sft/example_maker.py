@@ -14,12 +14,26 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
 from posttrain.tasks.prompt_content import prompt_content
-from posttrain.tasks.row_formats import CompletionRow, ConversationRow, RowFormat, formatted, told_format, tools_of
+from posttrain.tasks.row_formats import (
+    CompletionRow,
+    ConversationRow,
+    RowFormat,
+    columns_read,
+    format_line,
+    formatted,
+    told_format,
+    tools_of,
+)
 from posttrain.tasks.rows import BadRows, DatasetRow
-from posttrain.training.sft.token_rows import TOKENS, TokenRow, example_of, token_row
+from posttrain.training.sft.token_rows import LABELS, MASKS, TOKENS, TokenRow, example_of, token_row
 
 TEXT = "text"
 """The column of rows that are plain text and nothing else."""
+BEFORE_TEXT = ({"messages"}, {"completion"}, {"instruction", "output"})
+"""Columns of formats that are taken where a row has a text too: of Alpaca's rows it repeats the others."""
+WEIGHT = "weight"
+READ = {TEXT: (TEXT,), TOKENS: (TOKENS, LABELS, *MASKS, "attention_mask")}
+"""The columns of rows that are no `RowFormat`."""
 FORMATS = (RowFormat.PROMPT_COMPLETION, RowFormat.MESSAGES, RowFormat.SHAREGPT, RowFormat.ALPACA)
 NAMED = 5
 """Rows that a message names, of many."""
@@ -38,31 +52,56 @@ LearnedRow = CompletionRow | ConversationRow | TextRow | TokenRow
 
 def learned_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[LearnedRow]:
     """Rows of one of the formats that can be learned, each checked, the bad ones counted."""
-    read = reader_of(rows)
+    read = reader_of(format_of(rows))
     found: list[LearnedRow] = []
     for row in rows:
         try:
+            require_no_weight(row)
             found.append(read(row))
         except UserError as error:
             bad.add(str(error))
     return found
 
 
-def reader_of(rows: Sequence[DatasetRow]) -> Callable[[DatasetRow], LearnedRow]:
-    """What reads these rows, by the columns of the first."""
+def format_of(rows: Sequence[DatasetRow]) -> str:
+    """The format of these rows, by the columns of the first."""
     columns = rows[0].columns
     if TOKENS in columns:
-        return token_row
-    if TEXT in columns and not {"messages", "completion"} & columns.keys():
-        return text_row
-    format = told_format(rows, FORMATS)
+        return TOKENS
+    if TEXT in columns and not any(each <= columns.keys() for each in BEFORE_TEXT):
+        return TEXT
+    return told_format(rows, FORMATS)
+
+
+def reader_of(format: str) -> Callable[[DatasetRow], LearnedRow]:
+    """What reads the rows of a format."""
+    if format in (TOKENS, TEXT):
+        return token_row if format == TOKENS else text_row
 
     def read(row: DatasetRow) -> LearnedRow:
-        made = formatted([row], format)[0]
+        made = formatted([row], RowFormat(format))[0]
         assert isinstance(made, CompletionRow | ConversationRow)
         return made
 
     return read
+
+
+def told_line(rows: Sequence[DatasetRow], *, known: str = "") -> str:
+    """What the plan says of the columns of rows; the column `known` is nobody's."""
+    format, own = format_of(rows), (WEIGHT, known)
+    if format in READ:
+        return format_line(format, rows, lambda row: (*READ[format], *own))
+    return format_line(format, rows, lambda row: (*columns_read(RowFormat(format), row), *own))
+
+
+def require_no_weight(row: DatasetRow) -> None:
+    """Refuse a row that is to count more or less than others."""
+    weight = row.columns.get(WEIGHT)
+    if weight is not None and weight != 1:
+        raise UserError(
+            f"{row.where}: the column `{WEIGHT}` = {weight!r:.40} is not supported: each row counts once.  Drop the row"
+            f" or the column.  To learn only some messages, mark each by its key `{WEIGHT}` (0 or 1)."
+        )
 
 
 def text_row(row: DatasetRow) -> TextRow:

@@ -13,11 +13,18 @@ from posttrain.models.messages import ASSISTANT
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
-from posttrain.tasks.dataset import Rows, configured_rows, held_out_of, split
+from posttrain.tasks.dataset import SOURCE, Rows, configured_rows, held_out_of, split
 from posttrain.tasks.draw_order import permutation
 from posttrain.tasks.row_formats import CompletionRow, ConversationRow
 from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, rows_of
-from posttrain.training.sft.example_maker import ExampleMaker, LearnedRow, PackedExample, TextRow, learned_rows
+from posttrain.training.sft.example_maker import (
+    ExampleMaker,
+    LearnedRow,
+    PackedExample,
+    TextRow,
+    learned_rows,
+    told_line,
+)
 from posttrain.training.sft.token_rows import TokenRow
 
 
@@ -44,6 +51,8 @@ class RowExamples:
     """Held-out ones."""
     maker: ExampleMaker
     """What made them, which has counted rows that were cut, left out or empty."""
+    format: str
+    """In which columns they came, and which were not read."""
 
     def row(self, index: int) -> int:
         """Which row the index-th is, counted from the beginning of the run: a function of the seed and its epoch."""
@@ -93,6 +102,7 @@ class RowExamples:
         learned = sum(sum(each.learned) for each in self.trained)
         lines = [f"{len(self.trained)} rows of {tokens} tokens, {learned} of them learned"]
         bad = self.maker.bad
+        lines.append(self.format)
         return lines + self.maker.notes() + (f"bad rows left out:{bad.listed()}".splitlines() if bad.faults else [])
 
     def summary(self) -> dict[str, object]:
@@ -128,7 +138,8 @@ def row_examples(
             f"sft.long_rows = {options.long_rows}: all rows are longer than {longest} tokens, so that none is left."
             "  Use a larger sft.max_length."
         )
-    return RowExamples(seed=seed, trained=trained, apart=measured, maker=maker)
+    format = told_line(read, known=SOURCE if task.sources and given.rows is None else "")
+    return RowExamples(seed=seed, trained=trained, apart=measured, maker=maker, format=format)
 
 
 def keyed(rows: Sequence[LearnedRow], task: DatasetOptions) -> list[DatasetRow]:

@@ -32,7 +32,10 @@ def sft_plan_lines(
     """What the run is about to do with the model of this name, and with the data so described."""
     options = config.sft
     memory, machine = sft_policy_plan(policy, config), machine_memory(on_cuda=policy.device.type == "cuda")
-    rows = f"{options.rows_per_batch} rows or " if options.rows_per_batch else ""
+    longest = min(options.max_length or policy.max_positions, policy.max_positions)
+    most = [f"{options.rows_per_batch} rows"] if options.rows_per_batch else []
+    if not most or options.rows_per_batch * longest > options.tokens_per_batch:  # else so many rows are never full
+        most.append(f"{options.tokens_per_batch} tokens")
     first, *more = data
     rate = f"learning rate {options.largest_rate:g} ({options.schedule})"
     return [
@@ -40,7 +43,7 @@ def sft_plan_lines(
         *adapter_lines(policy, options),
         f"data       {first}; {num_held_out} held out",
         *(f"           {line}" for line in more),
-        f"one step   {rows}{options.tokens_per_batch} tokens, {rate}",
+        f"one step   {' or '.join(most)}, {rate}",
         f"steps      {num_steps}" + (f": {options.num_epochs:g} epochs" if options.num_epochs is not None else ""),
         memory_line(memory, machine),
         *memory_warning(memory, machine),
