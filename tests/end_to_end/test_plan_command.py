@@ -8,6 +8,7 @@ import pytest
 
 from posttrain.cli import main
 from posttrain.runs.planned_memory import machine_memory
+from tests.support.families import family_model
 from tests.support.runs import Ended, command
 
 LARGE = {
@@ -191,3 +192,47 @@ def test_a_supervised_plan_reads_every_setting_of_the_model_and_has_no_row_for_s
     table = shown("--model.gradient-checkpointing")
     assert "sampling" not in table
     assert "gradient_checkpointing = true" not in table
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        (["own-sft", "--model.path", "LARGE", "--model.frozen", '["*embed*"]'], "model.adapter.rank"),
+        (["own-sft", "--model.path", "LARGE", "--model.dtype", "float32"], "model.weights"),
+        (["countdown-base", "--model.hidden-size", "4096"], "model.adapter.rank"),
+    ],
+)
+def test_every_setting_that_is_advised_is_one_that_the_recipe_takes(
+    given: list[str], refused: str, large: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*more: str) -> str:
+        assert main(["plan", *(each.replace("LARGE", large) for each in given), "--gpu-gb", "1", *more]) == 0
+        return capsys.readouterr().out
+
+    advised = [change["setting"] for change in json.loads(shown("--json"))["changes"]]
+    assert refused not in [setting.partition(" ")[0] for setting in advised]
+    for setting in advised:
+        option, _, value = setting.partition(" = ")
+        shown(f"--{option.replace('_', '-')}", *([] if value == "true" else [value]))
+
+
+def test_where_nothing_helps_or_one_setting_does_the_warning_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", "countdown-base", "--gpu-gb", "0.1"]
+    assert main([*given, "--sft.tokens-per-microbatch", "512"]) == 0
+    said = capsys.readouterr().out
+    assert "GPU memory.  Take a smaller model." in said
+    assert "together" not in said
+    assert "By itself" not in said
+    assert main([*given, "--sft.tokens-per-microbatch", "99999"]) == 0
+    assert "With sft.tokens_per_microbatch = " in (said := capsys.readouterr().out)
+    assert "together" not in said
+
+
+@pytest.mark.parametrize("targets", ["[all-linear]", "[experts]"])
+def test_the_share_that_an_adapter_on_linear_layers_reaches_is_said_where_experts_have_none(
+    targets: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    family_model("qwen3_moe").config.save_pretrained(tmp_path)
+    given = ["--model.path", str(tmp_path), "--model.adapter.rank", "2", "--model.adapter.targets", targets]
+    assert main(["plan", "own-sft", *given]) == 0
+    assert ("all-linear and nf4 reach" in capsys.readouterr().out) == (targets == "[all-linear]")

@@ -45,6 +45,8 @@ SFT_ROW_TOKENS = 512
 """Length that the plan of a supervised run takes its rows to have; its micro-batches are bounded whatever it is."""
 SAMPLED_PROMPT_TOKENS = 256
 """The same of prompts whose completions are sampled in rounds."""
+NOT_OF_NEW_MODELS = ("model.adapter.rank", "model.gradient_checkpointing", "model.weights")
+"""Settings of how a model is loaded, which the section of a new model does not have."""
 TOLD = 3
 """Parts and changes that a short form names."""
 WORDS = {
@@ -145,6 +147,8 @@ def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool) -> Memor
         quantized=options.quantization is not None,
         trained=shape.parameters - frozen if frozen and not options.trains_adapter else None,
         recomputes=options.gradient_checkpointing,
+        refused=(("model.adapter.rank",) if options.frozen else ())
+        + (("model.weights",) if options.dtype == "float32" else ()),
         shared_prompt=shape.shared_prompt,
         on_cuda=on_cuda,
     )
@@ -154,7 +158,7 @@ def sft_setup(config: SftConfig, shape: ModelShape, *, on_cuda: bool = False) ->
     """What of a supervised recipe decides its memory: whole rows of some length, as many as a micro-batch holds."""
     options, model = config.sft, config.model
     if isinstance(model, NewModelOptions):
-        held = MemorySetup(shared_prompt=shape.shared_prompt, on_cuda=on_cuda)
+        held = MemorySetup(shared_prompt=shape.shared_prompt, on_cuda=on_cuda, refused=NOT_OF_NEW_MODELS)
     else:
         held = held_as(model, shape, on_cuda=on_cuda or chosen_device(model.device).type == "cuda")
     tokens = min(options.max_length or SFT_ROW_TOKENS, shape.max_positions)
@@ -283,14 +287,19 @@ def memory_warning(plan: MemoryPlan, machine: MachineMemory) -> list[str]:
         return []
     short = f"at most about {gigabytes(plan.peak)} GB, while {largest_phase(plan)}"
     there = f"there are {gigabytes(machine.size)} GB of {machine.kind}"
-    lines = [f"warning    this run will not fit: {short}, where {there}.  By itself each of these saves"]
-    for change in changes_that_save(plan.shape, plan.setup):
+    warning = f"warning    this run will not fit: {short}, where {there}."
+    changes = changes_that_save(plan.shape, plan.setup)
+    if not changes:
+        return [f"{warning}  Take a smaller model."]
+    lines = [f"{warning}  By itself each of these saves"]
+    for change in changes:
         enough = ", enough to fit" if plan.peak - change.saves <= machine.size else ""
         other = "" if change.same_results else "; it is other training"
         lines.append(f"           {gigabytes(change.saves)} GB  {change.setting}{enough}{other}")
     settings, then = changes_until_it_fits(plan.shape, plan.setup, machine.size)
     fits = "it fits" if then.peak <= machine.size else "it still does not fit: take a smaller model"
-    return [*lines, f"           With {', '.join(settings)} together it is {gigabytes(then.peak)} GB, and {fits}."]
+    together = " together" if len(settings) > 1 else ""
+    return [*lines, f"           With {', '.join(settings)}{together} it is {gigabytes(then.peak)} GB, and {fits}."]
 
 
 def largest_phase(plan: MemoryPlan) -> str:

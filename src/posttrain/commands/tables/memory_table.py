@@ -74,7 +74,7 @@ class MemoryTable:
             f" {default_rate * RATE_OF_ADAPTERS:g}"
         )
         shape = self.own.shape
-        if shape.expert_parameters:
+        if shape.expert_parameters and not setup.adapts_experts:
             share = share_of_linear_layers(shape.linear_parameters, shape.expert_parameters)
             print(
                 f"all-linear and nf4 reach {share:.0%} of the matrix weights; the experts of this mixture are the rest"

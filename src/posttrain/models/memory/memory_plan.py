@@ -118,13 +118,16 @@ class Change:
 
 
 def changes_that_save(shape: ModelShape, setup: MemorySetup) -> list[Change]:
-    """Each change that makes the run smaller: first those that change no result, the one that saves most before."""
+    """Each change that makes the run smaller and is not refused.
+
+    Those that change no result come first, and of these the one that saves most.
+    """
     peak = memory_plan(shape, setup).peak
     tried = [(each, True) for each in smaller_parts(setup)] + [(each, False) for each in other_training(shape, setup)]
     found = [
         Change(setting, changed, peak - memory_plan(shape, changed).peak, same) for (setting, changed), same in tried
     ]
-    worth = [change for change in found if change.saves > WORTH_TELLING * peak]
+    worth = [each for each in found if each.saves > WORTH_TELLING * peak and name_of(each.setting) not in setup.refused]
     return sorted(worth, key=lambda change: (not change.same_results, -change.saves))
 
 
@@ -146,7 +149,8 @@ def name_of(setting: str) -> str:
 def smaller_parts(setup: MemorySetup) -> list[tuple[str, MemorySetup]]:
     """What bounds memory and changes no result: what to set, and the setup that it makes."""
     tried: list[tuple[str, MemorySetup]] = []
-    tokens = max(setup.row_tokens, setup.tokens_per_microbatch // 4)
+    held = min(setup.tokens_per_microbatch, setup.prompts_per_step * setup.group_size * setup.row_tokens)
+    tokens = max(setup.row_tokens, held // 4)
     if tokens < setup.tokens_per_microbatch:
         tried.append((f"{setup.micro_batch_option} = {tokens}", replace(setup, tokens_per_microbatch=tokens)))
     if setup.samples and setup.num_rows > 1:

@@ -44,6 +44,8 @@ class MemorySetup:
     """Whether the run samples here; a supervised one does not, nor one whose engine is elsewhere."""
     micro_batch_option: str = "update.tokens_per_microbatch"
     """What a recipe calls `tokens_per_microbatch`."""
+    refused: tuple[str, ...] = ()
+    """Options of other settings that save memory, which this recipe would refuse: they are not advised."""
     prompt_tokens: int = 256
     completion_tokens: int = 400
     """Where a completion is cut off: the plan takes all to be as long as that."""
