@@ -26,6 +26,7 @@ ROWS = [{"prompt": f"{number} + {number} =", "kind": "train"} for number in rang
 HELD_OUT = [{"prompt": "3 + 4 =", "kind": "eval"}]
 QUALITY = {1: 0.2, 2: 0.9, 3: 0.3, 4: 0.5}
 """What an evaluation after so many updates is scored."""
+NO_BEST = {"metric_for_best_model": None}
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def test_a_best_that_could_not_be_found_is_told_when_the_trainer_is_made(
 def test_training_twice_goes_on_from_the_weights_where_the_first_run_may_be_deleted(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = trainer(model, tmp_path / "run", max_steps=1, overwrite_output_dir=True, eval_strategy="no")
+    made = trainer(model, tmp_path / "run", max_steps=1, overwrite_output_dir=True, eval_strategy="no", **NO_BEST)
     made.train()
     first, entries = {name: each.clone() for name, each in made.model.state_dict().items()}, made.state.log_history
     output = made.train()
@@ -176,7 +177,7 @@ def test_training_twice_goes_on_from_the_weights_where_the_first_run_may_be_dele
 
 
 def test_completions_that_were_cut_off_teach_nothing_where_a_script_says_so(model: str, tmp_path: Path) -> None:
-    made = trainer(model, tmp_path / "run", max_steps=1, mask_truncated_completions=True, eval_strategy="no")
+    made = trainer(model, tmp_path / "run", max_steps=1, mask_truncated_completions=True, eval_strategy="no", **NO_BEST)
     before = {name: each.clone() for name, each in made.model.state_dict().items()}
     made.train()
     assert made.state.log_history[0]["completions/clipped_ratio"] == 1

@@ -163,6 +163,14 @@ def test_a_trainer_without_rows_says_so(kind: str, model: str, tmp_path: Path) -
         own(model=model, args=config(str(tmp_path), **sampled), trian_dataset=[], **given)
 
 
+@Kind
+def test_what_would_be_done_with_nothing_is_refused_by_the_constructor(kind: str, model: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="metric_for_best_model = 'banana', and nothing is measured: give"):
+        trainer(kind, model, tmp_path, metric_for_best_model="banana")
+    with pytest.raises(UserError, match="save_total_limit = -5: use a whole number >= -1 or None"):
+        trainer(kind, model, tmp_path, save_total_limit=-5)
+
+
 @pytest.mark.parametrize("kind", ["dpo", "reward"])
 def test_columns_that_would_be_left_unread_are_refused(kind: str, model: str, tmp_path: Path) -> None:
     made = trainer(kind, model, tmp_path)

@@ -66,6 +66,36 @@ def test_what_is_learned_is_what_trl_learns(model: str, tmp_path: Path, rows: An
     assert (config.sft.schedule, config.run.seed) == ("linear", 42)
 
 
+TEXTS = [{"text": "a text"}]
+TOKENS = [{"input_ids": [5, 6, 7]}]
+
+
+@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
+@pytest.mark.parametrize(
+    ("rows", "field"),
+    [
+        (TEXTS, "completion_only_loss"),
+        (TEXTS, "assistant_only_loss"),
+        (CHATS, "completion_only_loss"),
+        (TOKENS, "completion_only_loss"),
+        (TOKENS, "assistant_only_loss"),
+    ],
+)
+def test_a_part_that_rows_do_not_have_is_refused_by_the_constructor(
+    model: str, tmp_path: Path, rows: Any, field: str, name: str
+) -> None:
+    fitting = PAIRS if field == "completion_only_loss" else CHATS
+    given = {"train_dataset": fitting, name: rows}
+    args = SFTConfig(str(tmp_path / "run"), **{field: True})
+    with pytest.raises(UserError, match=rf"SFTConfig: {field} = True, and {name} has rows of .* without .*Give rows"):
+        SFTTrainer(model, args, **given)
+
+
+def test_turns_of_a_prompt_are_not_learned_silently(model: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="assistant_only_loss = True with completion_only_loss = False"):
+        trainer(model, tmp_path / "run", PAIRS, assistant_only_loss=True, completion_only_loss=False)
+
+
 def test_epochs_count_updates_as_trl_counts_them() -> None:
     args = SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=1.5)
     assert run_length(args, 10).updates == 5  # 5 batches, 3 updates an epoch

@@ -275,6 +275,11 @@ def require_strategies(args: TrainingFields, *, measures: bool) -> None:
             f"{type(args).__name__}: save_strategy = best: best by which metric?  Give metric_for_best_model, such as"
             " reward or loss."
         )
+    if args.metric_for_best_model is not None and args.eval_strategy == "no" and not args.eval_on_start:
+        raise UserError(
+            f"{type(args).__name__}: metric_for_best_model = {args.metric_for_best_model!r}, and nothing is measured:"
+            " give eval_strategy as well, or leave metric_for_best_model out."
+        )
 
 
 def warmup_updates(args: TrainingFields, updates: int) -> int:

@@ -1,19 +1,21 @@
 """SFTTrainer: TRL's constructor and methods over `posttrain.train_sft`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.config import SftConfig
+from posttrain.errors import UserError
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
 from posttrain.runs.reports import Run, StepReport
 from posttrain.training.sft.learned_rows import GivenRows, RowExamples
 from posttrain.training.sft.sft_run import example_source, train_sft
 from posttrain.training.sft.supervised import held_out_loss
-from posttrain.training.sft.token_rows import MASKS, TOKENS
+from posttrain.training.sft.token_rows import LABELS, MASKS, TOKENS
 from posttrain.trl.as_config import RunLength, adamw_options, run_length
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
 from posttrain.trl.fields.sft_config import SFT_RULES, SFTConfig, rows_of_update
@@ -78,6 +80,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             optimizers=optimizers,
         )
         super().__init__(args or SFTConfig(default_folder(model, "SFT")), given)
+        self._require_learned_parts()
         self.tell()
 
     @property
@@ -144,9 +147,22 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         measured = held_out_loss(self.policy, self._examples(rows), budget)
         return {"loss": measured.loss, "entropy": measured.entropy, "mean_token_accuracy": measured.accuracy}
 
+    def _require_learned_parts(self) -> None:
+        """Refuse arguments that name a part which the rows do not have, as far as the first of them tell."""
+        given: Any = self.eval_dataset
+        held_out = given.values() if isinstance(given, Mapping) else [given]
+        for name, rows in (("train_dataset", self.given_rows), *(("eval_dataset", each) for each in held_out)):
+            if isinstance(rows, Sized) and len(rows) > 0 and not isinstance(rows, Mapping):
+                self.rows(list(islice(rows, 1)), name)
+
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
         """The rows with their text in the column `text`."""
-        rows = super().rows(given, name)
+        rows = self._read_rows(super().rows(given, name))
+        require_parts(self.args, rows[0], name)
+        return rows
+
+    def _read_rows(self, rows: list[Row]) -> list[Row]:
+        """The columns that are learned."""
         if TOKENS in rows[0]:
             unread = unread_masks(self.args)
             return [{key: value for key, value in row.items() if key not in unread} for row in rows]
@@ -166,6 +182,35 @@ def unread_masks(args: SFTConfig) -> set[str]:
     """Masks of rows of tokens that the arguments leave unread."""
     read = {"completion_mask": args.completion_only_loss is not False, "assistant_masks": args.assistant_only_loss}
     return {mask for mask in MASKS if not read[mask]}
+
+
+def require_parts(args: SFTConfig, row: Row, name: str) -> None:
+    """Refuse a loss on a part of rows that do not say which part that is: all of each would be learned."""
+    of_tokens = TOKENS in row and LABELS not in row
+    text = "text" in row and "completion" not in row
+    asked = {
+        "completion_only_loss": (
+            args.completion_only_loss is True,
+            "completion_mask" not in row if of_tokens else TOKENS not in row and "completion" not in row,
+            "a completion apart.  Give rows with `prompt` and `completion`",
+        ),
+        "assistant_only_loss": (
+            args.assistant_only_loss,
+            "assistant_masks" not in row if of_tokens else text,
+            "turns.  Give rows with `messages`",
+        ),
+    }
+    for field, (is_set, lacks, remedy) in asked.items():
+        if is_set and lacks:
+            raise UserError(
+                f"SFTConfig: {field} = True, and {name} has rows of {', '.join(row)} without {remedy}, or leave"
+                f" {field} out to learn whole rows."
+            )
+    if args.assistant_only_loss and args.completion_only_loss is False and "completion" in row:
+        raise UserError(
+            "SFTConfig: assistant_only_loss = True with completion_only_loss = False: of `prompt` and `completion` the"
+            " completion or all is learned.  Give rows with `messages` to learn every turn of the assistant."
+        )
 
 
 def learned_part(args: SFTConfig, row: Row) -> Literal["assistant", "all"]:

@@ -1,7 +1,7 @@
 """What becomes of each field of `TrainingFields`; the page "TRL's fields" is made of this table."""
 
 from posttrain.trl.fields.field_rules import Rules, idle, refused, supported, translated
-from posttrain.trl.fields.number_rules import Numbers, above, at_least, between, interval, whole
+from posttrain.trl.fields.number_rules import above, at_least, between, interval, whole
 
 ONE_PROCESS = "one process trains here, on one device."
 NO_DATALOADER = "rows are a list in memory, and prompts are rendered when they are drawn."
@@ -131,8 +131,8 @@ TRAINING_RULES: Rules = {
     "save_on_each_node": idle(ONE_PROCESS),
     "save_total_limit": supported(
         "checkpoint.keep_last",
-        "all are kept by default, and for 0 or less; with metric_for_best_model the best is always one of them",
-        numbers=Numbers(whole=True, or_none=True),
+        "all are kept by default, and for 0 or -1; with metric_for_best_model the best is always one of them",
+        numbers=whole(-1, or_none=True),
     ),
     "enable_jit_checkpoint": idle("a signal ends the run after its step, with a checkpoint."),
     "push_to_hub": supported("", "once, after the last step"),
