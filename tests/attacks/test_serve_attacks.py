@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 from posttrain.cli import main
+from posttrain.commands.request_origin import is_loopback
 from posttrain.commands.serving import completion_service
 from posttrain.commands.serving.http_server import HttpServer, serving
 from posttrain.models.loading.model_folder import load_policy
@@ -198,6 +199,50 @@ def test_a_text_that_cannot_fit_is_refused_by_its_beginning(
     assert status == 400
     assert f"more than {most} tokens" in said["error"]["message"]
     assert max(seen, default=0) < 100 * most < len(text)
+
+
+def raw(server: HttpServer, request: str, body: bytes = b"") -> int:
+    """The status of an answer to a request as it is written, PORT being the server's."""
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as made:
+        made.sendall(request.replace("PORT", str(server.server_port)).encode() + b"\r\n\r\n" + body)
+        return int(made.makefile("rb").readline().split()[1])
+
+
+HOST = "\r\nHost: 127.0.0.1:PORT"
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (f"GET http://127.0.0.1:PORT/v1/models HTTP/1.1{HOST}", 200),
+        (f"GET http://a:b@c:99999999/v1/models HTTP/1.1{HOST}", 400),
+        (f"GET http://[::1]:x/v1/models HTTP/1.1{HOST}", 400),
+        (f"GET http://[::1/v1/models HTTP/1.1{HOST}", 400),
+        (f"GET http://evil.example/v1/models HTTP/1.1{HOST}", 403),
+        (f"GET /v1/models HTTP/1.1{HOST}\r\nHost: evil.example", 400),
+        ("GET /v1/models HTTP/1.1\r\nHost: 127.0.0.2:PORT", 403),
+    ],
+)
+def test_a_target_and_a_host_are_one_and_this_servers(request_line: str, status: int, server: HttpServer) -> None:
+    assert raw(server, request_line) == status
+
+
+def test_a_body_that_is_too_large_is_read_past_and_its_client_told(server: HttpServer) -> None:
+    size = 9 << 20
+    head = f"POST /v1/completions HTTP/1.1{HOST}\r\nContent-Type: application/json\r\nContent-Length: {size}"
+    assert raw(server, head, b" " * size) == 413
+
+
+def test_the_scheme_of_a_token_may_be_in_small_letters(locked: HttpServer) -> None:
+    for brought, status in (("bearer s3cret", 200), ("BEARER s3cret", 200), ("Basic s3cret", 401), ("s3cret", 401)):
+        assert raw(locked, f"GET /v1/models HTTP/1.1{HOST}\r\nAuthorization: {brought}") == status
+
+
+def test_all_of_this_machines_own_addresses_need_no_token() -> None:
+    assert [is_loopback(host) for host in ("127.0.0.2", "localhost", "::1", "0.0.0.0", "10.0.0.1", "a.example")] == [
+        *[True] * 3,
+        *[False] * 3,
+    ]
 
 
 @pytest.mark.parametrize(

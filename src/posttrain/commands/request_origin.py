@@ -1,15 +1,22 @@
 """Who may ask a server of ours on this machine: not the pages of other sites, and nobody without the token."""
 
+import ipaddress
 import secrets
 from collections.abc import Collection
 from email.message import Message
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+def is_loopback(host: str) -> bool:
+    """Whether this machine alone reaches an address: localhost, ::1 and all of 127.0.0.0/8."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
-def own_hosts(port: int) -> tuple[str, ...]:
-    """What a request may call this machine."""
-    names = ("127.0.0.1", "localhost", "[::1]")
+def own_hosts(address: str, port: int) -> tuple[str, ...]:
+    """What a request may call this machine, which listens on an address."""
+    names = dict.fromkeys(["127.0.0.1", "localhost", "[::1]", f"[{address}]" if ":" in address else address])
     return (*(f"{name}:{port}" for name in names), *(names if port == 80 else ()))
 
 
@@ -21,7 +28,7 @@ def foreign(headers: Message, hosts: Collection[str] | None) -> str:
     """
     host, origin = headers.get("Host", ""), headers.get("Origin")
     if hosts is not None and host not in hosts:
-        return f"Host = {host[:80]!r}: is another host's name; ask for {' or '.join(hosts)}"
+        return f"Host = {host[:80]!r}: use {' or '.join(hosts)}"
     if origin is not None and origin != f"http://{host}":
         return f"Origin = {origin[:80]!r}: is a page of another site, which may not ask here"
     return ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from posttrain.commands.arguments import LOADING, TEMPLATE, configured, model_layer, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
-from posttrain.commands.request_origin import LOOPBACK
+from posttrain.commands.request_origin import is_loopback
 from posttrain.errors import UserError, require
 from posttrain.options.model import ModelOptions
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     given.require_no_more(PROGRAM)
     config, switches = configured(ServeConfig, [model_layer(model)], given.flags, PROGRAM)
     require_model(config.model)
-    require(0 <= switches.port < 1 << 16, switches, "port", "is no port; use 0 to 65535")
+    require(0 <= switches.port < 1 << 16, switches, "port", "use 0 to 65535")
     require(switches.seconds > 0, switches, "seconds", "leaves no time to answer; use more than 0")
     require_protected(switches)
     from posttrain.commands.serving.completion_service import Service
@@ -76,10 +76,10 @@ def require_protected(switches: ServeSwitches) -> None:
         raise UserError("--token: must be printable ASCII without spaces, since it travels in a header")
     if token and switches.public:
         raise UserError("--public lets anybody ask without a token, and --token is given; leave one of them out")
-    if switches.host not in LOOPBACK and not (token or switches.public):
+    if not is_loopback(switches.host) and not (token or switches.public):
         raise UserError(
             f"--host {switches.host} lets other machines ask: give --token TEXT, which they have to bring, or --public"
             " to let anybody ask"
         )
-    if switches.host in LOOPBACK and switches.public:
+    if is_loopback(switches.host) and switches.public:
         raise UserError(f"--public has no use with --host {switches.host}, which this machine alone reaches")

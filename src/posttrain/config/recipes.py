@@ -180,6 +180,7 @@ def short_form(source: str, weight: float) -> str:
 
 DURATION = re.compile(r"\d[\d.]*( to \d[\d.]*)? (minutes|seconds|min \d+ s)\b")
 """8 to 10 minutes, 25 seconds, 5 min 20 s."""
+STEPS = re.compile(r"^  num_steps: (\d+)", re.MULTILINE)
 
 
 # Files
@@ -204,8 +205,8 @@ def recorded_time(recipe: str) -> str:
     found = DURATION.search(" ".join(line.removeprefix("#").strip() for line in lines))
     if found is None:
         return ""
-    steps = (parse_yaml(path.read_text(encoding="utf-8")) or {}).get("run", {}).get("num_steps")
-    return f"{found[0]} for at most {steps} steps" if steps else found[0]
+    steps = STEPS.search(path.read_text(encoding="utf-8"))
+    return f"{found[0]} for at most {steps[1]} steps" if steps else found[0]
 
 
 def find_recipe(name: str) -> Path:

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from posttrain.commands.request_origin import LOOPBACK, brings, foreign, own_hosts
+from posttrain.commands.request_origin import brings, foreign, is_loopback, own_hosts
 from posttrain.commands.serving.completion_service import Service
 from posttrain.commands.serving.http_requests import BadRequest, brief, json_object
 from posttrain.errors import UserError
@@ -19,6 +19,8 @@ from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
 
 MAX_BODY_BYTES = 8 << 20
+READ_PAST_BYTES = 64 << 20
+"""Largest body that is read past, so that its client reads why it is refused."""
 SECONDS = 600.0
 """Longest that a request may take, and that one waits for its turn."""
 COMPLETIONS = {"/v1/completions": False, "/v1/chat/completions": True}
@@ -53,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             return unquote(urlsplit(self.path).path).rstrip("/")
         except ValueError as error:
-            raise BadRequest(f"{brief(self.path)}: is no target ({error})") from error
+            raise BadRequest(f"{brief(self.path)}: is not a target ({error})") from error
 
     def do_GET(self) -> None:
         """The list of models, one of them, or what the engine does."""
@@ -112,14 +114,31 @@ class Handler(BaseHTTPRequestHandler):
 
     def require_own(self) -> None:
         """Refuse a request that another site's page made, or that has another host's name.  Raises BadRequest."""
-        if why := foreign(self.headers, self.endpoint.hosts):
+        if len(self.headers.get_all("Host", [])) > 1:
+            self.close_connection = True
+            raise BadRequest("Host: is given more than once")
+        if why := self.target_host() or foreign(self.headers, self.endpoint.hosts):
             self.close_connection = True  # the body is not read, and is no next request
             raise BadRequest(why, HTTPStatus.FORBIDDEN)
+
+    def target_host(self) -> str:
+        """Why a target names another host; empty where it does not.  Raises BadRequest."""
+        try:
+            target = urlsplit(self.path)
+            named = target.netloc and f"{target.hostname}:{target.port or 80}"
+        except ValueError as error:
+            self.close_connection = True
+            raise BadRequest(f"{brief(self.path)}: is not a target ({error})") from error
+        hosts = self.endpoint.hosts
+        if not named or hosts is None or target.netloc in hosts:
+            return ""
+        return f"{brief(self.path)}: is a target of another host; use {' or '.join(hosts)}"
 
     def require_token(self) -> None:
         """Refuse a request without the token, where there is one.  Raises BadRequest."""
         token = self.endpoint.token
-        if token and not brings(self.headers.get("Authorization", ""), f"Bearer {token}"):
+        scheme, _, brought = self.headers.get("Authorization", "").partition(" ")
+        if token and not (scheme.lower() == "bearer" and brings(brought.strip(), token)):
             self.close_connection = True
             needed = "Authorization: the token that the server was started with is needed, as `Bearer TOKEN` (api_key)"
             raise BadRequest(needed, HTTPStatus.UNAUTHORIZED)
@@ -156,10 +175,21 @@ class Handler(BaseHTTPRequestHandler):
             rule = f"Content-Type = {brief(kind)}: must be application/json"
             raise BadRequest(rule, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         length = self.headers.get("Content-Length", "")
-        if not re.fullmatch("[0-9]{1,9}", length) or int(length) > MAX_BODY_BYTES:
+        if not re.fullmatch("[0-9]{1,9}", length):
             self.close_connection = True  # what follows is no request
             raise BadRequest(f"Content-Length = {length[:20]!r}: must be given, and at most {MAX_BODY_BYTES}")
+        if int(length) > MAX_BODY_BYTES:
+            self.close_connection = True
+            self.read_past(int(length))
+            rule = f"Content-Length = {length}: must be at most {MAX_BODY_BYTES}"
+            raise BadRequest(rule, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         return json_object(self.rfile.read(int(length)))
+
+    def read_past(self, length: int) -> None:
+        """Read what a client still sends, for it reads no answer before it is done; of far too much nothing."""
+        left = length if length <= READ_PAST_BYTES else 0
+        while left and (part := self.rfile.read(min(left, 1 << 16))):
+            left -= len(part)
 
     def refuse(self, refusal: BadRequest) -> None:
         """An error as OpenAI's clients read it."""
@@ -191,8 +221,8 @@ class HttpServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], service: Service, token: str) -> None:
         self.service, self.token = service, token  # first, since a port that is taken closes the server
         super().__init__(address, Handler)
-        protected = bool(token) or address[0] not in LOOPBACK
-        self.hosts = None if protected else own_hosts(self.server_port)
+        protected = bool(token) or not is_loopback(address[0])
+        self.hosts = None if protected else own_hosts(address[0], self.server_port)
         """What a request may call this machine; None is anything."""
 
     def server_close(self) -> None:

@@ -138,7 +138,7 @@ class BallotHandler(BaseHTTPRequestHandler):
 
     def _require_own_host(self) -> None:
         """Refuse a request that was made by another site's page, or by a name that was made to point here."""
-        if why := foreign(self.headers, own_hosts(self.pages.server_port)):
+        if why := foreign(self.headers, own_hosts("127.0.0.1", self.pages.server_port)):
             raise Refused(why, HTTPStatus.FORBIDDEN)
 
     def _ballot(self) -> Ballot:
