@@ -1,5 +1,6 @@
 """What scripts ask of a trainer and of its arguments besides training: hub, checkpoints, processes, cards, labels."""
 
+import importlib
 import logging
 from pathlib import Path
 from typing import Any, ClassVar
@@ -217,11 +218,32 @@ def test_a_short_run_draws_no_picture(model: str, tmp_path: Path, monkeypatch: p
         ("DatasetMixtureConfig", "Load the data in the script"),
         ("LogCompletionsCallback", "rollouts/ of the run's folder"),
         ("GRPOTrainr", "Did you mean `GRPOTrainer`"),
+        ("apply_chat_template", "Give rows of messages"),
+        ("maybe_apply_chat_template", "Give rows of messages"),
+        ("is_conversational", "trainers read rows of messages and rows of text"),
+        ("get_dataset", "Load the data in the script"),
     ],
 )
 def test_an_import_of_what_is_not_here_says_what_is(name: str, says: str) -> None:
     with pytest.raises(ImportError, match=rf"cannot import '{name}' from posttrain\.trl: .*{says}"):
         getattr(posttrain.trl, name)  # which `from posttrain.trl import NAME` does
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("trainer", "Import trainers, configs and get_peft_config from posttrain.trl"),
+        ("trainer.utils", "Import trainers, configs and get_peft_config from posttrain.trl"),
+        ("data_utils", "Give rows of messages"),
+        ("import_utils", "importlib.util.find_spec"),
+        ("experimental.kto", "use DPOTrainer with DPOConfig"),
+    ],
+)
+def test_a_module_that_only_trl_has_says_where_its_names_are(name: str, says: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=rf"no module 'posttrain\.trl\.{name.split('.')[0]}': .*{says}"):
+        importlib.import_module(f"posttrain.trl.{name}")
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'posttrain\.trl\.other'$"):
+        importlib.import_module("posttrain.trl.other")
 
 
 @pytest.mark.parametrize(

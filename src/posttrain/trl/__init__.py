@@ -8,6 +8,7 @@ docs/guides/trl.md says what is the same, and what is not.
 """
 
 import importlib
+import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from posttrain.trl.grpo_trainer import GRPOTrainer, RLOOTrainer
 from posttrain.trl.pairs.dpo_trainer import DPOTrainer
 from posttrain.trl.pairs.reward_trainer import RewardTrainer
 from posttrain.trl.sft_trainer import SFTTrainer
-from posttrain.trl.surface.names_elsewhere import not_here_message
+from posttrain.trl.surface.names_elsewhere import ModulesElsewhere, not_here_message
 
 __all__ = [
     "DPOConfig",
@@ -42,6 +43,8 @@ __all__ = [
     "get_peft_config",
     "get_quantization_config",
 ]
+
+sys.meta_path.append(ModulesElsewhere())
 
 if not TYPE_CHECKING:
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -153,7 +153,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         held_out = given.values() if isinstance(given, Mapping) else [given]
         for name, rows in (("train_dataset", self.given_rows), *(("eval_dataset", each) for each in held_out)):
             if isinstance(rows, Sized) and len(rows) > 0 and not isinstance(rows, Mapping):
-                self.rows(list(islice(rows, 1)), name)
+                self.rows(list(islice(cast(Dataset, rows), 1)), name)
 
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
         """The rows with their text in the column `text`."""
