@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel, Pre
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.peft_format import unread_reason
 from posttrain.models.adapters.peft_layers import peft_layers
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.model_folder import load_policy, load_policy_to_train, loaded_config, located_folder
@@ -81,6 +82,9 @@ def loaded(source: ModelSource, args: TrainingFields) -> Loaded:
         tokenizer = require_tokenizer(source.processing_class)
         policy = replace(policy, tokenizer=tokenizer, stop_ids=stop_ids(policy.model, tokenizer))
     notes += router_notes(policy, args)
+    unread = unread_reason(policy.model)
+    if unread is not None:
+        notes.append(f"peft will read the adapter that is saved, and posttrain's commands will not.  {unread}")
     policy = with_tokenizer_fields(policy, args)
     if lora_layers(policy.model) and find_spec("peft") is None:
         notes.append("peft is not installed: save the adapter by trainer.save_model, not by trainer.model.")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -22,8 +23,8 @@ from posttrain.models.adapters.adaptable import expert_matrices, linear_layers
 from posttrain.models.adapters.experts import LoraExperts, without_wrappers, wrap_experts, wrapper_names
 from posttrain.models.adapters.in_force import adapter_tensors
 from posttrain.models.adapters.lora import DOWN, UP, LoraLinear, lora_layers
-from posttrain.models.adapters.peft_names import WEIGHT, named_by_weight, own_name, peft_name
-from posttrain.models.adapters.peft_objects import PREFIX, WEIGHTS, write_peft_adapter
+from posttrain.models.adapters.peft_names import WEIGHT, named_by_weight, own_name, peft_name, wrapper_of
+from posttrain.models.adapters.peft_objects import PREFIX, WEIGHTS, held_adapters, trained_adapter, write_peft_adapter
 from posttrain.models.adapters.placing import put, target_layers
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.options.adapter import ADAPTER_CONFIG, ALL_LINEAR, AdapterOptions
@@ -177,12 +178,7 @@ def read_adapter(folder: Path) -> SavedAdapter:
     if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
         kind = settings.get("peft_type") if isinstance(settings, dict) else None
         raise UserError(f"{where}: its adapter is of type {kind}, and only LORA is read.  Merge it with peft first.")
-    for name, plain in PLAIN.items():
-        if name in settings and settings[name] not in plain:
-            raise UserError(
-                f"{where}: its adapter has {name} = {settings[name]!r}, which is more than plain LoRA.  Merge it with"
-                " peft first, or give the model object in Python to posttrain.as_policy."
-            )
+    require_plain(settings, where)
     if not settings.get("base_model_name_or_path"):
         raise UserError(
             f"{where}: {ADAPTER_CONFIG} does not name the model below the adapter.  Write its folder there, as"
@@ -202,6 +198,32 @@ def read_adapter(folder: Path) -> SavedAdapter:
             " adapter comes from."
         ) from error
     return saved
+
+
+def require_plain(settings: Mapping[str, Any], where: str) -> None:
+    """Refuse settings of an adapter that is more than plain LoRA."""
+    for name, plain in PLAIN.items():
+        if name in settings and settings[name] not in plain:
+            raise UserError(
+                f"{where}: its adapter has {name} = {settings[name]!r}, which is more than plain LoRA.  Merge it with"
+                " peft first, or give the model object in Python to posttrain.as_policy."
+            )
+
+
+def unread_reason(model: PreTrainedModel) -> str | None:
+    """Why the adapter of peft that a model trains could not be loaded from its folder here; None where it could."""
+    name = trained_adapter(model)
+    if name is None:
+        return None
+    settings = cast(Any, model).peft_config[name].to_dict()
+    tensors = {f"{PREFIX}{key}": each for key, each in held_adapters(model)[name].items()}
+    try:
+        require_plain(settings, "model")
+        saved = SavedAdapter(folder=Path(), settings=settings, tensors=named_as_in_file(tensors, "model"))
+        wrapped_arrays(model, saved, "model")
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def named_as_in_file(tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
@@ -240,6 +262,7 @@ def put_adapter(model: PreTrainedModel, saved: SavedAdapter, options: AdapterOpt
     `options` are those that a recipe gives as well: they may change the dropout, and what else they say must hold.
     """
     where = f"model.path = {saved.folder}"
+    saved = of_text_part(model, saved, where)
     require_same_kind(saved, options, where)
     require_same_layers(model, saved, options, where)
     known, arrays = linear_layers(model), wrapped_arrays(model, saved, where)
@@ -259,6 +282,25 @@ def put_adapter(model: PreTrainedModel, saved: SavedAdapter, options: AdapterOpt
             made = LoraLinear(model.get_submodule(name), name, of_layer, seed=0)
             put(model, name, made)
         fill(made, layer, saved, where)
+
+
+def of_text_part(model: PreTrainedModel, saved: SavedAdapter, where: str) -> SavedAdapter:
+    """The adapter without the layers that a wrapper has beside its text part, where they change nothing.
+
+    peft puts them there for `all-linear`, and text trains none: B stays 0.  Raises UserError for one that was trained.
+    """
+    if wrapper_of(model) is None:
+        return saved
+    here = dict(model.named_modules())
+    outside = [layer for layer in saved.layers if own_name(model, layer) == layer and layer not in here]
+    trained = [layer for layer in outside if saved.tensors.get(f"{layer}.{UP}", torch.ones(1)).any()]
+    if trained:
+        raise UserError(
+            f"{where}: its adapter has trained {trained[0]}, which its base {saved.base} does not have in its text"
+            " part, and only that is loaded here.  Merge the adapter with peft first."
+        )
+    kept = {name: each for name, each in saved.tensors.items() if name.rpartition(".")[0] not in outside}
+    return replace(saved, tensors=kept)
 
 
 def fill(made: LoraLinear, layer: str, saved: SavedAdapter, where: str) -> None:
