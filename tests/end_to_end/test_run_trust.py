@@ -147,6 +147,7 @@ def test_no_other_command_imports_what_a_strangers_run_names(command: str, recei
 
 
 ACTS = {
+    "grading.cache_file": {"grading": {"cache_file": "victim.txt"}},
     "model.trust_remote_code": {"model": {"path": "bundled", "trust_remote_code": True}},
     "sandbox.kind": {"sandbox": {"kind": "container", "command": "./evil.sh"}},
     "rewards[0].options.endpoint": {
@@ -163,6 +164,16 @@ def test_what_a_strangers_recipe_would_do_on_this_machine_is_asked(
     say(received, **{"rewards": [], **ACTS[option]})
     assert main([command, *OPENS_RUNS[command]]) == 2
     assert f"{option} = " in capsys.readouterr().err
+
+
+def test_a_link_to_a_runs_recipe_is_a_runs_recipe(received: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    say(received, **NAMED["a reward"])
+    Path("other").mkdir()
+    Path("other/mine.yaml").symlink_to(received / "config.yaml")
+    before = set(sys.modules)
+    assert main(["rl", "other/mine.yaml", "--dry-run"]) == 2
+    require_nothing_run(before)
+    assert "the recipe of a run" in capsys.readouterr().err
 
 
 def test_a_flag_may_ask_for_what_the_run_says_of_its_model(received: Path) -> None:

@@ -247,8 +247,11 @@ def read_recipe(name: str, *, of_run: bool = False) -> RecipeLayer:
 
 
 def in_run_folder(recipe: Path) -> bool:
-    """Whether a recipe is the one that a run, or a checkpoint of it, has in its folder."""
-    return recipe.name == RUN_RECIPE and any((recipe.parent / name).is_file() for name in BESIDE_RUN_RECIPE)
+    """Whether a recipe, or the file that it is a link to, is the one of a run, or of a checkpoint of it."""
+    return any(
+        path.name == RUN_RECIPE and any((path.parent / name).is_file() for name in BESIDE_RUN_RECIPE)
+        for path in (recipe, recipe.resolve())
+    )
 
 
 def kind(value: object) -> str:

@@ -99,9 +99,10 @@ def found_code(option: str, path: str) -> Iterator[tuple[str, KnownCode]]:
 
 
 def named_acts(merged: MergedRecipe) -> dict[str, object]:
-    """What else a recipe asks for that may run code or send something away, by option."""
+    """What else a recipe asks for that may run code, send something away or write to a file, by option."""
     found: dict[str, object] = {
         "model.trust_remote_code": value_in(merged.sections.get("model"), "trust_remote_code"),
+        "grading.cache_file": value_in(merged.sections.get("grading"), "cache_file"),
         "judge.endpoint": value_in(merged.sections.get("judge"), "endpoint"),
     }
     sandbox = value_in(merged.sections.get("sandbox"), "kind")
