@@ -259,3 +259,23 @@ def test_the_head_of_a_peft_model_of_a_classifier_goes_on_from_where_it_is(model
     language = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(UserError, match=r"the model is a PeftModel of a .*ForCausalLM.  Give one of a sequence"):
         trainer("reward", language, tmp_path / "third")
+
+
+@Kind
+def test_what_only_transformers_trainer_has_is_told_with_a_remedy_that_fits(
+    kind: str, model: str, tmp_path: Path
+) -> None:
+    made = trainer(kind, model, tmp_path, eval_dataset={"few": KINDS[kind][2][:2]})
+    assert list(made.get_eval_dataloader("few")) == [KINDS[kind][2][:2]]
+    assert list(made.get_eval_dataloader(KINDS[kind][2][:3])) == [KINDS[kind][2][:3]]
+    assert made.args.ddp_timeout_delta.total_seconds() == 1800
+    remedies = {
+        "callback_handler": "add_callback",
+        "predict": r"`evaluate\(rows\)`",
+        "label_names": "Nothing here is named as a label",
+        "is_in_train": "state.global_step",
+        "get_batch_logps": "token_logprobs",
+    }
+    for name, remedy in remedies.items():
+        with pytest.raises(AttributeError, match=rf"{type(made).__name__}\.{name} is not here\.  .*{remedy}"):
+            getattr(made, name)

@@ -35,7 +35,16 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
     """A model, loaded, and the callbacks; what TRL reads otherwise is told when it is made, and kept in `notes`."""
 
     settable = frozenset({"train_dataset", "eval_dataset"})
-    not_called = frozenset({"accelerator", "create_model_card", "get_train_dataloader", "save_metrics", "save_state"})
+    not_called = frozenset(
+        {
+            "accelerator",
+            "create_model_card",
+            "get_eval_dataloader",
+            "get_train_dataloader",
+            "save_metrics",
+            "save_state",
+        }
+    )
     config_class: ClassVar[type[TrainingFields]]
     """Of its arguments."""
     _tag_names: Sequence[str] = ()
@@ -134,9 +143,16 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The rows in lots of a device's batch, in their order, to look at; training draws its own batches."""
-        given = cast(Any, self).train_dataset
-        rows = rows_of_dataset(given, "train_dataset", most=self.args.per_device_train_batch_size)
-        return DataLoader(cast(Any, rows), batch_size=self.args.per_device_train_batch_size, collate_fn=list)
+        size = self.args.per_device_train_batch_size
+        rows = rows_of_dataset(cast(Any, self).train_dataset, "train_dataset", most=size)
+        return DataLoader(cast(Any, rows), batch_size=size, collate_fn=list)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """The same of the rows that are measured on; a name is that of one of several data sets."""
+        own, size = cast(Any, self).eval_dataset, self.args.per_device_eval_batch_size
+        given = own if eval_dataset is None else own[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
+        rows = rows_of_dataset(given, "eval_dataset", most=size)
+        return DataLoader(cast(Any, rows), batch_size=size, collate_fn=list)
 
     def save_state(self) -> None:
         """Write `state` to trainer_state.json in the folder of the run."""

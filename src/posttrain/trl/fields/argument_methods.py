@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
@@ -54,6 +55,11 @@ class ArgumentMethods:
     def eval_batch_size(self) -> int:
         """Rows on the device in an evaluation."""
         return int(vars(self)["per_device_eval_batch_size"])
+
+    @property
+    def ddp_timeout_delta(self) -> timedelta:
+        """How long processes would wait for each other."""
+        return timedelta(seconds=vars(self)["ddp_timeout"])
 
     def get_process_log_level(self) -> int:
         """The level of `logging` that log_level names; `passive` is that of transformers."""

@@ -26,6 +26,16 @@ BY_REWARD = (
     (r"generat|rollout|vllm|tool|environment", "Set `trainer.engine` to an engine."),
 )
 """The same of trainers by reward, looked at first."""
+BY_NAME = {
+    "callback_handler": "Use add_callback, pop_callback and remove_callback of the trainer.",
+    "get_batch_logps": "Use posttrain.models.logprobs.token_logprobs.",
+    "is_in_train": "`state.global_step` says how far training is; a TrainerCallback is told when it begins and ends.",
+    "label_names": "Nothing here is named as a label: give rows, and SFTTrainer.train_dataset shows their `labels`.",
+    "predict": "Use `evaluate(rows)` for metrics, and `model.generate` for texts.",
+}
+"""The same for names that no pattern fits."""
+FORMER = frozenset({"get_batch_logps"})
+"""Names that TRL's trainers had once, and scripts still use."""
 MISSING = object()
 FIELDS = GRPO_RULES.keys() | SFT_RULES.keys()
 
@@ -76,7 +86,11 @@ def read_only(kind: type, name: str) -> bool:
 
 def theirs(kind: type) -> frozenset[str]:
     """The names that TRL's trainer has which a class stands for."""
-    return NAMES["Trainer"] | next((NAMES[each.__name__] for each in kind.__mro__ if each.__name__ in NAMES), set())
+    return (
+        NAMES["Trainer"]
+        | FORMER
+        | next((NAMES[each.__name__] for each in kind.__mro__ if each.__name__ in NAMES), set())
+    )
 
 
 def not_here(kind: type[CheckedOverrides]) -> frozenset[str]:
@@ -108,6 +122,8 @@ def refusal(kind: type[CheckedOverrides], name: str) -> UserError:
 
 def remedy(kind: type[CheckedOverrides], name: str) -> str:
     """What to do in place of overriding a name of a trainer."""
+    if name in BY_NAME:
+        return BY_NAME[name]
     if name in FIELDS:
         return "Set it in `args`, and make a trainer with them."
     known = ((*BY_REWARD,) if kind.by_reward else ()) + ((LOSS, kind.loss_remedy), *REMEDIES)
