@@ -29,7 +29,7 @@ BY_REWARD = (
 BY_NAME = {
     "callback_handler": "Use add_callback, pop_callback and remove_callback of the trainer.",
     "get_batch_logps": "Use posttrain.models.logprobs.token_logprobs.",
-    "is_in_train": "`state.global_step` says how far training is; a TrainerCallback is told when it begins and ends.",
+    "is_in_train": "Read `state.global_step`, or use the `on_train_begin` and `on_train_end` of a TrainerCallback.",
     "label_names": "Nothing here is named as a label: give rows, and SFTTrainer.train_dataset shows their `labels`.",
     "predict": "Use `evaluate(rows)` for metrics, and `model.generate` for texts.",
 }
@@ -86,11 +86,8 @@ def read_only(kind: type, name: str) -> bool:
 
 def theirs(kind: type) -> frozenset[str]:
     """The names that TRL's trainer has which a class stands for."""
-    return (
-        NAMES["Trainer"]
-        | FORMER
-        | next((NAMES[each.__name__] for each in kind.__mro__ if each.__name__ in NAMES), set())
-    )
+    own = next((NAMES[each.__name__] for each in kind.__mro__ if each.__name__ in NAMES), frozenset())
+    return NAMES["Trainer"] | FORMER | own
 
 
 def not_here(kind: type[CheckedOverrides]) -> frozenset[str]:
