@@ -18,6 +18,7 @@ from posttrain.models.memory.model_shape import shape_of
 from posttrain.models.policy import as_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
+from posttrain.options.training import SftOptions
 from posttrain.records import Example
 from posttrain.training.sft.supervised import accumulate
 from tests.support.every_family import small_model
@@ -44,7 +45,7 @@ def test_by_default_adapters_go_on_the_layers_that_can_have_one_and_the_others_a
     accumulate(policy, [Example((1, 2, 3, 4, 5), (False, True, True, True, True))], 64)
     # B is zero, so that A has no gradient yet; every B must have one, or the adapter is beside a layer of no effect.
     assert all(layer.lora_B.grad is not None for layer in lora_layers(model).values())
-    said = "\n".join(adapter_lines(policy, 1e-5))
+    said = "\n".join(adapter_lines(policy, SftOptions()))
     for name in LEFT_OUT[family]:
         assert f"{name} (" in said
 
@@ -69,7 +70,7 @@ def test_what_all_linear_reaches_of_a_mixture_is_said_and_4_bits_of_less_than_ha
     planned = trained_parameters(shape_of(model), over_experts)
     add_adapter(model, AdapterOptions(rank=2), seed=0)
     assert f"all-linear is {share} of the matrix weights" in "\n".join(
-        adapter_lines(as_policy(model, tokenizer()), 1e-5)
+        adapter_lines(as_policy(model, tokenizer()), SftOptions())
     )
     other = small_model("mixtral")
     add_adapter(other, AdapterOptions(rank=2, targets=("all-linear", "experts")), seed=0)
