@@ -110,7 +110,7 @@ def own_target(section: str, path: object) -> Callable[..., Any]:
     target = object_in_file(str(path), where=section, noun=noun)
     if not callable(target) or isinstance(target, type) != (noun == "class"):
         kind = "class" if isinstance(target, type) else type(target).__name__
-        raise UserError(f"{section}: {path} is a {kind} and no {noun}")
+        raise UserError(f"{section}: {path} is a {kind}, not a {noun}")
     return target
 
 

@@ -23,7 +23,7 @@ FAILS = {
     "a macro that calls itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "a sum of what has none": "{{ messages + 1 }}",
     "a division": "{{ 1 / 0 }}",
-    "an object that is no JSON": "{{ self|tojson }}",
+    "an object that is not JSON": "{{ self|tojson }}",
 }
 SLOW = {
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}"

@@ -216,7 +216,7 @@ def test_a_mistake_in_what_is_measured_is_told_with_its_place(options: dict[str,
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[1, 2]", "should be a mapping"), ("a: [", "is no YAML"), ("x: {any: ['y']}\n", "`x` stands in the recipe and")],
+    [("[1, 2]", "should be a mapping"), ("a: [", "is not YAML"), ("x: {any: ['y']}\n", "`x` stands in the recipe and")],
 )
 def test_a_mistake_in_a_file_of_patterns_names_the_file(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "mine.yaml"

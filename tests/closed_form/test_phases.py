@@ -72,8 +72,8 @@ def test_a_file_of_an_earlier_run_can_be_named() -> None:
 
 BAD: dict[str, tuple[list[Any], str]] = {
     "no phases": ([], r"phases = \[\]: give a list of phases"),
-    "no name": ([{"recipe": "countdown-tiny"}], r"phases\[0\]: .* is no phase; give \{name: NAME"),
-    "an unknown field": ([{"name": "a", "recipes": "b"}], r"is no phase; give \{name: NAME"),
+    "no name": ([{"recipe": "countdown-tiny"}], r"phases\[0\]: .* is not a phase; use \{name: NAME"),
+    "an unknown field": ([{"name": "a", "recipes": "b"}], r"is not a phase; use \{name: NAME"),
     "a name that is no file's": ([{"name": "a/b"}], r"name = 'a/b': use letters"),
     "two of one name": ([{"name": "first"}, {"name": "first"}], "an earlier phase is called first too"),
     "a phase that comes later": (

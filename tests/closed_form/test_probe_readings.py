@@ -53,7 +53,7 @@ def with_probe(measured: object) -> Questions:
     ids=["nan", "inf", "none", "text", "two", "too large"],
 )
 def test_a_reading_that_is_no_finite_number_is_refused_by_task_probe_and_name(value: object, said: str) -> None:
-    with pytest.raises(UserError, match=f"^task odd: probe 'p': mine = {said} is no finite number; leave out"):
+    with pytest.raises(UserError, match=f"^task odd: probe 'p': mine = {said} is not a finite number; leave out"):
         full_evaluation(InProcessEngine(tiny_policy()), with_probe({"mine": value}), samples=1)
 
 

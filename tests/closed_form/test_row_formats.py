@@ -130,7 +130,7 @@ def test_keys_that_parquet_fills_with_null_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("columns", "complaint"),
     [
-        ({"text": "a"}, "its columns are of no format that is taken here. It has text; the formats are labelled: "),
+        ({"text": "a"}, "its columns match no supported format. It has text; the formats are labelled: "),
         ({"prompt": "a", "completion": ""}, "the column `completion` is empty; fill it or drop the row"),
         ({"prompt": None, "completion": "b"}, "the column `prompt` is empty"),
         (

@@ -64,8 +64,8 @@ IN_A_RECIPE = {
     "a key that stands twice": ("run: {seed: 1, seed: 2}", "recipe.yaml:1: not YAML: `seed` stands twice"),
     "a tag that would run code": ("run: !!python/object:os.system x", "recipe.yaml:1: not YAML"),
     "a group of one": ("rollout: {group_size: 1}", "rollout.group_size = 1 leaves a completion no siblings"),
-    "no completion": ("rollout: {group_size: 0}", "rollout.group_size = 0 is no completion at all; use >= 1"),
-    "no prompts": ("rollout: {prompts_per_step: 0}", "rollout.prompts_per_step = 0 is no prompt at all; use >= 1"),
+    "no completion": ("rollout: {group_size: 0}", "rollout.group_size = 0 must be at least 1"),
+    "no prompts": ("rollout: {prompts_per_step: 0}", "rollout.prompts_per_step = 0 must be at least 1"),
     "greedy rollouts": ("rollout: {temperature: 0}", "rollout.temperature = 0.0 would make all completions of a group"),
     "a negative temperature": ("rollout: {temperature: -1}", "recipe.yaml: rollout.temperature = -1"),
     "a probability above 1": ("rollout: {top_p: 1.5, allow_cut_sampling: true}", "recipe.yaml: rollout.top_p = 1.5"),
@@ -91,7 +91,7 @@ IN_A_RECIPE = {
     "an impossible clip": ("algorithm: {clip_low: -3}", "recipe.yaml: algorithm: clip_low = -3.0"),
     "a reward of two kinds": ("rewards: [{name: graded_format, path: a.py:f}]", "a reward has either a name"),
     "a reward file without function": ("rewards: [{path: mine.py}]", "rewards: path = mine.py is not FILE.py:FUNCTION"),
-    "a reward weight in words": ("rewards: [graded_format=much]", "gives the weight 'much', which is no number"),
+    "a reward weight in words": ("rewards: [graded_format=much]", "gives the weight 'much', which is not a number"),
 }
 
 ON_THE_COMMAND_LINE = {

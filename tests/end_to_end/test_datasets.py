@@ -292,7 +292,7 @@ def test_a_renamed_column_that_a_row_lacks_is_told(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "rows.jsonl", [{"question": "a", "n": "[1"}])
     with pytest.raises(UserError, match=r"rows.jsonl:1: no column `qestion`, which .* Did you mean `question`\?"):
         task(path=path, columns={"prompt": "qestion"})
-    with pytest.raises(UserError, match=r"rows.jsonl:1: the column `n` is no JSON: .*Leave it out of json_columns"):
+    with pytest.raises(UserError, match=r"rows.jsonl:1: the column `n` is not JSON: .*Leave it out of json_columns"):
         task(path=path, columns={"prompt": "question"}, json_columns=("n",))
 
 

@@ -59,4 +59,4 @@ def test_several_data_sets_make_the_task_that_reads_them(capsys: pytest.CaptureF
 def test_what_is_no_yaml_is_told_with_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
     for flag in ("--task.sources", "--model.frozen"):
         assert main(["config", "countdown-tiny", flag, "[{path: a.jsonl"]) == 2
-        assert f"command line: {flag}: '[{{path: a.jsonl' is no YAML" in capsys.readouterr().err
+        assert f"command line: {flag}: '[{{path: a.jsonl' is not YAML" in capsys.readouterr().err

@@ -240,7 +240,7 @@ MISTAKES = {
         "task: {path: 'mine.py:Leters'}",
         "task: mine.py has no class `Leters`.  Did you mean `Letters`?",
     ),
-    "a function": ("task: {path: 'mine.py:narrow'}", "task: mine.py:narrow is a function and no class"),
+    "a function": ("task: {path: 'mine.py:narrow'}", "task: mine.py:narrow is a function, not a class"),
     "a class without seed": (
         "task: {path: 'mine.py:WithoutSeed'}",
         "cannot be called as (renderer, *, seed, **options)",

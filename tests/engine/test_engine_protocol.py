@@ -105,8 +105,8 @@ class Mute:
 
 
 WRONG: dict[str, tuple[object, str]] = {
-    "nothing": (object(), f"a object is no engine, for it has no {', '.join(MEMBERS)}"),
-    "half": (Mute(), "a Mute is no engine, for it has no load, rollout, room.  An engine has load, reproducible"),
+    "nothing": (object(), f"a object is not an engine: it has no {', '.join(MEMBERS)}"),
+    "half": (Mute(), "a Mute is not an engine: it has no load, rollout, room.  An engine has load, reproducible"),
     "class": (Parrot, "Parrot is a class; give an object of it"),
 }
 

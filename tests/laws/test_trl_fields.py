@@ -145,7 +145,7 @@ def test_enums_and_mappings_in_json_are_read() -> None:
     args = GRPOConfig(lr_scheduler_type=SchedulerType.COSINE, model_init_kwargs='{"revision": "main"}', run_name="{a}")
     assert (args.lr_scheduler_type, args.model_init_kwargs) == ("cosine", {"revision": "main"})
     assert args.run_name == "{a}", "only what may be a mapping is read as one"
-    with pytest.raises(UserError, match=r"GRPOConfig: model_init_kwargs = '\{revision: main\}' is no JSON"):
+    with pytest.raises(UserError, match=r"GRPOConfig: model_init_kwargs = '\{revision: main\}' is not JSON"):
         GRPOConfig(model_init_kwargs="{revision: main}")
     with pytest.raises(UserError, match="GRPOConfig: chat_template_kwargs = 'a word' is no mapping"):
         mapping_of(GRPOConfig(chat_template_kwargs="a word"), "chat_template_kwargs")

@@ -161,12 +161,12 @@ def words(items: list[Any]) -> list[str]:
 
 
 def yaml_value(flag: str, text: str) -> object:
-    """What a flag is given, as a recipe writes it.  Raises UserError where it is no YAML."""
+    """What a flag is given, as a recipe writes it.  Raises UserError where it is not YAML."""
     try:
         return parse_yaml(text)
     except YAMLError as error:
         said = " ".join(str(error).split())
-        raise UserError(f"{COMMAND_LINE}: {flag}: {text[:80]!r} is no YAML ({said[:200]})") from None
+        raise UserError(f"{COMMAND_LINE}: {flag}: {text[:80]!r} is not YAML ({said[:200]})") from None
 
 
 def path_of(argument: str) -> str:

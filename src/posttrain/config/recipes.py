@@ -150,7 +150,7 @@ def short_reward(text: str) -> dict[str, object]:
             reward["weight"] = float(weight)
         except ValueError:
             raise UserError(
-                f"rewards: {text!r} gives the weight {weight!r}, which is no number; use NAME=0.5"
+                f"rewards: {text!r} gives the weight {weight!r}, which is not a number; use NAME=0.5"
             ) from None
     return reward
 
@@ -167,9 +167,9 @@ def whole_reward(text: str) -> dict[str, object]:
     try:
         item = parse_yaml(text)
     except yaml.YAMLError as error:
-        raise UserError(f"rewards: {text[:80]!r} is no YAML ({problem(error)})") from None
+        raise UserError(f"rewards: {text[:80]!r} is not YAML ({problem(error)})") from None
     if not isinstance(item, dict):
-        raise UserError(f"rewards: {text[:80]!r} is no reward; write one as {{name: maths, weight: 0.5}}")
+        raise UserError(f"rewards: {text[:80]!r} is not a reward; write one as {{name: maths, weight: 0.5}}")
     return item
 
 
@@ -232,7 +232,7 @@ def read_recipe(name: str, *, of_run: bool = False) -> RecipeLayer:
     except yaml.YAMLError as error:
         raise UserError(f"{path}{position(error)}: not YAML: {problem(error)}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not text in UTF-8, so it is no recipe") from error
+        raise UserError(f"{path}: not text in UTF-8, so it is not a recipe") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     if content is None:

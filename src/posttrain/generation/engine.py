@@ -84,7 +84,7 @@ def require_engine(candidate: object) -> Engine:
     missing = [name for name in MEMBERS if not hasattr(candidate, name)]
     if missing or not isinstance(candidate, Engine):
         raise UserError(
-            f"engine: a {type(candidate).__name__} is no engine, for it has no {', '.join(missing)}."
+            f"engine: a {type(candidate).__name__} is not an engine: it has no {', '.join(missing)}."
             f"  An engine has {', '.join(MEMBERS)}; see posttrain.generation.engine.Engine."
         )
     gap = getattr(candidate, "logprob_gap", None)

@@ -67,7 +67,7 @@ def completions(
 ) -> list[Group]:
     """The same from an engine and rendered prompts."""
     if group_size < 1:
-        raise UserError(f"generate: group_size = {group_size} is no completion at all; use >= 1.")
+        raise UserError(f"generate: group_size = {group_size} must be at least 1.")
     request = Request(
         group_size=group_size,
         max_completion_tokens=options.max_completion_tokens,

@@ -29,7 +29,7 @@ class IcyGridWorld(TabularMDP):
         """Without `terminal` the last corner ends an episode; an empty one makes a world without end."""
         size = whole_number(size, "size", least=1)
         if not 0 <= real_number(slip, "slip") <= 1:
-            raise UserError(f"slip = {slip} is no probability; use 0 to 1")
+            raise UserError(f"slip = {slip} is not a probability; use 0 to 1")
         num_states = size * size
         ends = terminal_mask(num_states - 1 if terminal is None else terminal, num_states)
         object.__setattr__(self, "size", size)

@@ -122,7 +122,7 @@ def content_text(content: object, where: str) -> str:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
         if not isinstance(text, str):
             raise UserError(
-                f'{where}, part {number}: {str(part)[:80]} is no text, such as {{"type": "text", "text": "…"}}.  Only'
+                f'{where}, part {number}: {str(part)[:80]} is not text, such as {{"type": "text", "text": "…"}}.  Only'
                 " text is read: leave the row out, or say the rest in words."
             )
         texts.append(text)

@@ -42,7 +42,7 @@ class CollectOptions:
     """Completions decoded side by side: bounds memory, changes no completion."""
 
     def __post_init__(self) -> None:
-        require(self.num_prompts >= 1, self, "num_prompts", "is no prompt at all; use >= 1")
+        require(self.num_prompts >= 1, self, "num_prompts", "must be at least 1")
         require(self.group_size >= 2, self, "group_size", "makes no pair; use >= 2")
         require(self.round >= 1, self, "round", "is no round; they count from 1")
         require(self.pairs_per_prompt >= 1, self, "pairs_per_prompt", "makes no pair; use >= 1")

@@ -17,6 +17,6 @@ class Demonstrator:
     """No step is written whose result is larger."""
 
     def __post_init__(self) -> None:
-        require(0 <= self.give_up <= 1, self, "give_up", "is no probability; use 0 to 1")
+        require(0 <= self.give_up <= 1, self, "give_up", "is not a probability; use 0 to 1")
         require(self.max_tries >= 1, self, "max_tries", "leaves nothing to demonstrate; use >= 1")
         require(self.largest_result >= 1, self, "largest_result", "allows no result; use >= 1")

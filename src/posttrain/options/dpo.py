@@ -59,8 +59,8 @@ class DpoOptions(PairOptions):
         require(0 <= self.nll_weight < math.inf, self, "nll_weight", "is no weight; use a finite number >= 0")
         require(self.rounds >= 0, self, "rounds", "is negative; use >= 1, or 0 for pairs of rows")
         require(self.steps_per_round >= 1, self, "steps_per_round", "never updates; use >= 1")
-        require(self.prompts_per_round >= 1, self, "prompts_per_round", "is no prompt at all; use >= 1")
-        require(self.pairs_per_prompt >= 1, self, "pairs_per_prompt", "is no pair at all; use >= 1")
+        require(self.prompts_per_round >= 1, self, "prompts_per_round", "must be at least 1")
+        require(self.pairs_per_prompt >= 1, self, "pairs_per_prompt", "must be at least 1")
 
     def resolved(self) -> "DpoOptions":
         """In full, as a saved recipe says what is done: what follows from the loss, and from rounds, is filled in."""

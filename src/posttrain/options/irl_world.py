@@ -37,7 +37,7 @@ class IcyGridOptions:
 
     def __post_init__(self) -> None:
         require(self.size >= 1, self, "size", "is no grid; use >= 1")
-        require(0 <= self.slip <= 1, self, "slip", "is no probability; use 0 to 1")
+        require(0 <= self.slip <= 1, self, "slip", "is not a probability; use 0 to 1")
         require(0 <= self.terrain <= self.size, self, "terrain", f"is wider than the grid; use 0 to size = {self.size}")
         require(-inf < self.terrain_low <= 0, self, "terrain_low", "is no cost; use a number <= 0")
         if not self.terrain:

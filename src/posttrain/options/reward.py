@@ -62,7 +62,7 @@ class RewardTerms:
             require(ordered, self, "clip", "must be two finite bounds, the lower one first")
         paired = (self.weight_to is None) == (self.over_steps == 0)
         require(paired and self.over_steps >= 0, self, "over_steps", "goes with weight_to: give both, or neither")
-        require(self.weight_to is None or math.isfinite(self.weight_to), self, "weight_to", "is no finite number")
+        require(self.weight_to is None or math.isfinite(self.weight_to), self, "weight_to", "is not a finite number")
 
     def weight_at(self, step: int) -> float:
         """The weight in a step; steps count from 1."""

@@ -73,7 +73,7 @@ class EnsembleOptions:
     """k of mean - k·deviation: what it costs that the models disagree (population deviation of their scores)."""
 
     def __post_init__(self) -> None:
-        require(0 <= self.deviation_weight < math.inf, self, "deviation_weight", "is no finite number >= 0")
+        require(0 <= self.deviation_weight < math.inf, self, "deviation_weight", "is not a finite number >= 0")
         usual = {"combine": EnsembleOptions.combine, "deviation_weight": EnsembleOptions.deviation_weight}
         given = [name for name, value in usual.items() if getattr(self, name) != value]
         for name in given if not self.ensemble else []:

@@ -35,5 +35,5 @@ class RewardTrainingOptions(PairOptions):
         require(whole, self, "long_pairs", "is of DPO: a reward model reads whole answers; use error or skip")
         for name in ("center_coefficient", "margin_scale", "head_rate_scale"):
             value = getattr(self, name)
-            require(0 <= value < math.inf, self, name, "is no finite number >= 0")
+            require(0 <= value < math.inf, self, name, "is not a finite number >= 0")
         require(self.calibration_bins >= 1, self, "calibration_bins", "measures nothing; use >= 1")

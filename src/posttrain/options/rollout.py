@@ -54,8 +54,8 @@ class RolloutOptions(SamplingOptions):
     def __post_init__(self) -> None:
         require(self.temperature > 0, self, "temperature", "would make all completions of a group the same; use > 0")
         super().__post_init__()
-        require(self.prompts_per_step >= 1, self, "prompts_per_step", "is no prompt at all; use >= 1")
-        require(self.group_size >= 1, self, "group_size", "is no completion at all; use >= 1")
+        require(self.prompts_per_step >= 1, self, "prompts_per_step", "must be at least 1")
+        require(self.group_size >= 1, self, "group_size", "must be at least 1")
         require(self.max_rows >= 1, self, "max_rows", "decodes nothing; use >= 1")
         if self.sampling.cuts and not self.allow_cut_sampling:
             cut = "top_k" if self.top_k > 0 else "top_p" if self.top_p < 1 else "min_p"

@@ -121,7 +121,7 @@ def told_format(rows: Sequence[DatasetRow], accepted: Sequence[RowFormat] = tupl
             return each
     wanted = "; ".join(f"{each}: {', '.join(REQUIRED[each])}" for each in accepted)
     raise UserError(
-        f"{rows[0].where}: its columns are of no format that is taken here. It has {', '.join(columns) or 'none'};"
+        f"{rows[0].where}: its columns match no supported format. It has {', '.join(columns) or 'none'};"
         f" the formats are {wanted}. Rename columns by `columns`, such as {{prompt: question}}."
     )
 

@@ -210,7 +210,7 @@ def with_columns(row: DatasetRow, source: RowSourceOptions, bad: BadRows) -> Dat
             return None
         except json.JSONDecodeError as error:
             bad.add(
-                f"{row.where}: the column `{name}` is no JSON: {error.msg} in {text!r:.80}. Leave it out of"
+                f"{row.where}: the column `{name}` is not JSON: {error.msg} in {text!r:.80}. Leave it out of"
                 " json_columns to have it as text."
             )
             return None

@@ -270,7 +270,7 @@ def finite_reading(where: str, value: object) -> float:
     number = as_number(value)
     if number is None or not math.isfinite(number):
         raise UserError(
-            f"{where} = {value!r:.60} ({type(value).__name__}) is no finite number; leave out what is not known"
+            f"{where} = {value!r:.60} ({type(value).__name__}) is not a finite number; leave out what is not known"
         )
     return number
 

@@ -85,7 +85,7 @@ def test_options_of_one_reward_model_hold_for_all_of_them(folders: list[str]) ->
         ({"model": "rm", "ensemble": ("rm2",), "deviation_weight": 2.0}, "is of combine: mean_minus_deviation"),
         (
             {"model": "rm", "ensemble": ("rm2",), "combine": "mean_minus_deviation", "deviation_weight": -1.0},
-            "deviation_weight = -1.0 is no finite number",
+            "deviation_weight = -1.0 is not a finite number",
         ),
     ],
 )

@@ -167,7 +167,7 @@ def test_a_horizon_gives_a_policy_for_each_step_and_its_plots(capsys: pytest.Cap
 
 def test_numbers_that_are_infinite_are_null_in_the_summary() -> None:
     def refused(word: str) -> None:
-        raise AssertionError(f"{word} is no JSON")
+        raise AssertionError(f"{word} is not JSON")
 
     assert run(small(), "--method.l2", 0, "--method.max-iterations", 2)["suboptimality"] is None
     assert json.loads(Path("run/summary.json").read_text(), parse_constant=refused)["converged"] is False

@@ -53,7 +53,7 @@ def json_object(text: bytes) -> dict[str, Any]:
             "the body holds half of a surrogate pair (\\ud800 to \\udfff), which is no character"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is no JSON: {error}") from error
+        raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise BadRequest("the body must be a JSON object")
     return found

@@ -156,7 +156,7 @@ class BallotHandler(BaseHTTPRequestHandler):
         try:
             body = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError) as error:
-            raise Refused("the body is no JSON", HTTPStatus.BAD_REQUEST) from error
+            raise Refused("the body is not JSON", HTTPStatus.BAD_REQUEST) from error
         if not isinstance(body, dict):
             raise Refused("the body must be a JSON object", HTTPStatus.BAD_REQUEST)
         return body

@@ -88,7 +88,7 @@ def json_list(file: Path) -> Found:
 
 
 def parsed(text: str) -> Any:
-    """What a JSON text says.  Raises UserError where Python has no room for it, JSONDecodeError where it is no JSON."""
+    """What a JSON text says.  Raises UserError where Python has no room for it, else JSONDecodeError."""
     try:
         return json.loads(text)
     except RecursionError as error:

@@ -182,7 +182,7 @@ def patterns_in(file: Path) -> Mapping[str, object]:
     except FileNotFoundError:
         raise UserError(f"behaviours.file = {file}: there is no such file.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"behaviours.file = {file}: is no YAML ({' '.join(str(error).split())[:200]})") from None
+        raise UserError(f"behaviours.file = {file}: is not YAML ({' '.join(str(error).split())[:200]})") from None
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
         raise UserError(f"behaviours.file = {file}: should be a mapping, such as says_hmm: {{any: ['\\bhmm\\b']}}.")
     return found

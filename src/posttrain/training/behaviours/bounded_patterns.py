@@ -27,7 +27,7 @@ def bounded_pattern(text: str, *, where: str) -> re.Pattern[str]:
     try:
         compiled = re.compile(text, re.IGNORECASE)
     except (re.error, OverflowError) as error:
-        raise UserError(f"{where}: {text!r} is no regular expression: {error}") from None
+        raise UserError(f"{where}: {text!r} is not a regular expression: {error}") from None
     reader = PatternReader(text, where)
     ways = reader.alternatives()
     if ways > MOST_WAYS:

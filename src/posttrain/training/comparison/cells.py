@@ -51,7 +51,7 @@ def read_budget(text: str) -> Budget:
         try:
             given[name] = kinds[name](value.replace("_", ""))
         except (KeyError, ValueError):
-            raise UserError(f"budget {text}: {part.strip()!r} is no budget.  Use {BUDGET_FORMS}.") from None
+            raise UserError(f"budget {text}: {part.strip()!r} is not a budget.  Use {BUDGET_FORMS}.") from None
     return Budget(**given)  # type: ignore[arg-type]
 
 
@@ -97,7 +97,7 @@ def make_cells(variants: Mapping[str, Config], *, seeds: int, budget: Budget, fo
     Raises UserError where the variants cannot be compared, or do not go with a budget.
     """
     if seeds < 1:
-        raise UserError(f"seeds = {seeds} is no run at all; use 1 or more.")
+        raise UserError(f"seeds = {seeds} must be at least 1.")
     require_comparable(variants)
     for name, config in variants.items():
         require_held_out(name, config)

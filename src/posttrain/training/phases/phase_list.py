@@ -105,7 +105,7 @@ def read_phases(recipe: str, folder: Path, *, trust_code: bool = False) -> list[
 def read_phase(item: object, path: Path, where: str) -> tuple[str, list[RecipeLayer]]:
     """The name of a phase and the layers of its recipe, what it says itself last."""
     if not isinstance(item, Mapping) or not set(item) <= set(FIELDS) or not isinstance(item.get("name"), str):
-        raise UserError(f"{where}: {item!r:.80} is no phase; give {{name: NAME, recipe: RECIPE, sections: {{...}}}}.")
+        raise UserError(f"{where}: {item!r:.80} is not a phase; use {{name: NAME, recipe: RECIPE, sections: {{...}}}}.")
     name, recipe, sections = item["name"], item.get("recipe", []), item.get("sections") or {}
     if not NAME.fullmatch(name):
         raise UserError(f"{where}: name = {name!r}: use letters, digits, dots, dashes and underscores.")

@@ -100,7 +100,7 @@ folder's own pad token, and a reward of posttrain by its path (`model` of an ite
 trained on: a conversation as its chat template writes it, whole; plain text as prompt, answer and stop token.  Scores
 have no unit: their difference is the log-odds of a preference.
 
-It is no model to write with.  Where the embedding is the output layer too, `AutoModelForCausalLM` takes the folder
+Do not generate text with it.  Where the embedding is the output layer too, `AutoModelForCausalLM` takes the folder
 without complaint, but the body has learned to judge, and what comes out is of no use.
 """
 

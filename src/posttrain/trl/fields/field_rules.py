@@ -103,7 +103,7 @@ def read_mapping(where: str, text: str) -> object:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise UserError(f"{where} = {text!r:.80} is no JSON ({error}); write it as '{{\"name\": value}}'.") from error
+        raise UserError(f"{where} = {text!r:.80} is not JSON ({error}); write it as '{{\"name\": value}}'.") from error
 
 
 def mapping_of(config: CheckedFields, name: str) -> dict[str, Any]:
