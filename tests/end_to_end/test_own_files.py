@@ -211,7 +211,7 @@ MISTAKES = {
         "mine.py has no function `narow`.  Did you mean `narrow`?",
     ),
     "no name": ("algorithm: {path: mine.py}", "algorithm.path = mine.py is not FILE.py:FUNCTION, such as"),
-    "a class": ("algorithm: {path: 'mine.py:Letters'}", "algorithm: mine.py:Letters is a class and no function"),
+    "a class": ("algorithm: {path: 'mine.py:Letters'}", "algorithm: mine.py:Letters is a class, not a function"),
     "what returns no algorithm": (
         "algorithm: 'mine.py:no_algorithm'",
         "mine.py:no_algorithm returned 5 (int); return a",
