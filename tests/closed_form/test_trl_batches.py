@@ -81,7 +81,7 @@ def test_an_epoch_asks_every_prompt_about_once_however_groups_are_kept_whole(giv
 
 def test_a_batch_smaller_than_a_group_is_rounded_up_and_that_is_said() -> None:
     plan = batch_plan(GRPOConfig(per_device_train_batch_size=1, num_generations=2))
-    assert plan.notes == ("1 completions are no whole number of groups of 2: a step has 2, those of 1 prompt.",)
+    assert plan.notes == ("1 completions are not a whole number of groups of 2: a step has 2, those of 1 prompt.",)
 
 
 @pytest.mark.parametrize(

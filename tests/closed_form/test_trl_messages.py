@@ -71,7 +71,7 @@ def test_a_stream_to_evaluate_on_and_what_is_no_row_are_told() -> None:
         rows_of_dataset(iter([{"prompt": "a"}]), "eval_dataset", most=None)
     with pytest.raises(UserError, match="train_dataset: it has no length, so max_steps has to say"):
         rows_of_dataset(iter([{"prompt": "a"}]), "train_dataset", most=None)
-    with pytest.raises(UserError, match=r"train_dataset: 'a prompt' \(str\) is no row; give dicts of columns"):
+    with pytest.raises(UserError, match=r"train_dataset: 'a prompt' \(str\) is not a row.  Give dicts of columns"):
         rows_of_dataset(["a prompt"], "train_dataset", most=None)
 
 

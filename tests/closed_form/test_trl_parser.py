@@ -55,7 +55,7 @@ def test_what_is_no_field_comes_back_where_that_is_asked_for(tmp_path: Path) -> 
     [
         ("max_step: 3", "there is no field 'max_step'.  Did you mean `max_steps`"),
         ("- 1", "a list; write a mapping"),
-        ("a: [", "no YAML"),
+        ("a: [", "not YAML"),
         ("env: 3", "env = 3; write a mapping"),
     ],
 )

@@ -211,7 +211,8 @@ def test_conversations_and_preferences_have_a_prompt_in_them() -> None:
     (row,) = task([{"instruction": "Is", "input": "it?", "output": "Yes."}]).training_rows
     assert (row.columns["prompt"], row.columns["output"]) == ([{"role": "user", "content": "Is\n\nit?"}], "Yes.")
     begun = task([{"prompt": [ASK, YES]}, {"prompt": [ASK]}], last_assistant_message="prefill")
-    assert begun.notes()[1:] == ["of 1 prompt the last message is the assistant's, which begins the answer"]
+    assert begun.notes()[1:] == ["1 prompt whose last message is the assistant's, which begins the answer"]
+    assert task([{"prompt": [ASK]}], last_assistant_message="prefill").notes()[1:] == []
 
 
 def test_held_out_rows_from_memory_are_those_and_no_others() -> None:

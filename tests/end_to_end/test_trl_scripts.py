@@ -77,7 +77,7 @@ def test_a_courses_script_that_todays_trl_refuses_runs_here(folder, capsys) -> N
     assert BY_TRL["course_rules"]["error"].startswith("TypeError")
     trainer = run("course_rules", folder)["trainer"]
     told = " ".join(trainer.notes)
-    for name in ("max_prompt_length = 256", "bf16 = True", "1 completions are no whole number of groups of 2"):
+    for name in ("max_prompt_length = 256", "bf16 = True", "1 completions are not a whole number of groups of 2"):
         assert name in told
     history = trainer.state.log_history
     assert trainer.state.global_step == 2

@@ -138,10 +138,10 @@ def test_training_arguments_of_transformers_become_a_config(model: str, tmp_path
     assert type(made.args) is SFTConfig
     assert made.args.learning_rate == TrainingArguments.learning_rate, "transformers' default, as in TRL"
     assert (made.args.max_length, made.args.use_cpu, made.args.logging_steps) == (1024, True, 500)
-    assert made.notes == ["args: a TrainingArguments is read as a SFTConfig."]
+    assert made.notes == ["args: TrainingArguments is read as SFTConfig."]
     assert made.train().global_step == 1
     assert GRPOTrainer(model, length, given, PROMPTS).args.max_steps == 1  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"args: a SFTConfig is given.  Give a GRPOConfig"):
+    with pytest.raises(UserError, match=r"args: SFTConfig is given.  Give GRPOConfig"):
         GRPOTrainer(model, length, SFTConfig(str(tmp_path)), PROMPTS)  # type: ignore[arg-type]
 
 
@@ -183,7 +183,7 @@ def test_rows_show_their_labels(model: str, tmp_path: Path) -> None:
 
 
 def test_what_trl_refuses_when_a_trainer_is_made_is_refused_then(model: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="reward_funcs: there is none"):
+    with pytest.raises(UserError, match="reward_funcs: the list is empty"):
         GRPOTrainer(model, None, GRPOConfig(str(tmp_path)), PROMPTS)  # type: ignore[arg-type]
     for kind in (lambda: GRPOTrainer(model, length), lambda: SFTTrainer(model)):
         with pytest.raises(UserError, match="Trainer: train_dataset is missing"):

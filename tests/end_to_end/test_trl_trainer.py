@@ -375,7 +375,7 @@ def test_old_names_and_small_batches_are_read_with_a_line_each(
     [
         ({"tools": [length]}, "tools = .* completions call no tools"),
         ({"reward_func": length}, "there is no argument 'reward_func'.  Did you mean `reward_funcs`"),
-        ({"callbacks": [object()]}, "is no TrainerCallback"),
+        ({"callbacks": [object()]}, "is not a TrainerCallback"),
         ({"optimizers": (None, object())}, "optimizers: give"),
         ({"peft_config": object()}, "peft_config: a object is given"),
         ({"processing_class": object()}, "processing_class: a object"),
@@ -389,7 +389,7 @@ def test_an_argument_that_is_none_is_told_by_name(model: str, tmp_path: Path, gi
 
 @pytest.mark.parametrize(
     ("rewards", "says"),
-    [([], "there is none"), (3, "cannot score completions"), (torch.nn.Linear(1, 1), "cannot score completions")],
+    [([], "the list is empty"), (3, "cannot score completions"), (torch.nn.Linear(1, 1), "cannot score completions")],
 )
 def test_what_cannot_score_is_told(model: str, tmp_path: Path, rewards: Any, says: str) -> None:
     with pytest.raises(UserError, match=rf"reward_funcs: .*{says}"):

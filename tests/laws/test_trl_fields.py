@@ -147,7 +147,7 @@ def test_enums_and_mappings_in_json_are_read() -> None:
     assert args.run_name == "{a}", "only what may be a mapping is read as one"
     with pytest.raises(UserError, match=r"GRPOConfig: model_init_kwargs = '\{revision: main\}' is not JSON"):
         GRPOConfig(model_init_kwargs="{revision: main}")
-    with pytest.raises(UserError, match="GRPOConfig: chat_template_kwargs = 'a word' is no mapping"):
+    with pytest.raises(UserError, match="GRPOConfig: chat_template_kwargs = 'a word' is not a mapping"):
         mapping_of(GRPOConfig(chat_template_kwargs="a word"), "chat_template_kwargs")
 
 

@@ -196,7 +196,10 @@ class DatasetTask(Task):
         if self.options.last_assistant_message == "prefill":
             prompts = (role_shape(row.columns[self.options.prompt_column]) for row in self.training_rows)
             begun = sum(roles[-1:] == ("assistant",) for roles in prompts)
-            notes.append(f"of {counted(begun, 'prompt')} the last message is the assistant's, which begins the answer")
+            if begun:
+                notes.append(
+                    f"{counted(begun, 'prompt')} whose last message is the assistant's, which begins the answer"
+                )
         if self.too_long:
             done = "left out" if self.options.over_long == "skip" else "cut from their beginning"
             more = f" and {len(self.too_long) - PLACES} more" if len(self.too_long) > PLACES else ""

@@ -63,8 +63,8 @@ def batch_plan(args: SampledFields, rules: Rules = GRPO_RULES) -> BatchPlan:
     prompts = math.ceil(completions / group)
     if prompts * group != completions:
         notes.append(
-            f"{completions} completions are no whole number of groups of {group}: a step has {prompts * group}, those"
-            f" of {prompts} {'prompt' if prompts == 1 else 'prompts'}."
+            f"{completions} completions are not a whole number of groups of {group}: a step has {prompts * group},"
+            f" those of {prompts} {'prompt' if prompts == 1 else 'prompts'}."
         )
     of_generation = args.per_device_train_batch_size * per_generation
     per_chunk, updates_per_chunk = of_generation // group, per_generation * passes / accumulation
@@ -129,7 +129,7 @@ def micro_steps_of_generation(args: SampledFields) -> tuple[int, list[str]]:
         return args.gradient_accumulation_steps, []
     if size % rows:
         raise UserError(
-            f"{type(args).__name__}: generation_batch_size = {size} is no multiple of per_device_train_batch_size ="
+            f"{type(args).__name__}: generation_batch_size = {size} is not a multiple of per_device_train_batch_size ="
             f" {rows}.  Use {math.ceil(size / rows) * rows}."
         )
     return size // rows, []

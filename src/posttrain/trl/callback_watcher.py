@@ -104,7 +104,7 @@ def made_callback(given: object) -> TrainerCallback:
     made = given() if isinstance(given, type) else given
     if not isinstance(made, TrainerCallback):
         raise UserError(
-            f"callbacks: {made!r:.60} ({type(made).__name__}) is no TrainerCallback of transformers.  Inherit from"
+            f"callbacks: {made!r:.60} ({type(made).__name__}) is not a TrainerCallback of transformers.  Inherit from"
             " transformers.TrainerCallback; a posttrain.Watcher goes to posttrain.train."
         )
     return made

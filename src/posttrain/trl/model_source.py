@@ -249,9 +249,11 @@ def tokenizer_of(model: nn.Module) -> PreTrainedTokenizerBase:
             return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(name))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"processing_class: {name}, which the model object was loaded from, has no tokenizer.  Give one."
+            f"processing_class: {name}, which the model was loaded from, has no tokenizer.  Give the model's tokenizer."
         ) from error
-    raise UserError("processing_class: the model object names no folder to take a tokenizer from.  Give one.")
+    raise UserError(
+        "processing_class: it is missing, and config.name_or_path of the model is empty.  Give the model's tokenizer."
+    )
 
 
 def place(model: nn.Module, device: torch.device) -> None:

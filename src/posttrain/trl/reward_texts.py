@@ -121,7 +121,7 @@ def reward_functions(
     """
     rewards = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
     if not rewards:
-        raise UserError("reward_funcs: there is none.  Give a function, or a list of them.")
+        raise UserError("reward_funcs: the list is empty.  Give a function, or a list of them.")
     calls = [decoded(call, tokenizer, each, state) for call, each in zip(rewards, tokenizers, strict=True)]
     if weights is not None and len(weights) != len(calls):
         raise UserError(

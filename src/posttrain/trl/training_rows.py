@@ -34,10 +34,10 @@ def rows_of_dataset(given: object, name: str, *, most: int | None) -> list[Row]:
         raise UserError(f"{name}: it has no length, so max_steps has to say when the run ends.")
     rows = list(given) if isinstance(given, Sized) else list(islice(given, most))
     if not rows:
-        raise UserError(f"{name}: there is no row in it.")
+        raise UserError(f"{name}: it is empty.  Give at least one row.")
     other = next((row for row in rows if not isinstance(row, Mapping)), None)
     if other is not None:
-        raise UserError(f"{name}: {other!r:.60} ({type(other).__name__}) is no row; give dicts of columns.")
+        raise UserError(f"{name}: {other!r:.60} ({type(other).__name__}) is not a row.  Give dicts of columns.")
     return rows
 
 

@@ -6,6 +6,7 @@ from posttrain.commands.voting.terminal_ballot import barred
 from posttrain.config import CollectConfig
 from posttrain.options.collect import LlmJudgeOptions, RewardJudgeOptions
 from posttrain.runs.progress import visible
+from posttrain.tasks.dataset import counted
 from posttrain.training.collection.judge_answers import LlmJudge
 from posttrain.training.collection.pair_choice import choose_pairs
 from posttrain.training.collection.prompt_sampler import PairObjects, PromptSampler
@@ -35,7 +36,10 @@ def plan_lines(config: CollectConfig, calls_per_pair: int) -> list[str]:
     options, pairs = config.collect, config.collect.num_prompts * most_pairs(config)
     return [
         f"model      {config.model.path}",
-        f"samples    {options.num_prompts} prompts × {options.group_size} completions, round {options.round}",
+        (
+            f"samples    {counted(options.num_prompts, 'prompt')} × {counted(options.group_size, 'completion')},"
+            f" round {options.round}"
+        ),
         f"pairs      {options.pairs}: at most {pairs}",
         f"judged     {judged_how(config)}" + (f": at most {pairs * calls_per_pair} calls" if calls_per_pair else ""),
         f"folder     {config.run.folder}",

@@ -111,7 +111,7 @@ def mapping_of(config: CheckedFields, name: str) -> dict[str, Any]:
     value = vars(config)[name]
     if value is not None and not isinstance(value, Mapping):
         raise UserError(
-            f"{type(config).__name__}: {name} = {value!r:.80} is no mapping; give a dict, or JSON on a command line."
+            f"{type(config).__name__}: {name} = {value!r:.80} is not a mapping; give a dict, or JSON on a command line."
         )
     return dict(value or {})
 

@@ -86,7 +86,7 @@ def config_of_file(file: Path) -> Mapping[str, object]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise UserError(f"TrlParser, config = {file}: no YAML ({' '.join(str(error).split())[:200]}).") from error
+        raise UserError(f"TrlParser, config = {file}: not YAML ({' '.join(str(error).split())[:200]}).") from error
     if not isinstance(content, dict):
         raise UserError(
             f"TrlParser, config = {file}: a {type(content).__name__}; write a mapping, such as `max_steps: 100`."

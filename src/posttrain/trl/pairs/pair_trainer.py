@@ -20,7 +20,7 @@ PairArgs = TypeVar("PairArgs", bound=TrainingFields)
 
 READ = ("prompt", "chosen", "rejected", "tools", "margin")
 """Columns of a row that are read; TRL reads no weights and no ties."""
-MEASURED = "TRL's metrics of pairs are what is measured"
+MEASURED = "the metrics are those that TRL logs of pairs"
 NOT_HERE = {
     "data_collator": "pairs are made into tokens in one way",
     "compute_metrics": MEASURED,

@@ -20,7 +20,7 @@ def as_config(given: object, kind: type[Args]) -> tuple[Args, list[str]]:
     from transformers import TrainingArguments
 
     if not isinstance(given, TrainingArguments):
-        raise UserError(f"args: a {type(given).__name__} is given.  Give a {kind.__name__}.")
+        raise UserError(f"args: {type(given).__name__} is given.  Give {kind.__name__}.")
     ours, untouched = default_values(kind), TrainingArguments(output_dir=given.output_dir, use_cpu=given.use_cpu)
     values: dict[str, Any] = {}
     for each in fields(given):
@@ -32,4 +32,4 @@ def as_config(given: object, kind: type[Args]) -> tuple[Args, list[str]]:
         if each.name in ours or not same(value, each.default):
             values[each.name] = value
     values["output_dir"] = given.output_dir
-    return kind(**values), [f"args: a {type(given).__name__} is read as a {kind.__name__}."]
+    return kind(**values), [f"args: {type(given).__name__} is read as {kind.__name__}."]
