@@ -119,7 +119,7 @@ def test_a_rate_that_falls_with_the_steps_does_not_go_with_a_budget() -> None:
 
 
 def test_no_seed_and_two_recipes_of_one_name_are_refused() -> None:
-    with pytest.raises(UserError, match="seeds = 0 is no run at all"):
+    with pytest.raises(UserError, match="seeds = 0 must be at least 1"):
         make_cells(VARIANTS, seeds=0, budget=Budget(), folder=Path())
     with pytest.raises(UserError, match="two recipes are called grpo"):
         variant_names(["here/grpo.yaml", "there/grpo.yaml"])

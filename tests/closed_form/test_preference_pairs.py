@@ -218,7 +218,7 @@ def test_each_epoch_has_every_pair_once_in_an_order_of_its_own() -> None:
 def test_other_columns_than_those_of_pairs_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")
-    with pytest.raises(UserError, match=r"rows.jsonl:1: its columns are of no format .* chosen, rejected"):
+    with pytest.raises(UserError, match=r"rows.jsonl:1: its columns match no supported format.* chosen, rejected"):
         pairs_of(None, path=str(path))
 
 

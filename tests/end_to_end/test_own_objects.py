@@ -204,7 +204,7 @@ WRONG: dict[str, tuple[str, object, str]] = {
     "half an engine": (
         "engine",
         Silent(),
-        "for it has no load, reproducible, rollout, room, tokenizer, weights_version",
+        "it has no load, reproducible, rollout, room, tokenizer, weights_version",
     ),
     "a function for an algorithm": (
         "algorithm",

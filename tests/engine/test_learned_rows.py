@@ -128,7 +128,7 @@ def test_turns_that_a_template_rewrites_can_be_rows_of_their_own() -> None:
     [
         ([{"text": ""}], "^rows:1: the column `text` must hold a text, not ''"),
         ([{"text": "a"}, {"text": None}], "^rows:2: the column `text` must hold a text, not None"),
-        ([{"prompt": "a"}], "^rows:1: its columns are of no format"),
+        ([{"prompt": "a"}], "^rows:1: its columns match no supported format"),
         ([{"messages": turns("a")}], "^rows:1: nothing to learn"),
     ],
 )

@@ -212,9 +212,9 @@ def test_content_in_parts_of_text_is_that_text() -> None:
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        ({"type": "image", "image": "x.png"}, r"{'type': 'image', 'image': 'x.png'} is no text"),
-        ({"type": "text", "text": None}, r".* is no text"),
-        ("ab", r".* is no text"),
+        ({"type": "image", "image": "x.png"}, r"{'type': 'image', 'image': 'x.png'} is not text"),
+        ({"type": "text", "text": None}, r".* is not text"),
+        ("ab", r".* is not text"),
     ],
 )
 def test_a_part_that_is_no_text_is_refused_by_row_and_place(part: object, says: str) -> None:
@@ -255,7 +255,7 @@ def test_byte_level_tokens_decode_to_the_text_whatever_it_is(text: str, prefill:
 
 
 def test_a_piece_of_a_character_is_carried_as_it_was_sampled() -> None:
-    # "é" is two bytes; a completion that is cut between them is no text, and tokenising its text gives another token.
+    # "é" is two bytes; a completion that is cut between them is not text, and tokenising its text gives another token.
     made = byte_level()
     prompt = TokenizerRenderer(made).render("é", id="p")
     cut = (*prompt.tokens, prompt.tokens[0])

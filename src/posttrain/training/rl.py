@@ -237,7 +237,7 @@ def step_report(
     credited: CreditedStep,
     updates: Sequence[UpdateReport],
     evaluation: Mapping[str, float],
-    undropped: Tensor | None,
+    undropped: Tensor | None = None,
 ) -> StepReport:
     """What the watchers are told of a step; `undropped` are its gaps where those of the updates are of dropout."""
     collected = credited.collected

@@ -241,7 +241,7 @@ def changed(row: tuple[int, int], values: list[float]) -> np.ndarray:
         (lambda: world(TABLE[:2]), r"shape \(2, 2, 3\), which is not \(state action next\)"),
         (lambda: world(layout="next state action"), "layout = 'next state action'"),
         (lambda: TabularMDP.from_sparse(csr_array(TABLE[0]), num_actions=2, start=0), "2 rows and 3 columns"),
-        (lambda: IcyGridWorld(5, slip=1.2), "slip = 1.2 is no probability"),
+        (lambda: IcyGridWorld(5, slip=1.2), "slip = 1.2 is not a probability"),
         (lambda: IcyGridWorld(0), "size = 0"),
         (lambda: tiles(5, 6), "width = 6"),
     ],

@@ -31,7 +31,7 @@ BY_NAME = {
     "get_batch_logps": "Use posttrain.models.logprobs.token_logprobs.",
     "is_in_train": "Read `state.global_step`, or use the `on_train_begin` and `on_train_end` of a TrainerCallback.",
     "label_names": "Nothing here is named as a label: give rows, and SFTTrainer.train_dataset shows their `labels`.",
-    "predict": "Use `evaluate(rows)` for metrics, and `model.generate` for texts.",
+    "predict": "Use `evaluate(rows)` for metrics, and `generate` of the model for texts.",
 }
 """The same for names that no pattern fits."""
 FORMER = frozenset({"get_batch_logps"})
