@@ -99,7 +99,7 @@ def test_a_judge_that_waits_no_longer_leaves_no_request(server: HttpServer, monk
     monkeypatch.setattr(server.service.renderer, "render", lambda *_, **__: asks)
     endpoint = f"http://127.0.0.1:{server.server_port}/v1"
     with endless(server, monkeypatch):
-        judge = JudgeReward(endpoint=endpoint, model="bundled", timeout_seconds=0.2)
+        judge = JudgeReward(endpoint=endpoint, model="bundled", timeout_seconds=0.2, tries=1)
         (said,) = asyncio.run(judge(prompts=["What is 1 + 1?"], completions=["2"]))
         assert isinstance(said, ScoringFailure)
         until(lambda: server.service.turn is None and not server.service.waiting)
