@@ -13,10 +13,9 @@ KINDS = ("passed", "refused", "failed", "skipped")
 EXPLAINED = {
     "test_compute_entropy": "looks at a method inside TRL's trainer; `top_entropy_quantile` is refused",
     "test_training_vlm": "models that see are not trained here; no such model or data set is made for the test",
-    "test_training_peft": "with a plain LoraConfig the adapter's layers are in the model itself: `trainer.model` is no"
-    " PeftModel, and names of weights do not begin with base_model.model",
     "test_training_with_mask_truncated_completions_all_masked": "relies on a vocabulary so large that no completion of"
     " 8 tokens stops; the small model that stands in stops some, which are learned",
+    "test_warning_raised_all_rewards_none": "the warning is one of Python's `warnings`, and TRL's logger does not have it",
 }
 """The beginning of a name -> why such a test fails and is left so."""
 
