@@ -15,7 +15,7 @@ EXPLAINED = {
     "test_training_vlm": "models that see are not trained here; no such model or data set is made for the test",
     "test_training_with_mask_truncated_completions_all_masked": "relies on a vocabulary so large that no completion of"
     " 8 tokens stops; the small model that stands in stops some, which are learned",
-    "test_warning_raised_all_rewards_none": "the warning is one of Python's `warnings`, and TRL's logger does not have it",
+    "test_warning_raised_all_rewards_none": "the warning is one of Python's `warnings`, not of TRL's logger",
 }
 """The beginning of a name -> why such a test fails and is left so."""
 
