@@ -1,5 +1,6 @@
 """What holds for every test: shapes are checked, randomness is fixed, one thread, no network."""
 
+import gc
 import os
 import shutil
 import signal
@@ -34,6 +35,12 @@ torch.set_num_threads(1)
 # The same examples each time, so that a failure in CI is a failure here, and a slow machine fails nothing.
 settings.register_profile("posttrain", derandomize=True, deadline=None, database=None, print_blob=False)
 settings.load_profile("posttrain")
+
+
+def pytest_collection_finish() -> None:
+    """Leave libraries and the tests themselves out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

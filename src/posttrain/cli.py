@@ -60,10 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(command: str, arguments: Sequence[str]) -> int:
     """Run one command; what a person can mend is told without a traceback."""
+    import atexit
+    import gc
     from traceback import walk_tb
 
     from posttrain.errors import HelpShown, UserError, exit_call
 
+    atexit.register(gc.freeze)  # the interpreter would look for garbage in all of torch: 1.3 s at the end of a command
     try:
         return int(import_module(f"posttrain.commands.{COMMANDS[command][0]}").main(arguments))
     except UserError as error:

@@ -147,7 +147,7 @@ def preferences(rng, features, truth, mdp, *, num_pairs: int) -> tuple[Demonstra
 
 @pytest.mark.parametrize("objective", ["dual", "likelihood", "joint"])
 def test_intervals_cover_the_truth_as_often_as_they_say(objective) -> None:
-    """100 data sets of 200 episodes: of intervals at level .8, between .69 and .91 cover (2.7 standard errors)."""
+    """60 data sets of 200 episodes: of intervals at level .8, between .66 and .94 cover (2.7 standard errors)."""
     rng = np.random.default_rng(7)
     mdp = random_world(rng)
     reward = LinearReward(features=np.column_stack([np.ones(18), 2 * rng.normal(size=(18, 2))]), on="state_action")
@@ -156,7 +156,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(objective) -> None:
     irl = MaxCausalEntIRL(objective="dual" if objective == "joint" else objective, discount=0.9, l2=1e-9)
     policy = irl.setting(reward.bound(mdp), mdp.start).plan(truth).policy
     covered = np.zeros(3)
-    for _ in range(100):
+    for _ in range(60):
         walks = sample_demonstrations(mdp, policy, num_episodes=num_episodes, rng=rng)
         if objective == "joint":
             compared = preferences(rng, reward.bound(mdp), truth, mdp, num_pairs=200)
@@ -165,7 +165,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(objective) -> None:
             fit = irl.fit(mdp, reward, walks)
         intervals = confidence_intervals(fit, walks, level=0.8)
         covered += (intervals.low <= truth) & (truth <= intervals.high)
-    assert np.all(np.abs(covered / 100 - 0.8) <= 0.11)
+    assert np.all(np.abs(covered / 60 - 0.8) <= 0.14)
 
 
 @pytest.mark.parametrize("objective", ["dual", "likelihood"])
