@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar, Generic, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -18,14 +18,22 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import OptimizerOptions
 from posttrain.runs.reports import Run, StepReport
 from posttrain.training.optimizer import OwnOptimizer, new_optimizer
-from posttrain.trl.as_config import RunLength, checkpoint_options, require_strategies, run_options, tracker_options
+from posttrain.trl.as_config import (
+    RunLength,
+    adamw_options,
+    checkpoint_options,
+    require_strategies,
+    run_length,
+    run_options,
+    tracker_options,
+)
 from posttrain.trl.best_model import load_best
 from posttrain.trl.callback_watcher import CallbackWatcher
 from posttrain.trl.fields.field_rules import Rules
 from posttrain.trl.fields.sft_config import rows_of_update
 from posttrain.trl.fields.told_in_fields import told_in_fields
 from posttrain.trl.log_entries import Entry, prefixed
-from posttrain.trl.model_source import ModelSource
+from posttrain.trl.model_source import ModelSource, default_folder
 from posttrain.trl.saved_models import require_free, resume_step
 from posttrain.trl.surface.checked_overrides import overrides
 from posttrain.trl.surface.names_elsewhere import unknown_argument_message
@@ -50,10 +58,9 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What every trainer is given."""
+class Given(ModelSource):
+    """What every trainer is given: its model, rows, callbacks and optimiser."""
 
-    source: ModelSource
     callbacks: Sequence[object] | None
     train_dataset: Dataset | None
     eval_dataset: Dataset | Mapping[str, Dataset] | None
@@ -61,7 +68,7 @@ class Given:
 
 
 class BaseTrainer(TrainerMethods[Args], Generic[Args]):
-    """A model, rows and callbacks; a kind of trainer defines `described`, `_fit`, `_entry` and `_measured`."""
+    """A model, rows and callbacks; a kind of trainer defines `recipe`, `_fit`, `_entry` and `_measured`."""
 
     settable = TrainerMethods.settable | {"optimizer", "lr_scheduler"}
     own_rules: ClassVar[Rules]
@@ -71,10 +78,13 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
     only_default: ClassVar[Mapping[str, str]] = {}
     """Arguments of TRL's trainer of which only the default is possible, with why."""
 
-    def __init__(self, args: Args, given: Given) -> None:
+    def __init__(self, args: Args | None, given: Given) -> None:
+        """Without `args` they are the defaults, in a folder named after the model."""
         if given.train_dataset is None:
             raise UserError(f"{type(self).__name__}: train_dataset is missing; {self.wanted}.")
-        super().__init__(given.source, args, self.own_rules, given.callbacks)
+        kind = cast(type[Args], self.config_class)
+        args = args or kind(default_folder(given.model, kind.__name__.removesuffix("Config")))
+        super().__init__(given, args, self.own_rules, given.callbacks)
         self.train_dataset: Dataset | None = given.train_dataset
         self.eval_dataset = given.eval_dataset
         require_strategies(self.args, measures=self.eval_dataset is not None)
@@ -114,6 +124,16 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
 
     def described(self, rows: list[Row] | None = None) -> tuple[Any, RunLength, list[Row]]:
         """The run in our words, how long it is, and its rows: those of train_dataset unless some are given."""
+        rows = self.train_rows() if rows is None else rows
+        length = self.length(len(rows))
+        return self.recipe(rows, length), length, rows
+
+    def length(self, num_rows: int) -> RunLength:
+        """How long a run over so many rows is."""
+        return run_length(self.args, num_rows)
+
+    def recipe(self, rows: list[Row], length: RunLength) -> Any:
+        """The run in our words."""
         raise NotImplementedError
 
     def _fit(self, config: Any, rows: list[Row], start: Start) -> Run:
@@ -144,18 +164,19 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
             raise UserError(f"{type(self).__name__}: {name} is missing; {self.wanted}.")
         return rows_of_dataset(given, name, most=self.rows_to_draw() if name == "train_dataset" else None)
 
+    def train_rows(self) -> list[Row]:
+        """The rows that training learns."""
+        return self.rows(self.train_dataset, "train_dataset")
+
     def rows_to_draw(self) -> int | None:
         """Rows that a run of max_steps reads; None where epochs say how long it is."""
         args = self.args
         return args.max_steps * rows_of_update(args) if args.max_steps > 0 else None
 
-    def optimizer_options(self) -> OptimizerOptions:
-        """How the arguments have weights moved."""
-        raise NotImplementedError
-
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """AdamW as the arguments describe it; a script's own version makes the optimiser of `train`."""
-        return new_optimizer((model or self.model).parameters(), self.optimizer_options())
+        options = OptimizerOptions(**adamw_options(self.args, self.model_options, self.described()[1].updates))
+        return new_optimizer((model or self.model).parameters(), options)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler | None:
         """None: the schedule of the arguments; a script's own version makes the scheduler of its optimiser."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -12,7 +12,6 @@ from posttrain.config import Config
 from posttrain.generation.engine import Engine
 from posttrain.models.policy import Policy
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.training import UpdateOptions
 from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_inputs import require_same_inputs
 from posttrain.runs.trackers.tracker import require_trackers
@@ -22,12 +21,11 @@ from posttrain.training.rl import Beginning, make_ready, to_the_end, train_sessi
 from posttrain.training.session import Session, open_session
 from posttrain.trl.as_config import RunLength, ratio_level_notes, rl_config
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
-from posttrain.trl.batch_arithmetic import batch_plan
+from posttrain.trl.batch_arithmetic import BatchPlan, batch_plan
 from posttrain.trl.fields.grpo_config import GRPO_RULES, GRPOConfig, SampledFields
 from posttrain.trl.fields.rloo_config import RLOO_RULES, RLOOConfig
 from posttrain.trl.held_out import evaluation_entry
 from posttrain.trl.log_entries import Entry, logged_by, step_entry
-from posttrain.trl.model_source import ModelSource, default_folder
 from posttrain.trl.reward_texts import one_for_each, reward_functions
 from posttrain.trl.training_rows import Dataset, Row, longest_prompt, require_prompts
 
@@ -76,21 +74,17 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
     ) -> None:
         """`not_here` are arguments of TRL's that only their default is possible of: tools, rollout_func."""
         self.require_defaults(not_here)
-        source = ModelSource(
+        given = Given(
             model=model,
             processing_class=processing_class,
             peft_config=peft_config,
             quantization_config=quantization_config,
-        )
-        given = Given(
-            source=source,
             callbacks=callbacks,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             optimizers=optimizers,
         )
-        super().__init__(args or self._default_args(model), given)
-        self.plan = batch_plan(self.args, self.rules)
+        super().__init__(args, given)
         self.notes += [*self.plan.notes, *ratio_level_notes(self.args)]
         self.reward_processing_classes = one_for_each(reward_processing_classes, reward_funcs)
         """The tokenizer that each reward was given, None where it has its own or none."""
@@ -107,10 +101,10 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         """While train() or evaluate() is going on."""
         self.tell()
 
-    def _default_args(self, model: object) -> SampledArgs:
-        """Those of a trainer that is given none."""
-        kind = cast(type[SampledArgs], self.config_class)
-        return kind(default_folder(model, kind.__name__.removesuffix("Config")))
+    @property
+    def plan(self) -> BatchPlan:
+        """Batches in our words, by the arguments as they are now: a script may have changed some."""
+        return batch_plan(self.args, self.rules)
 
     def objects(self, rows: Sequence[Row]) -> CallerObjects:
         """What a session is given beside its config."""
@@ -122,18 +116,19 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
             optimizer=self.own_optimizer,
         )
 
-    def described(self, rows: list[Row] | None = None) -> tuple[Config, RunLength, list[Row]]:
-        """The run in our words, how long it is, and its rows: those of train_dataset unless some are given."""
-        self.plan = plan = batch_plan(self.args, self.rules)  # a script may have changed the arguments since
-        rows = self.rows(self.train_dataset, "train_dataset") if rows is None else rows
-        args, num_rows = self.args, len(rows)
-        length = RunLength(
-            updates=plan.num_updates(args, num_rows),
+    def length(self, num_rows: int) -> RunLength:
+        """How long a run over so many prompts is."""
+        plan = self.plan
+        return RunLength(
+            updates=plan.num_updates(self.args, num_rows),
             updates_per_step=plan.updates_per_step,
             updates_per_epoch=plan.updates_per_epoch(num_rows),
         )
-        config = rl_config(args, self.model_options, plan, length)
-        return with_room(config, args, self.policy, rows), length, rows
+
+    def recipe(self, rows: list[Row], length: RunLength) -> Config:
+        """The run in our words."""
+        config = rl_config(self.args, self.model_options, self.plan, length)
+        return with_room(config, self.args, self.policy, rows)
 
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
         """The rows of a dataset, each with its prompt."""
@@ -145,10 +140,6 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         """Rows that a run of max_steps reads; None where epochs say how long it is."""
         most, plan = self.args.max_steps, self.plan
         return plan.num_steps(most) * plan.prompts_per_step if most > 0 else None
-
-    def optimizer_options(self) -> UpdateOptions:
-        """How the arguments have weights moved."""
-        return self.described()[0].update
 
     def _fit(self, config: Config, rows: list[Row], start: Start) -> Run:
         """The run by the loop of `posttrain.train`."""

@@ -16,11 +16,10 @@ from posttrain.training.sft.learned_rows import GivenRows, RowExamples
 from posttrain.training.sft.sft_run import example_source, train_sft
 from posttrain.training.sft.supervised import held_out_loss
 from posttrain.training.sft.token_rows import LABELS, MASKS, TOKENS
-from posttrain.trl.as_config import RunLength, adamw_options, run_length
+from posttrain.trl.as_config import RunLength, adamw_options
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
 from posttrain.trl.fields.sft_config import SFT_RULES, SFTConfig, rows_of_update
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import ModelSource, default_folder
 from posttrain.trl.surface.row_labels import TokenRows
 from posttrain.trl.training_rows import Dataset, Row
 
@@ -65,21 +64,18 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
     ) -> None:
         """`formatting_func` makes the text of a row.  `not_here` are arguments whose default alone is possible."""
         self.require_defaults({"data_collator": data_collator, **not_here})
-        source = ModelSource(
+        self.formatting_func = formatting_func
+        given = Given(
             model=model,
             processing_class=processing_class,
             peft_config=peft_config,
             quantization_config=quantization_config,
-        )
-        self.formatting_func = formatting_func
-        given = Given(
-            source=source,
             callbacks=callbacks,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             optimizers=optimizers,
         )
-        super().__init__(args or SFTConfig(default_folder(model, "SFT")), given)
+        super().__init__(args, given)
         self._require_learned_parts()
         self.tell()
 
@@ -90,7 +86,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         if given is None or not hasattr(given, "__len__"):
             return given
         if self._shown is None:
-            rows = self.rows(given, "train_dataset")
+            rows = self.train_rows()
             whole = self.described(rows)[0].sft.loss_on == "all"
             self._shown = TokenRows(lambda: self._examples(rows), learned_whole=whole)
         return self._shown
@@ -100,11 +96,13 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         """Other rows to learn."""
         self.given_rows, self._shown = given, None
 
-    def described(self, rows: list[Row] | None = None) -> tuple[SftConfig, RunLength, list[Row]]:
-        """The run in our words, how long it is, and its rows: those of train_dataset unless some are given."""
-        rows = self.rows(self.given_rows, "train_dataset") if rows is None else rows
-        length = run_length(self.args, len(rows))
-        return SftConfig(sft=self.options(rows, length), **self.sections(length)), length, rows
+    def train_rows(self) -> list[Row]:
+        """The rows as they were given, with their text in the column `text`."""
+        return self.rows(self.given_rows, "train_dataset")
+
+    def recipe(self, rows: list[Row], length: RunLength) -> SftConfig:
+        """The run in our words."""
+        return SftConfig(sft=self.options(rows, length), **self.sections(length))
 
     def options(self, rows: Sequence[Row], length: RunLength) -> SftOptions:
         """How rows are learned."""
@@ -121,10 +119,6 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             tokens_per_batch=NO_LIMIT,
             tokens_per_microbatch=max(2, args.per_device_train_batch_size * limit),
         )
-
-    def optimizer_options(self) -> SftOptions:
-        """How the arguments have weights moved."""
-        return self.described()[0].sft
 
     def _examples(self, rows: list[Row]) -> list[Example]:
         """Rows made into tokens, in their order."""

@@ -25,7 +25,7 @@ from posttrain.trl.as_config import RunLength, run_length
 from posttrain.trl.base_trainer import Given, Optimizers, Start
 from posttrain.trl.fields.dpo_config import DPO_RULES, DPOConfig
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import ModelSource, default_folder, place
+from posttrain.trl.model_source import place
 from posttrain.trl.pairs.pair_trainer import PairTrainer
 from posttrain.trl.training_rows import Dataset, Row
 
@@ -76,20 +76,17 @@ class DPOTrainer(PairTrainer[DPOConfig]):
     ) -> None:
         """Without `ref_model` the reference is the policy as it is now; `not_here` are arguments that are refused."""
         self.require_defaults({"data_collator": data_collator, "compute_metrics": compute_metrics, **not_here})
-        source = ModelSource(
+        given = Given(
             model=model,
             processing_class=processing_class,
             peft_config=peft_config,
             quantization_config=quantization_config,
-        )
-        given = Given(
-            source=source,
             callbacks=callbacks,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             optimizers=optimizers,
         )
-        super().__init__(args or DPOConfig(default_folder(model, "DPO")), given)
+        super().__init__(args, given)
         self.losses = loss_options(self.args, self.notes)
         self.ref_model = None if ref_model is None else self._loaded_reference(ref_model, model)
         """The policy that was given to compare with."""
@@ -99,15 +96,9 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         """Of the evaluation's pairs, where the first policy was asked for them."""
         self.tell()
 
-    def described(self, rows: list[Row] | None = None) -> tuple[DpoConfig, RunLength, list[Row]]:
-        """The run in our words, how long it is, and its rows: those of train_dataset unless some are given."""
-        rows = self.rows(self.train_dataset, "train_dataset") if rows is None else rows
-        length = run_length(self.args, len(rows))
-        return DpoConfig(dpo=self.options(length), **self.sections(length)), length, rows
-
-    def optimizer_options(self) -> DpoOptions:
-        """How the arguments have weights moved."""
-        return self.described()[0].dpo
+    def recipe(self, rows: list[Row], length: RunLength) -> DpoConfig:
+        """The run in our words."""
+        return DpoConfig(dpo=self.options(length), **self.sections(length))
 
     def _fit(self, config: DpoConfig, rows: list[Row], start: Start) -> Run:
         """The run by `train_dpo`."""

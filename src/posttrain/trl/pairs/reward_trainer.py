@@ -31,7 +31,7 @@ from posttrain.trl.as_config import RunLength, run_length
 from posttrain.trl.base_trainer import Given, Optimizers, Start
 from posttrain.trl.fields.reward_config import REWARD_RULES, RewardConfig
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import ModelSource, default_folder, is_peft_model
+from posttrain.trl.model_source import is_peft_model
 from posttrain.trl.pairs.classifier_views import causal_view, classifier_view, head_of, is_classifier
 from posttrain.trl.pairs.pair_trainer import PairTrainer
 from posttrain.trl.training_rows import Dataset, Row
@@ -81,17 +81,13 @@ class RewardTrainer(PairTrainer[RewardConfig]):
             "preprocess_logits_for_metrics": preprocess_logits_for_metrics,
         }
         self.require_defaults(refused | not_here)
-        args = args or RewardConfig(default_folder(model, "Reward"))
         wrapped = model if isinstance(model, nn.Module) and is_peft_model(model) else None
-        classifier = given_classifier(model if wrapped is None else below(wrapped, peft_config), args)
-        source = ModelSource(
+        classifier = given_classifier(model if wrapped is None else below(wrapped, peft_config))
+        given = Given(
             model=model if classifier is None else causal_view(classifier),
             processing_class=processing_class,
             peft_config=plain_config(peft_config),
             quantization_config=quantization_config,
-        )
-        given = Given(
-            source=source,
             callbacks=callbacks,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -99,7 +95,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         )
         super().__init__(args, given)
         require_classifier(self.policy)
-        self.head = new_scorer(self.policy, seed=args.seed).head if classifier is None else head_of(classifier)
+        self.head = new_scorer(self.policy, seed=self.args.seed).head if classifier is None else head_of(classifier)
         self.head.to(self.policy.device)
         """The vector that a hidden state is scored by."""
         self.classifier = classifier or classifier_view(self.scorer)
@@ -114,15 +110,9 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         """What is trained."""
         return TextScorer(self.policy, self.head)
 
-    def described(self, rows: list[Row] | None = None) -> tuple[RewardModelConfig, RunLength, list[Row]]:
-        """The run in our words, how long it is, and its rows: those of train_dataset unless some are given."""
-        rows = self.rows(self.train_dataset, "train_dataset") if rows is None else rows
-        length = run_length(self.args, len(rows))
-        return RewardModelConfig(reward_model=self.options(length), **self.sections(length)), length, rows
-
-    def optimizer_options(self) -> RewardTrainingOptions:
-        """How the arguments have weights moved."""
-        return self.described()[0].reward_model
+    def recipe(self, rows: list[Row], length: RunLength) -> RewardModelConfig:
+        """The run in our words."""
+        return RewardModelConfig(reward_model=self.options(length), **self.sections(length))
 
     def _fit(self, config: RewardModelConfig, rows: list[Row], start: Start) -> Run:
         """The run by `train_reward_model`."""
@@ -157,7 +147,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
     @property
     def reading(self) -> TextReading:
         """How the saved model is to read texts: as the pairs are."""
-        rows = preference_rows(rows_of(self.rows(self.train_dataset, "train_dataset"), MEMORY), BadRows())
+        rows = preference_rows(rows_of(self.train_rows(), MEMORY), BadRows())
         return TextReading(
             stop_token_ids=self.policy.stop_ids,
             template_options=self.model_options.template_options,
@@ -181,7 +171,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         self.write_model(folder / "model")
 
 
-def given_classifier(model: str | nn.Module, args: RewardConfig) -> PreTrainedModel | None:
+def given_classifier(model: str | nn.Module) -> PreTrainedModel | None:
     """The sequence classifier that is given, as an object or by its folder; None of a language model."""
     if isinstance(model, str):
         if not Path(model, "config.json").is_file():
