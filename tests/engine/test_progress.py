@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from posttrain.runs.curves import draw_curves, draw_held_out, draw_length, draw_reward, running_mean
+from posttrain.runs.curves import draw_curves, draw_held_out, draw_length, draw_measure, running_mean
 from posttrain.runs.progress import Progress, duration, sparkline, visible
 
 DRAWS = True
@@ -195,7 +195,7 @@ def test_what_was_measured_after_training_ends_the_lines_of_the_picture() -> Non
         {"step": 9, "eval/pass_at_8": 0.9, "eval/reward": 0.4, **full},
     ]
     reward, accuracy, length = Figure().subplots(1, 3)
-    draw_reward(reward, lines)
+    draw_measure(reward, lines, "reward", "Reward", "mean reward")
     draw_held_out(accuracy, lines)
     draw_length(length, lines)
     drawn = {line.get_label(): line.get_xydata().tolist() for axes in (reward, accuracy) for line in axes.lines}

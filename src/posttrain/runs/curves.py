@@ -30,10 +30,10 @@ def draw_curves(metrics: Path, picture: Path, title: str = "") -> None:
     by_reward = any("reward" in record for record in records)
     of_pairs = not by_reward and any("pairs/margin" in record for record in records)
     if by_reward:
-        draw_reward(panels[0, 0], records)
+        draw_measure(panels[0, 0], records, "reward", "Reward", "mean reward")
         draw_held_out(panels[0, 1], records)
     else:
-        draw_loss(panels[0, 0], records, "of a pair" if of_pairs else "nats per token")
+        draw_measure(panels[0, 0], records, "loss", "Loss", "of a pair" if of_pairs else "nats per token")
         (draw_ranked if of_pairs else draw_token_accuracy)(panels[0, 1], records)
     if of_pairs:
         draw_both_answers(panels[0, 2], records, "rewards", "Implicit reward", "β log π/π_ref")
@@ -46,87 +46,63 @@ def draw_curves(metrics: Path, picture: Path, title: str = "") -> None:
     save_figure(figure, picture, dpi=110)
 
 
-def draw_reward(axes: "Axes", records: Records) -> None:
-    """Mean reward of each step, its running mean, and that of held-out problems."""
-    steps, rewards = series(records, "reward")
-    axes.plot(steps, rewards, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
-    axes.plot(steps, running_mean(rewards), color=BLUE, linewidth=2.2, label="mean of neighbours")
-    measured, held_out = series(records, "eval/reward")
-    if measured:
-        axes.plot(measured, held_out, color=GREEN, linewidth=2, marker="o", markersize=4, label="held out")
-    dress(axes, "Reward", "mean reward")
+def draw_measure(axes: "Axes", records: Records, name: str, title: str, unit: str) -> None:
+    """A number of each step, its running mean, and the held-out one with its interval."""
+    steps, values = series(records, name)
+    if steps:
+        axes.plot(steps, values, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
+        axes.plot(steps, running_mean(values), color=BLUE, linewidth=2.2, label="mean of neighbours")
+    draw_measured(axes, records, name, "held out")
+    dress(axes, title, unit)
+
+
+def draw_measured(
+    axes: "Axes", records: Records, name: str, label: str, colour: str = GREEN, *, interval: bool = True
+) -> None:
+    """A number of the evaluations, with its interval where they have one."""
+    steps, values = series(records, f"eval/{name}")
+    if steps:
+        axes.plot(steps, values, color=colour, linewidth=2, marker="o", markersize=4, label=label)
+    low_steps, low = series(records, f"eval/{name}_low")
+    high = series(records, f"eval/{name}_high")[1]
+    if interval and low and len(low) == len(high):
+        axes.fill_between(low_steps, low, high, color=colour, alpha=0.18, linewidth=0, label="95% interval")
 
 
 def draw_held_out(axes: "Axes", records: Records) -> None:
     """Accuracy on problems that were never trained on, with the interval of the sampled one."""
-    for name, label, colour in (
-        ("pass_at_8", "pass@8", GREY),
-        ("accuracy_greedy", "greedy", ORANGE),
-        ("accuracy_sampled", "sampled", GREEN),
-    ):
-        steps, values = series(records, f"eval/{name}")
-        if not steps:
-            continue
-        axes.plot(steps, values, color=colour, linewidth=2, marker="o", markersize=4, label=label)
-        low_steps, low = series(records, f"eval/{name}_low")
-        _, high = series(records, f"eval/{name}_high")
-        if name == "accuracy_sampled" and len(low) == len(high):
-            axes.fill_between(low_steps, low, high, color=colour, alpha=0.18, linewidth=0, label="95% interval")
-    if any(
-        f"eval/{name}" in record for record in records for name in ("pass_at_8", "accuracy_greedy", "accuracy_sampled")
-    ):
-        axes.set_ylim(0, 1)
-        dress(axes, "Held-out accuracy", "share solved")
-    else:
+    kinds = {
+        "pass_at_8": ("pass@8", GREY),
+        "accuracy_greedy": ("greedy", ORANGE),
+        "accuracy_sampled": ("sampled", GREEN),
+    }
+    if not any(f"eval/{name}" in record for record in records for name in kinds):
         draw_held_out_score(axes, records)
+        return
+    for name, (label, colour) in kinds.items():
+        draw_measured(axes, records, name, label, colour, interval=name == "accuracy_sampled")
+    axes.set_ylim(0, 1)
+    dress(axes, "Held-out accuracy", "share solved")
 
 
 def draw_held_out_score(axes: "Axes", records: Records) -> None:
     """Of a judge that counts something: the mean score, or the reward that it is, with its interval."""
     name = next((each for each in ("score", "reward") if any(f"eval/{each}" in record for record in records)), "reward")
-    steps, values = series(records, f"eval/{name}")
-    if steps:
-        axes.plot(steps, values, color=GREEN, linewidth=2, marker="o", markersize=4, label="sampled")
-        low, high = (series(records, f"eval/{name}_{end}")[1] for end in ("low", "high"))
-        if len(low) == len(high) == len(steps):
-            axes.fill_between(steps, low, high, color=GREEN, alpha=0.18, linewidth=0, label="95% interval")
+    draw_measured(axes, records, name, "sampled")
     dress(axes, f"Held-out {name}", f"mean {name}")
-
-
-def draw_loss(axes: "Axes", records: Records, unit: str = "nats per token") -> None:
-    """Of a run without rewards: the loss of each step, its running mean, and the held-out one with its interval."""
-    steps, losses = series(records, "loss")
-    axes.plot(steps, losses, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
-    axes.plot(steps, running_mean(losses), color=BLUE, linewidth=2.2, label="mean of neighbours")
-    measured, held_out = series(records, "eval/loss")
-    if measured:
-        axes.plot(measured, held_out, color=GREEN, linewidth=2, marker="o", markersize=4, label="held out")
-        low, high = (series(records, f"eval/loss_{end}")[1] for end in ("low", "high"))
-        axes.fill_between(measured, low, high, color=GREEN, alpha=0.18, linewidth=0, label="95% interval")
-    dress(axes, "Loss", unit)
 
 
 def draw_token_accuracy(axes: "Axes", records: Records) -> None:
     """Of a supervised run: how many held-out tokens are the likeliest."""
-    steps, values = series(records, "eval/mean_token_accuracy")
-    if steps:
-        axes.plot(steps, values, color=GREEN, linewidth=2, marker="o", markersize=4, label="held out")
+    draw_measured(axes, records, "mean_token_accuracy", "held out")
     axes.set_ylim(0, 1)
     dress(axes, "Likeliest token", "share of tokens")
 
 
 def draw_ranked(axes: "Axes", records: Records) -> None:
     """Of a run on pairs: how many have more implicit reward for the chosen answer, of each step and held out."""
-    steps, values = series(records, "pairs/accuracy")
-    axes.plot(steps, values, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
-    axes.plot(steps, running_mean(values), color=BLUE, linewidth=2.2, label="mean of neighbours")
-    measured, held_out = series(records, "eval/pairs/accuracy")
-    if measured:
-        axes.plot(measured, held_out, color=GREEN, linewidth=2, marker="o", markersize=4, label="held out")
-        low, high = (series(records, f"eval/pairs/accuracy_{end}")[1] for end in ("low", "high"))
-        axes.fill_between(measured, low, high, color=GREEN, alpha=0.18, linewidth=0, label="95% interval")
+    draw_measure(axes, records, "pairs/accuracy", "Pairs ranked right", "share of pairs")
     axes.set_ylim(0, 1)
-    dress(axes, "Pairs ranked right", "share of pairs")
 
 
 def draw_both_answers(axes: "Axes", records: Records, name: str, title: str, unit: str) -> None:

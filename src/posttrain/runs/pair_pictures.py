@@ -2,13 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from posttrain.runs.curves import BLUE, GREEN, GREY, ORANGE, Records, draw_loss, dress, running_mean, series
+from posttrain.runs.curves import GREEN, GREY, ORANGE, draw_measure, dress, series
 from posttrain.runs.files import read_metrics, save_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def draw_pair_curves(metrics: Path, picture: Path, title: str = "") -> None:
@@ -19,8 +16,7 @@ def draw_pair_curves(metrics: Path, picture: Path, title: str = "") -> None:
     figure = Figure(figsize=(12, 8), layout="constrained")
     panels = figure.subplots(2, 2)
     figure.suptitle(title, fontsize=14, fontweight="bold")
-    draw_loss(panels[0, 0], records)
-    panels[0, 0].set_ylabel("nats per pair", fontsize=9)
+    draw_measure(panels[0, 0], records, "loss", "Loss", "nats per pair")
     draw_measure(panels[0, 1], records, "accuracy", "Pairs in the right order", "share of pairs")
     panels[0, 1].axhline(0.5, color=GREY, linewidth=1, linestyle="--")
     panels[0, 1].set_ylim(0, 1)
@@ -30,21 +26,6 @@ def draw_pair_curves(metrics: Path, picture: Path, title: str = "") -> None:
     draw_measure(panels[1, 1], records, "calibration_error", "Calibration error", "probability")
     panels[1, 1].set_ylim(bottom=0)
     save_figure(figure, picture, dpi=110)
-
-
-def draw_measure(axes: "Axes", records: Records, name: str, title: str, unit: str) -> None:
-    """A measure of each step, its running mean, and that of held-out pairs with its interval."""
-    steps, values = series(records, name)
-    if steps:
-        axes.plot(steps, values, color=BLUE, alpha=0.35, linewidth=1, marker=".", markersize=3, label="step")
-        axes.plot(steps, running_mean(values), color=BLUE, linewidth=2.2, label="mean of neighbours")
-    measured, held_out = series(records, f"eval/{name}")
-    if measured:
-        axes.plot(measured, held_out, color=GREEN, linewidth=2, marker="o", markersize=4, label="held out")
-        low, high = (series(records, f"eval/{name}_{end}")[1] for end in ("low", "high"))
-        if len(low) == len(high) == len(measured):
-            axes.fill_between(measured, low, high, color=GREEN, alpha=0.18, linewidth=0, label="95% interval")
-    dress(axes, title, unit)
 
 
 def calibration_words(measured: Mapping[str, Any]) -> str:
