@@ -3,8 +3,8 @@
 tests/data/trl_fields.json has the names and defaults as `dataclasses.fields` of TRL's classes gives them.
 """
 
-import importlib.util
 import json
+import runpy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.trl import DPOConfig, GRPOConfig, ModelConfig, RewardConfig, RLOOConfig, SFTConfig
-from posttrain.trl.fields.dpo_config import DPO_RULES
+from posttrain.trl import GRPOConfig, ModelConfig, SFTConfig
 from posttrain.trl.fields.field_rules import (
     CheckedFields,
     Rules,
@@ -25,22 +24,12 @@ from posttrain.trl.fields.field_rules import (
     require_numbers,
 )
 from posttrain.trl.fields.grpo_config import GRPO_RULES
-from posttrain.trl.fields.model_config import MODEL_RULES
-from posttrain.trl.fields.reward_config import REWARD_RULES
-from posttrain.trl.fields.rloo_config import RLOO_RULES
-from posttrain.trl.fields.sft_config import SFT_RULES
 from posttrain.trl.fields.training_rules import OTHER_ADAMW
 
 DOCS = Path(__file__).parents[2] / "docs"
 STORED = json.loads((Path(__file__).parents[1] / "data" / "trl_fields.json").read_text(encoding="utf-8"))
-TABLES: dict[type[CheckedFields], Rules] = {
-    GRPOConfig: GRPO_RULES,
-    SFTConfig: SFT_RULES,
-    DPOConfig: DPO_RULES,
-    RewardConfig: REWARD_RULES,
-    RLOOConfig: RLOO_RULES,
-    ModelConfig: MODEL_RULES,
-}
+PAGE = runpy.run_path(str(DOCS / "trl_fields.py"))
+TABLES: dict[type[CheckedFields], Rules] = PAGE["TABLES"]
 OTHER_DEFAULTS = {"gradient_checkpointing": False}
 """Where a script that leaves a field out gets something else, which changes memory and no number."""
 BY_CLASS = [
@@ -173,12 +162,7 @@ def test_transformers_parser_of_command_lines_reads_the_configs() -> None:
 
 
 def test_the_page_of_fields_is_made_of_the_tables() -> None:
-    spec = importlib.util.spec_from_file_location("trl_fields", DOCS / "trl_fields.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    page = module.page()
+    page = PAGE["page"]()
     for config, name, _ in (case.values for case in BY_CLASS):
         assert f"| `{name}` |" in page, config
     assert "| `use_vllm` | `False` | nothing to set |" in page

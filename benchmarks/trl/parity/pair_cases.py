@@ -3,6 +3,8 @@
 from random import Random
 from typing import Any
 
+import parity_cases
+
 WORDS = ("<pad>", "<end>", "<user>", "<bot>", "\n", *"abcdefghijklmn")
 """Tokens by id; a text is words with a blank between them."""
 TEMPLATE = (
@@ -10,38 +12,10 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<bot> ' }}{% endif %}"
 )
 """With a line's end behind each turn, as ChatML has it."""
-SHAPE = {
-    "vocab_size": len(WORDS),
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 4,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": True,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-    "num_labels": 1,
-}
+SHAPE = {**parity_cases.SHAPE, "vocab_size": len(WORDS), "max_position_embeddings": 64, "num_labels": 1}
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]}
 
-FIELDS = {
-    "per_device_train_batch_size": 6,
-    "gradient_accumulation_steps": 1,
-    "max_steps": 2,
-    "learning_rate": 0.3,
-    "lr_scheduler_type": "constant",
-    "max_grad_norm": 0.0,  # never clipped
-    "use_cpu": True,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
-}
+FIELDS = {**parity_cases.PLAIN, "per_device_train_batch_size": 6, "learning_rate": 0.3}
 """Of both configs, in every case that says nothing else."""
 
 MICRO = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}

@@ -6,7 +6,6 @@ Of each case two updates are taken on the same six pairs, by gradient descent wi
 and reference agree, the second where they do not.  Then the pairs are evaluated.
 """
 
-import base64
 import json
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from pair_cases import FIELDS, LORA, SHAPE, TEMPLATE, WORDS, cases, given
+from parity_recording import Recording, encoded, trained_parameters
 from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
@@ -27,7 +27,6 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3ForSequenceClassification,
-    Trainer,
 )
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
 
@@ -124,56 +123,12 @@ def drawn(model: nn.Module, *, seed: int, only: str = "") -> Any:
     return model
 
 
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What is trained, by the names that a model has without peft."""
-    named = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            for part in ("base_model.model.", ".default", ".modules_to_save"):
-                name = name.replace(part, "")
-            named[name] = parameter
-    return named
-
-
-class RecordingSgd(torch.optim.SGD):
-    """Gradient descent that keeps each gradient."""
-
-    def __init__(self, parameters: dict[str, nn.Parameter], rate: float) -> None:
-        super().__init__(parameters.values(), lr=rate)
-        self.parameters = parameters
-        self.gradients: list[dict[str, torch.Tensor]] = []
-
-    def step(self, closure: Any = None) -> None:
-        self.gradients.append({name: each.grad.clone() for name, each in self.parameters.items()})
-        super().step(closure)
-
-
-class Recording(Trainer):
-    """TRL's trainer with that optimiser; it keeps the loss of each micro-batch."""
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        self.losses: list[float] = []
-        self.optimizer = RecordingSgd(trained_parameters(self.model), self.args.learning_rate)
-        return self.optimizer
-
-    def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
-        loss = super().training_step(*arguments, **named)
-        self.losses.append(loss.item())
-        return loss
-
-
 class RecordingDpo(Recording, DPOTrainer):
     """DPOTrainer."""
 
 
 class RecordingReward(Recording, RewardTrainer):
     """RewardTrainer."""
-
-
-def encoded(tensors: Mapping[str, torch.Tensor]) -> str:
-    """All numbers of the tensors, in order, as little-endian float32 in base64."""
-    flat = torch.cat([tensor.detach().float().flatten() for tensor in tensors.values()])
-    return base64.b64encode(flat.numpy().astype("<f4").tobytes()).decode("ascii")
 
 
 if __name__ == "__main__":

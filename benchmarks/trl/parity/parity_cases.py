@@ -23,16 +23,9 @@ SHAPE = {
 }
 """Of a Qwen3 with 952 parameters, so that every gradient can be kept."""
 
-FIELDS = {
-    "per_device_train_batch_size": 12,
+PLAIN = {
     "gradient_accumulation_steps": 1,
-    "num_generations": GROUP_SIZE,
-    "max_completion_length": MAX_COMPLETION_LENGTH,
-    "num_iterations": 2,
     "max_steps": 2,
-    "shuffle_dataset": False,
-    "reward_weights": [1.0, 0.5],
-    "learning_rate": 1.0,
     "lr_scheduler_type": "constant",
     "max_grad_norm": 0.0,  # never clipped
     "use_cpu": True,
@@ -42,6 +35,17 @@ FIELDS = {
     "save_strategy": "no",
     "report_to": "none",
     "disable_tqdm": True,
+}
+"""Of every config."""
+FIELDS = {
+    **PLAIN,
+    "per_device_train_batch_size": 12,
+    "num_generations": GROUP_SIZE,
+    "max_completion_length": MAX_COMPLETION_LENGTH,
+    "num_iterations": 2,
+    "shuffle_dataset": False,
+    "reward_weights": [1.0, 0.5],
+    "learning_rate": 1.0,
 }
 """Of GRPOConfig, in every case that says nothing else."""
 

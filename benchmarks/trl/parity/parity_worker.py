@@ -8,7 +8,6 @@ the first where the policy is the one that "sampled", the second where it has le
 act.  Of RLOO with a KL, which acts through the rewards, two more are taken on a second batch.
 """
 
-import base64
 import json
 import sys
 import tempfile
@@ -21,9 +20,10 @@ import numpy as np
 import torch
 from datasets import Dataset
 from parity_cases import FIELDS, GROUP_SIZE, SHAPE, WORDS, cases, given, scores_of
+from parity_recording import Recording, encoded
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Trainer
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 METRICS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio", "kl", "entropy")
@@ -150,35 +150,6 @@ def reward_functions(
     return [function(name, scores) for name, scores in zip(("first", "second"), of_all, strict=True)]
 
 
-class RecordingSgd(torch.optim.SGD):
-    """Gradient descent that keeps each gradient and the weights after each step."""
-
-    def __init__(self, parameters: dict[str, nn.Parameter], rate: float) -> None:
-        super().__init__(parameters.values(), lr=rate)
-        self.parameters = parameters
-        self.gradients: list[dict[str, torch.Tensor]] = []
-        self.weights: list[dict[str, torch.Tensor]] = []
-
-    def step(self, closure: Any = None) -> None:
-        self.gradients.append({name: each.grad.clone() for name, each in self.parameters.items()})
-        super().step(closure)
-        self.weights.append({name: each.detach().clone() for name, each in self.parameters.items()})
-
-
-class Recording(Trainer):
-    """TRL's trainer with that optimiser; it keeps the loss of each micro-batch."""
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        self.losses: list[float] = []
-        self.optimizer = RecordingSgd(dict(self.model.named_parameters()), self.args.learning_rate)
-        return self.optimizer
-
-    def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
-        loss = super().training_step(*arguments, **named)
-        self.losses.append(loss.item())
-        return loss
-
-
 class RecordingGrpo(Recording, GRPOTrainer):
     """GRPOTrainer."""
 
@@ -191,12 +162,6 @@ class RecordingRloo(Recording, RLOOTrainer):
     def _generate_single_turn(self, prompt_ids: list[list[int]], *others: Any) -> list[list[int]]:
         answered: list[list[int]] = self.forced([text_of(prompt) for prompt in prompt_ids], self)["completion_ids"]
         return answered
-
-
-def encoded(tensors: dict[str, torch.Tensor]) -> str:
-    """All numbers of the tensors, in order, as little-endian float32 in base64."""
-    flat = torch.cat([tensor.detach().float().flatten() for tensor in tensors.values()])
-    return base64.b64encode(flat.numpy().astype("<f4").tobytes()).decode("ascii")
 
 
 if __name__ == "__main__":
