@@ -119,13 +119,49 @@ def test_a_scripts_own_optimiser_is_the_one_that_trains(kind: str, model: str, t
     rates = [entry["learning_rate"] for entry in made.state.log_history if "learning_rate" in entry]
     assert (seen, rates) == (["made"], [0.25, 0.1875, 0.125, 0.0625])
     assert any("momentum_buffer" in each for each in made.optimizer.state.values())
+    assert made.lr_scheduler.get_last_lr() == [0.0625]
     assert not all(map(torch.equal, before, weights(made)))
     still = trainer(kind, model, tmp_path / "still")
     optimizer = torch.optim.SGD(still.model.parameters(), lr=0.0)
-    still = trainer(kind, still.model, tmp_path / "still", optimizers=(optimizer, None))
+    still = trainer(kind, still.model, tmp_path / "still", optimizers=(optimizer, None), overwrite_output_dir=True)
     before = weights(still)
     still.train()
+    assert (still.optimizer, still.lr_scheduler.get_last_lr()) == (optimizer, [0.0])
+    still.train()
+    assert still.optimizer is optimizer, "it stays the script's own"
     assert all(map(torch.equal, before, weights(still))), "a rate of 0 moves nothing"
+
+
+class Rates(TrainerCallback):
+    """Notes what a callback sees of the optimiser."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.seen.append(given["optimizer"].param_groups[0]["lr"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.seen.append(given["lr_scheduler"].get_last_lr()[0])
+
+
+@Kind
+def test_after_training_the_optimiser_and_the_rates_are_those_of_the_run(kind: str, model: str, tmp_path: Path) -> None:
+    made = trainer(kind, model, tmp_path / "run", callbacks=[rates := Rates()], overwrite_output_dir=True)
+    assert (made.optimizer, made.lr_scheduler) == (None, None)
+    made.train()
+    expected = [1e-3, 7.5e-4, 5e-4, 2.5e-4]  # linear, of 4 updates
+    assert rates.seen == pytest.approx([1e-3, *expected])
+    first = made.optimizer
+    assert isinstance(first, torch.optim.AdamW)
+    assert first.param_groups[0]["lr"] == made.lr_scheduler.get_last_lr()[0] == pytest.approx(2.5e-4)
+    assert made.lr_scheduler.state_dict() == {"_last_lr": made.lr_scheduler.get_last_lr()}
+    trained = {id(each) for group in first.param_groups for each in group["params"]}
+    assert trained == {id(each) for each in made.model.parameters() if each.requires_grad}
+    assert {int(each["step"]) for each in first.state.values()} == {4}
+    made.train()
+    assert made.optimizer is not first, "a second run begins with moments of its own"
+    assert {int(each["step"]) for each in made.optimizer.state.values()} == {4}
 
 
 @Kind
@@ -183,6 +219,16 @@ def test_a_reference_that_is_the_policy_itself_is_refused(model: str, tmp_path: 
     policy = AutoModelForCausalLM.from_pretrained(model)
     with pytest.raises(UserError, match="ref_model is the model that is trained, so it would change with it"):
         trainer("dpo", policy, tmp_path, ref_model=policy)
+
+
+def test_a_reference_that_is_gone_is_not_replaced_by_the_trained_policy(model: str, tmp_path: Path) -> None:
+    made = trainer("dpo", model, tmp_path / "run", precompute_ref_log_probs=True, overwrite_output_dir=True)
+    made.train()
+    with pytest.raises(UserError, match=r"the first policy, which is the reference, is gone since the first train\(\)"):
+        made.train()
+    again = trainer("dpo", model, tmp_path / "live", overwrite_output_dir=True)
+    for _ in range(2):
+        again.train()
 
 
 def adapted(kind: str, model: str, folder: Path, how: str, **given: Any) -> Any:

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 import posttrain
 from posttrain.errors import RunError, UserError
-from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, StepReport
+from posttrain.runs.reports import BeginReport, CheckpointReport, EndReport, EvaluationReport, StepReport
 from posttrain.runs.watchers import OwnWatcher
 from tests.end_to_end.test_python_api import config_for
 from tests.support.dice import dice
@@ -292,6 +292,9 @@ def test_a_watcher_has_a_step_saved_and_ends_a_run_that_is_then_a_whole_one(mode
     class Asks(Notes):
         began: list[int]
 
+        def on_begin(self, report: BeginReport) -> None:
+            self.begun = report
+
         def on_step_begin(self, step: int) -> None:
             self.began.append(step)
 
@@ -303,6 +306,8 @@ def test_a_watcher_has_a_step_saved_and_ends_a_run_that_is_then_a_whole_one(mode
     asks.began = []
     made = config(model, tmp_path / "run", 9, checkpoint={"every_steps": 0})
     run = posttrain.train(made, rows=ROWS, rewards=[dice], watchers=[asks])
+    assert asks.begun.step == 0
+    assert {int(each["step"]) for each in asks.begun.optimizer.state.values()} == {3}
     assert asks.began == [1, 2, 3]
     assert [step for step, _ in asks.saves] == [0, 1, 3]
     assert not run.interrupted

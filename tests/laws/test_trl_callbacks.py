@@ -3,11 +3,13 @@
 from typing import Any, cast
 
 import pytest
+import torch
 from torch import nn
+from torch.optim import SGD
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 
 from posttrain.errors import UserError
-from posttrain.runs.reports import StepReport
+from posttrain.runs.reports import BeginReport, StepReport
 from posttrain.trl import GRPOConfig
 from posttrain.trl.as_config import RunLength
 from posttrain.trl.callback_watcher import CallbackWatcher, Events
@@ -31,8 +33,9 @@ def logged(*callbacks: TrainerCallback, steps: int = 12, updates: int = 1, epoch
         entry_of=lambda report: {"loss": float(report.step), "num_tokens": report.metrics["num_tokens"]},
         evaluate=lambda: measure(events),
         take_best=lambda checkpoint, folder: None,
+        take_optimizer=print,
     )
-    watcher.begin(None)
+    watcher.on_begin(BeginReport(step=0, optimizer=SGD([nn.Parameter(torch.zeros(1))])))
     for step in range(1, steps + 1):
         watcher.on_step_begin(step)
         watcher.on_step(StepReport(step=step, metrics={"num_tokens": 10.0 * step}))

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
 
+from torch.optim import Optimizer
+
 from posttrain.config import Config, TrainingConfig
 from posttrain.config.kinds import COMMAND_OF
 from posttrain.errors import RunError, UserError
@@ -27,7 +29,7 @@ from posttrain.runs.folder import saved_recipe
 from posttrain.runs.interruption import NOTHING_KEPT, Interruption, interruptible, stopped_with_a_word, what_is_kept
 from posttrain.runs.manifest import empty_steps, saved_steps
 from posttrain.runs.progress import Progress
-from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, Metrics, StepReport
+from posttrain.runs.reports import BeginReport, CheckpointReport, EndReport, EvaluationReport, Metrics, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.same_recipe import require_same_recipe
 from posttrain.runs.tensor_state import Tensors
@@ -51,6 +53,11 @@ class TrainedState(Protocol):
     @property
     def step(self) -> int:
         """Steps finished."""
+        ...
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What takes the steps."""
         ...
 
     @property
@@ -208,13 +215,16 @@ class Harness:
         return None if limit is None else 60 * limit - self._seconds_before - (time.monotonic() - self._began)
 
     def start(self, plan: Sequence[str]) -> None:
-        """Show the plan; from here on there is a display, and the built-in watchers watch."""
+        """Show the plan and tell the user's watchers; from here on there is a display, and the built-in ones watch."""
         self.progress = Progress(
             self.options.run.num_steps, first_step=self.trained.step + 1, time_limit_seconds=self.seconds_left()
         )
         self._open.enter_context(self.progress)
         self.watchers = self.watchers_in_order()
         self.progress.start(plan)
+        begun = BeginReport(step=self.trained.step, optimizer=self.trained.optimizer)
+        for watcher in self.options.watchers:
+            watcher.on_begin(begun)
 
     def watchers_in_order(self) -> list[Watcher]:
         """All watchers: each adds to the metrics that the next ones see.

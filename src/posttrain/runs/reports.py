@@ -26,6 +26,16 @@ def as_number(value: object) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeginReport:
+    """The beginning of a run, or of its next part where it is resumed."""
+
+    step: int
+    """Steps finished before."""
+    optimizer: torch.optim.Optimizer
+    """What takes the steps, with the state of the checkpoint where there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
     """One finished step."""
 

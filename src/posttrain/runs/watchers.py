@@ -8,6 +8,7 @@ from posttrain.options.training import CheckpointOptions
 from posttrain.runs.alarms import Line, alarms, is_notice, transcript
 from posttrain.runs.progress import Progress
 from posttrain.runs.reports import (
+    BeginReport,
     CheckpointReport,
     EndReport,
     EvaluationReport,
@@ -31,6 +32,9 @@ class Watcher:
     """Set it to True and the run ends after the step that is going on, as it would after the last."""
     saving: bool = False
     """Set it to True in `on_step` and that step is saved, whatever checkpoint.every_steps says."""
+
+    def on_begin(self, report: BeginReport) -> None:
+        """Training is about to begin, or to continue from a checkpoint."""
 
     def on_step_begin(self, step: int) -> None:
         """A step is about to be taken."""

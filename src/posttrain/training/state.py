@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from torch.optim import Optimizer
+
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.tensor_state import Tensors
 from posttrain.training.learner import Learner
@@ -57,6 +59,11 @@ class TrainedByReward:
     def step(self) -> int:
         """Steps finished."""
         return self.run.step
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What takes the updates."""
+        return self.learner.optimizer
 
     def tensors(self) -> Mapping[str, Tensors]:
         """All tensors that the next step reads."""

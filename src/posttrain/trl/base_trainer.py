@@ -37,10 +37,12 @@ from posttrain.trl.model_source import ModelSource, default_folder
 from posttrain.trl.saved_models import require_free, resume_step
 from posttrain.trl.surface.checked_overrides import overrides
 from posttrain.trl.surface.names_elsewhere import unknown_argument_message
+from posttrain.trl.surface.run_rates import RunRates
 from posttrain.trl.trainer_methods import Args, TrainerMethods
 from posttrain.trl.training_rows import Dataset, Row, rows_of_dataset
 
 Optimizers = tuple[Optimizer | None, LRScheduler | None]
+Schedule = LRScheduler | RunRates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,8 @@ class Start:
     watcher: CallbackWatcher
     resume: bool
     from_step: int | None
+    updates_before: int
+    """Updates that the weights have behind them, of earlier calls of train()."""
 
     @property
     def how(self) -> dict[str, Any]:
@@ -89,8 +93,12 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         self.eval_dataset = given.eval_dataset
         require_strategies(self.args, measures=self.eval_dataset is not None)
         own_optimizer(given.optimizers)
-        self.optimizer, self.lr_scheduler = given.optimizers
-        """Of your own, None for AdamW and the schedule of the arguments."""
+        self.optimizer: Optimizer | None = given.optimizers[0]
+        """Of your own; else None until a run begins, and then that run's AdamW."""
+        self.lr_scheduler: Schedule | None = given.optimizers[1]
+        """Of your own; else None until a run begins, and then that run's rates."""
+        self._of_run: tuple[object, ...] = ()
+        """The two as the last run made them."""
 
     @classmethod
     def require_defaults(cls, given: Mapping[str, object]) -> None:
@@ -109,6 +117,7 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
             if not resume:
                 require_free(self.folder, self.args)
             config, length, rows = self.described()
+            self._forget_optimizer()
             self.create_optimizer_and_scheduler(length.updates)
             watcher = CallbackWatcher(
                 self.events,
@@ -116,8 +125,12 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
                 entry_of=self._entry,
                 evaluate=None if self.eval_dataset is None else self.evaluate,
                 take_best=self.take_best,
+                take_optimizer=self._take_optimizer,
             )
-            self.run = self._fit(config, rows, Start(watcher=watcher, resume=resume, from_step=from_step))
+            updates_before = self.state.global_step
+            self._begin_state(from_step, resume=resume)
+            start = Start(watcher=watcher, resume=resume, from_step=from_step, updates_before=updates_before)
+            self.run = self._fit(config, rows, start)
         if self.args.push_to_hub:
             self.push_to_hub()
         return TrainOutput(self.state.global_step, watcher.mean_loss, watcher.ended)
@@ -137,7 +150,7 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         raise NotImplementedError
 
     def _fit(self, config: Any, rows: list[Row], start: Start) -> Run:
-        """Train; `_begin` is called first, so that callbacks see the state that training begins with."""
+        """Train."""
         raise NotImplementedError
 
     def _entry(self, report: StepReport) -> Entry:
@@ -147,11 +160,6 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
     def _measured(self, rows: list[Row], prefix: str) -> Entry:
         """What is measured on rows that are not trained on, under names without the prefix."""
         raise NotImplementedError
-
-    def _begin(self, start: Start, optimizer: Optimizer | None = None) -> None:
-        """Tell the callbacks that training begins, with the state of the checkpoint that it goes on from, or anew."""
-        self._begin_state(start.from_step, resume=start.resume)
-        start.watcher.begin(optimizer)
 
     def take_best(self, checkpoint: Path, folder: Path) -> None:
         """Have the model be that of a checkpoint, and write it as the model of the run's folder."""
@@ -195,6 +203,20 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         """The optimiser and the scheduler of a script."""
         return own_optimizer((self.optimizer, self.lr_scheduler))
 
+    def _take_optimizer(self, optimizer: Optimizer) -> None:
+        """Show what a run that begins trains with."""
+        own = self.optimizer, self.lr_scheduler
+        self.optimizer, self.lr_scheduler = optimizer, self.lr_scheduler or RunRates(optimizer)
+        self.events.optimizer, self.events.lr_scheduler = shown = self.optimizer, self.lr_scheduler
+        self._of_run = tuple(each for each in shown if not any(each is one for one in own))
+
+    def _forget_optimizer(self) -> None:
+        """Leave what an earlier run made behind, and keep what is of the script's own."""
+        if any(self.optimizer is each for each in self._of_run):
+            self.optimizer = None
+        if any(self.lr_scheduler is each for each in self._of_run):
+            self.lr_scheduler = None
+
     def sections(self, length: RunLength) -> dict[str, Any]:
         """The sections of a recipe that all kinds of training on rows share."""
         return {
@@ -235,7 +257,7 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         return told | {"epoch": self.state.epoch}
 
 
-def own_optimizer(given: Optimizers) -> OwnOptimizer | None:
+def own_optimizer(given: tuple[object, object]) -> OwnOptimizer | None:
     """The optimiser and the scheduler that a script has made; None where it leaves both out."""
     optimizer, scheduler = given
     if optimizer is None and scheduler is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import (
     EarlyStoppingCallback,
     PreTrainedTokenizerBase,
@@ -17,13 +18,14 @@ from transformers import (
 )
 
 from posttrain.errors import UserError
-from posttrain.runs.reports import CheckpointReport, EndReport, StepReport
+from posttrain.runs.reports import BeginReport, CheckpointReport, EndReport, StepReport
 from posttrain.runs.watchers import Watcher
 from posttrain.trl.as_config import RunLength
 from posttrain.trl.best_model import is_best, prune, wants_best, write_state
 from posttrain.trl.fields.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry, PendingEntries
 from posttrain.trl.surface.checkpoint_folders import link_checkpoint
+from posttrain.trl.surface.run_rates import RunRates
 
 LOGGED_BY_STEPS = ("loss", "grad_norm", "learning_rate")
 """What only entries of steps have."""
@@ -39,7 +41,9 @@ class Events:
     processing_class: PreTrainedTokenizerBase
     callbacks: list[TrainerCallback]
     optimizer: Optimizer | None = None
-    """There while training goes on."""
+    """That of the last run; None before the first."""
+    lr_scheduler: LRScheduler | RunRates | None = None
+    """That of the last run; None before the first."""
     log_step: Callable[[Entry, float | None], None]
     """The trainer's `log`, which a script may override, with when training began."""
     save_model: Callable[[Path], None]
@@ -57,7 +61,7 @@ class Events:
                 model=self.model(),
                 processing_class=self.processing_class,
                 optimizer=self.optimizer,
-                lr_scheduler=None,
+                lr_scheduler=self.lr_scheduler,
                 train_dataloader=None,
                 eval_dataloader=None,
                 **more,
@@ -121,13 +125,15 @@ class CallbackWatcher(Watcher):
         entry_of: Callable[[StepReport], Entry],
         evaluate: Callable[[], Mapping[str, object]] | None,
         take_best: Callable[[Path, Path], None],
+        take_optimizer: Callable[[Optimizer], None],
     ) -> None:
         """`entry_of` is what a step logs; `evaluate` measures and logs, None where nothing is there to measure.
 
-        `take_best(checkpoint, folder)` makes a checkpoint's weights the model's and the folder's.
+        `take_best(checkpoint, folder)` makes a checkpoint's weights the model's and the folder's.  `take_optimizer`
+        has the trainer show the optimiser of the run.
         """
         self.events, self.length, self.entry_of, self.evaluate = events, length, entry_of, evaluate
-        self.take_best = take_best
+        self.take_best, self.take_optimizer = take_best, take_optimizer
         self.pending = PendingEntries()
         self.losses: list[float] = []
         self.ended: dict[str, Any] = {}
@@ -139,9 +145,9 @@ class CallbackWatcher(Watcher):
         """What the script said."""
         return self.events.args
 
-    def begin(self, optimizer: Optimizer | None) -> None:
-        """Training begins, or goes on, with this optimiser."""
-        self.events.optimizer = optimizer
+    def on_begin(self, report: BeginReport) -> None:
+        """Training begins, or continues: the callbacks see its intervals, its optimiser and its rates."""
+        self.take_optimizer(report.optimizer)
         state, args, length = self.events.state, self.args, self.length
         state.max_steps, state.num_train_epochs = length.updates, -(-length.updates // length.updates_per_epoch)
         state.logging_steps = self.interval(args.logging_steps)

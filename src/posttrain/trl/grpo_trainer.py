@@ -151,7 +151,6 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         try:
             with open_session(config, own) as self.session:
                 make_ready(self.session)
-                self._begin(start, self.session.learner.optimizer)
                 return to_the_end(train_session(self.session, inputs, Beginning(**start.how)))
         finally:
             self.session = None

@@ -128,7 +128,6 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
 
     def _fit(self, config: SftConfig, rows: list[Row], start: Start) -> Run:
         """The run by `train_sft`."""
-        self._begin(start)
         return train_sft(config, policy=self.policy, rows=rows, optimizer=self.own_optimizer, **start.how)
 
     def _entry(self, report: StepReport) -> Entry:

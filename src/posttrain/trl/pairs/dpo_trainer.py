@@ -102,9 +102,13 @@ class DPOTrainer(PairTrainer[DPOConfig]):
 
     def _fit(self, config: DpoConfig, rows: list[Row], start: Start) -> Run:
         """The run by `train_dpo`."""
-        self._begin(start)
-        if self.reference is None:
-            self._ask_first_policy(resume=start.resume)
+        if self.reference is None and start.updates_before and not start.resume:
+            raise UserError(
+                "DPOTrainer.train: precompute_ref_log_probs = True, and the first policy, which is the reference, is"
+                " gone since the first train().  Make a new trainer, or give a ref_model."
+            )
+        if self.reference is None and not (start.resume and self.reference_logprobs):
+            self._ask_first_policy()
         return train_dpo(
             config,
             policy=self.policy,
@@ -158,15 +162,8 @@ class DPOTrainer(PairTrainer[DPOConfig]):
             )
         return logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
 
-    def _ask_first_policy(self, *, resume: bool) -> None:
+    def _ask_first_policy(self) -> None:
         """Keep what the policy says of the evaluation's pairs before it is trained."""
-        if self.reference_logprobs and resume:
-            return
-        if self.state.global_step > 0 and not resume:
-            raise UserError(
-                "DPOTrainer.train: precompute_ref_log_probs = True, and the first policy, which is the reference, is"
-                " gone since the first train().  Make a new trainer, or give a ref_model."
-            )
         given = self.eval_dataset
         named = (
             {f"eval_{name}": each for name, each in given.items()} if isinstance(given, Mapping) else {"eval": given}

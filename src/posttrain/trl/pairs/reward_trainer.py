@@ -116,7 +116,6 @@ class RewardTrainer(PairTrainer[RewardConfig]):
 
     def _fit(self, config: RewardModelConfig, rows: list[Row], start: Start) -> Run:
         """The run by `train_reward_model`."""
-        self._begin(start)
         return train_reward_model(
             config, policy=self.policy, head=self.head, rows=rows, optimizer=self.own_optimizer, **start.how
         )
