@@ -22,7 +22,7 @@ from time import perf_counter, process_time
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from posttrain.models.adapters.lora import adapter_dropout
+from posttrain.models.adapters.in_force import adapter_dropout
 from posttrain.models.adapters.placing import add_adapter
 from posttrain.models.adapters.quantized import quantize
 from posttrain.models.loading.new_model import new_tokenizer

@@ -78,7 +78,7 @@ def supervised(folder: Path, policy: Policy, steps: int = 2, *, resume: bool = F
 each_kind = pytest.mark.parametrize("train", [by_reward, supervised])
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
-    "dropout": {"lora_dropout": 0.5},  # off in updates too, as that of the model itself
+    "dropout": {"lora_dropout": 0.5},
     "dora": {"use_dora": True},
     "saved whole": {"modules_to_save": ["norm"]},
 }

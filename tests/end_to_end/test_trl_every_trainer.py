@@ -287,6 +287,23 @@ def test_whatever_a_script_saves_of_an_adapter_is_read_back(kind: str, model: st
         assert measured is None or made.evaluate(KINDS[kind][2])["eval_loss"] == measured, "merged into a copy"
 
 
+@pytest.mark.parametrize("how", ["path", "object", "wrapped"])
+@Kind
+def test_dropout_of_an_adapter_acts_in_updates_and_nowhere_else(
+    kind: str, model: str, tmp_path: Path, how: str
+) -> None:
+    def after(name: str, **given: Any) -> Any:
+        torch.manual_seed(1)  # peft draws A by torch's own stream
+        return adapted(kind, model, tmp_path / name, how, **given)
+
+    plain, dropping, again = after("plain"), after("dropping", lora_dropout=0.5), after("again", lora_dropout=0.5)
+    assert all(map(torch.equal, weights(dropping), weights(again)))
+    moved = [(ours - theirs).abs().max().item() for ours, theirs in zip(weights(dropping), weights(plain), strict=True)]
+    assert max(moved) > 0.01, "more than rounding: a step is as large as the rate, 0.1"
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.equal(dropping.model(ids).logits, again.model(ids).logits), "none outside of updates"
+
+
 def test_an_adapter_that_a_folder_holds_is_shown_as_one_too(model: str, tmp_path: Path) -> None:
     first = adapted("sft", model, tmp_path / "first", "path", lora_dropout=0.5, rank_pattern={"q_proj": 2})
     first.model.save_pretrained(str(tmp_path / "adapter"))

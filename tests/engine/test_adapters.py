@@ -122,12 +122,17 @@ def with_adapted_head(model: PreTrainedModel) -> None:
     peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["lm_head"], lora_dropout=0.0), model).eval()
 
 
+def with_dropout(model: PreTrainedModel) -> None:
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["v_proj"], lora_dropout=0.1), model).eval()
+
+
 LATE = {
     "an adapter": (quickly_run, injected, "layers.0.mlp.down_proj has got or lost an adapter"),
     "a stand-in": (quickly_run, with_stand_in, "layers.0.self_attn.q_proj is a .*AdaptedLinear"),
     "a hook": (quickly_run, with_hook, "layers.0 has a hook"),
+    "dropout": (plainly_run, with_dropout, "layers.0.self_attn.v_proj has got an adapter with dropout"),
     # As peft makes it: in training mode, so that its dropout would be on.
-    "dropout": (plainly_run, injected, "layers in training mode"),
+    "training mode": (plainly_run, injected, "layers in training mode"),
     "a head": (plainly_run, with_adapted_head, "its output layer .*Leave the output layer out"),
 }
 

@@ -242,7 +242,6 @@ def test_gradients_of_peft_s_matrices_are_those_of_its_own_forward() -> None:
     ("settings", "says"),
     [
         ({"use_dora": True}, "has an adapter that is more than plain LoRA"),
-        ({"lora_dropout": 0.1}, "has an adapter with dropout"),
         ({"lora_bias": True}, "has an adapter that is more than plain LoRA"),
     ],
 )

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.models.adapters.in_force import adapter_tensors
-from posttrain.models.adapters.lora import adapter_dropout
+from posttrain.models.adapters.in_force import adapter_dropout, adapter_tensors
 from posttrain.models.forward import PlainForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import peft
 import pytest
 import torch
 from torch import Tensor
@@ -9,15 +10,23 @@ from torch import Tensor
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
 from posttrain.models.adapters.dropout import TokenDropout, token_keys
-from posttrain.models.adapters.lora import adapter_dropout, lora_layers
+from posttrain.models.adapters.in_force import adapter_dropout
+from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.conversation_masks import answered
-from posttrain.models.policy import Policy
+from posttrain.models.policy import Policy, as_policy
 from posttrain.models.recomputation import enable_recomputation
 from posttrain.options.adapter import AdapterOptions
 from posttrain.training.sft.supervised import accumulate
 from posttrain.training.update import Objective, Observations, micro_loss
-from tests.support.adapted import adapted_policy
-from tests.support.tiny import batch_of, flat_gradient, relative_distance, written_group
+from tests.support.adapted import Pair, adapted_policy, completion_logprobs
+from tests.support.tiny import (
+    batch_of,
+    flat_gradient,
+    relative_distance,
+    tiny_model,
+    tokenizer,
+    written_group,
+)
 
 DROPPING = AdapterOptions(rank=3, alpha=6, dropout=0.3)
 PROMPTS = [(1, 2, 3, 4), (10, 11)]
@@ -101,6 +110,44 @@ def test_layers_that_are_computed_again_drop_the_same(forward: str) -> None:
     torch.testing.assert_close(gradient(again, tokens=12), gradient(kept, tokens=12), rtol=1e-9, atol=1e-9)
 
 
+def policy_of_peft(forward: str = "auto", **settings: object) -> Policy:
+    """A policy with peft's layers in place of those of `policy_of`, of the same numbers."""
+    ours = policy_of()
+    config = peft.LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", lora_dropout=0.3, **settings)
+    made = peft.get_peft_model(tiny_model("qwen3", torch.float64, exact=False), config)
+    with torch.no_grad():
+        for name, layer in lora_layers(ours.model).items():
+            theirs = made.get_base_model().get_submodule(name)
+            theirs.lora_A["default"].weight = torch.nn.Parameter(layer.lora_A.detach().clone())
+            theirs.lora_B["default"].weight = torch.nn.Parameter(layer.lora_B.detach().clone())
+    policy = as_policy(made, tokenizer(), forward=forward)
+    assert (policy.forward_reason is None) == (forward == "auto" and not settings)
+    return policy
+
+
+@each_forward
+def test_layers_of_peft_drop_what_ours_drop_and_only_in_updates(forward: str) -> None:
+    policy, ours = policy_of_peft(forward), policy_of(forward=forward)
+    whole = gradient(policy)
+    assert relative_distance(gradient(policy, tokens=12, rows=[5, 3, 4, 1, 0, 2]), whole) <= 1e-6
+    gradient(ours)
+    for name, layer in lora_layers(ours.model).items():
+        theirs = policy.model.get_submodule(name)
+        for matrix in ("lora_A", "lora_B"):
+            found, expected = getattr(theirs, matrix)["default"].weight.grad, getattr(layer, matrix).grad
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    seen = [completion_logprobs(each, [Pair((1, 2, 3), (4, 5))]) for each in (policy, ours)]
+    torch.testing.assert_close(*seen, rtol=1e-6, atol=1e-6)
+
+
+def test_weight_decomposition_has_dropout_too() -> None:
+    policy = policy_of_peft(use_dora=True)
+    whole = gradient(policy)
+    assert relative_distance(gradient(policy, tokens=12), whole) <= 1e-6
+    assert relative_distance(gradient(policy, update=8), whole) > 0.05
+    assert not any(module.training for module in policy.model.modules())
+
+
 def test_what_the_adapter_does_not_see_takes_no_part_in_value_or_gradient() -> None:
     """y = W·x + s·B·(A·(m∘x)): with A, B and W known, both are matrix products of m∘x."""
     policy = policy_of(forward="plain", options=AdapterOptions(rank=3, alpha=6, dropout=0.5, targets=("q_proj",)))
@@ -108,8 +155,8 @@ def test_what_the_adapter_does_not_see_takes_no_part_in_value_or_gradient() -> N
     x = torch.randn(2, 5, 16, dtype=torch.float64, requires_grad=True)
     outward = torch.randn(2, 5, 32, dtype=torch.float64)
     with adapter_dropout(policy.model, 0, 0):
-        layer.tokens = torch.arange(10).view(2, 5)
-        mask = layer.dropped(torch.ones_like(x)).detach()
+        layer.input_dropout.tokens = torch.arange(10).view(2, 5)
+        mask = layer.input_dropout.applied(torch.ones_like(x)).detach()
         (layer(x) * outward).sum().backward()
     assert set(mask.unique().tolist()) == {0.0, 2.0}
     weight, change = layer.base_layer.weight, 2 * layer.lora_B @ layer.lora_A
@@ -176,7 +223,7 @@ def test_a_layer_that_reads_other_rows_than_tokens_is_told() -> None:
     policy = policy_of(forward="plain")
     layer = next(iter(lora_layers(policy.model).values()))
     with adapter_dropout(policy.model, 0, 0):
-        layer.tokens = torch.arange(10).view(2, 5)
+        layer.input_dropout.tokens = torch.arange(10).view(2, 5)
         assert layer(torch.ones(10, 16, dtype=torch.float64)).shape[0] == 10
         for shape in ((7, 16), (5, 2, 16)):
             with pytest.raises(UserError, match=r"^model\.adapter\.dropout: model\.layers\.0.* Leave dropout at 0"):

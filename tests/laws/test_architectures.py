@@ -101,10 +101,6 @@ def with_a_weight_decomposing_adapter(model: PreTrainedModel) -> None:
     peft.inject_adapter_in_model(peft.LoraConfig(r=2, use_dora=True, target_modules=["v_proj"]), model)
 
 
-def with_an_adapter_that_drops(model: PreTrainedModel) -> None:
-    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["v_proj"], lora_dropout=0.1), model)
-
-
 def with_another_kind_of_adapter(model: PreTrainedModel) -> None:
     peft.inject_adapter_in_model(peft.IA3Config(target_modules=["down_proj"], feedforward_modules=["down_proj"]), model)
 
@@ -145,7 +141,6 @@ def with_a_weight_of_another_type(model: PreTrainedModel) -> None:
 
 REFUSED: dict[Callable[[PreTrainedModel], None], str] = {
     with_a_weight_decomposing_adapter: r"layers\.0\.self_attn\.v_proj has an adapter that is more than plain LoRA",
-    with_an_adapter_that_drops: r"layers\.0\.self_attn\.v_proj has an adapter with dropout",
     with_another_kind_of_adapter: r"layers\.0\.mlp\.down_proj is a peft\.tuners\.ia3\.layer\.Linear",
     with_a_subclass: r"layers\.1\.mlp\.up_proj is a \S*Halved, which is no layer of the qwen3 family",
     with_a_model_class_of_its_own: r"the model is a \S*Scaled",

@@ -18,7 +18,7 @@ from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWin
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.dropout import token_keys
-from posttrain.models.adapters.lora import dropping_layers, in_update, name_tokens
+from posttrain.models.adapters.in_force import in_update, input_dropouts, name_tokens
 from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.recomputation import recomputing_layers
 from posttrain.models.shared_prompt.decoder import Decoder
@@ -61,7 +61,7 @@ class SharedPromptForward:
         self.decoder = Decoder(model, compute_dtype)
         self.adapted = adapted_names(model)
         """Layers that had an adapter when this was made; who trains knows of no others."""
-        self.dropping = dropping_layers(model)
+        self.dropping = input_dropouts(model)
 
     def completion_hidden(
         self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
@@ -89,7 +89,8 @@ class SharedPromptForward:
         if in_update(self.dropping):
             keys = token_keys(prompts, completions, prompt_of)
             sequences = [keys.sequence(p, i) for i, p in enumerate(prompt_of)]
-            name_tokens(self.dropping, torch.cat(sequences if whole else [*keys.prompts, *keys.completions]))
+            rows = torch.cat(sequences if whole else [*keys.prompts, *keys.completions])
+            name_tokens(self.dropping, rows, self.decoder.model.device)
 
 
 class PlainForward:
@@ -99,7 +100,7 @@ class PlainForward:
 
     def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
         self.model, self.compute_dtype = model, compute_dtype
-        self.dropping = dropping_layers(model)
+        self.dropping = input_dropouts(model)
 
     def completion_hidden(
         self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
@@ -134,7 +135,7 @@ class PlainForward:
         if in_update(self.dropping):
             keys = token_keys(prompts, completions, prompt_of)
             sequences = [keys.sequence(p, i) for i, p in enumerate(prompt_of)]
-            name_tokens(self.dropping, pad_sequence(sequences, batch_first=True))
+            name_tokens(self.dropping, pad_sequence(sequences, batch_first=True), device)
         # Padding is on the right, so causal attention keeps it from every real token without a mask.
         with recomputing_layers(self.model):
             return model_hidden(self.model, self.compute_dtype, tokens, positions, use_cache=False)

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.peft_layers import adapted_names
+from posttrain.models.adapters.peft_layers import adapted_names, take_dropouts, torch_dropouts
 from posttrain.models.causality import require_causal_logits
 from posttrain.models.context import context_of, fix_angles
 from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward, cache_refusal
@@ -68,6 +68,8 @@ class Policy:
             found = f"{min(other)} has got or lost an adapter" if other else None
         if found is None and any(module.training for module in self.model.modules()):
             found = "it has layers in training mode, whose dropout would be on"
+        if found is None and (late := torch_dropouts(self.model)):
+            found = f"{late[0][0]} has got an adapter with dropout"
         if found is not None:
             raise UserError(
                 f"policy: its model has changed since the policy was made of it: {found}.  Adapters and hooks come"
@@ -102,8 +104,8 @@ def as_policy(
     what rotary angles are fixed for that would change with it (`longrope`, `dynamic`); without one it is what the model
     was made for, and the original context for `longrope`.  `stop_tokens` are texts of one token each that end a
     completion beside the model's own.  `gradient_checkpointing_enable()` of the model is honoured.  The model is put
-    into eval mode: dropout is off when sampling and when updating.  It stays on its device; a run whose recipe names
-    another one as `model.device` is refused.
+    into eval mode: its own dropout is off when sampling and when updating; that of an adapter acts in updates.  It
+    stays on its device; a run whose recipe names another one as `model.device` is refused.
 
     Raises UserError for a model whose logits are not those of one linear layer, soft-capped or scaled or as they are.
     """
@@ -111,6 +113,7 @@ def as_policy(
     require_output_layer(model)
     release_inputs(model)
     model.eval()
+    take_dropouts(model)
     fix_angles(model, context_of(model.config, context))
     compute_dtype = chosen_dtype(dtype, model.dtype, model.device)
     require_causal_logits(model, compute_dtype)

@@ -15,8 +15,14 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.in_force import adapter_as, adapter_off, adapter_tensors, trains_adapter_alone
-from posttrain.models.adapters.lora import UP, without_dropout
+from posttrain.models.adapters.in_force import (
+    adapter_as,
+    adapter_off,
+    adapter_tensors,
+    trains_adapter_alone,
+    without_dropout,
+)
+from posttrain.models.adapters.lora import UP
 from posttrain.models.loading.second_model import load_beside
 from posttrain.models.loading.trainable import linear_matrices
 from posttrain.models.policy import Policy

@@ -15,7 +15,7 @@ from posttrain.algorithms.losses import ratio_statistics
 from posttrain.algorithms.terms import LossTerm, Need, TokenView, needs_of
 from posttrain.batch import Batch, CreditedGroups, completions_of
 from posttrain.errors import RunError
-from posttrain.models.adapters.lora import drops
+from posttrain.models.adapters.in_force import drops
 from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import full_kl, token_entropies, token_logprobs
 from posttrain.models.output_layer import OutputLayer

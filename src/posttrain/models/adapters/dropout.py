@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int32, Int64
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+
+from posttrain.errors import UserError
 
 TILE_ELEMENTS = 1 << 17
 """Numbers whose masks a CPU makes at a time: half a MiB, which its cache keeps between the steps of the hash."""
@@ -78,6 +80,54 @@ def dropped(x: Float[Tensor, "*rows inputs"], dropout: TokenDropout) -> Float[Te
     """m∘x, differentiable in x."""
     made: Tensor = _Dropped.apply(x, dropout)  # type: ignore[no-untyped-call]
     return made
+
+
+@dataclass(slots=True)
+class InputDropout:
+    """What an adapter over one layer does not see of the layer's input, inside an update alone."""
+
+    share: float
+    layer: str
+    """The layer's name in the model."""
+    option: str
+    """What sets the share."""
+    key: int | None = None
+    """Which masks there are: a function of seed, layer and update.  None outside an update."""
+    tokens: Tensor | None = None
+    """The token in each row of the input (`token_keys`), as the forward pass in course has said."""
+
+    def in_force(self, device: torch.device) -> TokenDropout | None:
+        """The masks of an update's gradients; None for whatever else is computed."""
+        if self.key is None or not torch.is_grad_enabled():
+            return None
+        assert self.tokens is not None, f"no forward pass has said which tokens {self.layer} reads"
+        return TokenDropout(self.share, self.key, self.tokens.to(device))
+
+    def applied(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows inputs"]:
+        """The input with a share of it at zero and the rest 1/(1 - share) as large, inside an update alone."""
+        dropout = self.in_force(x.device)
+        if dropout is None:
+            return x
+        if x.shape[:-1] not in (dropout.tokens.shape, dropout.tokens.flatten().shape):
+            raise UserError(
+                f"{self.option}: {self.layer} does not read every token of every row once and in order (but"
+                f" {[*x.shape]}), so what it drops would depend on micro-batches.  Leave dropout at 0, or leave that"
+                " layer out of the adapter's targets."
+            )
+        return dropped(x, dropout)
+
+
+class PeftDropout(nn.Dropout):
+    """A dropout of peft's layers that drops by token in an update; elsewhere it is torch's."""
+
+    def __init__(self, share: float, layer: str) -> None:
+        super().__init__(share)
+        self.input_dropout = InputDropout(share, layer, "lora_dropout")
+
+    def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows inputs"]:
+        """m∘x."""
+        seen: Tensor = super().forward(self.input_dropout.applied(x))
+        return seen
 
 
 @dataclass(frozen=True, slots=True)

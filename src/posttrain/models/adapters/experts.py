@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.dropout import InputDropout
 from posttrain.models.adapters.lora import LoraLinear, stream_seed
 from posttrain.options.adapter import AdapterOptions
 
@@ -41,7 +42,8 @@ class LoraExperts(LoraLinear):
         drawn = torch.rand(rows, inputs, generator=stream, dtype=torch.float64) * 2 - 1
         self.lora_A = nn.Parameter((drawn / inputs**0.5).to(weight.device, dtype))
         self.lora_B = nn.Parameter(torch.zeros(outputs, rows, dtype=dtype, device=weight.device))
-        self.off, self.stand_in, self.dropout_key, self.tokens = False, None, None, None
+        self.off, self.stand_in = False, None
+        self.input_dropout = InputDropout(options.dropout, self.name, "model.adapter.dropout")
 
     def chain(self) -> "Iterator[LoraExperts]":
         """This wrapper and those below it."""

@@ -1,12 +1,15 @@
-"""What is in force of a model's adapters, ours or peft's: their matrices, and contexts in which they are others."""
+"""What is in force of a model's adapters, ours or peft's: matrices and dropout, and contexts in which they change."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
+import torch
+from jaxtyping import Int64
 from torch import Tensor, nn
 
-from posttrain.models.adapters.lora import DOWN, UP, Factors, lora_layers
+from posttrain.models.adapters.dropout import InputDropout, PeftDropout
+from posttrain.models.adapters.lora import DOWN, UP, Factors, LoraLinear, lora_layers, stream_seed
 from posttrain.models.adapters.peft_layers import peft_layers
 
 
@@ -86,4 +89,61 @@ def adapter_as(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None
             for matrix, linear in peft_matrices(theirs).items():
                 undone.callback(setattr, linear, "weight", linear.weight)
                 linear.weight = nn.Parameter(tensors[f"{name}.{matrix}.weight"], requires_grad=False)
+        yield
+
+
+NEEDS_TRAINING_MODE = ("DoraLinearVariant", "QALoraLinearVariant")
+"""What peft's layers have beside B·A that drops inputs only in training mode."""
+
+
+def input_dropouts(model: nn.Module) -> list[InputDropout]:
+    """The dropout of every adapter that has one."""
+    found = [module.input_dropout for module in model.modules() if isinstance(module, LoraLinear | PeftDropout)]
+    return [each for each in found if each.share > 0]
+
+
+def drops(model: nn.Module) -> bool:
+    """Whether updates compute something else than sampling does, because adapters drop inputs."""
+    return bool(input_dropouts(model))
+
+
+def in_update(dropouts: Sequence[InputDropout]) -> bool:
+    """Whether these drop inputs now: inside `adapter_dropout`, and where there is to be a gradient."""
+    return torch.is_grad_enabled() and any(each.key is not None for each in dropouts)
+
+
+def name_tokens(dropouts: Sequence[InputDropout], keys: Int64[Tensor, " *rows"], device: torch.device) -> None:
+    """Say which token is in each row of what these layers will read, until the next forward pass says so."""
+    keys = keys.to(device)
+    for each in dropouts:
+        each.tokens = keys
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Inside, adapters drop nothing, also where gradients are taken with their dropout."""
+    with keyed(model, lambda dropout: None):
+        yield
+
+
+@contextmanager
+def adapter_dropout(model: nn.Module, seed: int, update: int) -> Iterator[None]:
+    """Inside, gradients are taken with the adapter's dropout; its masks are those of `adapters.dropout`."""
+    with keyed(model, lambda dropout: stream_seed(seed, "dropout", dropout.layer, update)), ExitStack() as undone:
+        for layer in peft_layers(model).values():
+            variants = [type(each).__name__ for each in cast(Any, layer).lora_variant.values()]
+            if any(name in NEEDS_TRAINING_MODE for name in variants) and drops(layer):
+                undone.callback(setattr, layer, "training", layer.training)
+                layer.training = True  # of the layer alone: what is inside stays as it is
+        yield
+
+
+@contextmanager
+def keyed(model: nn.Module, key: Callable[[InputDropout], int | None]) -> Iterator[None]:
+    """Inside, every dropout has another key."""
+    with ExitStack() as undone:
+        for dropout in input_dropouts(model):
+            undone.callback(setattr, dropout, "tokens", dropout.tokens)
+            undone.callback(setattr, dropout, "key", dropout.key)
+            dropout.key = key(dropout)
         yield

@@ -6,18 +6,16 @@ Hu et al. 2021, arXiv:2106.09685.  Sampler and trainer run through the same laye
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.dropout import TokenDropout, dropped
+from posttrain.models.adapters.dropout import InputDropout
 from posttrain.options.adapter import AdapterOptions
 
 DOWN, UP = "lora_A", "lora_B"
@@ -57,10 +55,7 @@ class LoraLinear(nn.Module):
         """Whether the layer is as if it had no adapter."""
         self.stand_in: Factors | None = None
         """Matrices in force in place of its own."""
-        self.dropout_key: int | None = None
-        """Which masks its dropout has: a function of seed, layer and update.  None outside an update."""
-        self.tokens: Tensor | None = None
-        """The token in each row of its input (`dropout.token_keys`), as the forward pass in course has said."""
+        self.input_dropout = InputDropout(options.dropout, name, "model.adapter.dropout")
 
     @property
     def weight(self) -> Tensor:
@@ -80,28 +75,8 @@ class LoraLinear(nn.Module):
         factors = self.factors()
         if factors is None:
             return out
-        low = F.linear(self.dropped(x.to(factors.down.dtype)), factors.down)
+        low = F.linear(self.input_dropout.applied(x.to(factors.down.dtype)), factors.down)
         return out + (F.linear(low, factors.up) * self.scale).to(out.dtype)
-
-    def dropout(self) -> TokenDropout | None:
-        """The masks in force: those of an update's gradients, and None for whatever else is computed."""
-        if self.dropout_key is None or not torch.is_grad_enabled():
-            return None
-        assert self.tokens is not None, f"no forward pass has said which tokens {self.name} reads"
-        return TokenDropout(self.options.dropout, self.dropout_key, self.tokens)
-
-    def dropped(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows inputs"]:
-        """The inputs with a share of them at zero and the others 1/(1 - share) as large, inside an update alone."""
-        dropout = self.dropout()
-        if dropout is None:
-            return x
-        if x.shape[:-1] not in (dropout.tokens.shape, dropout.tokens.flatten().shape):
-            raise UserError(
-                f"model.adapter.dropout: {self.name} does not read every token of every row once and in order (but"
-                f" {[*x.shape]}), so what it drops would depend on micro-batches.  Leave dropout at 0, or leave that"
-                " layer out of model.adapter.targets."
-            )
-        return dropped(x, dropout)
 
 
 def stream_seed(seed: int, *key: object) -> int:
@@ -121,51 +96,3 @@ def layer_shape(layer: nn.Module) -> tuple[int, int]:
 def lora_layers(model: nn.Module) -> dict[str, LoraLinear]:
     """The layers with an adapter, by the name that the model has for them."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
-
-
-def dropping_layers(model: nn.Module) -> list[LoraLinear]:
-    """The layers whose adapter has a dropout."""
-    return [layer for layer in lora_layers(model).values() if layer.options.dropout > 0]
-
-
-def in_update(dropping: Sequence[LoraLinear]) -> bool:
-    """Whether such layers drop inputs now: inside `adapter_dropout`, and where there is to be a gradient."""
-    return torch.is_grad_enabled() and any(layer.dropout_key is not None for layer in dropping)
-
-
-def name_tokens(dropping: Sequence[LoraLinear], keys: Int64[Tensor, " *rows"]) -> None:
-    """Say which token is in each row of what such layers will read, until the next forward pass says so."""
-    for layer in dropping:
-        layer.tokens = keys.to(layer.lora_A.device)
-
-
-@contextmanager
-def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Inside, adapters drop nothing, also where gradients are taken with their dropout."""
-    layers = list(lora_layers(model).values())
-    before = [layer.dropout_key for layer in layers]
-    for layer in layers:
-        layer.dropout_key = None
-    try:
-        yield
-    finally:
-        for layer, key in zip(layers, before, strict=True):
-            layer.dropout_key = key
-
-
-def drops(model: nn.Module) -> bool:
-    """Whether updates compute something else than sampling does, because adapters drop inputs."""
-    return bool(dropping_layers(model))
-
-
-@contextmanager
-def adapter_dropout(model: nn.Module, seed: int, update: int) -> Iterator[None]:
-    """Inside, gradients are taken with the adapter's dropout; its masks are those of `adapters.dropout`."""
-    layers = dropping_layers(model)
-    for layer in layers:
-        layer.dropout_key = stream_seed(seed, "dropout", layer.name, update)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.dropout_key = layer.tokens = None

@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from posttrain.models.adapters.dropout import TokenDropout
+from posttrain.models.adapters.dropout import PeftDropout, TokenDropout
 from posttrain.models.adapters.lora import Factors, LoraLinear
 from posttrain.models.adapters.quantized import CLASS as LINEAR_4BIT
 
@@ -69,14 +69,7 @@ def adapter_refusal(module: nn.Module) -> str | None:
         return f"has an adapter over a {full_class_name(base)}"
     if isinstance(module, LoraLinear):
         return None
-    told = more_than_plain(module)
-    if told is not None:
-        return told
-    layer: Any = module
-    drops = any(
-        not isinstance(layer.lora_dropout[name], nn.Identity) for name in layer.active_adapters if name in layer.lora_A
-    )
-    return "has an adapter with dropout" if drops else None
+    return more_than_plain(module)
 
 
 def more_than_plain(module: nn.Module) -> str | None:
@@ -96,7 +89,7 @@ def adapted_layer(module: nn.Module) -> AdaptedLayer | None:
     """What is in force of such a layer; None for any other."""
     if isinstance(module, LoraLinear):
         base = cast(nn.Linear | Conv1D, module.base_layer)
-        return AdaptedLayer(base, module.factors(), module.scale, module.dropout())
+        return AdaptedLayer(base, module.factors(), module.scale, module.input_dropout.in_force(module.lora_A.device))
     if not is_adapter_layer(module):
         return None
     layer: Any = module
@@ -104,4 +97,22 @@ def adapted_layer(module: nn.Module) -> AdaptedLayer | None:
     if layer.disable_adapters or name not in layer.lora_A:
         return AdaptedLayer(layer.base_layer, None, 0.0)
     factors = Factors(layer.lora_A[name].weight, layer.lora_B[name].weight)
-    return AdaptedLayer(layer.base_layer, factors, float(layer.scaling[name]))
+    dropout = layer.lora_dropout[name]
+    masks = dropout.input_dropout.in_force(factors.down.device) if isinstance(dropout, PeftDropout) else None
+    return AdaptedLayer(layer.base_layer, factors, float(layer.scaling[name]), masks)
+
+
+def take_dropouts(model: nn.Module) -> None:
+    """Have the dropouts of peft's layers drop by token."""
+    for name, adapter, dropout in torch_dropouts(model):
+        cast(Any, model.get_submodule(name)).lora_dropout[adapter] = PeftDropout(dropout.p, name).eval()
+
+
+def torch_dropouts(model: nn.Module) -> list[tuple[str, str, nn.Dropout]]:
+    """The dropouts of peft's layers that drop as torch does: the layer's name, the adapter's and the dropout."""
+    return [
+        (name, adapter, dropout)
+        for name, layer in peft_layers(model).items()
+        for adapter, dropout in cast(Any, layer).lora_dropout.items()
+        if type(dropout) is nn.Dropout
+    ]

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from posttrain.errors import RunError
-from posttrain.models.adapters.lora import adapter_dropout
+from posttrain.models.adapters.in_force import adapter_dropout
 from posttrain.models.policy import Policy
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
