@@ -2,6 +2,8 @@
 
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from posttrain.trl import (
     SFTConfig,
     SFTTrainer,
 )
+from tests.support.family_exports import apart, read_by_peft
+from tests.support.family_measures import saved
 from tests.support.runs import save_tiny_model
 
 PROMPTS = [{"prompt": f"{number} + 1 ="} for number in range(1, 9)]
@@ -313,6 +317,63 @@ def test_an_adapter_that_a_folder_holds_is_shown_as_one_too(model: str, tmp_path
     made.train()
     assert not torch.equal(made.model(ids).logits, first.model(ids).logits)
     torch.testing.assert_close(made.model(ids).logits, made.policy.model(ids).logits)
+
+
+def test_over_the_text_part_of_a_multimodal_model_the_trainer_saves_and_its_model_says_so(tmp_path: Path) -> None:
+    config = LoraConfig(r=4, target_modules="all-linear")
+    made = trainer("sft", str(saved("gemma3", tmp_path / "base")), tmp_path / "run", peft_config=config, max_steps=1)
+    made.train_dataset = [{"input_ids": [2, 3, 4, 5]}]
+    made.train()
+    with pytest.raises(UserError, match=r"the text part of a multimodal one, .*Use trainer\.save_model\(folder\)"):
+        made.model.save_pretrained(str(tmp_path / "adapter"))
+    assert not (tmp_path / "adapter").exists()
+    made.save_model(str(tmp_path / "saved"))
+    assert apart(made.policy.model, read_by_peft(tmp_path / "base", tmp_path / "saved")) < 1e-4
+
+
+WITHOUT_PEFT = """
+import sys
+
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, *given):
+        return None if name.partition(".")[0] == "peft" else self.finder.find_spec(name, *given)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+
+sys.meta_path[:] = map(Without, sys.meta_path)
+from posttrain.errors import UserError
+from posttrain.trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
+
+adapter, folder = sys.argv[1:]
+rows = [{"prompt": "1 + 1 =", "completion": " 2"}]
+made = SFTTrainer(adapter, SFTConfig(folder, max_steps=1, learning_rate=0.1), train_dataset=rows)
+made.train()
+made.save_model(folder + "/saved")
+assert made.model is made.policy.model
+try:
+    get_peft_config(ModelConfig(use_peft=True))
+except UserError as error:
+    print(error)
+"""
+
+
+def test_without_peft_a_saved_adapter_is_trained_on_and_what_needs_peft_says_so(model: str, tmp_path: Path) -> None:
+    first = adapted("sft", model, tmp_path / "first", "path")
+    first.save_model(str(tmp_path / "adapter"))
+    command = [sys.executable, "-c", WITHOUT_PEFT, str(tmp_path / "adapter"), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "peft is not installed: save the adapter by trainer.save_model" in done.stdout
+    assert "`pip install posttrain[lora]`" in done.stdout
+    read = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), str(tmp_path / "run" / "saved"))
+    ids = torch.tensor([[1, 2, 3]])
+    assert not torch.equal(read(ids).logits, first.model(ids).logits)
 
 
 def test_the_head_of_a_peft_model_of_a_classifier_goes_on_from_where_it_is(model: str, tmp_path: Path) -> None:

@@ -93,8 +93,12 @@ def get_peft_config(model_args: ModelConfig) -> "LoraConfig | None":
             " is given what that makes, as quantization_config.",
             flush=True,
         )
-    from peft import LoraConfig
-
+    try:
+        from peft import LoraConfig
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "ModelConfig: use_peft = True, and peft is not installed.  Install it: `pip install posttrain[lora]`."
+        ) from error
     config: Any = LoraConfig
     made: LoraConfig = config(
         task_type=model_args.lora_task_type,
