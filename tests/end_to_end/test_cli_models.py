@@ -236,7 +236,7 @@ def test_a_trace_shows_and_draws_what_other_algorithms_make_of_the_same_completi
     own, mean = (float(rows(out)[0][place]) for place in (-2, -1))
     assert mean != 0
     assert math.isclose(own, mean * 8 / 7, abs_tol=0.001)
-    assert "reinforce baseline=batch_mean" in out
+    assert "reinforce, baseline: batch mean" in out
     assert Path("advantages.png").read_bytes().startswith(b"\x89PNG")
     for given, said in (("3", "give the name of an algorithm"), ("[rloo, rloo]", "rloo is named twice")):
         assert main([*ask, "--beside", given]) == 2

@@ -190,9 +190,10 @@ def algorithms_beside(text: str) -> dict[str, Algorithm]:
 
 
 def label_of(section: Mapping[str, object]) -> str:
-    """Its name, and the options that were given."""
-    options = [f"{name}={value}" for name, value in section.items() if name != "name"]
-    return " ".join([str(section.get("name", "")), *options]).strip()
+    """Its name, and the options that were given, in words: `grpo, token weights: mean over tokens`."""
+    words = {name: str(value).replace("_", " ") if str(value).isidentifier() else value for name, value in section.items()}
+    options = [f"{name.replace('_', ' ')}: {value}" for name, value in words.items() if name != "name"]
+    return ", ".join([*([str(section["name"])] if "name" in section else []), *options])
 
 
 def table(trace: Trace, window: TableWindow) -> list[str]:

@@ -29,8 +29,11 @@ Curve = Sequence[tuple[int, float, float]]
 """(tokens sampled, seconds of training, held-out accuracy) along a run."""
 GRID = 60
 """Points on which the curves of seeds are averaged."""
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#222222")
-"""Of Okabe and Ito, 2008: they can be told apart by everybody."""
+COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#222222"),  # Okabe and Ito, 2008
+    *("#56b4e9", "#e69f00", "#999933", "#882255", "#888888"),  # and Tol's muted ones
+)
+"""Ten that readers with any colour vision can tell apart; the second five are also dashed."""
 FEW_VARIANTS = 5
 """Up to here single seeds are drawn too."""
 
@@ -109,8 +112,8 @@ def draw_comparison(results: Sequence[CellResult], picture: Path, budget: str) -
 
 
 def style(number: int) -> dict[str, Any]:
-    """Colour and line of a variant: ten that can be told apart, also by those who do not see red and green."""
-    return {"color": COLOURS[number % len(COLOURS)], "linestyle": ("-", "--", ":")[number // len(COLOURS) % 3]}
+    """Colour and line of a variant; the first ten differ in colour."""
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": ("-", "--", ":", "-.")[number // FEW_VARIANTS % 4]}
 
 
 def draw_curves_of_variants(axes: "Axes", results: Sequence[CellResult], place: int) -> None:
