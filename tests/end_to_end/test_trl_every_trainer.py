@@ -2,68 +2,23 @@
 
 import math
 import re
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from posttrain.errors import UserError
-from posttrain.trl import (
-    DPOConfig,
-    DPOTrainer,
-    GRPOConfig,
-    GRPOTrainer,
-    RewardConfig,
-    RewardTrainer,
-    RLOOConfig,
-    RLOOTrainer,
-    SFTConfig,
-    SFTTrainer,
-)
-from tests.support.family_exports import apart, read_by_peft
-from tests.support.family_measures import saved
+from tests.support.model_folders import cached
 from tests.support.runs import save_tiny_model
-
-PROMPTS = [{"prompt": f"{number} + 1 ="} for number in range(1, 9)]
-ANSWERS = [row | {"completion": f" {number + 1}"} for number, row in enumerate(PROMPTS)]
-PAIRS = [row | {"chosen": f" {number + 1}", "rejected": f" {number + 2}!"} for number, row in enumerate(PROMPTS)]
-SAMPLED = {"max_completion_length": 4, "num_generations": 2}
-KINDS: dict[str, tuple[Any, Any, list[dict[str, str]], dict[str, Any]]] = {
-    "grpo": (GRPOTrainer, GRPOConfig, PROMPTS, SAMPLED),
-    "rloo": (RLOOTrainer, RLOOConfig, PROMPTS, SAMPLED),
-    "sft": (SFTTrainer, SFTConfig, ANSWERS, {}),
-    "dpo": (DPOTrainer, DPOConfig, PAIRS, {}),
-    "reward": (RewardTrainer, RewardConfig, PAIRS, {}),
-}
-"""Trainer, arguments, rows and what its arguments have beside those that all have."""
-CONSTRUCTOR = ("eval_dataset", "callbacks", "optimizers", "ref_model", "peft_config")
-Kind = pytest.mark.parametrize("kind", KINDS)
+from tests.support.trl_trainers import KINDS, PAIRS, Kind, length, trainer, weights
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
-
-
-def length(completions: list[str], **columns: Any) -> list[float]:
-    return [float(len(text)) for text in completions]
-
-
-def trainer(kind: str, model: Any, folder: Path, *, bases: Callable[[Any], Any] = lambda own: own, **given: Any) -> Any:
-    """A trainer; what its constructor has goes there, and the rest is arguments."""
-    own, config, rows, sampled = KINDS[kind]
-    named = {name: given.pop(name) for name in CONSTRUCTOR if name in given}
-    args = {"max_steps": 4, "per_device_train_batch_size": 4, "logging_steps": 1, "learning_rate": 1e-3}
-    rewards = {"reward_funcs": length} if sampled else {}
-    config = config(str(folder), **{**args, **sampled, **given})
-    return bases(own)(model=model, args=config, train_dataset=rows, **rewards, **named)
 
 
 class Killed(TrainerCallback):
@@ -77,10 +32,6 @@ class Killed(TrainerCallback):
 def numbers(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What a log says but for how long things took."""
     return [{name: value for name, value in entry.items() if not re.search("time|second", name)} for entry in log]
-
-
-def weights(made: Any) -> list[torch.Tensor]:
-    return [each.detach().clone() for each in made.model.parameters()]
 
 
 @Kind
@@ -230,159 +181,41 @@ def test_a_reference_that_is_gone_is_not_replaced_by_the_trained_policy(model: s
     made.train()
     with pytest.raises(UserError, match=r"the first policy, which is the reference, is gone since the first train\(\)"):
         made.train()
+    known = trainer("dpo", model, tmp_path / "known", precompute_ref_log_probs=True, eval_dataset=PAIRS[:2])
+    live = trainer("dpo", model, tmp_path / "same", eval_dataset=PAIRS[:2])
+    for each in (known, live):
+        each.train()
+    for rows in (PAIRS[:2], PAIRS[1:2]):
+        assert known.evaluate(rows)["eval_loss"] == live.evaluate(rows)["eval_loss"]
+    with pytest.raises(UserError, match="is gone since training began"):
+        known.evaluate(PAIRS[2:4])  # as many as were asked about, and others
     again = trainer("dpo", model, tmp_path / "live", overwrite_output_dir=True)
     for _ in range(2):
         again.train()
 
 
-def adapted(kind: str, model: str, folder: Path, how: str, **given: Any) -> Any:
-    """A trainer of an adapter, trained, and what its base is loaded by."""
-    of_reward = kind == "reward"
-    config = LoraConfig(r=4, target_modules="all-linear", task_type="SEQ_CLS" if of_reward else "CAUSAL_LM", **given)
-    if how == "path":
-        made = trainer(kind, model, folder, peft_config=config, max_steps=1, learning_rate=0.1)
-    else:
-        below = AutoModelForSequenceClassification if of_reward else AutoModelForCausalLM
-        base = below.from_pretrained(model, **({"num_labels": 1} if of_reward else {}))
-        given = {"model": get_peft_model(base, config)} if how == "wrapped" else {"model": base, "peft_config": config}
-        made = trainer(kind, given.pop("model"), folder, max_steps=1, learning_rate=0.1, **given)
-        if how == "wrapped":
-            assert made.model is not base
-            assert made.model.get_base_model() is base
-    before = made.model.state_dict(keep_vars=True)
-    before = {name: each.detach().clone() for name, each in before.items()}
-    made.train()
-    moved = [name for name, each in made.model.state_dict().items() if not torch.equal(each, before[name])]
-    assert any("lora_B" in name for name in moved)
-    assert all("lora_" in name or "modules_to_save" in name for name in moved)
-    return made
-
-
-@pytest.mark.parametrize("how", ["path", "object", "wrapped"])
 @Kind
-def test_whatever_a_script_saves_of_an_adapter_is_read_back(kind: str, model: str, tmp_path: Path, how: str) -> None:
-    made = adapted(kind, model, tmp_path / "run", how)
-    assert isinstance(made.model, PeftModel)
-    ids = torch.tensor([[1, 2, 3]])
-    loads = AutoModelForSequenceClassification if kind == "reward" else AutoModelForCausalLM
-    labels = {"num_labels": 1} if kind == "reward" else {}
-
-    def read(folder: Path) -> torch.Tensor:
-        if (folder / "adapter_config.json").is_file():
-            torch.manual_seed(1)
-            found: Any = PeftModel.from_pretrained(loads.from_pretrained(model, **labels), str(folder))
-        else:
-            found = loads.from_pretrained(folder, **labels)
-        return found.eval()(ids).logits
-
-    logits = made.model(ids).logits
-    made.model.save_pretrained(str(tmp_path / "model"))
-    assert (tmp_path / "model" / "adapter_config.json").is_file()
-    made.save_model(str(tmp_path / "saved"))
-    for folder in (tmp_path / "model", tmp_path / "saved", tmp_path / "run" / "checkpoint-1"):
-        torch.testing.assert_close(read(folder), logits)
-    measured = made.evaluate(KINDS[kind][2])["eval_loss"] if kind not in ("grpo", "rloo") else None
-    made.model.print_trainable_parameters()
-    merged = made.model.merge_and_unload()
-    merged.save_pretrained(str(tmp_path / "merged"))
-    torch.testing.assert_close(read(tmp_path / "merged"), logits)
-    if how == "path":
-        torch.testing.assert_close(made.model(ids).logits, logits)
-        assert measured is None or made.evaluate(KINDS[kind][2])["eval_loss"] == measured, "merged into a copy"
-
-
-@pytest.mark.parametrize("how", ["path", "object", "wrapped"])
-@Kind
-def test_dropout_of_an_adapter_acts_in_updates_and_nowhere_else(
-    kind: str, model: str, tmp_path: Path, how: str
+def test_what_loads_a_model_is_told_of_where_the_model_is_loaded_already(
+    kind: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def after(name: str, **given: Any) -> Any:
-        torch.manual_seed(1)  # peft draws A by torch's own stream
-        return adapted(kind, model, tmp_path / name, how, **given)
-
-    plain, dropping, again = after("plain"), after("dropping", lora_dropout=0.5), after("again", lora_dropout=0.5)
-    assert all(map(torch.equal, weights(dropping), weights(again)))
-    moved = [(ours - theirs).abs().max().item() for ours, theirs in zip(weights(dropping), weights(plain), strict=True)]
-    assert max(moved) > 0.01, "more than rounding: a step is as large as the rate, 0.1"
-    ids = torch.tensor([[1, 2, 3]])
-    assert torch.equal(dropping.model(ids).logits, again.model(ids).logits), "none outside of updates"
-
-
-def test_an_adapter_that_a_folder_holds_is_shown_as_one_too(model: str, tmp_path: Path) -> None:
-    first = adapted("sft", model, tmp_path / "first", "path", lora_dropout=0.5, rank_pattern={"q_proj": 2})
-    first.model.save_pretrained(str(tmp_path / "adapter"))
-    made = trainer("sft", str(tmp_path / "adapter"), tmp_path / "second", max_steps=1, learning_rate=0.1)
-    ids = torch.tensor([[1, 2, 3]])
-    torch.testing.assert_close(made.model(ids).logits, first.model(ids).logits)
-    made.train()
-    assert not torch.equal(made.model(ids).logits, first.model(ids).logits)
-    torch.testing.assert_close(made.model(ids).logits, made.policy.model(ids).logits)
+    given = {"model_init_kwargs": {"attn_implementation": "eager", "dtype": "float32"}}
+    loads = AutoModelForSequenceClassification if kind == "reward" else AutoModelForCausalLM
+    made = trainer(kind, loads.from_pretrained(model, num_labels=1), tmp_path / "object", **given)
+    said = "model_init_kwargs: attn_implementation = 'eager' sets nothing: the model is loaded already."
+    assert [note for note in made.notes if "model_init" in note] == [said]
+    made.save_model(str(tmp_path / "saved"))  # of the reward trainer a classifier
+    made = trainer(kind, str(tmp_path / "saved"), tmp_path / "path", **given)
+    assert not any("model_init" in note for note in made.notes)
+    assert made.policy.model.config._attn_implementation == "eager"
 
 
-def test_over_the_text_part_of_a_multimodal_model_the_trainer_saves_and_its_model_says_so(tmp_path: Path) -> None:
-    config = LoraConfig(r=4, target_modules="all-linear")
-    made = trainer("sft", str(saved("gemma3", tmp_path / "base")), tmp_path / "run", peft_config=config, max_steps=1)
-    made.train_dataset = [{"input_ids": [2, 3, 4, 5]}]
-    made.train()
-    with pytest.raises(UserError, match=r"the text part of a multimodal one, .*Use trainer\.save_model\(folder\)"):
-        made.model.save_pretrained(str(tmp_path / "adapter"))
-    assert not (tmp_path / "adapter").exists()
-    made.save_model(str(tmp_path / "saved"))
-    assert apart(made.policy.model, read_by_peft(tmp_path / "base", tmp_path / "saved")) < 1e-4
-
-
-WITHOUT_PEFT = """
-import sys
-
-
-class Without:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def find_spec(self, name, *given):
-        return None if name.partition(".")[0] == "peft" else self.finder.find_spec(name, *given)
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-
-sys.meta_path[:] = map(Without, sys.meta_path)
-from posttrain.errors import UserError
-from posttrain.trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
-
-adapter, folder = sys.argv[1:]
-rows = [{"prompt": "1 + 1 =", "completion": " 2"}]
-made = SFTTrainer(adapter, SFTConfig(folder, max_steps=1, learning_rate=0.1), train_dataset=rows)
-made.train()
-made.save_model(folder + "/saved")
-assert made.model is made.policy.model
-try:
-    get_peft_config(ModelConfig(use_peft=True))
-except UserError as error:
-    print(error)
-"""
-
-
-def test_without_peft_a_saved_adapter_is_trained_on_and_what_needs_peft_says_so(model: str, tmp_path: Path) -> None:
-    first = adapted("sft", model, tmp_path / "first", "path")
-    first.save_model(str(tmp_path / "adapter"))
-    command = [sys.executable, "-c", WITHOUT_PEFT, str(tmp_path / "adapter"), str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "peft is not installed: save the adapter by trainer.save_model" in done.stdout
-    assert "`pip install posttrain[lora]`" in done.stdout
-    read = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), str(tmp_path / "run" / "saved"))
-    ids = torch.tensor([[1, 2, 3]])
-    assert not torch.equal(read(ids).logits, first.model(ids).logits)
-
-
-def test_the_head_of_a_peft_model_of_a_classifier_goes_on_from_where_it_is(model: str, tmp_path: Path) -> None:
-    first = adapted("reward", model, tmp_path / "first", "wrapped")
-    made = trainer("reward", first.model, tmp_path / "second", max_steps=1)
-    assert made.evaluate(PAIRS)["eval_loss"] == first.evaluate(PAIRS)["eval_loss"]
-    language = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules=["q_proj"]))
-    with pytest.raises(UserError, match=r"the model is a PeftModel of a .*ForCausalLM.  Give one of a sequence"):
-        trainer("reward", language, tmp_path / "third")
+def test_a_classifier_on_the_hub_is_trained_on(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = trainer("reward", model, tmp_path / "first")
+    first.save_model(str(tmp_path / "saved"))
+    cached(tmp_path / "hub", "org/judge", tmp_path / "saved")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    made = trainer("reward", "org/judge", tmp_path / "second")
+    assert torch.equal(made.head.weight, first.head.weight)
 
 
 @Kind

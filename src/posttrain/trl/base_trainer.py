@@ -72,13 +72,15 @@ class Given(ModelSource):
 
 
 class BaseTrainer(TrainerMethods[Args], Generic[Args]):
-    """A model, rows and callbacks; a kind of trainer defines `recipe`, `_fit`, `_entry` and `_measured`."""
+    """A model, rows and callbacks; a kind of trainer defines `recipe`, `_fit` and `_measured`."""
 
     settable = TrainerMethods.settable | {"optimizer", "lr_scheduler"}
     own_rules: ClassVar[Rules]
     """What becomes of each field of its arguments."""
     wanted: ClassVar[str] = "give rows"
     """What to give where rows are missing."""
+    logged: ClassVar[Sequence[str]] = ("loss", "grad_norm", "learning_rate", "num_tokens")
+    """What a step logs of our metrics, under the same names in TRL."""
     only_default: ClassVar[Mapping[str, str]] = {}
     """Arguments of TRL's trainer of which only the default is possible, with why."""
 
@@ -155,9 +157,9 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
 
     def _entry(self, report: StepReport) -> Entry:
         """What a step logs."""
-        raise NotImplementedError
+        return {name: report.metrics[name] for name in self.logged}
 
-    def _measured(self, rows: list[Row], prefix: str) -> Entry:
+    def _measured(self, rows: list[Row]) -> Entry:
         """What is measured on rows that are not trained on, under names without the prefix."""
         raise NotImplementedError
 
@@ -233,7 +235,10 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, Any]:
-        """Measure the model on rows that are not trained on, and log what comes out.  Of several sets, each by name."""
+        """Measure the model on rows that are not trained on, and log what comes out.  Of several sets, each by name.
+
+        `ignore_keys` is there for scripts that give it; no outputs of the model are gathered.
+        """
         given = eval_dataset if eval_dataset is not None else self.eval_dataset
         if isinstance(given, Mapping):
             parts = {f"{metric_key_prefix}_{name}": rows for name, rows in given.items()}
@@ -242,7 +247,7 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         rows = self.rows(given, "eval_dataset")
         began = time.monotonic()
         with told_in_fields(self.args, self.rules):
-            entry = self._measured(rows, metric_key_prefix)
+            entry = self._measured(rows)
         seconds = time.monotonic() - began
         batches = math.ceil(len(rows) / self.args.per_device_eval_batch_size)
         entry |= {

@@ -72,7 +72,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         peft_config: "LoraConfig | None" = None,
         **not_here: object,
     ) -> None:
-        """`not_here` are arguments of TRL's that only their default is possible of: tools, rollout_func."""
+        """`not_here` are arguments that only accept their default, such as tools and rollout_func."""
         self.require_defaults(not_here)
         given = Given(
             model=model,
@@ -161,7 +161,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         logged = logged_by(self.args)
         return step_entry(report, logged=logged, updates=plan.updates_per_step, passes=plan.epochs_per_step)
 
-    def _measured(self, rows: list[Row], prefix: str) -> Entry:
+    def _measured(self, rows: list[Row]) -> Entry:
         """Completions of some rows at the training temperature, scored."""
         if self.session is not None:
             return self._measured_in(self.session, rows)

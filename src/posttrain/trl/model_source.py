@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Dtype = Literal["auto", "float32", "bfloat16"]
 NO_MATTER = ("device_map", "use_cache", "low_cpu_mem_usage")
 """Arguments of from_pretrained that say where and how, and change no number."""
+LOADED = "sets nothing: the model is loaded already."
 UNSET = ("inference_mode", "base_model_name_or_path", "fan_in_fan_out", "revision", "peft_version")
 """What peft writes into a config itself."""
 
@@ -39,6 +40,8 @@ class ModelSource:
     """What a trainer was given of its model."""
 
     model: str | nn.Module
+    loaded_here: bool = False
+    """Whether the trainer has loaded the object, as the arguments say, and not the script."""
     processing_class: PreTrainedTokenizerBase | None = None
     peft_config: "LoraConfig | None" = None
     quantization_config: BitsAndBytesConfig | None = None
@@ -124,6 +127,9 @@ def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -
     given = mapping_of(args, "model_init_kwargs")
     dtype = dtype_of(given.pop("dtype", given.pop("torch_dtype", None)), args, notes)
     quantization = given.pop("quantization_config", None) or source.quantization_config
+    if not isinstance(source.model, str) and not source.loaded_here:
+        notes += [f"model_init_kwargs: {name} = {value!r:.60} {LOADED}" for name, value in given.items()]
+        given = {}
     options = ModelOptions(
         path=source.model if isinstance(source.model, str) else ModelOptions.path,
         revision=revision_of(given.pop("revision", None)),

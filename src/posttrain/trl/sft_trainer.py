@@ -11,7 +11,7 @@ from posttrain.config import SftConfig
 from posttrain.errors import UserError
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
-from posttrain.runs.reports import Run, StepReport
+from posttrain.runs.reports import Run
 from posttrain.training.sft.learned_rows import GivenRows, RowExamples
 from posttrain.training.sft.sft_run import example_source, train_sft
 from posttrain.training.sft.supervised import held_out_loss
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import BitsAndBytesConfig
 
-LOGGED = ("loss", "grad_norm", "learning_rate", "num_tokens", "entropy", "mean_token_accuracy")
-"""What an entry of the log has, as TRL logs it."""
 NOT_HERE = {
     "data_collator": "rows are made into tokens in one way",
     "compute_loss_func": "the loss is -log π of what is learned",
@@ -40,9 +38,10 @@ NOT_HERE = {
 
 
 class SFTTrainer(BaseTrainer[SFTConfig]):
-    """Trains a model on rows, told as TRL's class of that name is told; the loop is that of `posttrain.train_sft`."""
+    """Trains a model on rows, called as TRL's class of that name; the loop is that of `posttrain.train_sft`."""
 
     config_class, own_rules, only_default = SFTConfig, SFT_RULES, NOT_HERE
+    logged = (*BaseTrainer.logged, "entropy", "mean_token_accuracy")
     given_rows: Dataset | None
     """`train_dataset` as it was given."""
     _shown: TokenRows | None
@@ -62,7 +61,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         formatting_func: Callable[[Row], str] | None = None,
         **not_here: object,
     ) -> None:
-        """`formatting_func` makes the text of a row.  `not_here` are arguments whose default alone is possible."""
+        """`formatting_func` makes the text of a row.  `not_here` are arguments that only accept their default."""
         self.require_defaults({"data_collator": data_collator, **not_here})
         self.formatting_func = formatting_func
         given = Given(
@@ -130,11 +129,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         """The run by `train_sft`."""
         return train_sft(config, policy=self.policy, rows=rows, optimizer=self.own_optimizer, **start.how)
 
-    def _entry(self, report: StepReport) -> Entry:
-        """What a step logs."""
-        return {name: report.metrics[name] for name in LOGGED}
-
-    def _measured(self, rows: list[Row], prefix: str) -> Entry:
+    def _measured(self, rows: list[Row]) -> Entry:
         """The loss, the entropy and the accuracy on rows."""
         budget = self.described(rows)[0].sft.tokens_per_microbatch
         measured = held_out_loss(self.policy, self._examples(rows), budget)

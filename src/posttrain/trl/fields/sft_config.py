@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.trl.fields.field_rules import Rule, Rules, Treatment, idle, refused, supported, translated
-from posttrain.trl.fields.number_rules import above, at_least, between, whole
+from posttrain.trl.fields.number_rules import whole
 from posttrain.trl.fields.training_fields import TrainingFields
-from posttrain.trl.fields.training_rules import LIGER, TRAINING_RULES
+from posttrain.trl.fields.training_rules import LIGER, TRAINING_RULES, optimizer_rules
 
 
 @dataclass
@@ -64,23 +64,8 @@ TOKENIZER_RULES: Rules = {
 }
 SFT_RULES: Rules = {
     **TRAINING_RULES,
+    **optimizer_rules("sft"),
     "per_device_train_batch_size": supported("sft.rows_per_batch, sft.tokens_per_microbatch", "rows", numbers=whole(1)),
-    "learning_rate": supported("sft.learning_rate", "as it is given, with an adapter too", numbers=above(0)),
-    "lr_scheduler_type": supported("sft.schedule", "linear, cosine, constant and constant_with_warmup"),
-    "warmup_steps": supported(
-        "sft.warmup_steps", "below 1 a share of all updates; the first rate is lr/w, not 0", numbers=at_least(0)
-    ),
-    "warmup_ratio": translated(
-        "sft.warmup_steps", "is read as warmup_steps, a share of all updates.", numbers=between(0, 1, or_none=True)
-    ),
-    "weight_decay": supported(
-        "sft.weight_decay", "on matrices; of an adapter on A and B, towards the base model", numbers=at_least(0)
-    ),
-    "adam_beta1": supported("sft.beta1", numbers=between(0, 1, below=True)),
-    "adam_beta2": supported("sft.beta2", numbers=between(0, 1, below=True)),
-    "max_grad_norm": supported(
-        "sft.max_grad_norm", "0 and None clip nothing", numbers=at_least(0, or_none=True, infinite=True)
-    ),
     "gradient_accumulation_steps": supported("sft.rows_per_batch", "times the rows on a device", numbers=whole(1)),
     "include_for_metrics": refused("the loss on held-out rows is what is measured; leave it out."),
     "batch_eval_metrics": refused("the loss on held-out rows is what is measured; leave it out."),

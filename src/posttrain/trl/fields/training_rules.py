@@ -1,6 +1,6 @@
 """What becomes of each field of `TrainingFields`; the page "TRL's fields" is made of this table."""
 
-from posttrain.trl.fields.field_rules import Rules, idle, refused, supported, translated
+from posttrain.trl.fields.field_rules import Rule, Rules, idle, refused, supported, translated
 from posttrain.trl.fields.number_rules import above, at_least, between, interval, whole
 
 ONE_PROCESS = "one process trains here, on one device."
@@ -24,7 +24,36 @@ OTHER_ADAMW = (
 LIGER = "log-probs are computed in chunks here, without that package."
 
 
+def optimizer_rules(section: str) -> dict[str, Rule]:
+    """What becomes of AdamW's fields, whose options are those of a section."""
+    return {
+        "learning_rate": supported(f"{section}.learning_rate", "as it is given, with an adapter too", numbers=above(0)),
+        "lr_scheduler_type": supported(f"{section}.schedule", "linear, cosine, constant and constant_with_warmup"),
+        "warmup_steps": supported(
+            f"{section}.warmup_steps",
+            "below 1 a share of all updates; the first rate is lr/w, not 0",
+            numbers=at_least(0),
+        ),
+        "warmup_ratio": translated(
+            f"{section}.warmup_steps",
+            "is read as warmup_steps, a share of all updates.",
+            numbers=between(0, 1, or_none=True),
+        ),
+        "weight_decay": supported(
+            f"{section}.weight_decay",
+            "on matrices; of an adapter on A and B, towards the base model",
+            numbers=at_least(0),
+        ),
+        "adam_beta1": supported(f"{section}.beta1", numbers=between(0, 1, below=True)),
+        "adam_beta2": supported(f"{section}.beta2", numbers=between(0, 1, below=True)),
+        "max_grad_norm": supported(
+            f"{section}.max_grad_norm", "0 and None clip nothing", numbers=at_least(0, or_none=True, infinite=True)
+        ),
+    }
+
+
 TRAINING_RULES: Rules = {
+    **optimizer_rules("update"),
     "output_dir": supported("run.folder", "the folder of the run, `trainer_output` by default"),
     "per_device_train_batch_size": supported(
         "rollout.prompts_per_step, update.tokens_per_microbatch", "counts completions, as in TRL", numbers=whole(1)
@@ -35,13 +64,8 @@ TRAINING_RULES: Rules = {
         "in updates; several of a step are taken together; 0 and -1: num_train_epochs",
         numbers=whole(-1),
     ),
-    "learning_rate": supported("update.learning_rate", "as it is given, with an adapter too", numbers=above(0)),
-    "lr_scheduler_type": supported("update.schedule", "linear, cosine, constant and constant_with_warmup"),
     "lr_scheduler_kwargs": refused(
         "the schedules here have no further arguments; give the scheduler in `optimizers`.", {}
-    ),
-    "warmup_steps": supported(
-        "update.warmup_steps", "below 1 a share of all updates; the first rate is lr/w, not 0", numbers=at_least(0)
     ),
     "optim": refused(
         "AdamW of torch is the optimiser here; give another in `optimizers`.",
@@ -51,20 +75,10 @@ TRAINING_RULES: Rules = {
         reads=dict.fromkeys(OTHER_ADAMW, "is read as AdamW of torch, with moments in float32: 8 bytes a weight."),
     ),
     "optim_args": refused("AdamW has no further arguments here; give an optimiser in `optimizers`."),
-    "weight_decay": supported(
-        "update.weight_decay",
-        "on matrices; of an adapter on A and B, towards the base model",
-        numbers=at_least(0),
-    ),
-    "adam_beta1": supported("update.beta1", numbers=between(0, 1, below=True)),
-    "adam_beta2": supported("update.beta2", numbers=between(0, 1, below=True)),
     "adam_epsilon": refused("AdamW's epsilon is 1e-8 here; give an optimiser in `optimizers`."),
     "optim_target_modules": refused("it is for optimisers that are not here (GaLore); give one in `optimizers`."),
     "gradient_accumulation_steps": supported("rollout.prompts_per_step", "see the table of batches", numbers=whole(1)),
     "average_tokens_across_devices": idle(ONE_PROCESS),
-    "max_grad_norm": supported(
-        "update.max_grad_norm", "0 and None clip nothing", numbers=at_least(0, or_none=True, infinite=True)
-    ),
     "label_smoothing_factor": refused("no label is smoothed here; leave it out."),
     "bf16": supported("model.dtype", "on a GPU; on a CPU a line says that float32 is used"),
     "fp16": supported("model.dtype", "as bf16, where the GPU has it: float16 overflows; a line says what is used"),
@@ -190,9 +204,6 @@ TRAINING_RULES: Rules = {
     ),
     "trust_remote_code": supported("model.trust_remote_code"),
     "router_aux_loss_coef": refused("no loss of a router is added here.", 0.0, 0),
-    "warmup_ratio": translated(
-        "update.warmup_steps", "is read as warmup_steps, a share of all updates.", numbers=between(0, 1, or_none=True)
-    ),
     "evaluation_strategy": translated("", "is read as eval_strategy."),
     "overwrite_output_dir": supported("run.overwrite", "deletes the run that the folder holds"),
     "logging_dir": idle("trackers write into the folder of the run."),

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -16,13 +17,13 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.dpo import DpoOptions
 from posttrain.records import Preference
-from posttrain.runs.reports import Run, StepReport
+from posttrain.runs.reports import Run
 from posttrain.training.dpo.dpo_run import train_dpo
 from posttrain.training.dpo.dpo_state import pair_objective
 from posttrain.training.dpo.pair_update import MeasuredPairs, logprobs_without_gradient, said_lengths
 from posttrain.training.reference import Reference, UncopiedPolicy, reference_of, require_same_vocabulary
 from posttrain.trl.as_config import RunLength, run_length
-from posttrain.trl.base_trainer import Given, Optimizers, Start
+from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
 from posttrain.trl.fields.dpo_config import DPO_RULES, DPOConfig
 from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import place
@@ -56,6 +57,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
     """Trains a policy on pairs of answers, called as TRL's class of that name; the loop is that of `train_dpo`."""
 
     config_class, own_rules = DPOConfig, DPO_RULES
+    logged = (*BaseTrainer.logged, *OF_PAIRS)
     loss_remedy = "Choose a loss by `loss_type` in DPOConfig."
 
     def __init__(
@@ -92,8 +94,8 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         """The policy that was given to compare with."""
         self.reference: Reference | None = self._reference()
         """What pairs are compared with; None where that is the first policy, which is asked before the first update."""
-        self.reference_logprobs: dict[str, OfPairs] = {}
-        """Of the evaluation's pairs, where the first policy was asked for them."""
+        self.reference_logprobs: dict[object, tuple[float, float]] = {}
+        """By the tokens of a pair of the evaluation, where the first policy was asked for them."""
         self.tell()
 
     def recipe(self, rows: list[Row], length: RunLength) -> DpoConfig:
@@ -131,30 +133,26 @@ class DPOTrainer(PairTrainer[DPOConfig]):
             learn_closing=True,
         )
 
-    def _entry(self, report: StepReport) -> Entry:
-        """What a step logs."""
-        num_tokens = self.state.num_input_tokens_seen + sum(read_tokens(pair) for pair in report.pairs)
-        logged = ("loss", "grad_norm", "learning_rate", *OF_PAIRS)
-        return {**{name: report.metrics[name] for name in logged}, "num_tokens": float(num_tokens)}
-
-    def _measured(self, rows: list[Row], prefix: str) -> Entry:
+    def _measured(self, rows: list[Row]) -> Entry:
         """The loss, and what TRL logs of rewards and log-probs."""
         options = self.options(run_length(self.args, len(rows)))
         pairs = self.pairs(rows, options)
         policy = logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
-        reference = self._reference_logprobs(pairs, prefix, options)
+        reference = self._reference_logprobs(pairs, options)
         found = MeasuredPairs.of(pair_objective(options), policy, reference, said_lengths(pairs))
         means = found.means()
         return {"loss": found.losses.mean().item(), **{name: means[name] for name in OF_PAIRS}}
 
-    def _reference_logprobs(self, pairs: Sequence[Preference], prefix: str, options: DpoOptions) -> OfPairs:
+    def _reference_logprobs(self, pairs: Sequence[Preference], options: DpoOptions) -> OfPairs:
         """log π_ref of both answers of some pairs."""
         if self.reference is not None:
             with self.reference.entered() as reference:
                 return logprobs_without_gradient(reference, pairs, options.tokens_per_microbatch)
-        kept = self.reference_logprobs.get(prefix)
-        if kept is not None and len(kept.chosen) == len(pairs):
-            return kept
+        kept = [self.reference_logprobs.get(tokens_of(pair)) for pair in pairs]
+        known = [each for each in kept if each is not None]
+        if len(known) == len(pairs):
+            chosen, rejected = torch.tensor(known, dtype=torch.float64).unbind(dim=1)
+            return OfPairs(chosen, rejected)
         if self.state.global_step > 0:
             raise UserError(
                 "DPOTrainer.evaluate: precompute_ref_log_probs = True, and the first policy, which is the reference, is"
@@ -165,16 +163,14 @@ class DPOTrainer(PairTrainer[DPOConfig]):
     def _ask_first_policy(self) -> None:
         """Keep what the policy says of the evaluation's pairs before it is trained."""
         given = self.eval_dataset
-        named = (
-            {f"eval_{name}": each for name, each in given.items()} if isinstance(given, Mapping) else {"eval": given}
-        )
-        for prefix, dataset in named.items():
+        for dataset in given.values() if isinstance(given, Mapping) else [given]:
             if dataset is not None:
                 rows = self.rows(dataset, "eval_dataset")
                 options = self.options(run_length(self.args, len(rows)))
                 pairs = self.pairs(rows, options)
-                kept = logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
-                self.reference_logprobs[prefix] = kept
+                found = logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
+                both = zip(found.chosen.tolist(), found.rejected.tolist(), strict=True)
+                self.reference_logprobs |= dict(zip(map(tokens_of, pairs), both, strict=True))
 
     def _reference(self) -> Reference | None:
         """What pairs are compared with, as long as there is a trainer."""
@@ -224,6 +220,7 @@ def loss_options(args: DPOConfig, notes: list[str]) -> dict[str, Any]:
     return {**LOSSES[kind], "nll_weight": nll}
 
 
-def read_tokens(pair: Preference) -> int:
-    """Tokens of both texts of a pair, each with its prompt."""
-    return 2 * len(pair.prompt.tokens) + len(pair.chosen) + len(pair.rejected)
+def tokens_of(pair: Preference) -> tuple[object, ...]:
+    """What the log-probs of a pair depend on."""
+    answers = (pair.chosen, pair.chosen_said, pair.chosen_closing, pair.rejected, pair.rejected_said)
+    return (tuple(pair.prompt.tokens), *answers, pair.rejected_closing)

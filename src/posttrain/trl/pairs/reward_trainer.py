@@ -1,13 +1,14 @@
 """RewardTrainer: TRL's constructor and methods over `posttrain.train_reward_model`."""
 
 import copy
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.algorithms.bradley_terry import bradley_terry, centring
 from posttrain.config import RewardModelConfig
@@ -17,10 +18,12 @@ from posttrain.models.adapters.peft_layers import peft_layers
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
 from posttrain.models.classifiers.score_head import TextScorer, new_scorer
 from posttrain.models.exports.saved_weights import require_loadable
+from posttrain.models.loading.hub import hub_folder
 from posttrain.models.policy import without_wrapper
+from posttrain.options.model import ModelOptions
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.runs.checkpoint import load_checkpoint
-from posttrain.runs.reports import Run, StepReport
+from posttrain.runs.reports import Run
 from posttrain.runs.tensor_state import restore_module
 from posttrain.tasks.preferences.preference_set import preference_rows
 from posttrain.tasks.rows import MEMORY, BadRows, rows_of
@@ -28,10 +31,11 @@ from posttrain.training.reward_model.pair_scores import pair_scores
 from posttrain.training.reward_model.reward_run import train_reward_model
 from posttrain.training.reward_model.reward_state import HEAD
 from posttrain.trl.as_config import RunLength, run_length
-from posttrain.trl.base_trainer import Given, Optimizers, Start
+from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
+from posttrain.trl.fields.field_rules import mapping_of
 from posttrain.trl.fields.reward_config import REWARD_RULES, RewardConfig
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import is_peft_model
+from posttrain.trl.model_source import is_peft_model, revision_of
 from posttrain.trl.pairs.classifier_views import causal_view, classifier_view, head_of, is_classifier
 from posttrain.trl.pairs.pair_trainer import PairTrainer
 from posttrain.trl.training_rows import Dataset, Row
@@ -40,9 +44,6 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import BitsAndBytesConfig
 
-OF_SCORES = ("accuracy", "margin", "mean_reward", "min_reward", "max_reward")
-LOGGED = ("loss", "grad_norm", "learning_rate", "num_tokens", *OF_SCORES)
-"""What a step logs, as our metrics have it."""
 MERGED = (
     "save_model, push_to_hub and checkpoints write the reward model with its adapter merged, as a classifier."
     "  trainer.model.save_pretrained writes the adapter and the head."
@@ -55,6 +56,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
     """Trains a reward model on pairs, called as TRL's class of that name; the loop is that of `train_reward_model`."""
 
     config_class, own_rules = RewardConfig, REWARD_RULES
+    logged = (*BaseTrainer.logged, "accuracy", "margin", "mean_reward", "min_reward", "max_reward")
 
     def __init__(
         self,
@@ -82,9 +84,10 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         }
         self.require_defaults(refused | not_here)
         wrapped = model if isinstance(model, nn.Module) and is_peft_model(model) else None
-        classifier = given_classifier(model if wrapped is None else below(wrapped, peft_config))
+        classifier = given_classifier(model if wrapped is None else below(wrapped, peft_config), args)
         given = Given(
             model=model if classifier is None else causal_view(classifier),
+            loaded_here=isinstance(model, str),
             processing_class=processing_class,
             peft_config=plain_config(peft_config),
             quantization_config=quantization_config,
@@ -129,11 +132,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
             center_coefficient=args.center_rewards_coefficient or 0.0,
         )
 
-    def _entry(self, report: StepReport) -> Entry:
-        """What a step logs."""
-        return {name: report.metrics[name] for name in LOGGED}
-
-    def _measured(self, rows: list[Row], prefix: str) -> Entry:
+    def _measured(self, rows: list[Row]) -> Entry:
         """The loss, and what TRL logs of scores."""
         options = self.options(run_length(self.args, len(rows)))
         pairs = self.pairs(rows, options)
@@ -170,19 +169,25 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         self.write_model(folder / "model")
 
 
-def given_classifier(model: str | nn.Module) -> PreTrainedModel | None:
-    """The sequence classifier that is given, as an object or by its folder; None of a language model."""
-    if isinstance(model, str):
-        if not Path(model, "config.json").is_file():
-            return None
-        kinds = AutoConfig.from_pretrained(model).architectures or []
-        if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
-            return None
-        made: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            model, num_labels=1, dtype=torch.float32
-        )
-        return made
-    return model if isinstance(model, PreTrainedModel) and is_classifier(model) else None
+def given_classifier(model: str | nn.Module, args: object) -> PreTrainedModel | None:
+    """The sequence classifier that is given, as an object or by its folder or name; None of a language model."""
+    if not isinstance(model, str):
+        return model if isinstance(model, PreTrainedModel) and is_classifier(model) else None
+    given = mapping_of(args, "model_init_kwargs") if isinstance(args, RewardConfig) else {}
+    attention = given.get("attn_implementation")
+    trusts = bool(given.get("trust_remote_code", isinstance(args, RewardConfig) and args.trust_remote_code))
+    options = ModelOptions(path=model, revision=revision_of(given.get("revision")), trust_remote_code=trusts)
+    name, revision = options.hub_name, options.hub_revision
+    folder = Path(model) if name is None else hub_folder(name, revision, with_code=trusts)
+    config = folder / "config.json"
+    kinds = json.loads(config.read_bytes()).get("architectures") if config.is_file() else None
+    if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds or []):
+        return None
+    made: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=1, dtype=torch.float32, trust_remote_code=trusts, attn_implementation=attention
+    )
+    made.config._name_or_path = model
+    return made
 
 
 def below(wrapped: nn.Module, config: object) -> PreTrainedModel:
