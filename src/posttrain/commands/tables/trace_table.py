@@ -191,9 +191,15 @@ def algorithms_beside(text: str) -> dict[str, Algorithm]:
 
 def label_of(section: Mapping[str, object]) -> str:
     """Its name, and the options that were given, in words: `grpo, token weights: mean over tokens`."""
-    words = {name: str(value).replace("_", " ") if str(value).isidentifier() else value for name, value in section.items()}
-    options = [f"{name.replace('_', ' ')}: {value}" for name, value in words.items() if name != "name"]
-    return ", ".join([*([str(section["name"])] if "name" in section else []), *options])
+    name = [str(section["name"])] if "name" in section else []
+    options = [f"{in_words(option)}: {in_words(value)}" for option, value in section.items() if option != "name"]
+    return ", ".join([*name, *options])
+
+
+def in_words(value: object) -> str:
+    """A name of an option or a choice without underscores; all else as it is."""
+    text = str(value)
+    return text.replace("_", " ") if text.isidentifier() else text
 
 
 def table(trace: Trace, window: TableWindow) -> list[str]:
