@@ -20,6 +20,7 @@ from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 from posttrain.errors import UserError
 
@@ -116,6 +117,13 @@ def require_left_out(options: Any, names: Iterable[str], rule: str, *, where: st
     for each in fields(options):
         if each.name in names and getattr(options, each.name) != default_of(each):
             raise UserError(f"{where}{each.name} = {getattr(options, each.name)} {rule}; leave it out")
+
+
+def require_no_password(address: str, name: str, remedy: str) -> None:
+    """Refuse an address that may hold a secret, without repeating it: recipes are saved with a run, and shown."""
+    parts = urlsplit(address)
+    if "@" in parts.netloc or parts.query:
+        raise UserError(f"{name}: has a user name or a query (`?…`), which is saved with the run and shown.  {remedy}")
 
 
 def is_plain(value: object) -> bool:

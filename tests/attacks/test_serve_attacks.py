@@ -83,6 +83,33 @@ def test_a_client_that_leaves_ends_its_request(server: HttpServer, monkeypatch: 
     assert asked(server, "/v1/completions", ASKS)[0] == 200
 
 
+def test_a_client_that_has_only_ended_its_sending_gets_its_answer(server: HttpServer) -> None:
+    with server.service.lock:  # as while another request is answered
+        first = client(server)
+        first.shutdown(socket.SHUT_WR)
+        until(lambda: len(server.service.waiting) == 1)
+        time.sleep(3 * completion_service.LOOK_SECONDS)  # it is looked at more than once
+        assert server.service.waiting
+    said = b"".join(iter(lambda: first.recv(1 << 16), b""))
+    first.close()
+    *interim, head, body = said.split(b"\r\n\r\n")
+    assert set(interim) == {b"HTTP/1.1 100 Continue"}
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert json.loads(body)["choices"]
+
+
+def test_a_client_that_ends_its_sending_and_leaves_later_ends_its_request(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with endless(server, monkeypatch):
+        first = client(server)
+        first.shutdown(socket.SHUT_WR)
+        assert first.recv(1 << 10) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        until(lambda: server.service.turn is not None)
+        first.close()
+        until(lambda: server.service.turn is None and not server.service.waiting)
+
+
 def test_a_client_that_leaves_the_queue_is_not_served(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     served = []
     monkeypatch.setattr(server.service.engine, "rollout", lambda *a, **k: served.append(a))
@@ -259,6 +286,43 @@ def test_who_may_ask_is_said_without_contradiction(
 ) -> None:
     assert main(["serve", "bundled", *flags]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "flags", "says"),
+    [
+        ("", ["--host", "0.0.0.0"], "POSTTRAIN_SERVE_TOKEN: is set and empty"),
+        ("two words", [], "POSTTRAIN_SERVE_TOKEN: must be printable ASCII"),
+        ("s3cret", ["--host", "0.0.0.0", "--public"], "POSTTRAIN_SERVE_TOKEN is set"),
+    ],
+)
+def test_a_token_of_the_environment_obeys_the_same_rules(
+    value: str, flags: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSTTRAIN_SERVE_TOKEN", value)
+    assert main(["serve", "bundled", *flags]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert "s3cret" not in said
+
+
+def test_a_token_of_the_environment_protects_the_server_and_is_not_printed() -> None:
+    command = [sys.executable, "-m", "posttrain", "serve", "bundled", "--port", "0"]
+    environment = {**os.environ, "POSTTRAIN_SERVE_TOKEN": "s3cret"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        assert process.stdout is not None
+        address, told = process.stdout.readline(), process.stdout.readline()
+        found = re.search(r"http://127.0.0.1:(\d+)/v1", address)
+        assert found is not None
+        statuses = []
+        for headers in ("", "Authorization: Bearer s3cret\r\n"):
+            with socket.create_connection(("127.0.0.1", int(found[1]))) as made:
+                made.sendall(f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:{found[1]}\r\n{headers}\r\n".encode())
+                statuses.append(int(made.makefile("rb").readline().split()[1]))
+        process.send_signal(signal.SIGINT)
+    assert statuses == [401, 200]
+    assert "POSTTRAIN_SERVE_TOKEN" in told
+    assert "s3cret" not in address + told
 
 
 def test_an_interrupt_ends_the_server_while_it_answers() -> None:

@@ -14,6 +14,7 @@ from posttrain.commands.serving.http_server import serving
 from posttrain.errors import RunError, UserError
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import as_policy
+from posttrain.options.collect import LlmJudgeOptions
 from posttrain.options.new_model import NewModelOptions
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
@@ -49,6 +50,16 @@ def judged(at: Endpoint, *texts: str, prompts: list[str] | None = None, **option
     reward = JudgeReward(**{"endpoint": at.url, "model": "j", "canary_every": 0, "timeout_seconds": 5, **options})
     given = prompts or ["What is 3 + 4?"] * len(texts)
     return asyncio.run(reward(prompts=given, completions=list(texts)))
+
+
+@pytest.mark.parametrize("kind", [JudgeReward, LlmJudgeOptions])
+@pytest.mark.parametrize(
+    "address", ["https://me:s3cret@host/v1", "http://s3cret@10.0.0.1/v1", "https://h/v1?key=s3cret"]
+)
+def test_an_endpoint_with_a_secret_in_it_is_refused_without_repeating_it(kind: type, address: str) -> None:
+    with pytest.raises(UserError, match="key_env") as refused:
+        kind(endpoint=address, model="j")
+    assert "s3cret" not in str(refused.value)
 
 
 def test_a_score_is_its_share_of_the_scale() -> None:

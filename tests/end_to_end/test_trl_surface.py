@@ -155,6 +155,9 @@ def test_arguments_and_accelerator_answer_for_one_process(
     with args.main_process_first(desc="rows"), args.distributed_state.main_process_first():
         args.distributed_state.wait_for_everyone()
     assert '"use_cpu": true' in args.to_json_string()
+    secret = GRPOConfig(str(tmp_path / "run"), hub_token="hf_s3cret", **SHORT)
+    assert secret.to_sanitized_dict()["hub_token"] == secret.to_dict()["hub_token"] == "<HUB_TOKEN>"  # as transformers
+    assert "s3cret" not in secret.to_json_string() + repr(secret)
     made = GRPOTrainer(model, length, args, PROMPTS)
     made.accelerator.print("from the main process")
     assert "from the main process" in capsys.readouterr().out

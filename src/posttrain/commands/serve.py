@@ -1,5 +1,6 @@
 """`posttrain serve`: a model behind a small OpenAI-compatible endpoint, for trying it and for small judges."""
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,9 @@ from posttrain.commands.flags import CommandSpec
 from posttrain.commands.request_origin import is_loopback
 from posttrain.errors import UserError, require
 from posttrain.options.model import ModelOptions
+
+TOKEN_VARIABLE = "POSTTRAIN_SERVE_TOKEN"
+"""The environment variable that holds the token where no flag gives it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +27,14 @@ class ServeSwitches:
     """Where it listens."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; one that other machines reach needs --token, or --public."""
+    """Address to listen on; one that other machines reach needs a token, or --public."""
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
     public: bool = False
     """Let anybody ask who reaches the port, without a token."""
     token: str = ""
-    """Answer only requests that bring this, as `Authorization: Bearer TOKEN`; clients call it api_key.  Nothing is
-    encrypted."""
+    """Answer only requests that bring this, as `Authorization: Bearer TOKEN`; clients call it api_key.  `ps` shows
+    flags to everybody on this machine: set the variable POSTTRAIN_SERVE_TOKEN instead.  Nothing is encrypted."""
     seconds: float = 600.0
     """Longest that a request may take, and that one waits for its turn."""
 
@@ -54,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     require_model(config.model)
     require(0 <= switches.port < 1 << 16, switches, "port", "use 0 to 65535")
     require(switches.seconds > 0, switches, "seconds", "leaves no time to answer; use more than 0")
-    require_protected(switches)
+    token = token_of(switches)
     from posttrain.commands.serving.completion_service import Service
     from posttrain.commands.serving.http_server import listening
     from posttrain.models.loading.model_folder import load_policy
@@ -63,23 +67,34 @@ def main(arguments: Sequence[str]) -> int:
     policy, seconds = load_policy(config.model), min(switches.seconds, threading.TIMEOUT_MAX)
     renderer = renderer_of(policy, config.model.template_options)
     service = Service(policy, renderer, name=model.rstrip("/"), seconds=seconds)
-    with listening(service, host=switches.host, port=switches.port, token=switches.token) as server:
+    with listening(service, host=switches.host, port=switches.port, token=token) as server:
         print(f"{model} at http://{switches.host}:{server.server_port}/v1   (Ctrl-C ends it)", flush=True)
+        if token and not switches.token:
+            print(f"Requests need the token in {TOKEN_VARIABLE} (clients call it api_key).", flush=True)
         server.serve_forever()
     return 0
 
 
-def require_protected(switches: ServeSwitches) -> None:
-    """Refuse to let other machines ask without a token, unless that is meant.  Raises UserError."""
-    token = switches.token
+def token_of(switches: ServeSwitches) -> str:
+    """The token that requests have to bring; empty where they need none.
+
+    Raises UserError where other machines could ask without one, unless that is meant.
+    """
+    source, token = "--token", switches.token
+    if not token and TOKEN_VARIABLE in os.environ:
+        source, token = TOKEN_VARIABLE, os.environ[TOKEN_VARIABLE]
+        if not token:
+            raise UserError(f"{TOKEN_VARIABLE}: is set and empty.  Set it to the token, or unset it.")
     if token and not (token.isascii() and token.isprintable() and " " not in token):
-        raise UserError("--token: must be printable ASCII without spaces, since it travels in a header")
+        raise UserError(f"{source}: must be printable ASCII without spaces, since it travels in a header")
     if token and switches.public:
-        raise UserError("--public lets anybody ask without a token, and --token is given; leave one of them out")
+        given = "--token is given" if switches.token else f"{TOKEN_VARIABLE} is set"
+        raise UserError(f"--public lets anybody ask without a token, and {given}.  Leave one of them out.")
     if not is_loopback(switches.host) and not (token or switches.public):
         raise UserError(
-            f"--host {switches.host} lets other machines ask: give --token TEXT, which they have to bring, or --public"
-            " to let anybody ask"
+            f"--host {switches.host} lets other machines ask.  Set {TOKEN_VARIABLE} to a token that they have to bring,"
+            " or give --token TEXT, or let anybody ask by --public."
         )
     if is_loopback(switches.host) and switches.public:
-        raise UserError(f"--public has no use with --host {switches.host}, which this machine alone reaches")
+        raise UserError(f"--public has no use with --host {switches.host}, which only this machine reaches")
+    return token

@@ -7,6 +7,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from posttrain.errors import require
+from posttrain.schemas import require_no_password
 
 WhichPairs = Literal["all", "best_worst", "random"]
 WhichPrinciples = Literal["draw", "all"]
@@ -85,6 +86,7 @@ class LlmJudgeOptions:
     """Other options of the reward `judge`, such as `{key_env: MY_KEY, at_once: 4, part: all}`."""
 
     def __post_init__(self) -> None:
+        require_no_password(self.endpoint, "endpoint", "Give a key by options.key_env or options.key_file.")
         usable = self.endpoint == "" or (urlsplit(self.endpoint).scheme in ("http", "https"))
         require(usable, self, "endpoint", "is no http(s) address, such as http://127.0.0.1:8000/v1")
         require(self.rubric.strip() != "", self, "rubric", "says nothing; say what is judged")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from posttrain.errors import UserError, require
-from posttrain.schemas import require_left_out
+from posttrain.schemas import require_left_out, require_no_password
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ class SandboxOptions:
         require(self.at_once >= 0, self, "at_once", "is no number of programs; use >= 0")
         require(self.command != "", self, "command", "is empty; use docker or podman")
         require(self.image != "" and not self.image.startswith("-"), self, "image", "is no name of an image")
+        require_no_password(self.url, "url", "Use the service's plain address; no password is sent to it.")
         if self.kind == "remote" and not self.url.startswith(("http://", "https://")):
             raise UserError(f"kind = remote needs the service's url, such as http://127.0.0.1:8080; url = {self.url!r}")
         if self.kind != "remote" and self.url:

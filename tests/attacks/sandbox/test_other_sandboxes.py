@@ -327,6 +327,9 @@ def test_what_is_chosen_together_must_make_sense(capsys: pytest.CaptureFixture[s
         SandboxOptions(kind="remote")
     with pytest.raises(UserError, match="no use with kind = sealed"):
         SandboxOptions(url="http://127.0.0.1:8080")
+    with pytest.raises(UserError, match="url: has a user name") as refused:
+        SandboxOptions(kind="remote", url="http://me:s3cret@127.0.0.1:8080")
+    assert "s3cret" not in str(refused.value)
     assert main(["doctor", "--sandbox.kind", "container", "--sandbox.command", "no-such-docker"]) == 1
     said = capsys.readouterr().out
     assert "does not work" in said

@@ -5,6 +5,7 @@ import re
 import select
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,6 +34,8 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "posttrain"
     protocol_version = "HTTP/1.1"
     timeout = 60
+    ask_at, ask_after = 0.0, 1.0
+    """When a client that has ended its sending is asked again whether it reads, and how many seconds after that."""
 
     @property
     def service(self) -> Service:
@@ -144,10 +147,26 @@ class Handler(BaseHTTPRequestHandler):
             raise BadRequest(needed, HTTPStatus.UNAUTHORIZED)
 
     def client_left(self) -> bool:
-        """Whether the client has closed the connection.  What it has sent already is its next request."""
+        """Whether the client has gone.  What it has sent already is its next request.
+
+        A client that has ended only its sending looks like one that left, until something is sent to it: one that left
+        rejects that.  `100 Continue` may come before any answer, though not with HTTP/1.0, where such a client counts
+        as gone.  It is sent again after 1, 2, 4, … seconds: some clients take few of them.
+        """
         poll = select.poll()  # which knows descriptors above 1,023 too
         poll.register(self.connection, select.POLLIN)
-        return bool(poll.poll(0)) and self.connection.recv(1, socket.MSG_PEEK) == b""
+        happened = poll.poll(0)
+        if not happened or happened[0][1] & (select.POLLHUP | select.POLLERR):
+            return bool(happened)
+        now = time.monotonic()
+        if now < self.ask_at or self.connection.recv(1, socket.MSG_PEEK):
+            return False
+        if self.request_version != "HTTP/1.1":
+            return True
+        self.ask_at, self.ask_after = now + self.ask_after, 2 * self.ask_after
+        self.send_response_only(HTTPStatus.CONTINUE)
+        self.end_headers()
+        return False
 
     def not_taken(self) -> BadRequest:
         """The refusal of a path that is not there, or takes another method."""

@@ -46,6 +46,7 @@ from posttrain.rewards.judge.judge_prompts import (
     single_messages,
     winner_in,
 )
+from posttrain.schemas import require_no_password
 
 RUBRIC = "Is the answer correct, complete and to the point?"
 TRY_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
@@ -102,6 +103,7 @@ class JudgeReward:
     """Verdicts between two looks at whether the judge still judges; 0 never looks."""
 
     def __post_init__(self) -> None:
+        require_no_password(self.endpoint, "endpoint", "Give a key by key_env or key_file.")
         url = urlsplit(self.endpoint)
         require(url.scheme in ("http", "https") and bool(url.hostname), self, "endpoint", "is no http(s) address")
         safe = url.scheme == "https" or url.hostname in LOOPBACK

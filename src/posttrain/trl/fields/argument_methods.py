@@ -79,8 +79,9 @@ class ArgumentMethods:
         yield
 
     def to_dict(self) -> dict[str, Any]:
-        """Names and values."""
-        return dict(vars(self))
+        """Names and values; `hub_token` is left out, since scripts log what this returns."""
+        given = dict(vars(self))
+        return given if given["hub_token"] is None else given | {"hub_token": "<HUB_TOKEN>"}
 
     def to_json_string(self) -> str:
         """The same as JSON; what JSON has not is text."""

@@ -84,7 +84,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     save_total_limit: int | None = None
     enable_jit_checkpoint: bool = False
     push_to_hub: bool = False
-    hub_token: str | None = None
+    hub_token: str | None = field(default=None, repr=False)
     hub_private_repo: bool | None = None
     hub_model_id: str | None = None
     hub_strategy: str = "every_save"
