@@ -77,6 +77,6 @@ def test_a_stream_to_evaluate_on_and_what_is_no_row_are_told() -> None:
 
 def test_resuming_where_nothing_began_is_told_by_the_folder(tmp_path: Path) -> None:
     for asked in (True, str(tmp_path / "checkpoints" / "step-000001")):
-        with pytest.raises(UserError, match=r"resume_from_checkpoint = .*output_dir\) holds no run to go on with"):
+        with pytest.raises(UserError, match=r"resume_from_checkpoint = .*output_dir\) holds no run to continue"):
             resume_step(asked, tmp_path)
     assert resume_step(None, tmp_path) == resume_step(False, tmp_path) == (False, None)

@@ -157,7 +157,7 @@ def test_without_peft_a_saved_adapter_is_trained_on_and_what_needs_peft_says_so(
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "peft is not installed: save the adapter by trainer.save_model" in done.stdout
-    assert "`pip install posttrain[lora]`" in done.stdout
+    assert "`pip install peft`" in done.stdout
     read = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), str(tmp_path / "run" / "saved"))
     ids = torch.tensor([[1, 2, 3]])
     assert not torch.equal(read(ids).logits, first.model(ids).logits)

@@ -225,10 +225,15 @@ def test_what_only_transformers_trainer_has_is_told_with_a_remedy_that_fits(
     made = trainer(kind, model, tmp_path, eval_dataset={"few": KINDS[kind][2][:2]})
     assert list(made.get_eval_dataloader("few")) == [KINDS[kind][2][:2]]
     assert list(made.get_eval_dataloader(KINDS[kind][2][:3])) == [KINDS[kind][2][:3]]
+    assert not made.is_fsdp_enabled
+    assert not made.is_deepspeed_enabled
+    with pytest.raises(UserError, match="is_fsdp_enabled: training does not use it here"):
+        made.is_fsdp_enabled = True
     assert made.args.ddp_timeout_delta.total_seconds() == 1800
     remedies = {
         "callback_handler": "add_callback",
         "predict": r"`evaluate\(rows\)`",
+        "tokenizer": "`processing_class`",
         "label_names": "Nothing here is named as a label",
         "is_in_train": "state.global_step",
         "get_batch_logps": "token_logprobs",

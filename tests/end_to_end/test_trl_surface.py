@@ -186,7 +186,7 @@ def test_rows_show_their_labels(model: str, tmp_path: Path) -> None:
 
 
 def test_what_trl_refuses_when_a_trainer_is_made_is_refused_then(model: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="reward_funcs: the list is empty"):
+    with pytest.raises(UserError, match="reward_funcs: it is missing"):
         GRPOTrainer(model, None, GRPOConfig(str(tmp_path)), PROMPTS)  # type: ignore[arg-type]
     for kind in (lambda: GRPOTrainer(model, length), lambda: SFTTrainer(model)):
         with pytest.raises(UserError, match="Trainer: train_dataset is missing"):

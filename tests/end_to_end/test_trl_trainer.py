@@ -282,7 +282,7 @@ def test_a_run_that_is_resumed_ends_as_if_it_had_never_stopped(model: str, tmp_p
         made.train(resume_from_checkpoint=asked)
         assert made.state.global_step == 2
         assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), made.model.parameters(), strict=True))
-    with pytest.raises(UserError, match="no checkpoint of the run"):
+    with pytest.raises(UserError, match="not a checkpoint of the run"):
         made.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoints" / "step-000001"))
 
 

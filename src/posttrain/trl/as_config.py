@@ -247,13 +247,13 @@ def ratio_level_notes(args: SampledFields) -> list[str]:
 
 
 def require_one_of(args: TrainingFields, name: str, value: object, known: tuple[str, ...]) -> None:
-    """Refuse a value that is none of those that there are."""
+    """Refuse a value that is not one of the known ones."""
     if value not in known:
         raise UserError(f"{type(args).__name__}: {name} = {value!r}: use {', '.join(known[:-1])} or {known[-1]}.")
 
 
 def require_strategies(args: TrainingFields, *, measures: bool) -> None:
-    """Refuse a schedule that there is none of, or that has nothing to measure."""
+    """Refuse a strategy that does not exist, or that has nothing to measure."""
     require_one_of(args, "save_strategy", args.save_strategy, ("no", "steps", "epoch", "best"))
     for name in ("logging_strategy", "eval_strategy"):
         require_one_of(args, name, vars(args)[name], ("no", "steps", "epoch"))

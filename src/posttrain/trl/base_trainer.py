@@ -270,7 +270,7 @@ def own_optimizer(given: tuple[object, object]) -> OwnOptimizer | None:
     if not isinstance(optimizer, Optimizer) or not isinstance(scheduler, LRScheduler | None):
         raise UserError(
             "optimizers: give (optimizer, scheduler) of torch, or (optimizer, None) for the schedule of"
-            " lr_scheduler_type from the rates of the optimiser's groups.  A scheduler is of one optimiser, so it"
-            " cannot come alone."
+            " lr_scheduler_type from the rates of the optimiser's groups.  A scheduler belongs to"
+            " its optimiser, so give both."
         )
     return OwnOptimizer(optimizer=optimizer, scheduler=scheduler)

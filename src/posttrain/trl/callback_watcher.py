@@ -91,7 +91,7 @@ class Events:
         """One less: that object, or the first of that class, which is returned."""
         found = [each for each in self.callbacks if each is callback or type(each) is callback]
         if not found:
-            raise UserError(f"remove_callback: {callback!r:.60} is none of the trainer's callbacks.")
+            raise UserError(f"remove_callback: {callback!r:.60} is not one of the trainer's callbacks.")
         self.callbacks.remove(found[0])
         return found[0]
 

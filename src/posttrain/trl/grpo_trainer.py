@@ -49,7 +49,7 @@ SampledArgs = TypeVar("SampledArgs", bound=SampledFields)
 class SampledTrainer(BaseTrainer[SampledArgs]):
     """Trains a model by reward, called as TRL's trainers are; the loop is that of `posttrain.train`.
 
-    What is read otherwise than TRL reads it is printed when the trainer is made, a line each, and kept in `notes`.
+    Where TRL would do something else, a line says so when the trainer is made; `notes` keeps these lines.
     """
 
     by_reward = True
@@ -107,7 +107,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         return batch_plan(self.args, self.rules)
 
     def objects(self, rows: Sequence[Row]) -> CallerObjects:
-        """What a session is given beside its config."""
+        """What a session gets besides its config."""
         return CallerObjects(
             policy=self.policy,
             engine=self.engine,

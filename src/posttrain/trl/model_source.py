@@ -145,7 +145,7 @@ def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -
     notes += [f"{name} = {given[name]!r:.60} sets nothing here" for name in NO_MATTER if name in given]
     for name in given.keys() - {*NO_MATTER}:
         raise UserError(
-            f"model_init_kwargs: {name} = {given[name]!r:.60} is none of what a model is loaded by here: dtype,"
+            f"model_init_kwargs: {name} = {given[name]!r:.60} is not an argument that models are loaded with: dtype,"
             " attn_implementation, revision, trust_remote_code, quantization_config.  Load the model yourself and give"
             " the object as `model`."
         )
@@ -153,7 +153,7 @@ def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -
 
 
 def require_lora(config: object) -> None:
-    """Refuse an adapter of another kind, and what is none."""
+    """Refuse an adapter of another kind."""
     if config is None:
         return
     from peft import LoraConfig
@@ -335,7 +335,7 @@ def written(config: "LoraConfig") -> Mapping[str, object]:
 
 
 def require_tokenizer(candidate: object) -> PreTrainedTokenizerBase:
-    """Refuse a processor of images, or whatever else is no tokenizer."""
+    """Refuse a processor of images, or anything else that is not a tokenizer."""
     if not isinstance(candidate, PreTrainedTokenizerBase):
         raise UserError(
             f"processing_class: a {type(candidate).__name__} is given; models of text have a tokenizer, such as"

@@ -59,7 +59,7 @@ class DecodedRewardModel(RewardModel):
         policy_tokenizer: PreTrainedTokenizerBase,
         own_tokenizer: PreTrainedTokenizerBase | None,
     ) -> None:
-        """Without a tokenizer of its own an object has that of the folder that it names."""
+        """A model object without a tokenizer gets that of the folder it was loaded from."""
         if own_tokenizer is None and isinstance(model, PreTrainedModel) and model.name_or_path:
             own_tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
         super().__init__(model, tokenizer=own_tokenizer, label=0)
@@ -121,7 +121,8 @@ def reward_functions(
     """
     rewards = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
     if not rewards:
-        raise UserError("reward_funcs: the list is empty.  Give a function, or a list of them.")
+        missing = "it is missing" if given is None else "the list is empty"
+        raise UserError(f"reward_funcs: {missing}.  Give a function, or a list of them.")
     calls = [decoded(call, tokenizer, each, state) for call, each in zip(rewards, tokenizers, strict=True)]
     if weights is not None and len(weights) != len(calls):
         raise UserError(

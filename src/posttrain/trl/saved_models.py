@@ -13,7 +13,7 @@ from posttrain.trl.fields.training_fields import TrainingFields
 
 
 def save(policy: Policy, folder: Path) -> None:
-    """The model, or the adapter alone where one is trained, with the tokenizer."""
+    """The model, or only the adapter where one is trained, with the tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     (save_adapter if adapted_names(policy.model) else save_policy)(policy, folder)
     require_loadable(policy.model, folder)
@@ -23,8 +23,8 @@ def require_free(folder: Path, args: TrainingFields) -> None:
     """Refuse the folder of another run, unless it may be deleted."""
     if (folder / "config.yaml").is_file() and not args.overwrite_output_dir:
         raise UserError(
-            f"output_dir = {folder}: there is a run in it already.  Go on with it, resume_from_checkpoint=True; or give"
-            " another folder, or overwrite_output_dir=True, which deletes that run."
+            f"output_dir = {folder}: there is a run in it already.  Continue it with resume_from_checkpoint=True, give"
+            " another folder, or set overwrite_output_dir=True, which deletes that run."
         )
 
 
@@ -69,7 +69,7 @@ def resume_step(given: str | bool | None, folder: Path) -> tuple[bool, int | Non
         return False, None
     if not (folder / "config.yaml").is_file():
         raise UserError(
-            f"resume_from_checkpoint = {given}: {folder} (output_dir) holds no run to go on with.  Leave it out the"
+            f"resume_from_checkpoint = {given}: {folder} (output_dir) holds no run to continue.  Leave it out the"
             " first time."
         )
     if given is True:
@@ -78,7 +78,7 @@ def resume_step(given: str | bool | None, folder: Path) -> tuple[bool, int | Non
     found = NAME.fullmatch(path.name)
     if found is None or folder.resolve() not in path.parents:
         raise UserError(
-            f"resume_from_checkpoint = {given}: no checkpoint of the run in {folder}.  Give True for its last, or a"
+            f"resume_from_checkpoint = {given}: not a checkpoint of the run in {folder}.  Give True for its last, or a"
             f" folder such as {folder}/checkpoint-100."
         )
     return True, int(found[1])

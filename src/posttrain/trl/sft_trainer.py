@@ -158,12 +158,12 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         if text is not None:
             return [{"text": text(row)} for row in rows]
         if column in rows[0] and (column != "text" or not {"messages", "completion"} & rows[0].keys()):
-            return [{"text": row[column]} for row in rows]  # alone: other columns may be of a format of ours
+            return [{"text": row[column]} for row in rows]  # only this one: others may be of a format that we read
         return rows
 
 
 NO_LIMIT = 1_000_000_000
-"""Tokens of a batch that rows alone limit."""
+"""Tokens of a batch whose size only rows limit."""
 
 
 def unread_masks(args: SFTConfig) -> set[str]:

@@ -1,4 +1,4 @@
-"""What the trainers share: the policy and the callbacks, and the methods that scripts call beside train."""
+"""What the trainers share: the policy and the callbacks, and the methods that scripts call besides train."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ Args = TypeVar("Args", bound=TrainingFields)
 
 
 class TrainerMethods(CheckedOverrides, Generic[Args]):
-    """A model, loaded, and the callbacks; what TRL reads otherwise is told when it is made, and kept in `notes`."""
+    """The loaded model and the callbacks.  Where TRL would do something else, `notes` says so."""
 
     settable = frozenset({"train_dataset", "eval_dataset"})
     not_called = frozenset(
@@ -41,10 +41,15 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
             "create_model_card",
             "get_eval_dataloader",
             "get_train_dataloader",
+            "is_deepspeed_enabled",
+            "is_fsdp_enabled",
+            "is_model_parallel",
             "save_metrics",
             "save_state",
         }
     )
+    is_deepspeed_enabled = is_fsdp_enabled = is_model_parallel = False
+    """One process trains, on one device."""
     config_class: ClassVar[type[TrainingFields]]
     """Of its arguments."""
     _tag_names: Sequence[str] = ()
@@ -177,7 +182,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
             write_json(file, {**earlier, **metrics})
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model, or the adapter alone where one is trained, with the tokenizer, for from_pretrained.
+        """Write the model, or only the adapter where one is trained, with the tokenizer, for from_pretrained.
 
         A script's own version also writes the files of checkpoints, called with `_internal_call`, as in transformers.
         """

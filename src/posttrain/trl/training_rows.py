@@ -28,8 +28,8 @@ def rows_of_dataset(given: object, name: str, *, most: int | None) -> list[Row]:
     if not isinstance(given, Sized) and most is None:
         if name == "eval_dataset":
             raise UserError(
-                f"{name}: it has no length, as a stream has none, and an evaluation measures all of it.  Give so many"
-                " rows, such as list(data.take(100))."
+                f"{name}: it has no length, as a stream has none, and an evaluation measures all of it.  Give a list"
+                " of rows, such as list(data.take(100))."
             )
         raise UserError(f"{name}: it has no length, so max_steps has to say when the run ends.")
     rows = list(given) if isinstance(given, Sized) else list(islice(given, most))

@@ -75,7 +75,7 @@ class CheckedFields:
     """What the configs share: names that are unknown are refused by name, and enums are read as their values."""
 
     def __new__(cls, *args: object, **given: object) -> "CheckedFields":
-        """Refuse a keyword that is no field, before the dataclass does it without a remedy."""
+        """Refuse a keyword that is not a field, before the dataclass does it without a remedy."""
         known = [each.name for each in fields(cls)]  # type: ignore[arg-type]  # a dataclass, as all that inherit are
         for name in given:
             if name not in known:
@@ -107,7 +107,7 @@ def read_mapping(where: str, text: str) -> object:
 
 
 def mapping_of(config: CheckedFields, name: str) -> dict[str, Any]:
-    """What a field says by name; nothing where it is left out.  Raises UserError for what is no mapping."""
+    """What a field says by name; nothing where it is left out.  Raises UserError for what is not a mapping."""
     value = vars(config)[name]
     if value is not None and not isinstance(value, Mapping):
         raise UserError(

@@ -191,7 +191,7 @@ GRPO_RULES: Rules = {
     ),
     "sync_ref_model": supported("reference.refresh_every", "with ref_model_mixup_alpha=1.0"),
     "ref_model_mixup_alpha": supported(
-        "reference.refresh_every", "1.0 alone: the reference becomes the policy", numbers=between(0, 1)
+        "reference.refresh_every", "only 1.0: the reference becomes the policy", numbers=between(0, 1)
     ),
     "ref_model_sync_steps": supported("reference.refresh_every", "in updates", numbers=whole(1)),
     "top_entropy_quantile": refused("every token counts; leave it out."),

@@ -97,7 +97,7 @@ def get_peft_config(model_args: ModelConfig) -> "LoraConfig | None":
         from peft import LoraConfig
     except ModuleNotFoundError as error:
         raise UserError(
-            "ModelConfig: use_peft = True, and peft is not installed.  Install it: `pip install posttrain[lora]`."
+            "ModelConfig: use_peft = True, and peft is not installed.  Install it: `pip install peft`."
         ) from error
     config: Any = LoraConfig
     made: LoraConfig = config(

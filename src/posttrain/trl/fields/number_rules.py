@@ -62,7 +62,7 @@ class Numbers:
 
 
 def whole(least: float, *, or_none: bool = False) -> Numbers:
-    """Counts from so many on."""
+    """Whole numbers from this one on."""
     return Numbers(least=least, whole=True, or_none=or_none)
 
 

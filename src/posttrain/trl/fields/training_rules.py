@@ -140,7 +140,7 @@ TRAINING_RULES: Rules = {
         "checkpoint.every_steps", "steps, epoch, best (evaluation so far) and no; the last step is always saved"
     ),
     "save_steps": supported(
-        "checkpoint.every_steps", "in updates, below 1 a share of all; 0: the last alone", numbers=interval(0)
+        "checkpoint.every_steps", "in updates, below 1 a share of all; 0: only the last", numbers=interval(0)
     ),
     "save_on_each_node": idle(ONE_PROCESS),
     "save_total_limit": supported(

@@ -49,7 +49,7 @@ MERGED = (
     "  trainer.model.save_pretrained writes the adapter and the head."
 )
 WHOLE = ["score"]
-"""What peft is told to train whole over a classifier: the head, which always is here."""
+"""What peft is told to train whole over a classifier: the head, which is always trained here."""
 
 
 class RewardTrainer(PairTrainer[RewardConfig]):

@@ -31,10 +31,11 @@ BY_NAME = {
     "get_batch_logps": "Use posttrain.models.logprobs.token_logprobs.",
     "is_in_train": "Read `state.global_step`, or use the `on_train_begin` and `on_train_end` of a TrainerCallback.",
     "label_names": "Nothing here is named as a label: give rows, and SFTTrainer.train_dataset shows their `labels`.",
+    "tokenizer": "Use `processing_class`.",
     "predict": "Use `evaluate(rows)` for metrics, and `generate` of the model for texts.",
 }
 """The same for names that no pattern fits."""
-FORMER = frozenset({"get_batch_logps"})
+FORMER = frozenset({"get_batch_logps", "tokenizer"})
 """Names that TRL's trainers had once, and scripts still use."""
 MISSING = object()
 FIELDS = GRPO_RULES.keys() | SFT_RULES.keys()
