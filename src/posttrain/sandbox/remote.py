@@ -9,6 +9,7 @@ import random
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from typing import IO, Any
 
 from posttrain.sandbox.backends import lost
@@ -23,6 +24,18 @@ GRACE_SECONDS = 30.0
 """What the service may take beyond the program's time, in queues and in starting."""
 REPLY_BYTES = 64 << 20
 READ_BYTES = 1 << 16
+SPIN_SECONDS = 0.5
+"""Processor time of the program that tells whether the service is busy."""
+EARLY = 0.9
+"""Part of the time that was asked for, below which it was a limit of the service's own that ended a program."""
+BUSY = 2.0
+"""Seconds by the clock for each of processor time, from which on programs count as starved there."""
+SPIN = f"""
+import time
+began, used = time.monotonic(), time.process_time()
+while time.process_time() < used + {SPIN_SECONDS}: pass
+print(time.monotonic() - began)
+"""
 OUTPUT_KEPT = 1 << 20
 """What the service keeps of an output; it does not say when it dropped the rest."""
 
@@ -46,19 +59,35 @@ class Remote:
         """Requests that are under way end by themselves, at their time limit."""
 
     def run(self, run: ReplayRun) -> RunEnd:
+        ended = self.told(run.text, run.stdin.decode("utf-8", "surrogatepass"), run.limits.wall_seconds)
+        return replace(ended, starved=True) if ended.stopped is Exit.WALL_LIMIT and self.busy() else ended
+
+    def told(self, code: str, stdin: str, seconds: float) -> RunEnd:
+        """How a run ended that has some seconds by the clock."""
         began = time.monotonic()
         body = {
-            "code": run.text,
+            "code": code,
             "language": "python",
-            "stdin": run.stdin.decode("utf-8", "surrogatepass"),
-            "run_timeout": run.limits.wall_seconds,
-            "compile_timeout": run.limits.wall_seconds,
+            "stdin": stdin,
+            "run_timeout": seconds,
+            "compile_timeout": seconds,
         }
         try:
-            reply = self.asked(json.dumps(body).encode(), timeout=run.limits.wall_seconds + GRACE_SECONDS)
-            return read_reply(reply, time.monotonic() - began)
+            reply = self.asked(json.dumps(body).encode(), timeout=seconds + GRACE_SECONDS)
+            return read_reply(reply, time.monotonic() - began, seconds)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return lost(f"{self.name}: {type(error).__name__}: {error}", time.monotonic() - began)
+
+    def busy(self) -> bool:
+        """Whether programs wait for a processor there, by one of ours that computes for a known time.
+
+        The service does not say why a program was late: it may have slept, which is its fault, or starved.
+        """
+        ended = self.told(SPIN, "", 10 * SPIN_SECONDS)
+        try:
+            return ended.status != 0 or float(ended.stdout) > BUSY * SPIN_SECONDS
+        except ValueError:
+            return True
 
     def asked(self, body: bytes, *, timeout: float) -> dict[str, Any]:
         """The service's reply.  Raises OSError or ValueError where there is none after a few tries."""
@@ -87,13 +116,17 @@ def read_within(response: IO[bytes], until: float) -> bytes:
     return bytes(content)
 
 
-def read_reply(reply: dict[str, Any], wall_seconds: float) -> RunEnd:
-    """How a run ended, by the service's word."""
+def read_reply(reply: dict[str, Any], wall_seconds: float, allowed: float) -> RunEnd:
+    """How a run ended that was allowed some seconds, by the service's word."""
     result = reply.get("run_result")
     if reply["status"] == "SandboxError" or result is None:
         return lost(f"the service failed: {str(reply.get('message'))[:1000]}", wall_seconds)
     stdout = (result.get("stdout") or "").encode("utf-8", "surrogatepass")
     timed_out = result["status"] == "TimeLimitExceeded"
+    if timed_out and (ran := result.get("execution_time")) is not None and ran < EARLY * allowed:
+        return lost(
+            f"the service ended it after {ran:.3g} s by a limit of its own; it was to have {allowed:.3g} s", ran
+        )
     stopped = Exit.WALL_LIMIT if timed_out else Exit.OUTPUT_LIMIT if len(stdout) >= OUTPUT_KEPT else None
     return RunEnd(
         status=-9 if timed_out else int(result["return_code"]),

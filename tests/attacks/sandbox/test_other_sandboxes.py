@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,15 @@ def service(runs: Runs, before: list[str] | None = None) -> Iterator[str]:
                 self.end_headers()
                 self.wfile.write(b'{"status": "Succ')
                 return None
+            if trouble.startswith("late"):
+                ran = float(trouble.partition(" ")[2]) * body["run_timeout"]
+                late = {"status": "TimeLimitExceeded", "return_code": None, "execution_time": ran}
+                began = f"{re.search('[0-9a-f]{16}', body['code'])[0]} ready\n"  # type: ignore[index]
+                return self.say(200, {"status": "Failed", "run_result": {**late, "stdout": "", "stderr": began}})
+            if trouble.startswith("computes"):
+                assert body["code"] == remote.SPIN
+                done = {"status": "Finished", "return_code": 0, "stdout": trouble.partition(" ")[2]}
+                return self.say(200, {"status": "Success", "run_result": done})
             status, stdout, stderr = runs(body["code"], body["stdin"].encode(), body["run_timeout"])
             result: dict[str, Any] = {
                 "status": "TimeLimitExceeded" if status is None else "Finished",
@@ -113,8 +123,10 @@ def service(runs: Runs, before: list[str] | None = None) -> Iterator[str]:
 def kind(name: str) -> Iterator[None]:
     """Have programs run in this kind of sandbox."""
     if name == "remote":
-        with service(sealed_off) as url, chosen(SandboxOptions(kind="remote", url=url, at_once=2)):
-            yield
+        with pytest.MonkeyPatch.context() as patch, service(sealed_off) as url:
+            patch.setattr(Remote, "busy", lambda self: False)  # however busy this machine is
+            with chosen(SandboxOptions(kind="remote", url=url, at_once=2)):
+                yield
     elif name == "container":
         command, image = CONTAINER.split("|")
         with chosen(SandboxOptions(kind="container", command=command, image=image, at_once=2)):
@@ -320,6 +332,27 @@ def test_a_service_is_asked_again_and_a_failure_is_never_a_score(monkeypatch: py
             troubles[:] = trouble
             (failure,) = scored(CodeReward(), [RIGHT], ALL["calls"])
             assert isinstance(failure, ScoringFailure)
+
+
+@pytest.mark.parametrize("tests", ALL)
+def test_what_a_service_ends_that_is_busy_or_has_a_limit_of_its_own_is_never_a_score(
+    tests: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReplaySandbox, "probe", lambda self: None)  # nothing but our own program is run
+    in_time, waited = f"computes {remote.SPIN_SECONDS}", f"computes {5 * remote.SPIN_SECONDS}"
+    troubles: list[str] = []
+    with service(wide_open, troubles) as url, chosen(SandboxOptions(kind="remote", url=url, at_once=1)):
+        assert verdicts(scored(CodeReward(), [RIGHT], ALL[tests])) == [(1.0, "passed")]
+        for trouble, verdict in (
+            (["late 1.01", in_time], (0.0, "time_limit")),  # it had its processor and was late all the same
+            (["late 1.01", waited], (1.0, "passed")),  # once more, alone
+            (["late 1.01", waited] * 2, (None, "failure")),
+            (["late 1.01", "computes"] * 2, (None, "failure")),
+            (["late 0.5"], (None, "failure")),  # the service allows less than was asked for
+        ):
+            troubles[:] = trouble
+            assert verdicts(scored(CodeReward(score="binary"), [RIGHT], ALL[tests])) == [verdict], trouble
+            assert not troubles
 
 
 def test_what_is_chosen_together_must_make_sense(capsys: pytest.CaptureFixture[str]) -> None:
