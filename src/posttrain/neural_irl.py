@@ -11,7 +11,6 @@ With a network the problem is no longer convex, and the certificates of `MaxCaus
 """
 
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from posttrain.irl.features import LinearReward
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import Point, Watch
 from posttrain.irl.objectives import Dual, Plan
+from posttrain.options.bounds import Bounded, NonNegativeFloat, PositiveFloat
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,25 +45,23 @@ class NeuralFit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeuralIRL:
+class NeuralIRL(Bounded):
     """Settings of a fit; the problem is that of `MaxCausalEntIRL`, with a weight decay in place of its l2."""
 
     discount: float = 0.99
     """Below 1 unless the network's rewards are bounded well below zero: at 1 a step must cost more than it may earn."""
     temperature: float = 1.0
     horizon: int | None = None
-    learning_rate: float = 1e-2
-    weight_decay: float = 1e-4
+    learning_rate: PositiveFloat = 1e-2
+    weight_decay: NonNegativeFloat = 1e-4
     num_steps: int = 500
-    tolerance: float = 1e-4
+    tolerance: NonNegativeFloat = 1e-4
     """Largest difference in discounted visits of a state at which to stop."""
 
     def __post_init__(self) -> None:
         require_numbers(self, "learning_rate", "weight_decay", "num_steps", "tolerance")
-        require(0 < self.learning_rate < inf, self, "learning_rate", "learns nothing; use a finite number > 0")
-        require(0 <= self.weight_decay < inf, self, "weight_decay", "grows weights; use a finite number >= 0")
+        super().__post_init__()
         require(whole_number(self.num_steps, "num_steps") >= 1, self, "num_steps", "is too few; use at least 1")
-        require(0 <= self.tolerance < inf, self, "tolerance", "is no gap; use a finite number >= 0")
         self.causal()
 
     def causal(self) -> MaxCausalEntIRL:

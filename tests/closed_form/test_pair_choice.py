@@ -76,12 +76,7 @@ def test_a_lot_is_even_and_another_for_each_purpose() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"group_size": 1}, "group_size = 1 makes no pair"),
-        ({"num_prompts": 0}, "num_prompts = 0 must be at least 1"),
-        ({"round": 0}, "round = 0 is no round"),
         ({"pairs_per_prompt": 2}, "pairs_per_prompt = 2 is for pairs = random"),
-        ({"pairs_per_prompt": 0, "pairs": "random"}, "pairs_per_prompt = 0 makes no pair"),
-        ({"max_rows": 0}, "max_rows = 0 decodes nothing"),
     ],
 )
 def test_options_that_make_no_pair_are_refused(options: dict[str, Any], says: str) -> None:

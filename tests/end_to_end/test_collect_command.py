@@ -164,7 +164,6 @@ def test_a_signal_while_completions_are_sampled_ends_the_command_after_their_bat
         (["--judge.name", "llm"], "give judge.endpoint"),
         (["--judge.name", "person"], "rewards: judge.name = person and collect.pairs = all ask no reward"),
         (["--judge.name", "persons"], "Did you mean `person`"),
-        (["--judge.margin", "-1"], "judge.margin = -1.0 is no difference"),
         (["--judge.rubric", "x"], "no such flag"),
         (["--rater", "anna", "anna"], "name each rater once"),
         (["--rater", "anna", "ben", "--terminal"], "a terminal asks one person"),

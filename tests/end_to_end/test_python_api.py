@@ -169,7 +169,7 @@ def test_an_evaluation_gives_rates_with_their_intervals(model: Path, tmp_path: P
 def test_mistakes_are_errors_with_a_message(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rewards: the task has no reward function of its own, and none is given"):
         posttrain.train(config_for(model, tmp_path / "a"), rows=ROWS)
-    with pytest.raises(UserError, match=r"reward 'dice': weight = inf must be a finite number"):
+    with pytest.raises(UserError, match=r"reward 'dice': weight = inf: must be a finite number"):
         posttrain.reward_function(dice, weight=float("inf"))
 
 

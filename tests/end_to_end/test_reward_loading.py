@@ -75,7 +75,6 @@ def test_every_built_in_name_grades_plain_text_and_conversations(name: str, mess
     [
         ({"name": "repetition", "options": {"n_gram": 3}}, "repetition.n_gram: no such field.  Did you mean `ngram`"),
         ({"name": "repetition", "options": {"ngram": "3"}}, "ngram = '3' should be a whole number"),
-        ({"name": "repetition", "options": {"ngram": 0}}, "ngram = 0 must be >= 1"),
         ({"name": "soft_overlong"}, "soft_overlong.max_tokens is missing"),
         ({"name": "blocklist", "options": {"phrases": "bad"}}, "phrases = 'bad' should be a list"),
         ({"name": "countdown", "options": {"mode": "last"}}, "countdown has no options"),

@@ -70,7 +70,7 @@ def test_with_the_limit_off_a_run_goes_on_and_a_step_that_scores_begins_the_coun
         return [0.5 if len(steps) % 3 == 0 else None for _ in completions]
 
     assert trained(model, tmp_path / "on", every_third, 6, grading={"max_unscored_steps": 3}).summary
-    with pytest.raises(UserError, match="max_unscored_steps = -1 is no number of steps"):
+    with pytest.raises(UserError, match="max_unscored_steps = -1: must be at least 0"):
         config(tmp_path, 1, grading={"max_unscored_steps": -1})
 
 

@@ -194,5 +194,5 @@ def test_a_context_that_is_asked_for_bounds_prompt_and_completion(tmp_path: Path
     policy = replace(policy, stop_ids=(10_000,))  # so that nothing but the context ends a completion
     groups = InProcessEngine(policy).rollout(some_prompts([4]), request(2, 50))
     assert {len(rollout.tokens) for rollout in groups[0].rollouts} == {6}
-    with pytest.raises(UserError, match=r"context = 1 leaves no room"):
+    with pytest.raises(UserError, match=r"context = 1: must be greater than 1"):
         ModelOptions(context=1)

@@ -3,9 +3,12 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Lt
 
 from posttrain.errors import require
+from posttrain.options.bounds import Bounded, PositiveFloat, PositiveInt
 
 ALL_LINEAR = "all-linear"
 """The target that stands for every linear layer but embeddings and output layer."""
@@ -16,14 +19,14 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterOptions:
+class AdapterOptions(Bounded):
     """LoRA: y = W·x + s·B·(A·x) with W frozen and A, B trained.  Hu et al. 2021, arXiv:2106.09685, eq. 3."""
 
-    rank: int = 16
+    rank: PositiveInt = 16
     """Rows of A and columns of B; the adapter's size grows with it, the best learning rate does not."""
-    alpha: float = 32.0
+    alpha: PositiveFloat = 32.0
     """The adapter is scaled by s = alpha / rank."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of the adapter's inputs that is zeroed in updates, the others scaled up; sampling and evaluation drop
     nothing.  The update's ratios to what sampled are then off 1 by that noise."""
     targets: tuple[str, ...] = (ALL_LINEAR,)
@@ -38,9 +41,7 @@ class AdapterOptions:
     weights in float32, or both."""
 
     def __post_init__(self) -> None:
-        require(self.rank >= 1, self, "rank", "leaves nothing to train; use >= 1")
-        require(0 < self.alpha < math.inf, self, "alpha", "switches the adapter off; use a finite number > 0")
-        require(0 <= self.dropout < 1, self, "dropout", "is no share to drop; use 0 <= dropout < 1")
+        super().__post_init__()
         plain = EXPERTS not in self.targets or self.dropout == 0
         require(
             plain, self, "dropout", "is not supported on experts, as in peft; use 0, or leave experts out of targets"

@@ -5,18 +5,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from posttrain.errors import require
+from posttrain.options.bounds import Bounded, PositiveInt
 
 Within = Literal["completion", "thinking"]
 """Which part of a completion is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PatternOptions:
+class PatternOptions(Bounded):
     """A behaviour of your own that words or marks betray."""
 
     any: tuple[str, ...]
     """Regular expressions, each match of one a sign; capitals make no difference, and every repeat has a bound."""
-    at_least: int = 1
+    at_least: PositiveInt = 1
     """Signs from which on a completion shows the behaviour."""
     within: Within = "completion"
     """`completion`: all of it.  `thinking`: what stands before `</think>`."""
@@ -24,8 +25,8 @@ class PatternOptions:
     """What it is called where numbers are shown; its name, if nothing."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(len(self.any) > 0, self, "any", "names no pattern; give at least one")
-        require(self.at_least >= 1, self, "at_least", "is shown by every completion; use >= 1")
 
 
 @dataclass(frozen=True, kw_only=True)

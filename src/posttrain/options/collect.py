@@ -1,12 +1,14 @@
 """How pairs of completions are made and judged: the sections of `posttrain collect` that no other command has."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
+from annotated_types import Ge
+
 from posttrain.errors import require
+from posttrain.options.bounds import Bounded, NonEmptyStr, NonNegativeFloat, NonNegativeInt, PositiveInt
 from posttrain.schemas import require_no_password
 
 WhichPairs = Literal["all", "best_worst", "random"]
@@ -18,20 +20,20 @@ OF_CALLS = ("key_env", "key_file", "at_once", "timeout_seconds", "tries", "batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectOptions:
+class CollectOptions(Bounded):
     """What is sampled, and which pairs are made of a prompt's completions."""
 
-    num_prompts: int = 100
+    num_prompts: PositiveInt = 100
     """Training prompts of the task that completions are sampled for."""
-    group_size: int = 4
+    group_size: Annotated[int, Ge(2)] = 4
     """Completions of each prompt, 2 or more."""
-    round: int = 1
+    round: PositiveInt = 1
     """Another round takes other prompts, or rows where the round before ended, and draws other random numbers: for
     pairs of a policy that has learned from those of the round before."""
     pairs: WhichPairs = "all"
     """Which pairs are made of a prompt's completions: all of them; the one that the rewards score best with the one
     that they score worst; or so many by lot."""
-    pairs_per_prompt: int = 1
+    pairs_per_prompt: PositiveInt = 1
     """Pairs of a prompt where they are drawn by lot (`pairs: random`), or all where there are fewer."""
     cut_off: Literal["drop", "keep"] = "drop"
     """What becomes of completions that the token limit cut off.  Whoever learns from a pair reads a stop token behind
@@ -39,30 +41,23 @@ class CollectOptions:
     ties: Literal["keep", "drop"] = "keep"
     """What becomes of pairs of which neither is better: kept in ties.jsonl, apart from what is learned, or dropped;
     summary.json counts them either way."""
-    max_rows: int = 256
+    max_rows: PositiveInt = 256
     """Completions decoded side by side: bounds memory, changes no completion."""
 
     def __post_init__(self) -> None:
-        require(self.num_prompts >= 1, self, "num_prompts", "must be at least 1")
-        require(self.group_size >= 2, self, "group_size", "makes no pair; use >= 2")
-        require(self.round >= 1, self, "round", "is no round; they count from 1")
-        require(self.pairs_per_prompt >= 1, self, "pairs_per_prompt", "makes no pair; use >= 1")
+        super().__post_init__()
         drawn = self.pairs == "random" or self.pairs_per_prompt == 1
         require(drawn, self, "pairs_per_prompt", f"is for pairs = random, and pairs = {self.pairs}; leave it out")
-        require(self.max_rows >= 1, self, "max_rows", "decodes nothing; use >= 1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardJudgeOptions:
+class RewardJudgeOptions(Bounded):
     """Pairs are judged by what the rewards say of each completion: functions, reward models or a mixture of them."""
 
     name: Literal["reward"] = "reward"
     """Which kind of judge this is."""
-    margin: float = 0.0
+    margin: NonNegativeFloat = 0.0
     """Largest difference of two rewards that is still a tie; one is better by more than this."""
-
-    def __post_init__(self) -> None:
-        require(0 <= self.margin < math.inf, self, "margin", "is no difference of rewards; use >= 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,19 +113,14 @@ JUDGE_OPTIONS: dict[str, type[JudgeOptions]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectRunOptions:
+class CollectRunOptions(Bounded):
     """Where the pairs are kept, and the seed that all that is drawn is a function of."""
 
-    folder: str = "runs/preferences"
+    folder: NonEmptyStr = "runs/preferences"
     """Everything that is collected goes here; a folder that holds pairs already is never written into untold."""
     overwrite: bool = False
     """Delete what `folder` holds, and start anew."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Prompts, completions, pairs drawn by lot and sides are functions of it."""
-    threads: int = 0
+    threads: NonNegativeInt = 0
     """CPU threads; 0 leaves the number to torch."""
-
-    def __post_init__(self) -> None:
-        require(self.folder != "", self, "folder", "names no folder; give one, such as runs/preferences")
-        require(self.seed >= 0, self, "seed", "is negative; use >= 0")
-        require(self.threads >= 0, self, "threads", "is negative; use >= 1, or 0 for torch's choice")

@@ -1,9 +1,12 @@
 """Countdown in a recipe: how its problems are drawn, asked and read."""
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from posttrain.errors import UserError, require
+from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveInt
 
 NumbersRule = Literal["all", "subset"]
 """Whether an answer uses every given number exactly once, or each at most once."""
@@ -16,7 +19,7 @@ OPERATORS = "+-*/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountdownOptions:
+class CountdownOptions(Bounded):
     """Make a target from given numbers: which problems, how they are put, and how answers are read."""
 
     name: Literal["countdown"] = "countdown"
@@ -26,19 +29,19 @@ class CountdownOptions:
     target made from three of them with + - * and |a-b| that is none of the four; made for `numbers: subset`."""
     numbers: NumbersRule = "all"
     """Said in the prompt and graded alike: use every number exactly once (`all`), or each at most once (`subset`)."""
-    num_numbers: int = 3
+    num_numbers: Annotated[int, Ge(2), Le(6)] = 3
     """Numbers that a problem gives, 2 to 6."""
-    min_number: int = 1
+    min_number: NonNegativeInt = 1
     """Smallest number given."""
     max_number: int = 30
     """Largest number given."""
     operators: str = OPERATORS
     """What targets are made with, some of `+-*/`; answers may use all four."""
-    min_target: int = 1
+    min_target: NonNegativeInt = 1
     """Smallest target."""
     max_target: int = 99
     """Largest target."""
-    held_out_size: int = 512
+    held_out_size: PositiveInt = 512
     """Problems kept for evaluation, of multisets of numbers that are never trained on; the same for every seed."""
     prompt_style: Literal["compact", "r1"] = "compact"
     """`compact`: one line, as the bundled model knows it.  `r1`: chat messages asking for the tags, for real models."""
@@ -48,16 +51,13 @@ class CountdownOptions:
     """`strict`: the whole response is the tags and what they hold.  `last`: only its last four tags count."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._require_no_difficulty_of_its_own()
-        require(2 <= self.num_numbers <= 6, self, "num_numbers", "is outside the range of the solver; use 2 to 6")
-        require(self.min_number >= 0, self, "min_number", "is negative; use >= 0")
         require(self.max_number >= self.min_number, self, "max_number", f"is below min_number = {self.min_number}")
         known = bool(self.operators) and set(self.operators) <= set(OPERATORS)
         require(known, self, "operators", f"should be some of {OPERATORS}")
         require(len(set(self.operators)) == len(self.operators), self, "operators", "names one of them twice")
-        require(self.min_target >= 0, self, "min_target", "is negative; use >= 0")
         require(self.max_target >= self.min_target, self, "max_target", f"is below min_target = {self.min_target}")
-        require(self.held_out_size >= 1, self, "held_out_size", "leaves nothing to evaluate on; use >= 1")
 
     def _require_no_difficulty_of_its_own(self) -> None:
         if self.variant == "default":

@@ -1,9 +1,12 @@
 """Options of the tasks whose prompts are rows of data."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Lt
 
 from posttrain.errors import require
+from posttrain.options.bounds import NonEmptyStr, NonNegativeInt, PositiveInt
 from posttrain.options.row_source import MixtureSourceOptions, RowSourceOptions, require_weights
 
 BUNDLED_PROGRAMS = "bundled"
@@ -22,7 +25,7 @@ class DatasetOptions(RowSourceOptions):
     shuffle: bool = True
     """Draw the rows of every epoch in an order of its own; without it always in the order of the data, a mixture's
     sources in turns that are drawn all the same."""
-    prompt_column: str = "prompt"
+    prompt_column: NonEmptyStr = "prompt"
     """Column with the prompt: text, or a list of messages with `role` and `content`."""
     prompt_format: Literal["auto", "plain", "chat"] = "auto"
     """`auto`: text as it stands, and lists of messages through the model's chat template.  `chat`: text too, as a
@@ -39,20 +42,20 @@ class DatasetOptions(RowSourceOptions):
     """What to do with a prompt of more tokens than allowed: refuse it as a bad row, leave the row out, or cut the
     prompt from its beginning; of messages the oldest turns go first, the system message stays, and the last is cut if
     it must be."""
-    max_prompt_tokens: int | None = None
+    max_prompt_tokens: PositiveInt | None = None
     """Most tokens of a prompt.  Without it: of `skip` and `cut_left`, what the model's context and
     `update.tokens_per_microbatch` leave beside `rollout.max_completion_tokens`; of `error`, what leaves any room."""
-    skip_bad_rows: int = 0
+    skip_bad_rows: NonNegativeInt = 0
     """How many rows that cannot be used (a broken line, a missing column, an empty prompt) are left out; more are an
     error, and the plan says which they were."""
     held_out_path: str = ""
     """Rows to evaluate on, named as in `path`; prompts that are on both sides are not trained on."""
     held_out_split: str = ""
     """Split to evaluate on, of `held_out_path` or else of `path`."""
-    held_out_share: float = 0.1
+    held_out_share: Annotated[float, Ge(0), Lt(1)] = 0.1
     """Without `held_out_path` and `held_out_split`: share of different prompts set apart for evaluation, chosen by a
     hash of the prompt and so the same for every seed; 0 trains on all and evaluates on none."""
-    held_out_size: int = 512
+    held_out_size: PositiveInt = 512
     """Most held-out rows that are evaluated on; the others are still never trained on."""
 
     def __post_init__(self) -> None:
@@ -63,14 +66,8 @@ class DatasetOptions(RowSourceOptions):
         require(alone, self, "generator", "is given beside sources; make it one of them: sources: [{generator: …}]")
         one_path = not self.sources or self.held_out_path or not self.held_out_split
         require(bool(one_path), self, "held_out_split", "is of no one path; give held_out_path, or sources without it")
-        require(self.skip_bad_rows >= 0, self, "skip_bad_rows", "is no number of rows; use >= 0")
-        some = self.max_prompt_tokens is None or self.max_prompt_tokens >= 1
-        require(some, self, "max_prompt_tokens", "leaves no prompt; use >= 1, or null")
-        require(self.prompt_column != "", self, "prompt_column", "names no column; the usual name is `prompt`")
         both = (self.prompt_format, self.last_assistant_message) == ("plain", "prefill")
         require(not both, self, "last_assistant_message", "needs a chat template, and prompt_format is plain; use drop")
-        require(0 <= self.held_out_share < 1, self, "held_out_share", "must be at least 0 and below 1, such as 0.1")
-        require(self.held_out_size >= 1, self, "held_out_size", "leaves nothing to evaluate on; use >= 1")
 
 
 @dataclass(frozen=True, kw_only=True)

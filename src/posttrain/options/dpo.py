@@ -1,10 +1,11 @@
 """The `dpo` section of a recipe: direct preference optimisation."""
 
-import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from posttrain.errors import require
+from annotated_types import Ge, Lt
+
+from posttrain.options.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from posttrain.options.pairs import PairOptions
 
 
@@ -22,9 +23,9 @@ class DpoOptions(PairOptions):
     """What is minimised of h, by how many nats the log-ratio to the reference of the chosen answer is above that of the
     rejected one: sigmoid, -log σ(β h); ipo, (h - 1/(2β))²; hinge, max(0, 1 - β h); robust, sigmoid with the bias of
     wrong labels taken out (`label_smoothing`)."""
-    beta: float = 0.1
+    beta: PositiveFloat = 0.1
     """β: how near the policy is kept to the reference; 0.01 lets it go far, 0.5 hardly."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
     """ε: the share of pairs that are taken to be labelled the wrong way round: conservative DPO, or robust DPO where
     `loss` is robust."""
     length_normalized: bool | None = None
@@ -33,34 +34,24 @@ class DpoOptions(PairOptions):
     learn_closing: bool = False
     """Whether what a chat template writes after an answer's last stop token, such as a line's end, counts in its
     log-prob, as in TRL.  No policy samples it."""
-    nll_weight: float = 0.0
+    nll_weight: NonNegativeFloat = 0.0
     """What the negative log-prob per token of the chosen answer counts beside the loss; above 0 it keeps the chosen
     answer from becoming unlikelier together with the rejected one."""
     reference: Literal["live", "precomputed"] = "live"
     """Log-probs of the reference: `live` asks for each batch, of the base with the adapter off or of a frozen copy;
     `precomputed` asks once for all pairs and keeps them in checkpoints, which takes no copy, and no pass after the
     first epoch."""
-    rounds: int = 0
+    rounds: NonNegativeInt = 0
     """Times that pairs are sampled from the policy, judged by `rewards` and learned; 0 learns the pairs of rows."""
-    steps_per_round: int = 8
+    steps_per_round: PositiveInt = 8
     """Of rounds: updates on the pairs of each, which are gone through again and again if need be."""
-    prompts_per_round: int = 256
+    prompts_per_round: PositiveInt = 256
     """Of rounds: prompts whose completions are sampled and judged in each, `rollout.group_size` for each prompt."""
-    pairs_per_prompt: int = 1
+    pairs_per_prompt: PositiveInt = 1
     """Of rounds: most pairs of one prompt: the best completion with the worst, the next best with the next worst, as
     long as one is better than the other."""
     refresh_reference: bool = False
     """Of rounds: compare with the policy that each round begins with; else always with the first one."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.beta < math.inf, self, "beta", "tells no answers apart; use a finite number > 0")
-        require(0 <= self.label_smoothing < 0.5, self, "label_smoothing", "must be at least 0 and below 0.5")
-        require(0 <= self.nll_weight < math.inf, self, "nll_weight", "is no weight; use a finite number >= 0")
-        require(self.rounds >= 0, self, "rounds", "is negative; use >= 1, or 0 for pairs of rows")
-        require(self.steps_per_round >= 1, self, "steps_per_round", "never updates; use >= 1")
-        require(self.prompts_per_round >= 1, self, "prompts_per_round", "must be at least 1")
-        require(self.pairs_per_prompt >= 1, self, "pairs_per_prompt", "must be at least 1")
 
     def resolved(self) -> "DpoOptions":
         """In full, as a saved recipe says what is done: what follows from the loss, and from rounds, is filled in."""

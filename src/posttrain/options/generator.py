@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from posttrain.errors import require
+from posttrain.options.bounds import Bounded, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratorOptions:
+class GeneratorOptions(Bounded):
     """A generator of reasoning-gym (extra `gym`) in place of a file of rows."""
 
     generator: str = ""
@@ -17,11 +18,11 @@ class GeneratorOptions:
     """The generator's own configuration, such as `{n_people: 3}`."""
     generator_seed: int = 0
     """Seed of the generator; the run's own seed decides the order of the rows alone."""
-    generator_size: int = 1000
+    generator_size: PositiveInt = 1000
     """How many rows the generator makes, those that are held out included."""
 
     def __post_init__(self) -> None:
-        require(self.generator_size >= 1, self, "generator_size", "makes no rows; use >= 1")
+        super().__post_init__()
         fits = 0 <= self.generator_seed < 2**32
         require(fits, self, "generator_seed", "is no seed that generators take; use 0 to 4294967295")
         for name in ("seed", "size"):

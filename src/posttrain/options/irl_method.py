@@ -1,10 +1,9 @@
 """The `features`, `method` and `run` sections of a recipe for inverse RL; the first two are chosen by `name`."""
 
 from dataclasses import dataclass
-from math import inf
 from typing import Literal
 
-from posttrain.errors import require
+from posttrain.options.bounds import Bounded, NonEmptyStr, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,108 +15,85 @@ class StateFeatures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TileFeatures:
+class TileFeatures(Bounded):
     """A constant, and one feature for each square tile of a grid."""
 
     name: Literal["tiles"] = "tiles"
     """What the reward is made of."""
-    width: int = 2
+    width: PositiveInt = 2
     """States along each side of a tile."""
-
-    def __post_init__(self) -> None:
-        require(self.width >= 1, self, "width", "is no tile; use >= 1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileFeatures:
+class FileFeatures(Bounded):
     """Features of your own, in a file."""
 
     name: Literal["file"] = "file"
     """What the reward is made of."""
-    path: str = ""
+    path: NonEmptyStr = ""
     """An .npy file with a row for each state, or for state_action a row state · num_actions + action, and a column for
     each feature."""
     on: Literal["state", "state_action", "next_state"] = "state"
     """What they are features of: where one acts, the action too, or where it leads."""
 
-    def __post_init__(self) -> None:
-        require(self.path != "", self, "path", "names no file; give an .npy file")
-
 
 @dataclass(frozen=True, kw_only=True)
-class CourseOptions:
+class CourseOptions(Bounded):
     """The course's algorithm as taught, for small grids: exponentiated gradient from weights of 1."""
 
     name: Literal["course"] = "course"
     """How the reward is found."""
-    step_size: float = 0.2
+    step_size: PositiveFloat = 0.2
     """α of the first step; step t has α/(1 + t)."""
-    tolerance: float = 1e-4
+    tolerance: PositiveFloat = 1e-4
     """It stops once no weight moves by more, which the shrinking step sees to."""
-
-    def __post_init__(self) -> None:
-        require(0 < self.step_size < inf, self, "step_size", "is no step; use a number > 0")
-        require(0 < self.tolerance < inf, self, "tolerance", "is never reached, or at once; use a finite number > 0")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PathOptions:
+class PathOptions(Bounded):
     """Maximum entropy over paths (2008), solved exactly; right for worlds without chance."""
 
     name: Literal["maxent"] = "maxent"
     """How the reward is found."""
     gradient: Literal["tilted", "algorithm1"] = "tilted"
     """`tilted`: the gradient of the likelihood.  `algorithm1`: what the paper follows, which is none on ice."""
-    l2: float = 1e-3
+    l2: NonNegativeFloat = 1e-3
     """Penalty (l2/2)‖θ‖² on the weights."""
-    tolerance: float = 1e-8
+    tolerance: PositiveFloat = 1e-8
     """Largest entry of the gradient at which the fit is done."""
-    max_iterations: int = 1000
+    max_iterations: PositiveInt = 1000
     """Steps at most."""
-
-    def __post_init__(self) -> None:
-        require(0 <= self.l2 < inf, self, "l2", "is no penalty; use a number >= 0")
-        require(0 < self.tolerance < inf, self, "tolerance", "is never reached, or at once; use a finite number > 0")
-        require(self.max_iterations >= 1, self, "max_iterations", "fits nothing; use >= 1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalOptions:
+class CausalOptions(Bounded):
     """Maximum causal entropy: an agent that cannot choose its luck.  Solved exactly."""
 
     name: Literal["causal"] = "causal"
     """How the reward is found."""
     objective: Literal["dual", "likelihood"] = "dual"
     """`dual`: convex, matches features.  `likelihood`: makes the demonstrated actions likely; not convex in general."""
-    discount: float = 1.0
+    discount: Share = 1.0
     """Weight of the next step's reward, 0 to 1; at 1 every episode must be able to end."""
-    temperature: float = 1.0
+    temperature: PositiveFloat = 1.0
     """How much entropy is worth, in units of reward: the lower, the greedier the policy that is fitted."""
-    horizon: int | None = None
+    horizon: PositiveInt | None = None
     """Actions in an episode at most; null is without limit."""
-    l2: float = 1e-3
+    l2: NonNegativeFloat = 1e-3
     """Penalty (l2/2)‖θ‖² on the weights; with 0, features that no policy can match have no finite weights."""
     solver: Literal["auto", "newton", "lbfgs"] = "auto"
     """`newton` takes about ten steps, `lbfgs` hundreds that are cheap; `auto` is Newton up to 500 weights."""
-    tolerance: float = 1e-8
+    tolerance: PositiveFloat = 1e-8
     """Largest entry of the gradient at which the fit is done."""
-    max_iterations: int = 5000
+    max_iterations: PositiveInt = 5000
     """Steps at most."""
-
-    def __post_init__(self) -> None:
-        require(0 <= self.discount <= 1, self, "discount", "is no discount; use 0 to 1")
-        require(0 < self.temperature < inf, self, "temperature", "is no temperature; use a number > 0")
-        require(self.horizon is None or self.horizon >= 1, self, "horizon", "leaves nothing to do; use >= 1 or null")
-        require(0 <= self.l2 < inf, self, "l2", "is no penalty; use a number >= 0")
-        require(0 < self.tolerance < inf, self, "tolerance", "is never reached, or at once; use a finite number > 0")
-        require(self.max_iterations >= 1, self, "max_iterations", "fits nothing; use >= 1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoveryOptions:
+class RecoveryOptions(Bounded):
     """Where a run is kept, and what is written into it beside the reward."""
 
-    folder: str = "runs/irl"
+    folder: NonEmptyStr = "runs/irl"
     """Everything the run writes goes here; a folder that holds a run already is never written into untold."""
     overwrite: bool = False
     """Delete the run that `folder` holds, and start anew."""
@@ -125,9 +101,6 @@ class RecoveryOptions:
     """Draw rewards, policy, visits and convergence as PNG files."""
     least_gap: bool = True
     """Find the least gap that any policy can reach, by a linear program: eight minutes for 10,000 states."""
-
-    def __post_init__(self) -> None:
-        require(self.folder != "", self, "folder", "names no folder; give one, such as runs/irl")
 
 
 FeatureOptions = StateFeatures | TileFeatures | FileFeatures

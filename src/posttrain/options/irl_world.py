@@ -6,18 +6,27 @@ from math import inf, isfinite
 from typing import Literal
 
 from posttrain.errors import UserError, require
+from posttrain.options.bounds import (
+    Bounded,
+    NonEmptyStr,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+)
 from posttrain.schemas import require_left_out
 
 
 @dataclass(frozen=True, kw_only=True)
-class IcyGridOptions:
+class IcyGridOptions(Bounded):
     """A square grid on which steps slip; state y · size + x, actions +x, −x, +y, −y."""
 
     name: Literal["icy_grid"] = "icy_grid"
     """Which kind of world this is."""
-    size: int = 5
+    size: PositiveInt = 5
     """States along each side."""
-    slip: float = 0.2
+    slip: Share = 0.2
     """Probability, 0 to 1, that a step goes in a random one of the four directions; 0 is dry ground."""
     starts: tuple[int, ...] = (0,)
     """States in which episodes start, each as often; none means anywhere but in an end.  Negative numbers count from
@@ -32,18 +41,16 @@ class IcyGridOptions:
     """Width of square tiles of terrain, each of which adds a number of its own to its states' worth; 0 is none."""
     terrain_low: float = -1.0
     """The least that a tile adds; the most is 0, and all between are equally likely."""
-    terrain_seed: int = 0
+    terrain_seed: NonNegativeInt = 0
     """The tiles' numbers are a function of it."""
 
     def __post_init__(self) -> None:
-        require(self.size >= 1, self, "size", "is no grid; use >= 1")
-        require(0 <= self.slip <= 1, self, "slip", "is not a probability; use 0 to 1")
+        super().__post_init__()
         require(0 <= self.terrain <= self.size, self, "terrain", f"is wider than the grid; use 0 to size = {self.size}")
         require(-inf < self.terrain_low <= 0, self, "terrain_low", "is no cost; use a number <= 0")
         if not self.terrain:
             require_left_out(self, ("terrain_low", "terrain_seed"), "is about tiles of terrain, and terrain is 0")
         require(isfinite(self.ground), self, "ground", "is no worth; use a finite number")
-        require(self.terrain_seed >= 0, self, "terrain_seed", "is negative; use >= 0")
         last = self.size * self.size
         for option in ("starts", "ends", "rewards"):
             for entry in getattr(self, option):
@@ -71,23 +78,20 @@ class GymnasiumOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableOptions:
+class TableOptions(Bounded):
     """A world of your own, in a file."""
 
     name: Literal["table"] = "table"
     """Which kind of world this is."""
-    path: str = ""
+    path: NonEmptyStr = ""
     """An .npz file with the array `transitions` (state, action, next state), or, sparse, the arrays `data`, `indices`
     and `indptr` of a matrix with a row state · num_actions + action; `start`, a probability for each state; `terminal`,
     the numbers of the states that end an episode, or a flag for each state; and, if the true reward is known, `rewards`
     (state, or state and action)."""
 
-    def __post_init__(self) -> None:
-        require(self.path != "", self, "path", "names no file; give an .npz file")
-
 
 @dataclass(frozen=True, kw_only=True)
-class SampledOptions:
+class SampledOptions(Bounded):
     """Demonstrations of an expert who knows the world's rewards."""
 
     name: Literal["sampled"] = "sampled"
@@ -95,48 +99,37 @@ class SampledOptions:
     expert: Literal["course", "soft", "greedy"] = "soft"
     """`course`: π(a|s) ∝ exp(steepness · V(where a should lead)), V as if the ends went on paying.  `soft`: optimal for
     reward plus entropy.  `greedy`: the first best action."""
-    discount: float = 0.9
+    discount: Share = 0.9
     """Weight of the next step's reward to the expert, 0 to 1; 1 needs ends that are always reached."""
-    temperature: float = 1.0
+    temperature: PositiveFloat = 1.0
     """How much entropy is worth to the soft expert, in units of reward."""
-    steepness: float = 50.0
+    steepness: NonNegativeFloat = 50.0
     """How strongly the course's expert prefers a better state, per unit of value."""
-    num_episodes: int = 200
+    num_episodes: PositiveInt = 200
     """Episodes that are sampled."""
-    max_steps: int = 10_000
+    max_steps: PositiveInt = 10_000
     """Actions after which an episode is cut off."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """The episodes are a function of it."""
 
     def __post_init__(self) -> None:
-        require(0 <= self.discount <= 1, self, "discount", "is no discount; use 0 to 1")
-        require(
-            0 < self.temperature < inf, self, "temperature", "is no temperature; use > 0, or expert: greedy for none"
-        )
-        require(0 <= self.steepness < inf, self, "steepness", "is no preference; use a number >= 0")
-        require(self.num_episodes >= 1, self, "num_episodes", "shows nothing; use >= 1")
-        require(self.max_steps >= 1, self, "max_steps", "lets nothing happen; use >= 1")
-        require(self.seed >= 0, self, "seed", "is negative; use >= 0")
+        super().__post_init__()
         for option, expert in (("steepness", "course"), ("temperature", "soft")):
             if self.expert != expert:
                 require_left_out(self, (option,), f"is for expert = {expert}, and expert = {self.expert}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedOptions:
+class RecordedOptions(Bounded):
     """Demonstrations in a file."""
 
     name: Literal["recorded"] = "recorded"
     """Where demonstrations come from."""
-    path: str = ""
+    path: NonEmptyStr = ""
     """An .npz file with the arrays states, actions, lengths, terminated and truncated, as `Demonstrations.save` writes
     it: episodes end to end, one state more than actions in each."""
-    discount: float = 0.9
+    discount: Share = 0.9
     """Weight of the next step's reward, 0 to 1, when the world's own reward is known and values are compared."""
-
-    def __post_init__(self) -> None:
-        require(self.path != "", self, "path", "names no file; give an .npz file")
-        require(0 <= self.discount <= 1, self, "discount", "is no discount; use 0 to 1")
 
 
 WorldOptions = IcyGridOptions | GymnasiumOptions | TableOptions

@@ -4,10 +4,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Gt
 
 from posttrain.errors import UserError, require
 from posttrain.options.adapter import AdapterOptions, is_adapter_folder, run_model
+from posttrain.options.bounds import Bounded
 
 BUNDLED = "bundled"
 """The value of `path` that means the small model which comes with this package."""
@@ -21,7 +24,7 @@ HUB_ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(Bounded):
     """The model that is trained, evaluated or asked."""
 
     path: str = BUNDLED
@@ -52,7 +55,7 @@ class ModelOptions:
     frozen: tuple[str, ...] = ()
     """Parameters that are not trained, by name or pattern, such as `*embed_tokens*` or `*.layers.[0-3].*`; without an
     adapter, which leaves all of them frozen."""
-    context: int | None = None
+    context: Annotated[int, Gt(1)] | None = None
     """Tokens of a prompt and its completion together; null is as many as the model was made for.  Rotary angles that
     depend on the length (`longrope`, `dynamic`) are those of this one."""
     stop_tokens: tuple[str, ...] = ()
@@ -69,12 +72,12 @@ class ModelOptions:
     `dtype`.  Only with an adapter."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         frozen = self.quantization is None or self.trains_adapter
         rule = "keeps weights in 4 bits, which cannot be trained; give an adapter as well, model.adapter"
         require(frozen, self, "quantization", rule)
         no_effect = "freezes what an adapter leaves frozen anyway; say by model.adapter.targets which layers learn"
         require(not (self.frozen and self.trains_adapter), self, "frozen", no_effect)
-        require(self.context is None or self.context > 1, self, "context", "leaves no room for a prompt and a token")
         if self.weights == "bfloat16" and self.dtype == "float32":
             raise UserError("weights = bfloat16 with dtype = float32 computes with what is not there; leave dtype out")
         if self.revision and self.hub_name is None:

@@ -5,42 +5,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from posttrain.errors import UserError, require
+from posttrain.options.bounds import Bounded, FiniteFloat, NonNegativeFloat, NonNegativeInt
 from posttrain.options.reward_model import EnsembleOptions, RewardModelOptions, folder_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallOptions:
+class CallOptions(Bounded):
     """In which process a reward function is called, for how long, and whether twice.
 
     In workers, a function of lists is called once for each prompt, with that prompt's completions, however many workers
     there are; one that compares completions of different prompts has to stay in the trainer's process.
     """
 
-    workers: int = 0
+    workers: NonNegativeInt = 0
     """Processes of its own that call it, which a deadline or a crash ends without harm; 0 is the trainer's process."""
-    item_seconds: float = 0.0
+    item_seconds: NonNegativeFloat = 0.0
     """Deadline for one completion, or for a call with n of them n times as long; needs workers or an async function."""
-    seconds: float = 0.0
+    seconds: NonNegativeFloat = 0.0
     """Deadline for all completions of a step together, other tries included; needs workers or an async function."""
     cache: bool = False
     """Ask once about the same completion and columns: you promise that it scores each completion by itself alone.
     A change of its file is noticed, a change of what the file imports is not."""
 
     def __post_init__(self) -> None:
-        require(self.workers >= 0, self, "workers", "is no number of processes; use >= 0")
-        for name in ("item_seconds", "seconds"):
-            require(
-                0 <= getattr(self, name) < math.inf, self, name, "is no number of seconds; use >= 0, 0 for no limit"
-            )
+        super().__post_init__()
         fits = not self.seconds or self.item_seconds <= self.seconds
         require(fits, self, "item_seconds", f"is more than seconds = {self.seconds} allows all completions together")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardTerms:
+class RewardTerms(Bounded):
     """When a reward counts, and how much."""
 
-    weight: float = 1.0
+    weight: FiniteFloat = 1.0
     """What its scores are multiplied by in the sum; 0 reports them and trains on none of them."""
     where: Mapping[str, object] = field(default_factory=dict)
     """Columns and the values that a row must have there, such as `{kind: code}`; the reward applies to no other row."""
@@ -50,19 +47,18 @@ class RewardTerms:
     """Another reward whose scores this one is given, as its argument `base`: `cosine_length` asks what was solved."""
     clip: tuple[float, float] | None = None
     """Bounds, [low, high], of what goes into the sum; the score itself is logged as it was."""
-    weight_to: float | None = None
+    weight_to: FiniteFloat | None = None
     """The weight at step `over_steps`, reached in a line from `weight`."""
-    over_steps: int = 0
+    over_steps: NonNegativeInt = 0
     """Steps from the first weight to `weight_to`."""
 
     def __post_init__(self) -> None:
-        require(math.isfinite(self.weight), self, "weight", "must be a finite number")
+        super().__post_init__()
         if self.clip is not None:
             ordered = self.clip[0] < self.clip[1] and all(math.isfinite(bound) for bound in self.clip)
             require(ordered, self, "clip", "must be two finite bounds, the lower one first")
         paired = (self.weight_to is None) == (self.over_steps == 0)
-        require(paired and self.over_steps >= 0, self, "over_steps", "goes with weight_to: give both, or neither")
-        require(self.weight_to is None or math.isfinite(self.weight_to), self, "weight_to", "is not a finite number")
+        require(paired, self, "over_steps", "goes with weight_to: give both, or neither")
 
     def weight_at(self, step: int) -> float:
         """The weight in a step; steps count from 1."""

@@ -1,15 +1,15 @@
 """A reward model as a reward: which sequence classifier it is, which of its numbers is the score, and how it runs."""
 
-import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from posttrain.errors import require
+from posttrain.options.bounds import Bounded, NonNegativeFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardModelOptions:
+class RewardModelOptions(Bounded):
     """The reward model of an item of a recipe's `rewards`; a function has none of these."""
 
     model: str = ""
@@ -28,12 +28,12 @@ class RewardModelOptions:
     chat_template: str = ""
     """File of a chat template, in Jinja, in place of the reward model's own; for one without that is to read
     conversations."""
-    max_tokens: int | None = None
+    max_tokens: PositiveInt | None = None
     """Most tokens of a prompt and its completion that the reward model reads; null is as many as it was made for."""
     over_long: Literal["error", "cut_left"] = "error"
     """What to do with a text of more: stop and name the completion, or cut it from its beginning, so that the reward
     model reads its end; what was cut has the outcome `cut`."""
-    tokens_per_batch: int = 16384
+    tokens_per_batch: PositiveInt = 16384
     """Tokens, padding included, that go through the reward model at a time: bounds memory, changes no score."""
     untrained_head: bool = False
     """Let a model whose head is not in its folder score with random numbers, the same in each run; without it such a
@@ -43,8 +43,7 @@ class RewardModelOptions:
     code can do on this machine, it may then do."""
 
     def __post_init__(self) -> None:
-        require(self.max_tokens is None or self.max_tokens > 0, self, "max_tokens", "leaves nothing to read; use >= 1")
-        require(self.tokens_per_batch > 0, self, "tokens_per_batch", "lets no token through; use >= 1")
+        super().__post_init__()
         negative = isinstance(self.label, int) and self.label < 0
         require(not negative, self, "label", "is no place; labels count from 0")
 
@@ -57,7 +56,7 @@ class RewardModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnsembleOptions:
+class EnsembleOptions(Bounded):
     """Several reward models as one: what a single one takes for good by mistake, others may not.
 
     Coste et al. 2023, arXiv:2310.02743, and Eisenstein et al. 2023, arXiv:2312.09244.
@@ -69,11 +68,11 @@ class EnsembleOptions:
     combine: Literal["mean", "least", "mean_minus_deviation"] = "mean"
     """What an ensemble's score is: the mean of its models' scores, the least of them, or the mean less
     `deviation_weight` of their deviation."""
-    deviation_weight: float = 1.0
+    deviation_weight: NonNegativeFloat = 1.0
     """k of mean - k·deviation: what it costs that the models disagree (population deviation of their scores)."""
 
     def __post_init__(self) -> None:
-        require(0 <= self.deviation_weight < math.inf, self, "deviation_weight", "is not a finite number >= 0")
+        super().__post_init__()
         usual = {"combine": EnsembleOptions.combine, "deviation_weight": EnsembleOptions.deviation_weight}
         given = [name for name, value in usual.items() if getattr(self, name) != value]
         for name in given if not self.ensemble else []:

@@ -4,14 +4,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from posttrain.errors import require
+from posttrain.options.bounds import Bounded, PositiveInt
 from posttrain.options.sampling import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
+class SamplingOptions(Bounded):
     """How the next token is chosen, and when a completion is cut off."""
 
-    max_completion_tokens: int = 400
+    max_completion_tokens: PositiveInt = 400
     """A completion that has not stopped after this many tokens is cut off there (finish reason `length`)."""
     temperature: float = 1.0
     """Divides the logits when sampling *and* when the update recomputes log-probs.  0 takes the likeliest token."""
@@ -23,7 +24,7 @@ class SamplingOptions:
     """Leave out tokens less likely than this share of the likeliest one; 0 leaves out none."""
 
     def __post_init__(self) -> None:
-        require(self.max_completion_tokens >= 1, self, "max_completion_tokens", "is less than one token; use >= 1")
+        super().__post_init__()
         _ = self.sampling  # holds the rules of its own fields
 
     @property
@@ -38,9 +39,9 @@ class SamplingOptions:
 class RolloutOptions(SamplingOptions):
     """What one training step samples: prompts × group completions."""
 
-    prompts_per_step: int = 32
+    prompts_per_step: PositiveInt = 32
     """Prompts drawn at each step, P."""
-    group_size: int = 8
+    group_size: PositiveInt = 8
     """Completions per prompt, G; an advantage that compares the completions of a prompt needs at least 2."""
     allow_cut_sampling: bool = False
     """Train on completions sampled under a top-k, top-p or min-p cut, although the update scores them under the full
@@ -48,15 +49,12 @@ class RolloutOptions(SamplingOptions):
     on_reward_error: Literal["stop", "none"] = "stop"
     """What a reward function's exception, NaN or infinity does: stop the run with the row, or leave that score out and
     count it."""
-    max_rows: int = 256
+    max_rows: PositiveInt = 256
     """Completions decoded side by side; bounds the memory of the key/value cache and changes no completion."""
 
     def __post_init__(self) -> None:
         require(self.temperature > 0, self, "temperature", "would make all completions of a group the same; use > 0")
         super().__post_init__()
-        require(self.prompts_per_step >= 1, self, "prompts_per_step", "must be at least 1")
-        require(self.group_size >= 1, self, "group_size", "must be at least 1")
-        require(self.max_rows >= 1, self, "max_rows", "decodes nothing; use >= 1")
         if self.sampling.cuts and not self.allow_cut_sampling:
             cut = "top_k" if self.top_k > 0 else "top_p" if self.top_p < 1 else "min_p"
             rule = "samples from a cut distribution, which is not the one that the update scores.  Leave it out"

@@ -1,10 +1,10 @@
 """Where rows come from, and what their columns are called."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from posttrain.errors import UserError, require
+from posttrain.options.bounds import PositiveFloat
 from posttrain.options.generator import GeneratorOptions
 from posttrain.schemas import require_left_out
 
@@ -49,7 +49,7 @@ class MixtureSourceOptions(RowSourceOptions):
     name: str = ""
     """What its rows have in the column `source`, and metrics of it in their name; without it that of the file or
     generator."""
-    weight: float | None = None
+    weight: PositiveFloat | None = None
     """Its share of the prompts in proportion to the other weights, whatever its size; with none for any source each
     row counts alike."""
 
@@ -57,8 +57,6 @@ class MixtureSourceOptions(RowSourceOptions):
         super().__post_init__()
         named = self.path != "" or self.generator != ""
         require(named, self, "path", "is empty; every source names its rows, by a path or a generator")
-        known = self.weight is None or 0 < self.weight < math.inf
-        require(known, self, "weight", "must be a number above 0; leave out a source that is not to be drawn")
 
 
 def require_weights(sources: tuple[MixtureSourceOptions, ...]) -> None:

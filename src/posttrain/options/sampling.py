@@ -1,21 +1,25 @@
 """How a token is drawn from the policy's logits."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from posttrain.errors import UserError
+from posttrain.options.bounds import Bounded, NonNegativeInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
+class Sampling(Bounded):
     """Temperature first, then the cuts in the order top-k, top-p, min-p; each works on what the last one left."""
 
     temperature: float = 1.0
     """Divides the logits, here and where the update recomputes log-probs; from 0.001 (use `greedy` for 0) to 100."""
-    top_k: int = 0
+    top_k: NonNegativeInt = 0
     """Keep this many of the likeliest tokens, the lower token id first among equals; 0 keeps all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Keep the fewest likeliest tokens that together have this probability, in (0, 1]; 1 keeps all."""
-    min_p: float = 0.0
+    min_p: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Drop tokens less likely than this share of the likeliest one, in [0, 1); 0 keeps all."""
     greedy: bool = False
     """Take the likeliest token, the lower token id among equals, and nothing else here counts."""
@@ -26,12 +30,7 @@ class Sampling:
                 f"temperature = {self.temperature}: must lie between 0.001 and 100. "
                 "For the likeliest token every time use greedy = true."
             )
-        if self.top_k < 0:
-            raise UserError(f"top_k = {self.top_k}: must be 0 (keep all tokens) or more. Use 0 to turn it off.")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p = {self.top_p}: must be above 0 and at most 1. Use 1 to turn it off.")
-        if not 0 <= self.min_p < 1:
-            raise UserError(f"min_p = {self.min_p}: must be at least 0 and below 1. Use 0 to turn it off.")
+        super().__post_init__()
 
     @property
     def cuts(self) -> bool:

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from posttrain.errors import UserError, require
+from posttrain.options.bounds import Bounded, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentencesOptions:
+class SentencesOptions(Bounded):
     """Beginnings of texts that a model goes on with; for `posttrain sft`, texts of a small grammar."""
 
     name: Literal["sentences"] = "sentences"
@@ -19,15 +20,15 @@ class SentencesOptions:
         "I went to the store and bought",
     )
     """Beginnings that are never trained on."""
-    held_out_size: int = 64
+    held_out_size: PositiveInt = 64
     """Completions of held-out beginnings that evaluations begin with, in turns; each is one problem."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         some = bool(self.openings) and all(each.strip() for each in self.openings)
         require(some, self, "openings", "must be texts, none of them empty, at least one")
         apart = bool(self.held_out_openings) and all(each.strip() for each in self.held_out_openings)
         require(apart, self, "held_out_openings", "must be texts, none of them empty, at least one")
-        require(self.held_out_size >= 1, self, "held_out_size", "leaves nothing to evaluate on; use >= 1")
         both = next((each for each in self.openings if each in self.held_out_openings), None)
         if both is not None:
             raise UserError(

@@ -3,25 +3,21 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from posttrain.errors import require
+from posttrain.options.bounds import Bounded, NonEmptyStr, NonNegativeInt
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackerOptions:
+class TrackerOptions(Bounded):
     """What a run is called where `run.report_to` has it told, and how much is told of it."""
 
-    project: str = "posttrain"
+    project: NonEmptyStr = "posttrain"
     """Project of W&B and Trackio, experiment of MLflow."""
     name: str = ""
     """Name of the run there; empty is the last part of run.folder."""
     offline: bool = False
     """Keep everything on this machine, whatever the environment says: W&B in files to be synced later, MLflow in
     mlflow.db beside the run folder.  TensorBoard is always local, and so is Trackio here."""
-    completions: int = 0
+    completions: NonNegativeInt = 0
     """Completions of each step that are shown, the first ones, with reward and advantage; rollouts/ has all of them."""
-
-    def __post_init__(self) -> None:
-        require(self.project != "", self, "project", "names no project; give one")
-        require(self.completions >= 0, self, "completions", "is no number of completions; use >= 0")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from posttrain.errors import require
+from posttrain.options.bounds import Bounded, PositiveInt
 
 Ids = Sequence[Sequence[int]]
 
@@ -41,7 +42,7 @@ class SoftOverlong:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CosineLength:
+class CosineLength(Bounded):
     """A correct answer is worth more when short, a wrong one loses less when long.
 
         r = w_L + (w_0 - w_L) / 2 · (1 + cos(π · min(|y|, L) / L))     w_0 at length 0, w_L at `max_tokens` and beyond
@@ -50,7 +51,7 @@ class CosineLength:
     Yeo et al. 2025, arXiv:2502.03373, eq. 1, with the length clamped.
     """
 
-    max_tokens: int
+    max_tokens: PositiveInt
     correct_short: float = 1.0
     correct_long: float = 0.5
     wrong_short: float = -1.0
@@ -59,7 +60,7 @@ class CosineLength:
     """A score of the watched reward above this counts as correct."""
 
     def __post_init__(self) -> None:
-        require(self.max_tokens > 0, self, "max_tokens", "must be > 0")
+        super().__post_init__()
         require(self.correct_short >= self.correct_long, self, "correct_long", "must be at most correct_short")
         require(self.wrong_short <= self.wrong_long, self, "wrong_short", "must be at most wrong_long")
 
@@ -111,16 +112,13 @@ class GroupLength:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repetition:
+class Repetition(Bounded):
     """In [-1, 0]: minus the share of a completion's n-grams of tokens that occurred in it before.
 
     r = distinct / all - 1;  0 for completions of fewer than n tokens.
     """
 
-    ngram: int = 4
-
-    def __post_init__(self) -> None:
-        require(self.ngram >= 1, self, "ngram", "must be >= 1")
+    ngram: PositiveInt = 4
 
     def __call__(self, /, *, completion_ids: Ids, **_columns: object) -> list[float]:
         return [self.value(ids) for ids in completion_ids]
@@ -172,13 +170,10 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CopiedPrompt:
+class CopiedPrompt(Bounded):
     """In [-1, 0]: minus the share of a completion's word n-grams that stand in its prompt.  An example."""
 
-    ngram: int = 5
-
-    def __post_init__(self) -> None:
-        require(self.ngram >= 1, self, "ngram", "must be >= 1")
+    ngram: PositiveInt = 5
 
     def __call__(self, /, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object) -> list[float]:
         return [self.value(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
@@ -227,16 +222,13 @@ class LanguageDrift:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeriodCount:
+class PeriodCount(Bounded):
     """The number of ASCII full stops, the course's toy reward: up to `most`, as a share of it, or all of them.
 
     r = min(n, most) / most, in [0, 1];  r = n where `most` is null, as in the course.
     """
 
-    most: int | None = 10
-
-    def __post_init__(self) -> None:
-        require(self.most is None or self.most >= 1, self, "most", "must be >= 1, or null for the number itself")
+    most: PositiveInt | None = 10
 
     def __call__(self, /, *, completions: Sequence[str], **_columns: object) -> list[float]:
         return [self.value(text.count(".")) for text in completions]

@@ -85,7 +85,6 @@ def test_without_tags_all_is_thinking() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"most": 1.0}, r"most = 1.0 must be in \(0, 1\)"),
         ({"most": 0.0}, "most = 0.0"),
         ({"hit": 0.6}, r"hit = 0.6 must be in \[0, most\], and most = 0.5"),
         ({"cost": -0.1}, "cost = -0.1"),

@@ -234,7 +234,6 @@ def test_a_choice_or_a_short_answer_is_paid_where_it_is_the_row_s(
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (lambda: GeneratorOptions(generator="a", generator_size=0), "generator_size = 0 makes no rows; use >= 1"),
         (lambda: GeneratorOptions(generator="a", generator_seed=-1), "generator_seed = -1 is no seed"),
         (
             lambda: GeneratorOptions(generator="a", generator_options={"seed": 1}),

@@ -83,10 +83,6 @@ def test_options_of_one_reward_model_hold_for_all_of_them(folders: list[str]) ->
         ({"model": "rm", "combine": "least"}, "combine = least puts several reward models together"),
         ({"name": "maths", "ensemble": ("rm",)}, "ensemble = rm is more beside `model`"),
         ({"model": "rm", "ensemble": ("rm2",), "deviation_weight": 2.0}, "is of combine: mean_minus_deviation"),
-        (
-            {"model": "rm", "ensemble": ("rm2",), "combine": "mean_minus_deviation", "deviation_weight": -1.0},
-            "deviation_weight = -1.0 is not a finite number",
-        ),
     ],
 )
 def test_an_ensemble_that_is_none_is_refused(given: dict[str, Any], message: str) -> None:

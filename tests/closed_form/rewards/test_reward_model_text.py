@@ -224,8 +224,6 @@ def test_an_object_needs_its_tokenizer_and_no_word_on_how_it_is_loaded() -> None
         ({"path": "mine.py:f", "dtype": "bfloat16"}, "dtype = bfloat16 is of a reward model, and f is a function"),
         ({"model": "a/rm", "options": {"a": 1}}, "a reward model has options beside `model`"),
         ({"model": "a/rm", "workers": 2}, "workers = 2 is for functions of your own; rm sees to it by itself"),
-        ({"model": "a/rm", "max_tokens": 0}, "max_tokens = 0 leaves nothing to read"),
-        ({"model": "a/rm", "tokens_per_batch": 0}, "tokens_per_batch = 0 lets no token through"),
     ],
 )
 def test_a_reward_is_of_one_kind_and_has_the_options_of_that(item: dict[str, Any], says: str) -> None:

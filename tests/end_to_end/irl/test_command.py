@@ -214,8 +214,7 @@ MISTAKES = {
     "a worth that is no number": ("--world.ground nan", "world.ground = nan is no worth; use a finite number"),
     "a reward that is infinite": ("--world.rewards 3 inf", "world.rewards: that of state 3 is inf"),
     "a terrain without bottom": ("--world.terrain 1 --world.terrain-low -inf", "world.terrain_low = -inf is no cost"),
-    "an expert without bounds": ("--demonstrations.steepness inf", "demonstrations.steepness = inf is no preference"),
-    "a penalty without bounds": ("--method.l2 inf", "method.l2 = inf is no penalty"),
+    "a penalty without bounds": ("--method.l2 inf", "method.l2 = inf: must be a finite number"),
     "half a reward": ("--world.rewards 8", "--world.rewards: Could not find valid parse"),
     "the course off its grid": ("--world.name gymnasium --method.name course", "is written for world.name = icy_grid"),
     "tiles off the grid": ("--world.name gymnasium --features.name tiles", "are tiles of world.name = icy_grid"),
@@ -237,7 +236,7 @@ MISTAKES = {
         "--world.name gymnasium --world.env Blackjack-v1",
         "BlackjackEnv has no transition table",
     ),
-    "no file for a world": ("--world.name table", "world.path =  names no file; give an .npz file"),
+    "no file for a world": ("--world.name table", "world.path = '': must be non-empty"),
     "a file that is not there": (
         "--world.name table --world.path no.npz",
         "path = no.npz: there is no such file",

@@ -273,9 +273,6 @@ def test_how_much_may_fail_is_the_recipes_to_say(share: float, fails: int) -> No
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"max_failure_share": 1.5}, "max_failure_share = 1.5 is no share"),
-        ({"seconds": -1.0}, "seconds = -1.0 is no number of seconds"),
-        ({"cache_entries": -1}, "cache_entries = -1 is no number of scores"),
         (
             {"cache_entries": 0, "cache_file": "scores.db"},
             "cache_file = scores.db is never used with cache_entries = 0",

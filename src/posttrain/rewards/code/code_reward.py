@@ -22,9 +22,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from posttrain.errors import require
+from posttrain.options.bounds import Bounded
 from posttrain.rewards.code.program_result import ProgramResult, TestOutcome
 from posttrain.rewards.code.program_text import CODE, END_CODE, MAX_CHARACTERS, Fences, program_in
 from posttrain.rewards.code.row_checks import NamedRow, require_passable
@@ -67,18 +70,18 @@ class CodeOutcome(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeReward:
+class CodeReward(Bounded):
     """Reward function: programs against their rows' tests."""
 
     score: Literal["binary", "fraction"] = "binary"
     """binary: all tests or nothing, and the first failure ends it; fraction: the share of tests that pass."""
-    syntax_credit: float = 0.0
+    syntax_credit: Annotated[float, Ge(0), Lt(1)] = 0.0
     """What a program that compiles and passes no test is worth; it can be had without solving anything."""
-    cpu_seconds: float = 2.0
+    cpu_seconds: Annotated[float, Gt(0), Le(3600)] = 2.0
     """Processor time for one test."""
     program_seconds: float = 60.0
     """By the clock, for all tests of a program together: what sleeps uses no processor time."""
-    memory_mib: int = 512
+    memory_mib: Annotated[int, Ge(16)] = 512
     """Address space of a process beyond the interpreter's own."""
     modules: tuple[str, ...] = ()
     """Imported in the sandbox besides the standard library's most used: programs cannot read modules from disk."""
@@ -88,15 +91,13 @@ class CodeReward:
     rows_stand_alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(0 <= self.syntax_credit < 1, self, "syntax_credit", "must be in [0, 1): less than a right program")
-        require(0 < self.cpu_seconds <= 3600, self, "cpu_seconds", "must be > 0 and at most 3600")
+        super().__post_init__()
         require(
             self.cpu_seconds <= self.program_seconds <= 24 * 3600,
             self,
             "program_seconds",
             f"must be at least cpu_seconds = {self.cpu_seconds}, and at most {24 * 3600}",
         )
-        require(self.memory_mib >= 16, self, "memory_mib", "leaves no room for anything; use >= 16")
 
     def __call__(
         self,

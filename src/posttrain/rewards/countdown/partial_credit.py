@@ -11,9 +11,11 @@ accuracy, keep the credit small, or let its weight fall to 0 (`weight_to`).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
-from posttrain.errors import require
+from annotated_types import Gt, Lt
+
+from posttrain.options.bounds import Bounded
 from posttrain.options.countdown import FormatMode
 from posttrain.rewards.countdown.arithmetic import postfix, value
 from posttrain.rewards.countdown.grader import Column, Outcome, countdown, countdown_last
@@ -22,16 +24,13 @@ from posttrain.rewards.tags import WHITE_SPACE, answer_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountdownCredit:
+class CountdownCredit(Bounded):
     """Reward function: 1 for a correct answer, and up to `credit` for one that is near."""
 
-    credit: float = 0.1
+    credit: Annotated[float, Gt(0), Lt(1)] = 0.1
     """What an answer just beside the target approaches."""
     mode: FormatMode = "strict"
     """How much of a text has to keep to the structure."""
-
-    def __post_init__(self) -> None:
-        require(0 < self.credit < 1, self, "credit", "must be in (0, 1): near is worth less than right")
 
     def __call__(
         self, /, *, completions: Sequence[str], numbers: Column, target: Column, **columns: Any

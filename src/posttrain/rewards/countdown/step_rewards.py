@@ -23,9 +23,12 @@ hit that is then not given as the answer; look at the accuracy.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Gt, Lt
 
 from posttrain.errors import require
+from posttrain.options.bounds import Bounded
 from posttrain.rewards.countdown.grader import Column, Countdown, puzzles
 from posttrain.rewards.countdown.tries import STEP, read_try
 from posttrain.rewards.grading.answers import ProcessReward, Span
@@ -36,7 +39,7 @@ MOST_TRIES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountdownSteps:
+class CountdownSteps(Bounded):
     """Reward function: process rewards for the steps and tries of a Countdown search; its score is 0."""
 
     step: float = 0.02
@@ -47,11 +50,11 @@ class CountdownSteps:
     """What the first try earns that reaches the target."""
     cost: float = 0.05
     """What a wrong step is charged, and a try that was made before."""
-    most: float = 0.5
+    most: Annotated[float, Gt(0), Lt(1)] = 0.5
     """The most that a completion earns, and the most that it is charged."""
 
     def __post_init__(self) -> None:
-        require(0 < self.most < 1, self, "most", "must be in (0, 1): the way is worth less than the answer")
+        super().__post_init__()
         for name in ("step", "attempt", "hit", "cost"):
             require(0 <= getattr(self, name) <= self.most, self, name, f"must be in [0, most], and most = {self.most}")
 

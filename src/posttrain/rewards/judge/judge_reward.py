@@ -31,6 +31,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from posttrain.errors import RunError, UserError, require
+from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveFloat, PositiveInt
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, default_resources
@@ -67,7 +68,7 @@ class JudgeOutcome(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeReward:
+class JudgeReward(Bounded):
     """Reward function: a model's judgement."""
 
     endpoint: str
@@ -87,34 +88,32 @@ class JudgeReward:
     """Environment variable that holds the API key; it is never logged."""
     key_file: str = ""
     """File that holds it."""
-    at_once: int = 8
+    at_once: PositiveInt = 8
     """Calls under way at a time."""
-    timeout_seconds: float = 60.0
+    timeout_seconds: PositiveFloat = 60.0
     """For one call, from its beginning to the end of the reply."""
-    tries: int = 3
+    tries: PositiveInt = 3
     """Calls for one verdict at most."""
-    batch_seconds: float = 1800.0
+    batch_seconds: PositiveFloat = 1800.0
     """For all verdicts of a batch together; what is missing then has failed."""
-    max_tokens: int = 512
+    max_tokens: PositiveInt = 512
     """Longest reply."""
-    token_budget: int = 0
+    token_budget: NonNegativeInt = 0
     """Tokens of all calls of a session, as the endpoint counts them, after which the run stops; 0 sets no limit."""
-    canary_every: int = 100
+    canary_every: NonNegativeInt = 100
     """Verdicts between two looks at whether the judge still judges; 0 never looks."""
 
     def __post_init__(self) -> None:
         require_no_password(self.endpoint, "endpoint", "Give a key by key_env or key_file.")
+        super().__post_init__()
         url = urlsplit(self.endpoint)
         require(url.scheme in ("http", "https") and bool(url.hostname), self, "endpoint", "is no http(s) address")
         safe = url.scheme == "https" or url.hostname in LOOPBACK
         require(safe, self, "endpoint", "would send answers and keys unencrypted: use https, or one on this machine")
         require(self.lowest < self.highest, self, "highest", f"must be above lowest = {self.lowest}")
         require(not (self.key_env and self.key_file), self, "key_file", "and key_env are both given; use one")
-        for name in ("at_once", "tries", "max_tokens"):
-            require(getattr(self, name) >= 1, self, name, "must be >= 1")
         if importlib.util.find_spec("httpx") is None:
             raise UserError("reward judge: httpx is not installed; `pip install posttrain[judge]`")
-        require(self.timeout_seconds > 0 and self.batch_seconds > 0, self, "timeout_seconds", "must be > 0")
 
     @property
     def rows_stand_alone(self) -> bool:

@@ -1,0 +1,85 @@
+"""Bounds of options: declared in their annotations, checked when a section is made, refused with one wording."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from math import inf
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from annotated_types import BaseMetadata, Ge, Gt, Le, Lt, MinLen
+
+from posttrain.errors import UserError
+
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveInt = Annotated[int, Ge(1)]
+NonNegativeFloat = Annotated[float, Ge(0), Lt(inf)]
+PositiveFloat = Annotated[float, Gt(0), Lt(inf)]
+FiniteFloat = Annotated[float, Gt(-inf), Lt(inf)]
+Share = Annotated[float, Ge(0), Le(1)]
+NonEmptyStr = Annotated[str, MinLen(1)]
+
+
+class Bounded:
+    """Options that obey the bounds of their annotations; raises UserError with the first that does not."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for name, (bounds, may_be_null) in bounds_of(type(self)).items():  # type: ignore[arg-type]  # classes are hashable
+            value = getattr(self, name)
+            if value is None and may_be_null:
+                continue
+            if not all(obeys(value, bound) for bound in bounds):
+                null = ", or null" if may_be_null else ""
+                raise UserError(f"{name} = {value!r}: must be {in_words(bounds)}{null}")
+
+
+@cache
+def bounds_of(options: type) -> dict[str, tuple[tuple[BaseMetadata, ...], bool]]:
+    """The bounds of each option that has some, and whether it may be null."""
+    hints = get_type_hints(options, include_extras=True)
+    found = {each.name: tuple(bounds_in(hints[each.name])) for each in fields(options)}
+    return {name: (bounds, type(None) in get_args(hints[name])) for name, bounds in found.items() if bounds}
+
+
+def bounds_in(annotation: Any) -> Iterator[BaseMetadata]:
+    """The bounds of `Annotated[X, ...]`, and of `Annotated[X, ...] | None`."""
+    if get_origin(annotation) is Annotated:
+        yield from (each for each in annotation.__metadata__ if isinstance(each, BaseMetadata))
+    elif type(None) in get_args(annotation):
+        yield from (bound for each in get_args(annotation) for bound in bounds_in(each))
+
+
+def obeys(value: Any, bound: BaseMetadata) -> bool:
+    """Whether a value is within a bound; NaN is within none."""
+    match bound:
+        case Ge(ge=least):
+            return bool(value >= least)
+        case Gt(gt=above):
+            return bool(value > above)
+        case Le(le=most):
+            return bool(value <= most)
+        case Lt(lt=below):
+            return bool(value < below)
+        case MinLen(min_length=least):
+            return len(value) >= least
+    raise TypeError(f"{bound} is not a bound of an option")
+
+
+def in_words(bounds: tuple[BaseMetadata, ...]) -> str:
+    """What a value must be, such as "at least 0 and less than 1" or "a finite number greater than 0"."""
+    finite = "a finite number " if any(bound in (Lt(inf), Gt(-inf)) for bound in bounds) else ""
+    words = []
+    for bound in bounds:
+        match bound:
+            case Ge(ge=least):
+                words.append(f"at least {least}")
+            case Gt(gt=above) if above != -inf:
+                words.append(f"greater than {above}")
+            case Le(le=most):
+                words.append(f"at most {most}")
+            case Lt(lt=below) if below != inf:
+                words.append(f"less than {below}")
+            case MinLen():
+                words.append("non-empty")
+    return f"{finite}{' and '.join(words)}".strip()
