@@ -99,6 +99,8 @@ class Execution:
     """Largest resident set, the interpreter's pages (about 30 MiB) included."""
     compiled: bool
     """Whether its source could be compiled; said by the sandbox before any of it ran."""
+    most: bool = False
+    """The limit by the clock that it passed is `most_seconds`, not that of this run."""
     starved: bool = False
     """It waited too long for a processor, so that it was ended for no fault of its own."""
     waited_seconds: float = 0.0

@@ -151,6 +151,7 @@ def execution_of(run: ReplayRun, ended: RunEnd) -> Execution:
         wall_seconds=ended.wall_seconds,
         memory_bytes=0,
         compiled=compiled,
+        most=end is Exit.WALL_LIMIT and run.limits.wall_seconds >= run.limits.most_seconds,
         starved=ended.starved,
         waited_seconds=ended.waited_seconds,
     )

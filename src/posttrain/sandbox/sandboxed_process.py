@@ -206,6 +206,7 @@ class SandboxedProcess:
             wall_seconds=time.monotonic() - self.began,
             memory_bytes=memory_bytes,
             compiled=self.compiled,
+            most=end is Exit.WALL_LIMIT and self.wall_until >= self.most_until,
             starved=self.starved and end is Exit.WALL_LIMIT,
             waited_seconds=self.waits.total,
         )

@@ -82,6 +82,20 @@ def test_the_limit_of_a_whole_program_is_held_in_the_same_way(
     assert graded(reward, [slow(0.2)], ALL["calls"]) == [verdict]
 
 
+@pytest.mark.parametrize("kind", ALL)
+def test_the_limit_of_a_whole_program_keeps_its_name_where_we_wait(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, busy=False)
+    monkeypatch.setattr(program_result, "waited_here", time.monotonic)  # all of our time
+    reward = CodeReward(cpu_seconds=0.25, program_seconds=0.25)
+    assert graded(reward, [slow(60)], ALL[kind]) == [(0.0, "program_limit")]
+
+
+def test_the_limit_of_one_run_keeps_its_name_where_the_programs_ends_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, busy=False)
+    reward = CodeReward(cpu_seconds=0.25, program_seconds=0.3001)
+    assert graded(reward, [slow(60)], ALL["stdio"]) == [(0.0, "time_limit")]
+
+
 def test_a_comparison_that_had_no_processor_is_a_failure_and_the_next_ones_are_answered() -> None:
     # A stand-in for sympy, which never sleeps: what it takes by the clock and does not compute, it waited.
     function = AskedFunction("compare", "import time\ndef compare(n):\n    time.sleep(n)\n    return 'same'")

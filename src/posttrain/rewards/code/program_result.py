@@ -43,6 +43,8 @@ def ending(execution: Execution) -> TestOutcome:
     """What the end of a process that did not pass says."""
     if not execution.compiled and execution.exit is Exit.FINISHED and execution.status == 1:
         return TestOutcome.SYNTAX_ERROR
+    if execution.most:
+        return TestOutcome.PROGRAM_LIMIT
     return ENDINGS.get(execution.exit, TestOutcome.RAISED)
 
 
@@ -134,12 +136,6 @@ class ProgramClock:
     def over(self) -> bool:
         """Whether the program has had its time."""
         return time.monotonic() >= self.until()
-
-    def ending(self, execution: Execution) -> TestOutcome:
-        """What the end of a process that did not pass says."""
-        if execution.exit is Exit.WALL_LIMIT and self.over():
-            return TestOutcome.PROGRAM_LIMIT
-        return ending(execution)
 
     def fill(self, result: ProgramResult) -> bool:
         """Where time is up, no test that is left is run; whether none is."""

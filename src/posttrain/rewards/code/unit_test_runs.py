@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from posttrain.errors import UserError
-from posttrain.rewards.code.program_result import ProgramClock, ProgramResult, TestOutcome
+from posttrain.rewards.code.program_result import ProgramClock, ProgramResult, TestOutcome, ending
 from posttrain.rewards.code.unit_tests import AssertTests, CallCase, CallTests, StdioTests, same_output, same_value
 from posttrain.sandbox.conversation import Conversation, Sandbox, StartedProcess
 from posttrain.sandbox.execution import Execution, Limits, Process
@@ -55,10 +55,10 @@ class StdioTestRun:
         if self.result.lost:
             return
         if not execution.compiled:
-            self.result.fill(self.clock.ending(execution))
+            self.result.fill(ending(execution))
             return
         if not execution.succeeded:
-            outcome = self.clock.ending(execution)
+            outcome = ending(execution)
         else:
             right = same_output(execution.stdout.decode("utf-8", "replace"), self.cases[self.result.at].printed)
             outcome = TestOutcome.PASSED if right else TestOutcome.WRONG
@@ -124,7 +124,7 @@ class CallTestRun:
         self.result.note(execution)
         if self.result.lost or self.result.complete:
             return
-        outcome = self.clock.ending(execution)
+        outcome = ending(execution)
         if not self.loaded:
             self.result.fill(outcome)
             return
@@ -231,14 +231,14 @@ class AssertTestRun:
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.result.note(execution)
         if process is self.program:
-            self.ending, self.of_ended = self.clock.ending(execution), execution.cpu_seconds
+            self.ending, self.of_ended = ending(execution), execution.cpu_seconds
             if self.tester is None:
                 self.result.fill(self.ending)
             elif not self.result.complete:
                 self.reply(GONE)  # it was in a call, or will hear it at the next
         elif not self.result.complete and not self.result.lost:
             # The tests did not come to their end: their own loop, or a program that answers without end.
-            self.result.fill(self.clock.ending(execution))
+            self.result.fill(ending(execution))
             self.finish()
 
 
