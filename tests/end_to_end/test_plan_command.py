@@ -161,6 +161,28 @@ def test_four_bits_reach_the_plan() -> None:
     assert quantized["weights"] < 0.4 * planned(*adapter)["plans"]["recipe"]["always"]["weights"]
 
 
+IN_4_BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
+
+@pytest.mark.parametrize("stored", [IN_4_BITS, {"quant_method": "fp8"}, {"quant_method": "mxfp4"}])
+@pytest.mark.parametrize("recipe", ["own-model", "own-sft", "countdown-tiny-dpo"])
+def test_no_4_bits_are_advised_over_a_quantised_folder_and_those_that_are_there_count(
+    recipe: str, stored: dict, large: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["plan", recipe, "--model.path", large, "--model.adapter.rank", "2", "--json", "--gpu-gb", "20"]
+    found = []
+    for config in (LARGE, {**LARGE, "quantization_config": stored}):
+        Path(large, "config.json").write_text(json.dumps(config))
+        assert main(given) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    whole, quantised = found
+    advised = [[each["setting"] for each in plan["changes"]] for plan in found]
+    assert [("model.quantization = nf4" in each) for each in advised] == [True, False]
+    assert "GRPO QLoRA" not in quantised["plans"]
+    fewer = quantised["plans"]["recipe"]["always"]["weights"] < whole["plans"]["recipe"]["always"]["weights"] / 3
+    assert fewer == (stored is IN_4_BITS)
+
+
 def test_the_machine_has_some_memory() -> None:
     assert 1e8 < machine_memory(on_cuda=False).size < 1e14
 

@@ -12,6 +12,10 @@ from posttrain.errors import UserError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import whole_weight
 from posttrain.models.loading import model_folder
+from posttrain.models.memory.model_shape import object_shape
+from posttrain.options.adapter import AdapterOptions
+from posttrain.options.model import ModelOptions
+from posttrain.runs.planned_memory import held_as
 from posttrain.training.actor_critic.critic_folder import loaded_trunk
 from tests.support.family_exports import apart, few_steps, loaded, read_by_peft, read_by_transformers
 from tests.support.quantised_folders import in_4_bits, in_8_bits, in_fp8, in_mxfp4
@@ -53,9 +57,21 @@ def test_what_is_saved_whole_is_refused_over_a_folder_in_8_bits_with_a_remedy_th
     assert not (tmp_path / "run").exists()
 
 
-def test_a_critic_does_not_start_from_a_folder_in_8_bits(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"algorithm.critic.path = .*stored quantised.* Give the folder"):
-        loaded_trunk(str(in_8_bits(tmp_path / "base")), loaded(in_8_bits(tmp_path / "policy")))
+@pytest.mark.parametrize("made", [in_4_bits, in_8_bits])
+def test_a_critic_does_not_start_from_a_quantised_folder_nor_is_an_adapter_its_remedy(
+    made: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"algorithm.critic.path = .*stored quantised.* Give the folder") as refused:
+        loaded_trunk(str(made(tmp_path / "base")), loaded(in_8_bits(tmp_path / "policy")))
+    assert "adapter" not in str(refused.value)
+
+
+@pytest.mark.parametrize("made", [in_4_bits, in_8_bits])
+def test_a_loaded_model_knows_in_its_plan_how_it_was_stored(made: Callable[[Path], Path], tmp_path: Path) -> None:
+    policy = loaded(made(tmp_path / "base"), adapter=AdapterOptions(rank=2))
+    setup = held_as(ModelOptions(adapter=AdapterOptions(rank=2)), object_shape(policy.model), on_cuda=False)
+    assert setup.quantized == (made is in_4_bits)
+    assert "model.quantization" in setup.refused
 
 
 def test_an_adapter_over_a_folder_in_4_bits_is_opened_by_every_command_and_merged(tmp_path: Path) -> None:

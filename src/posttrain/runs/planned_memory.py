@@ -19,6 +19,7 @@ from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.classifiers.classifier_memory import classifier_bytes
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.devices import chosen_device
+from posttrain.models.loading.folder_kinds import DEQUANTISED_AT_LOAD, IN_4_BITS
 from posttrain.models.memory.memory_parts import weights
 from posttrain.models.memory.memory_plan import (
     ADAPTER_RANK,
@@ -144,11 +145,12 @@ def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool) -> Memor
         compute_bytes=compute,
         adapter_rank=rank if options.trains_adapter else None,
         adapts_experts=options.adapter is not None and EXPERTS in options.adapter.targets,
-        quantized=options.quantization is not None,
+        quantized=options.quantization is not None or shape.quantised == IN_4_BITS,
         trained=shape.parameters - frozen if frozen and not options.trains_adapter else None,
         recomputes=options.gradient_checkpointing,
         refused=(("model.adapter.rank",) if options.frozen else ())
-        + (("model.weights",) if options.dtype == "float32" else ()),
+        + (("model.weights",) if options.dtype == "float32" else ())
+        + (("model.quantization",) if shape.quantised is not None else ()),
         shared_prompt=shape.shared_prompt,
         on_cuda=on_cuda,
     )
@@ -255,8 +257,10 @@ def held_by(policy: Policy, setup: MemorySetup) -> MemorySetup:
 def side_by_side(shape: ModelShape, setup: MemorySetup) -> dict[str, MemorySetup]:
     """This recipe, and what it would be as PPO with a critic, without, with an adapter, and with one over 4 bits.
 
-    The last one only where 4 bits are not refused.
+    The last one only where 4 bits are not refused; of a folder whose weights cannot be trained the recipe alone.
     """
+    if shape.quantised not in (None, DEQUANTISED_AT_LOAD):
+        return {"recipe": setup}
     grpo = replace(setup.full_training(), critic=False, value_head="none")
     columns = {
         "recipe": setup,
@@ -264,7 +268,7 @@ def side_by_side(shape: ModelShape, setup: MemorySetup) -> dict[str, MemorySetup
         "GRPO": grpo,
         "GRPO LoRA": grpo.with_adapter(ADAPTER_RANK),
     }
-    if reaches_half(shape.linear_parameters, shape.expert_parameters):
+    if shape.quantised is None and reaches_half(shape.linear_parameters, shape.expert_parameters):
         columns["GRPO QLoRA"] = grpo.with_adapter(ADAPTER_RANK, quantized=True)
     return columns
 

@@ -72,13 +72,16 @@ def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False
     return policy_of(located_model(options), options, seed=seed, inference=inference)
 
 
-def load_policy_to_train(options: ModelOptions, *, seed: int = 0, saves_whole: bool = False) -> Policy:
+def load_policy_to_train(
+    options: ModelOptions, *, seed: int = 0, saves_whole: bool = False, may_adapt: bool = True
+) -> Policy:
     """`load_policy` for a run that trains the policy and saves it, an adapter apart unless it `saves_whole` models.
 
+    `may_adapt` says whether the user can put an adapter over the model, which is then a remedy.
     Raises UserError too where peft or transformers could not read what the run would save.
     """
     located = located_model(options)
-    require_trainable_weights(located, options, saves_whole=saves_whole)
+    require_trainable_weights(located, options, saves_whole=saves_whole, may_adapt=may_adapt)
     policy = policy_of(located, options, seed=seed, inference=False)
     if not saves_whole:
         require_adapter_for_peft(policy.model, options)
@@ -203,7 +206,9 @@ def as_never_quantised(model: PreTrainedModel, dtype: torch.dtype) -> None:
     cast(torch.nn.Module, model).to(dtype)
 
 
-def require_trainable_weights(located: LocatedModel, options: ModelOptions, *, saves_whole: bool) -> None:
+def require_trainable_weights(
+    located: LocatedModel, options: ModelOptions, *, saves_whole: bool, may_adapt: bool
+) -> None:
     """Refuse to train weights that are stored quantised, and to merge an adapter into those that are not dequantised.
 
     transformers dequantises MXFP4 as it loads it, so such a model is trained and saved as any other.
@@ -212,7 +217,7 @@ def require_trainable_weights(located: LocatedModel, options: ModelOptions, *, s
     if method is None or method == DEQUANTISED_AT_LOAD:
         return
     if not options.trains_adapter:
-        merges = not saves_whole or method == IN_4_BITS
+        merges = may_adapt and (not saves_whole or method == IN_4_BITS)
         remedy = "Train an adapter over them (model.adapter.rank: 16), or give" if merges else "Give"
         raise UserError(
             f"{base}: its weights are stored quantised ({method}) and cannot be trained.  {remedy} the folder of the"

@@ -14,7 +14,9 @@ def load_beside(policy: Policy, path: str, *, option: str, inference: bool = Tru
     """
     options = ModelOptions(path=path, device="cuda" if policy.device.type == "cuda" else "cpu")
     try:
-        return load_policy(options, inference=True) if inference else load_policy_to_train(options, saves_whole=True)
+        if inference:
+            return load_policy(options, inference=True)
+        return load_policy_to_train(options, saves_whole=True, may_adapt=False)
     except UserError as error:  # which speaks of the section `model`
         if "model.path = " not in str(error):
             raise

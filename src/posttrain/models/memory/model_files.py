@@ -1,12 +1,13 @@
 """The shape of the model that a recipe names, from its config.json alone."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from posttrain.models.adapters.peft_format import read_adapter
 from posttrain.models.loading.adapting import base_options
-from posttrain.models.loading.folder_kinds import bundled_folder
+from posttrain.models.loading.folder_kinds import bundled_folder, quantisation, read_json
 from posttrain.models.loading.hub import hub_folder
-from posttrain.models.loading.model_folder import loaded_config
+from posttrain.models.loading.model_folder import loaded_config, where
 from posttrain.models.loading.new_model import new_model_config, new_tokenizer
 from posttrain.models.loading.text_part import is_wrapper
 from posttrain.models.memory.model_shape import ModelShape, config_shape
@@ -24,8 +25,10 @@ def recipe_shape(options: ModelOptions | NewModelOptions) -> ModelShape:
         return config_shape(new_model_config(options, new_tokenizer(options.template)))
     if not options.is_bundled and is_adapter_folder(options.folder):
         options = base_options(options, read_adapter(options.folder))
-    config = loaded_config(config_folder(options), options)
-    return config_shape(config.get_text_config() if is_wrapper(config) else config)
+    folder = config_folder(options)
+    config = loaded_config(folder, options)
+    shape = config_shape(config.get_text_config() if is_wrapper(config) else config)
+    return replace(shape, quantised=quantisation(read_json(folder / "config.json", where(options))))
 
 
 def config_folder(options: ModelOptions) -> Path:

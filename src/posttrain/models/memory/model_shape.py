@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -13,7 +13,9 @@ from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.adaptable import expert_matrices
+from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.loading.construction import LOAD_ERRORS, ONE_AT_A_TIME
+from posttrain.models.loading.folder_kinds import IN_4_BITS
 from posttrain.models.shared_prompt.architectures import shared_prompt_refusal
 
 UNBOUNDED = 1 << 30
@@ -45,6 +47,8 @@ class ModelShape:
     """Longest prompt and completion together, in tokens."""
     stored_bytes: int = 4
     """Of a weight on the disk, 2 where the config says that all are in bfloat16."""
+    quantised: str | None = None
+    """How weights are quantised on the disk (`quantisation`), None where they are not."""
     expert_arrays: tuple[tuple[int, int, int], ...] = ()
     """(experts, rows, columns) of every array of experts, which are no linear layers: 4 bits leave them as they are."""
     sizes: tuple[tuple[str, int], ...] = ()
@@ -103,8 +107,11 @@ def config_shape(config: PreTrainedConfig) -> ModelShape:
 
 def object_shape(model: PreTrainedModel) -> ModelShape:
     """The shape of a model's own class and config, without what adapters or 4 bits have made of its layers."""
+    found = getattr(model.config, "quantization_config", None)
+    stored = "unnamed" if found is not None else None
     with ONE_AT_A_TIME, torch.device("meta"):
-        return shape_of(type(model)(model.config))
+        shape = shape_of(type(model)(model.config))
+    return replace(shape, quantised=IN_4_BITS if any(is_4_bit(each) for each in model.modules()) else stored)
 
 
 def shape_of(model: PreTrainedModel) -> ModelShape:
