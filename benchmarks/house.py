@@ -110,9 +110,10 @@ def imported_modules(tree: Tree, module: str) -> set[str]:
 def repeated_names(tree: Tree) -> dict[str, list[str]]:
     homes: dict[str, list[str]] = defaultdict(list)
     for name, module in tree.syntax.items():
-        for node in module.body:
-            if isinstance(node, Function) and not node.name.startswith("_"):
-                homes[node.name].append(name)
+        own = {node.name for node in module.body if isinstance(node, Function)}
+        for function in sorted(own):
+            if not function.startswith("_"):
+                homes[function].append(name)
     return {name: places for name, places in homes.items() if len(places) > 1}
 
 
