@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from posttrain.cli import main
+from posttrain.errors import UserError
+from posttrain.models.known_tokens import num_embeddings
+from posttrain.rewards.model import RewardModel
+from tests.support.reward_models import classifier, reward_folder, reward_tokenizer
 from tests.support.runs import save_tiny_model
 
 SAYS = "has no row in the model's embedding, which has 24.  Leave that text out, or give the model the tokenizer"
@@ -51,3 +55,36 @@ def test_demonstrations_are_refused_before_a_run(
     assert main(["sft", *flags, "--task.name", "countdown", "--run.num-steps", "1"]) == 2
     assert SAYS in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_a_reward_model_without_rows_for_its_tokenizer_is_refused_before_a_run(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, run = reward_folder(tmp_path / "rm", kind), tmp_path / "run"
+    smaller = AutoModelForSequenceClassification.from_pretrained(folder)
+    smaller.resize_token_embeddings(24)
+    smaller.save_pretrained(folder)
+    flags = ["--model.path", str(save_tiny_model(tmp_path / "model")), "--run.threads", "1", "--run.num-steps", "1"]
+    rewards = ["--rewards", f"[{{model: {folder}}}]"]
+    assert main(["rl", *flags, "--task.name", "countdown", *rewards, "--run.folder", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert f"rewards: model = {folder}: the tokenizer's token" in said
+    assert SAYS in said
+    assert not run.exists()
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_special_tokens_beyond_the_embedding_are_refused_where_a_text_has_one(kind: str) -> None:
+    """A pad token that was added without a row is common, and pads: whatever is masked, a row is looked up."""
+    tokenizer, model = reward_tokenizer(), classifier(kind)
+    model.resize_token_embeddings(len(tokenizer))
+    reward = RewardModel(model, tokenizer=tokenizer)
+    texts = {"prompts": ["ab", "abc"], "completions": ["d", "efg"]}
+    expected = reward(**texts)
+    tokenizer.add_special_tokens({"pad_token": "<|new|>"})
+    assert tokenizer.pad_token_id >= num_embeddings(reward.model)
+    added = RewardModel(reward.model, tokenizer=tokenizer)
+    assert added(**texts) == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(UserError, match="has no row in the model's embedding"):
+        added(prompts=["a<|new|>"], completions=["b"])

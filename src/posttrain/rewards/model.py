@@ -28,6 +28,7 @@ from posttrain.models.classifiers.classifier_text import ClassifierText
 from posttrain.models.classifiers.last_token_scores import ScoreReading, classifier_scores
 from posttrain.models.classifiers.saved_classifier import TextReading
 from posttrain.models.context import own_context
+from posttrain.models.known_tokens import num_embeddings, require_known_tokens
 from posttrain.models.loading.folder_digest import model_digest
 from posttrain.options.reward_model import RewardModelOptions, folder_name
 from posttrain.rewards.grading.answers import Graded
@@ -90,6 +91,8 @@ class RewardModel:
         reading = TextReading.of_config(self.model.config)
         self.text = ClassifierText(known, self.where, template_file=self.options.chat_template, reading=reading)
         self.limit = token_limit(self.model, known, self.options)
+        written = {each for text, each in known.get_vocab().items() if text not in self.text.special}
+        require_known_tokens([*written], num_embeddings(self.model), known, self.where)
         self.scores = classifier_scores(self.model, pad_id=known.pad_token_id, where=self.where)
         if self.scores.reading is ScoreReading.ONE_BY_ONE:
             warnings.warn(
@@ -103,6 +106,8 @@ class RewardModel:
     ) -> list[float] | list[Graded]:
         """A score for each completion.  Raises UserError for one that is too long, unless such are cut."""
         read = [self.text.tokens(*texts) for texts in zip(prompts, completions, strict=True)]
+        for tokens in read:
+            require_known_tokens(tokens, num_embeddings(self.model), self.text.tokenizer, self.where)
         cut = [len(tokens) > self.limit for tokens in read]
         if self.options.over_long == "error":
             self.require_room(max(map(len, read), default=0))

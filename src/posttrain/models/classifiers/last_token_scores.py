@@ -81,8 +81,8 @@ def classifier_scores(model: PreTrainedModel, *, pad_id: int | None, where: str)
 
     `pad_id` is the tokenizer's, if it has one.  Raises UserError where the model gives no numbers for a text.
     """
-    pad_id = pad_id or 0
     vocab = num_embeddings(model)
+    pad_id = 0 if pad_id is None or pad_id >= vocab else pad_id
     rows = [[(3 + 5 * place + length) % vocab for place in range(length)] for length in TRIED_LENGTHS]
     with torch.inference_mode():
         expected = [alone(model, row) for row in rows]
