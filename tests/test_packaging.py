@@ -1,11 +1,23 @@
 """What `pip install .` brings along."""
 
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+
+
+def test_no_release_of_transformers_is_allowed_that_is_older_than_the_one_that_is_tested() -> None:
+    """5.5 to 5.22 lack `transformers.cache_utils.DummyLayer`: there every command that loads a model ended in an
+    ImportError."""
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (bound,) = (each for each in dependencies if each.startswith("transformers"))
+    (tested,) = re.findall(r"^transformers==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert bound == f"transformers>={tested},<6"
+    assert f"transformers {tested} or newer" in (ROOT / "README.md").read_text()
 
 
 def test_the_wheel_holds_the_code_the_bundled_model_the_recipes_and_no_more(tmp_path: Path) -> None:
