@@ -252,6 +252,24 @@ def test_what_does_not_go_together_is_refused_with_a_remedy(sections: dict[str, 
         posttrain.load_recipe(kind=DpoConfig, **{**base, **sections})
 
 
+def test_without_rounds_a_task_of_ones_own_is_refused_before_it_is_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noted, mine = tmp_path / "noted", tmp_path / "mine.py"
+    mine.write_text(f"open({str(noted)!r}, 'w').close()\nclass Mine:\n    def __init__(self) -> None: ...\n")
+    given = ["dpo", "--model.path", str(tmp_path / "none"), "--task.path", f"{mine}:Mine"]
+    for flags in [], ["--dpo.rounds", "0"], ["--dpo.rounds=0"], ["--dry-run"]:
+        assert main([*given, *flags]) == 2
+        assert "task: without rounds what is learned are rows" in capsys.readouterr().err
+    with pytest.raises(UserError, match="without rounds"):
+        posttrain.load_recipe(kind=DpoConfig, task={"path": f"{mine}:Mine"})
+    assert not noted.exists()
+    for flags in ["--dpo.rounds", "2"], ["--dpo.rounds=2"]:
+        assert main([*given, *flags]) == 2
+        assert "without rounds" not in capsys.readouterr().err
+    assert noted.exists()
+
+
 def test_a_recipe_with_the_section_dpo_is_of_this_kind_and_says_all_when_it_is_written_down() -> None:
     config = posttrain.load_recipe(task={"name": "dataset"}, dpo={"loss": "ipo"}, model={"adapter": {"rank": 2}})
     assert isinstance(config, DpoConfig)

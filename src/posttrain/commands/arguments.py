@@ -155,6 +155,8 @@ def variants(flags: Sequence[str], read: Sequence[str], by_path: Sequence[str] =
             continue
         if (section in VARIANTS and option in ("name", "path")) or (section in by_path and option == "path"):
             sections.setdefault(section, {})[option] = value
+        elif (section, option) == ("dpo", "rounds") and value.isdecimal():  # without any, no task is imported
+            sections.setdefault(section, {})[option] = int(value)
         elif (section, option) == ("task", "sources"):  # several data sets, and so the task that reads them
             sections.setdefault(section, {})[option] = yaml_value(flag, value)
     return RecipeLayer(where=COMMAND_LINE, sections=sections)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from posttrain.binding import is_own
 from posttrain.config.reward_model import require_one_end
 from posttrain.config.sections import Config, full_section, require_use_for_tracker
 from posttrain.errors import UserError
@@ -30,6 +31,19 @@ ROUNDS_ONLY = ("steps_per_round", "prompts_per_round", "pairs_per_prompt", "refr
 """Options of `dpo` that are about rounds."""
 FOR_PROMPTS = ("shuffle", "last_assistant_message", "prefill", "over_long", "max_prompt_tokens")
 """Options of the task `dataset` that say nothing of rows with two answers."""
+
+ROWS_NEEDED = (
+    "task: without rounds what is learned are rows with the columns chosen and rejected.  Name their file as task.path,"
+    " or have pairs sampled from the policy: dpo.rounds = 4."
+)
+
+
+def require_rows_or_rounds(sections: Mapping[str, object]) -> None:
+    """Refuse a task of the user's own where there are no rounds, from a recipe's content: nothing of it is imported."""
+    options = sections.get("dpo")
+    rounds = options.get("rounds") if isinstance(options, Mapping) else None
+    if is_own("task", sections.get("task")) and rounds in (None, 0):
+        raise UserError(ROWS_NEEDED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +103,7 @@ class DpoConfig:
         self._require_none(self.dpo.given(*ROUNDS_ONLY), "is of rounds, and dpo.rounds = 0 learns rows")
         task = self.task
         if not isinstance(task, DatasetOptions) or task.name != DatasetOptions.name:
-            raise UserError(
-                "task: without rounds what is learned are rows with the columns chosen and rejected.  Name their file"
-                " as task.path, or have pairs sampled from the policy: dpo.rounds = 4."
-            )
+            raise UserError(ROWS_NEEDED)
         for section, options in {
             "rewards": self.rewards,
             "rollout": self.rollout != RolloutOptions(),

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from posttrain.config.dpo import DpoConfig, require_rows_or_rounds
 from posttrain.config.kinds import COMMAND_OF, AnyConfig
 from posttrain.config.recipes import MergedRecipe, RecipeLayer, merge, read_recipe
 from posttrain.config.run_trust import READ_BY_IMPORT, require_known, require_trusted, trusted
@@ -86,6 +87,8 @@ def build(
 
 def checked_sections(kind: type, merged: MergedRecipe) -> dict[str, Any]:
     """Every section as a record, its names and types checked and the rules between its fields not yet."""
+    if kind is DpoConfig:
+        require_rows_or_rounds(merged.sections)
     require_known(merged, READ_BY_IMPORT)
     known = section_names(kind)
     unknown = (name for name in merged.sections if name not in known)
