@@ -15,6 +15,7 @@ NAMED = {
     **{name: ["bundled"] for name in ("eval", "chat", "serve", "behaviours", "check-task")},
     "trace": ["bundled", "0"],
     "compare": ["countdown-tiny"],
+    "dpo": ["--dpo.rounds", "2"],
     "phases": ["phases.yaml"],
 }
 """Commands that are about something named by position."""

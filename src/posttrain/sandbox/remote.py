@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from posttrain.sandbox.backends import lost
 from posttrain.sandbox.execution import Exit
+from posttrain.sandbox.probes import SPIN, SPIN_SECONDS
 from posttrain.sandbox.replay_script import Conditions, ReplayRun, RunEnd
 
 TRIES = 3
@@ -24,18 +25,10 @@ GRACE_SECONDS = 30.0
 """What the service may take beyond the program's time, in queues and in starting."""
 REPLY_BYTES = 64 << 20
 READ_BYTES = 1 << 16
-SPIN_SECONDS = 0.5
-"""Processor time of the program that tells whether the service is busy."""
 EARLY = 0.9
 """Part of the time that was asked for, below which it was a limit of the service's own that ended a program."""
 BUSY = 2.0
 """Seconds by the clock for each of processor time, from which on programs count as starved there."""
-SPIN = f"""
-import time
-began, used = time.monotonic(), time.process_time()
-while time.process_time() < used + {SPIN_SECONDS}: pass
-print(time.monotonic() - began)
-"""
 OUTPUT_KEPT = 1 << 20
 """What the service keeps of an output; it does not say when it dropped the rest."""
 

@@ -22,7 +22,7 @@ from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.sandbox import remote
+from posttrain.sandbox import probes, remote
 from posttrain.sandbox.backends import Backend, Bubblewrap, CommandBackend, Container
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process
 from posttrain.sandbox.probes import SandboxUnavailable
@@ -89,7 +89,7 @@ def service(runs: Runs, before: list[str] | None = None) -> Iterator[str]:
                 began = f"{re.search('[0-9a-f]{16}', body['code'])[0]} ready\n"  # type: ignore[index]
                 return self.say(200, {"status": "Failed", "run_result": {**late, "stdout": "", "stderr": began}})
             if trouble.startswith("computes"):
-                assert body["code"] == remote.SPIN
+                assert body["code"] == probes.SPIN
                 done = {"status": "Finished", "return_code": 0, "stdout": trouble.partition(" ")[2]}
                 return self.say(200, {"status": "Success", "run_result": done})
             status, stdout, stderr = runs(body["code"], body["stdin"].encode(), body["run_timeout"])
@@ -339,7 +339,7 @@ def test_what_a_service_ends_that_is_busy_or_has_a_limit_of_its_own_is_never_a_s
     tests: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ReplaySandbox, "probe", lambda self: None)  # nothing but our own program is run
-    in_time, waited = f"computes {remote.SPIN_SECONDS}", f"computes {5 * remote.SPIN_SECONDS}"
+    in_time, waited = f"computes {probes.SPIN_SECONDS}", f"computes {5 * probes.SPIN_SECONDS}"
     troubles: list[str] = []
     with service(wide_open, troubles) as url, chosen(SandboxOptions(kind="remote", url=url, at_once=1)):
         assert verdicts(scored(CodeReward(), [RIGHT], ALL[tests])) == [(1.0, "passed")]
