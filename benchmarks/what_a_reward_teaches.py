@@ -28,6 +28,8 @@ import numpy as np
 from demo import permuted_countdown
 
 import posttrain
+from posttrain.behaviours.behaviour_reader import BehaviourReader
+from posttrain.behaviours.behaviour_table import chosen_rows
 from posttrain.config.recipes import parse_yaml
 from posttrain.generation.engine import sample_groups
 from posttrain.options.behaviours import BehaviourOptions
@@ -37,8 +39,6 @@ from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.intervals import bootstrap_interval
-from posttrain.training.behaviours.behaviour_reader import BehaviourReader
-from posttrain.training.behaviours.behaviour_table import chosen_rows
 from posttrain.training.evaluation import evaluation_request, means_of_problems
 from posttrain.training.session import open_session
 

@@ -56,17 +56,15 @@ GROUPS = [
     Group(
         files=[
             "training/variance/*.py",
-            *(
-                f"training/behaviours/{name}.py"
-                for name in ("behaviour_reader", "behaviour_table", "bounded_patterns", "search_signs")
-            ),
+            *(f"behaviours/{name}.py" for name in ("behaviour_reader", "behaviour_table", "search_signs")),
             *(f"training/comparison/{name}.py" for name in ("cells", "statistics")),
             *(f"training/phases/{name}.py" for name in ("phase_list", "phase_report")),
             *(f"training/collection/{name}.py" for name in ("agreement", "pair_choice", "verdicts")),
         ],
         suites=["closed_form", "laws"],
         modules=[
-            f"posttrain.training.{name}" for name in ("behaviours", "collection", "comparison", "phases", "variance")
+            "posttrain.behaviours",
+            *(f"posttrain.training.{name}" for name in ("collection", "comparison", "phases", "variance")),
         ],
     ),
     Group(

@@ -23,6 +23,7 @@ LAYERS = [
     {"cli", ""},
     {"commands", "trl", "course"},
     {"training", "irl_runs", "neural_irl"},  # irl_runs and neural_irl are users of irl/, which stands alone
+    {"behaviours"},
     {"runs"},
     {"generation", "tasks", "config"},
     {"rewards"},

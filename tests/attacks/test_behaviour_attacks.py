@@ -2,10 +2,9 @@
 
 import pytest
 
+from posttrain.behaviours.behaviour_reader import MAX_CHARACTERS, BehaviourReader, PatternTimeout
+from posttrain.behaviours.behaviour_table import TABLE, chosen_rows
 from posttrain.options.behaviours import BehaviourOptions
-from posttrain.training.behaviours.behaviour_reader import BehaviourReader
-from posttrain.training.behaviours.behaviour_table import TABLE, chosen_rows
-from posttrain.training.behaviours.bounded_patterns import MOST_CHARACTERS
 from tests.support.timing import idle_milliseconds
 
 COLUMNS = {"numbers": (17, 5, 3), "target": 36}
@@ -32,11 +31,17 @@ PIECES = {
 def test_hostile_text_is_read_in_a_second(name: str) -> None:
     text = "<think>h" + PIECES[name] * (1_000_000 // len(PIECES[name]))
     reader = BehaviourReader(TABLE)
-    assert len(text) > 10 * MOST_CHARACTERS
+    assert len(text) > 10 * MAX_CHARACTERS
     assert idle_milliseconds(lambda: reader.read(text, COLUMNS)) < 1000
 
 
-def test_a_pattern_of_as_many_ways_as_are_allowed_ends_on_its_worst_text() -> None:
-    reader = BehaviourReader(chosen_rows(BehaviourOptions(patterns={"worst": {"any": ["a.{0,9}.{0,99}b"]}})))
-    # 5,000 places, 1,000 ways each: five million, where (a+)+b would have 2^5000.
-    assert idle_milliseconds(lambda: reader.read("a" * 5_000, {})) < 2_500
+@pytest.mark.parametrize("pattern", [r"(?:a|aa)+c", r"a.{0,999}.{0,999}c"])
+def test_a_slow_pattern_is_ended_by_its_timeout_and_costs_only_its_own_row(pattern: str) -> None:
+    patterns = {"slow": {"any": [pattern]}, "quick": {"any": ["a{10}b"]}}
+    reader = BehaviourReader(chosen_rows(BehaviourOptions(patterns=patterns)), timeout_seconds=0.1)
+    with pytest.warns(PatternTimeout, match="slow"):
+        found = reader.read("a" * 5_000 + "b", {})
+    assert {name: signs.shown for name, signs in found.items()} == {"quick": True}
+    assert {name: signs.shown for name, signs in reader.read("ac", {}).items()} == {"slow": True, "quick": False}
+    with pytest.warns(PatternTimeout):
+        assert idle_milliseconds(lambda: reader.read("a" * 5_000, {})) < 1000

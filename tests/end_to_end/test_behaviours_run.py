@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import posttrain
+from posttrain.behaviours.behaviour_history import read_history
+from posttrain.behaviours.behaviour_reader import BehaviourReader
+from posttrain.behaviours.behaviour_table import chosen_rows
 from posttrain.cli import main
 from posttrain.errors import UserError
-from posttrain.training.behaviours.behaviour_history import read_history
-from posttrain.training.behaviours.behaviour_reader import BehaviourReader
-from posttrain.training.behaviours.behaviour_table import chosen_rows
 from tests.support.pages import documented
 from tests.support.pictures import width_and_height
 from tests.support.runs import save_tiny_model

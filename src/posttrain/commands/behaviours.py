@@ -36,10 +36,9 @@ def main(arguments: Sequence[str]) -> int:
     run = Path(named)
     recipes = [*([run_recipe(run)] if (run / "config.yaml").is_file() else []), *recipe_layers(rest)]
     config, switches = configured(Config, behaviour_sections(recipes), rest.flags, PROGRAM)
-    from posttrain.training.behaviours.behaviour_history import history_table, read_history
-    from posttrain.training.behaviours.behaviour_picture import draw_behaviours
-    from posttrain.training.behaviours.behaviour_reader import BehaviourReader
-    from posttrain.training.behaviours.behaviour_table import TABLE, chosen_rows
+    from posttrain.behaviours.behaviour_history import draw_behaviours, history_table, read_history
+    from posttrain.behaviours.behaviour_reader import BehaviourReader
+    from posttrain.behaviours.behaviour_table import TABLE, chosen_rows
 
     reader = BehaviourReader(chosen_rows(config.behaviours) or TABLE)
     picture = picture_file(switches.picture) if switches.picture else run / "behaviours.png"

@@ -1,4 +1,4 @@
-"""What completions are read for, beside what they earn: an option of runs by reward."""
+"""Behaviours that are counted in completions: an option of RL runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,20 +13,20 @@ Within = Literal["completion", "thinking"]
 
 @dataclass(frozen=True, kw_only=True)
 class PatternOptions(Bounded):
-    """A behaviour of your own that words or marks betray."""
+    """A behaviour that the recipe defines by patterns."""
 
     any: tuple[str, ...]
-    """Regular expressions, each match of one a sign; capitals make no difference, and every repeat has a bound."""
+    """Regular expressions; each match is a sign.  Case is ignored."""
     at_least: PositiveInt = 1
-    """Signs from which on a completion shows the behaviour."""
+    """Signs that a completion needs to show the behaviour."""
     within: Within = "completion"
-    """`completion`: all of it.  `thinking`: what stands before `</think>`."""
+    """`completion`: all of it.  `thinking`: the part before `</think>`."""
     says: str = ""
-    """What it is called where numbers are shown; its name, if nothing."""
+    """Description where numbers are shown; empty uses the name."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(len(self.any) > 0, self, "any", "names no pattern; give at least one")
+        require(len(self.any) > 0, self, "any", "must have at least one pattern")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +34,12 @@ class BehaviourOptions:
     """Which signs of verification, backtracking, several attempts and the like are counted in completions."""
 
     measure: tuple[str, ...] = ()
-    """Rows of the table of behaviours, each by its name or all of a kind: `prose` for words, `search` for the bundled
-    model's notation.  None, and no pattern of your own, measures nothing."""
+    """Rows of the table of behaviours, by name or by kind: `prose` for words, `search` for the bundled model's
+    notation.  Empty measures only `patterns` and `file`."""
     patterns: Mapping[str, object] = field(default_factory=dict)
-    """Behaviours of your own: a name to `{any: [regular expressions], at_least: 1, within: completion, says: ""}`."""
+    """More behaviours: a name to `{any: [regular expressions], at_least: 1, within: completion, says: ""}`."""
     file: str = ""
-    """A YAML file of more of them, written as `patterns` are."""
+    """A YAML file with more entries, written like `patterns`."""
 
     def __post_init__(self) -> None:
-        require(len(set(self.measure)) == len(self.measure), self, "measure", "names one of them twice")
+        require(len(set(self.measure)) == len(self.measure), self, "measure", "must not have duplicates")

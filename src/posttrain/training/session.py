@@ -7,6 +7,8 @@ from typing import cast
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.table import build_algorithm
+from posttrain.behaviours.behaviour_reader import BehaviourReader
+from posttrain.behaviours.behaviour_table import chosen_rows
 from posttrain.config import Config
 from posttrain.config.kinds import resolved
 from posttrain.errors import RunError, UserError
@@ -32,8 +34,6 @@ from posttrain.tasks.answers_of_task import held_out_prompts, longest_prompts, t
 from posttrain.tasks.base import Probe, Task
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.task_registry import load_task, require_task
-from posttrain.training.behaviours.behaviour_reader import BehaviourReader
-from posttrain.training.behaviours.behaviour_table import chosen_rows
 from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObjects, given_rewards
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions

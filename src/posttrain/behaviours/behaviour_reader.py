@@ -1,29 +1,44 @@
-"""Signs of behaviours in completions, and what they come to over the completions of a step or an evaluation.
+"""Counts signs of behaviours in completions, per step and per evaluation.
 
-Two numbers of each row: the share of completions that show it, and its signs per 1000 completion tokens.  Longer
-completions show more of everything, so that a share which rises with the length while the signs per token do not is a
-matter of length alone.
+Each row has two numbers: the share of completions that show it, and its signs per 1000 completion tokens.  Longer
+completions show more of everything.  If the share rises and the signs per token do not, only the length has grown.
+
+Completions are hostile: `(a|aa)+c` tries 2^n ways on n times `a`.  Each pattern has a time limit per completion.
 """
 
-import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
+import regex
+
+from posttrain.behaviours.behaviour_table import PatternRow, Row, SearchRow
+from posttrain.behaviours.search_signs import Signs, read_search
+from posttrain.errors import UserError
 from posttrain.records import Group
 from posttrain.rewards.countdown.grader import puzzle
 from posttrain.rewards.tags import END_THINK
 from posttrain.tasks.base import Probe, Reading
-from posttrain.training.behaviours.behaviour_table import PatternRow, Row, SearchRow
-from posttrain.training.behaviours.bounded_patterns import MOST_CHARACTERS, bounded_pattern
-from posttrain.training.behaviours.search_signs import Signs, read_search
 
 SHARE, SIGNS = "behaviour", "behaviour_signs"
 """What metrics begin with: `behaviour/<name>`, a share, and `behaviour_signs/<name>`, per 1000 tokens."""
 
 
+MAX_CHARACTERS = 20_000
+"""Characters of a completion that are searched; 400 tokens of the bundled model are about 600."""
+TIMEOUT_SECONDS = 0.5
+"""Processor time of one pattern on one completion."""
+Pattern = regex.Pattern[str]
+
+
+class PatternTimeout(RuntimeWarning):
+    """A pattern that took too long on a completion, which is then left out of its row."""
+
+
 @dataclass(slots=True)
 class Tally:
-    """What some completions show of one behaviour."""
+    """Counts of one behaviour over some completions."""
 
     num_shown: int = 0
     num_signs: int = 0
@@ -31,7 +46,7 @@ class Tally:
     num_tokens: int = 0
 
     def add(self, signs: Signs, num_tokens: int) -> None:
-        """Count one completion of so many tokens."""
+        """Count one completion of `num_tokens` tokens."""
         self.num_shown += signs.shown
         self.num_signs += signs.count
         self.num_completions += 1
@@ -48,27 +63,32 @@ class Tally:
         return 1000 * self.num_signs / self.num_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BehaviourReader:
     """Finds the signs of the chosen rows in completions."""
 
     rows: Mapping[str, Row]
-    patterns: Mapping[str, tuple[re.Pattern[str], ...]] = field(init=False)
+    timeout_seconds: float = TIMEOUT_SECONDS
 
     def __post_init__(self) -> None:
-        compiled = {
-            name: tuple(bounded_pattern(each, where=f"behaviours: {name}") for each in row.patterns)
+        assert self.patterns is not None  # a wrong pattern fails here, not in the first step
+
+    @cached_property
+    def patterns(self) -> Mapping[str, tuple[Pattern, ...]]:
+        """The compiled patterns of each row that has some."""
+        return {
+            name: tuple(compiled_pattern(each, where=f"behaviours: {name}") for each in row.patterns)
             for name, row in self.rows.items()
             if isinstance(row, PatternRow)
         }
-        object.__setattr__(self, "patterns", compiled)
 
     def read(self, text: str, columns: Mapping[str, object]) -> dict[str, Signs]:
-        """The signs of each row in a completion, the first `MOST_CHARACTERS` of it.
+        """The signs of each row in the first `MAX_CHARACTERS` of a completion.
 
-        Rows that read a Countdown search have none where the problem has no columns `numbers` and `target`.
+        A row is missing if it reads a Countdown search and the problem has no columns `numbers` and `target`, or if
+        one of its patterns timed out, which is a warning.
         """
-        text = text[:MOST_CHARACTERS]
+        text = text[:MAX_CHARACTERS]
         thinking = text.partition(END_THINK)[0]
         found = dict[str, Signs]()
         searching = {name: row for name, row in self.rows.items() if isinstance(row, SearchRow)}
@@ -79,9 +99,23 @@ class BehaviourReader:
         for name, row in self.rows.items():
             if isinstance(row, PatternRow):
                 within = thinking if row.within == "thinking" else text
-                count = num_signs(self.patterns[name], within)
-                found[name] = Signs(count, count >= row.at_least)
+                count = self.pattern_signs(name, within)
+                if count is not None:
+                    found[name] = Signs(count, count >= row.at_least)
         return {name: found[name] for name in self.rows if name in found}
+
+    def pattern_signs(self, name: str, text: str) -> int | None:
+        """Signs of a row with patterns in a text; None after a timeout."""
+        try:
+            return num_signs(self.patterns[name], text, timeout_seconds=self.timeout_seconds)
+        except TimeoutError:
+            warnings.warn(
+                f"behaviours: {name}: a pattern took more than {self.timeout_seconds} s on a completion of {len(text)}"
+                " characters, which is left out of this row.  Bound its repeats, such as \\w{1,20} for \\w+.",
+                PatternTimeout,
+                stacklevel=2,
+            )
+            return None
 
     def tallies(self, completions: Iterable[tuple[str, Mapping[str, object], int]]) -> dict[str, Tally]:
         """What completions, each a text with its problem's columns and its tokens, show of each row."""
@@ -111,13 +145,26 @@ class BehaviourReader:
         return {"behaviours": Probe(readings={**readings, **per_token}, measure=self.metrics)}
 
 
-def num_signs(patterns: Iterable[re.Pattern[str]], text: str) -> int:
-    """How many stretches of a text some of the patterns match: matches that overlap are one sign, not several.
+def num_signs(patterns: Iterable[Pattern], text: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> int:
+    """The number of stretches of a text that some pattern matches.  Overlapping matches are one sign.
 
     "let me try another way" is one attempt, whichever of its words several patterns know.
+    Raises TimeoutError if a pattern takes longer than its limit.
     """
+    spans = [match.span() for pattern in patterns for match in pattern.finditer(text, timeout=timeout_seconds)]
     count, end = 0, 0
-    for first, last in sorted(match.span() for pattern in patterns for match in pattern.finditer(text)):
+    for first, last in sorted(spans):
         count += first >= end
         end = max(end, last)
     return count
+
+
+def compiled_pattern(text: str, *, where: str) -> Pattern:
+    """The compiled pattern, which ignores case.  Raises UserError if it is not one or matches an empty text."""
+    try:
+        compiled = regex.compile(text, regex.IGNORECASE)
+        if compiled.match("") is None:
+            return compiled
+    except (regex.error, OverflowError) as error:
+        raise UserError(f"{where}: {text!r} is not a regular expression: {error}") from None
+    raise UserError(f"{where}: {text!r} matches an empty text, so it matches everywhere.  Require a character.")

@@ -1,7 +1,7 @@
-"""What the bundled model's notation tells of a search: tries, right steps, verdicts, going back, giving up.
+"""Signs of behaviours in the bundled model's search notation: tries, right steps, verdicts, going back, giving up.
 
-It writes no prose, so no word betrays what it does; its lines are read as posttrain.rewards.countdown.tries says, and
-what stands in them is counted.  Linear in the text; tries beyond the first `MOST_TRIES` are not read.
+The model writes no prose.  posttrain.rewards.countdown.tries defines how its lines are read.  Time is linear in the
+text; tries beyond the first `MOST_TRIES` are ignored.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ Key = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What a completion shows of a behaviour."""
+    """Signs of one behaviour in one completion."""
 
     count: int
     shown: bool
-    """Whether that is enough."""
+    """Whether the count is enough to show the behaviour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +63,27 @@ def right_verdicts(search: SearchReading) -> Signs:
 
 
 def checked_again(search: SearchReading) -> Signs:
-    """Complete tries that were made before and are held against the target again; the order of steps does not tell."""
+    """Complete tries that repeat an earlier one; the order of their steps is ignored."""
     made = [frozenset(key(each)) for each in search.tries if each.complete]
     return shown_by_one(len(made) - len(set(made)))
 
 
 def went_back(search: SearchReading) -> Signs:
-    """Tries that keep the first step of the try before and go on otherwise, as who goes back to a branch does."""
+    """Tries that keep the first step of the try before and change the rest: a branch is explored again."""
     keys = [key(each) for each in search.tries]
     return shown_by_one(sum(bool(a) and a[:1] == b[:1] and a != b for a, b in pairwise(keys)))
 
 
 def gave_up(search: SearchReading) -> Signs:
-    """The end of thinking although no try has hit the target."""
+    """Thinking that ends although no try hit the target."""
     return shown_by_one(int(search.closed and bool(search.tries) and not any(each.hits for each in search.tries)))
 
 
 def key(attempt: Try) -> Key:
-    """What tells a try from others."""
+    """The identity of a try: its steps in order."""
     return tuple(step.key for step in attempt.steps)
 
 
 def shown_by_one(count: int) -> Signs:
-    """So many signs, of which one is enough."""
+    """`count` signs, one of which is enough."""
     return Signs(count, count >= 1)

@@ -1,23 +1,18 @@
-"""The one table of behaviours: a name, what it is called, and what is a sign of it.
+"""The table of behaviours: names, descriptions and signs.
 
-Rows of the kind `prose` are words and turns of phrase of models that write English: the five behaviours that a course
-on GRPO tells of its runs (self-verification, backtracking, several attempts, explanation, meta-reasoning), words of
-reflection, and stated uncertainty.  Rows of the kind `search` read the bundled model's notation.  A row of your own
-is a pattern in a recipe or in a YAML file (`behaviours.patterns`, `behaviours.file`).
+Rows of kind `prose` are words of models that write English: the five behaviours that a course on GRPO reports of its
+runs (self-verification, backtracking, several attempts, explanation, meta-reasoning), words of reflection, and stated
+uncertainty.  Rows of kind `search` read the bundled model's notation.  Users add patterns in a recipe or in a YAML file
+(`behaviours.patterns`, `behaviours.file`).
 
-A word is no deed: "let me check" may stand before no check at all.  What is measured is how often it is written.
+Words are not deeds: "let me check" may be followed by no check.  The table measures how often they are written.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain.binding import bind
-from posttrain.config.recipe_yaml import parse_yaml
-from posttrain.errors import UserError
-from posttrain.options.behaviours import BehaviourOptions, PatternOptions, Within
-from posttrain.schemas import did_you_mean
-from posttrain.training.behaviours.search_signs import (
+from posttrain.behaviours.search_signs import (
     SearchReading,
     Signs,
     checked_again,
@@ -27,11 +22,16 @@ from posttrain.training.behaviours.search_signs import (
     several_tries,
     went_back,
 )
+from posttrain.binding import bind
+from posttrain.config.recipe_yaml import parse_yaml
+from posttrain.errors import UserError
+from posttrain.options.behaviours import BehaviourOptions, PatternOptions, Within
+from posttrain.schemas import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternRow:
-    """A behaviour that words betray."""
+    """A behaviour that is found by words."""
 
     says: str
     patterns: tuple[str, ...]
@@ -42,7 +42,7 @@ class PatternRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRow:
-    """A behaviour that the notation of a Countdown search shows."""
+    """A behaviour that is found in the notation of a Countdown search."""
 
     says: str
     read: Callable[[SearchReading], Signs]
@@ -124,43 +124,43 @@ TABLE: Mapping[str, Row] = {
     "went_back": SearchRow(says="goes on from the last try's first step", read=went_back),
     "gave_up": SearchRow(says="answers without a hit", read=gave_up),
 }
-"""Name -> row.  Names are unique over kinds, because metrics are called by them."""
+"""Name -> row.  Names are unique over kinds, because metrics use them."""
 
 KINDS = tuple(dict.fromkeys(row.kind for row in TABLE.values()))
 
 
 def chosen_rows(options: BehaviourOptions) -> dict[str, Row]:
-    """The rows that a recipe measures, in the order of the table, and then its own."""
+    """The rows that a recipe measures: those of the table in its order, then the recipe's patterns."""
     unknown = [name for name in options.measure if name not in (*KINDS, *TABLE)]
     if unknown:
         raise UserError(
             f"behaviours.measure: no behaviour `{unknown[0]}`.  {did_you_mean(unknown[0], (*KINDS, *TABLE))}"
-            "  One of your own is a pattern: behaviours.patterns, or a file of them."
+            "  To add one, write a pattern in behaviours.patterns or in behaviours.file."
         )
     rows = {name: row for name, row in TABLE.items() if name in options.measure or row.kind in options.measure}
-    for name, row in own_rows(options):
+    for name, row in custom_rows(options):
         if name in TABLE or name in KINDS:
-            raise UserError(f"behaviours: `{name}` is in the table already; give yours another name.")
+            raise UserError(f"behaviours: `{name}` is already in the table.  Choose another name.")
         if name in rows:
-            raise UserError(f"behaviours: `{name}` stands in the recipe and in {options.file}; leave one out.")
+            raise UserError(f"behaviours: `{name}` is in the recipe and in {options.file}.  Remove one of them.")
         rows[name] = row
     return rows
 
 
-def own_rows(options: BehaviourOptions) -> Iterator[tuple[str, PatternRow]]:
-    """The recipe's own rows, those of its file last."""
+def custom_rows(options: BehaviourOptions) -> Iterator[tuple[str, PatternRow]]:
+    """The recipe's patterns, then those of `behaviours.file`."""
     places = {"behaviours.patterns": options.patterns}
     if options.file:
         places[options.file] = patterns_in(Path(options.file))
     for where, patterns in places.items():
         for name, content in patterns.items():
-            yield name, own_row(f"{where}: {name}", name, content)
+            yield name, custom_row(f"{where}: {name}", name, content)
 
 
-def own_row(where: str, name: str, content: object) -> PatternRow:
-    """A row as a recipe writes it."""
+def custom_row(where: str, name: str, content: object) -> PatternRow:
+    """The row of one entry of `patterns`."""
     if not name.isidentifier():
-        raise UserError(f"{where}: is no name of a metric; use letters, digits and _, such as says_hmm.")
+        raise UserError(f"{where}: is not a valid name of a metric.  Use letters, digits and _, such as says_hmm.")
     if not isinstance(content, Mapping):
         raise UserError(f"{where} = {content!r:.60} should be a mapping, such as {{any: ['\\bhmm\\b']}}.")
     given = bind(PatternOptions, content, where=where)
@@ -169,18 +169,18 @@ def own_row(where: str, name: str, content: object) -> PatternRow:
         patterns=given.any,
         at_least=given.at_least,
         within=given.within,
-        kind="own",
+        kind="custom",
     )
 
 
 def patterns_in(file: Path) -> Mapping[str, object]:
-    """The patterns of a YAML file.  Raises UserError where it is none."""
+    """The patterns of a YAML file.  Raises UserError if it is not one."""
     import yaml
 
     try:
         found = parse_yaml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"behaviours.file = {file}: there is no such file.") from None
+        raise UserError(f"behaviours.file = {file}: the file does not exist.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"behaviours.file = {file}: is not YAML ({' '.join(str(error).split())[:200]})") from None
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
