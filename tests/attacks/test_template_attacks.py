@@ -115,6 +115,41 @@ def test_a_template_that_fills_memory_is_stopped(monkeypatch: pytest.MonkeyPatch
     assert bounded_rendering.resource.getrlimit(bounded_rendering.resource.RLIMIT_AS) == before
 
 
+def test_memory_is_bounded_while_other_threads_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a server, and in a script that loaded a model by transformers, which leaves a thread."""
+    monkeypatch.setattr(bounded_rendering.os, "sysconf", lambda name: 0)
+    done, before = threading.Event(), bounded_rendering.resource.getrlimit(bounded_rendering.resource.RLIMIT_AS)
+    others = [threading.Thread(target=done.wait) for _ in range(2)]
+    for thread in others:
+        thread.start()
+    try:
+        with pytest.raises(UserError, match=r"prompt 'rows.jsonl:3': .*(needs more memory|fails with)"):
+            rendered("{{ 'a' * 3000000000 }}")
+    finally:
+        done.set()
+    assert bounded_rendering.resource.getrlimit(bounded_rendering.resource.RLIMIT_AS) == before
+
+
+def test_renderings_side_by_side_share_one_limit_and_the_last_takes_it_back() -> None:
+    resource = bounded_rendering.resource
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    memory, inside, leave = bounded_rendering.MemoryLimit(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        leave.wait()
+
+    first = threading.Thread(target=lambda: memory.within(wait))
+    first.start()
+    inside.wait()
+    lowered = resource.getrlimit(resource.RLIMIT_AS)
+    assert memory.within(lambda: resource.getrlimit(resource.RLIMIT_AS)) == lowered != before
+    assert resource.getrlimit(resource.RLIMIT_AS) == lowered
+    leave.set()
+    first.join()
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
 def test_the_command_names_the_row_at_which_a_template_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -225,6 +225,10 @@ def test_without_held_out_rows_the_end_says_so_and_how_to_have_some(place: Path,
     assert ended.code == 0, ended.err
     assert "No rows were held out, so nothing was measured before and after." in ended.out
     assert "steps without their gradients" in ended.out
+    assert "measure it" not in ended.out
+    evaluated = in_this_process(capsys, "eval", str(place / "run"))
+    assert (evaluated.code, evaluated.out) == (2, "")
+    assert "task.held_out_share" in evaluated.err
     assert not re.search(r"^held-out +before", ended.out, flags=re.MULTILINE)
     assert "No rows were held out" in (place / "run" / "model" / "README.md").read_text()
     assert len(lines_of(place / "run")) == 2  # step 0 and the first; nothing was measured after it

@@ -126,10 +126,11 @@ class TokenizerRenderer:
                 " another file as model.chat_template."
             ) from error
         except TemplateError as error:
+            roles = [message["role"] for message in messages]
+            remedy = "move the system message into the first user message" if "system" in roles else "keep one turn"
             raise UserError(
-                f"prompt {id!r}: the model's chat template refuses these messages: {error}"
-                f" (roles: {', '.join(message['role'] for message in messages)}). Change the messages, for example"
-                " move the system message into the first user message."
+                f"prompt {id!r}: the model's chat template refuses these messages: {error} (roles: {', '.join(roles)})."
+                f"  Change the messages (for example {remedy}), or use a model whose template takes them."
             ) from error
         except Exception as error:
             raise template_error(error, messages, id) from error

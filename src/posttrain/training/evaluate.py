@@ -52,6 +52,11 @@ def evaluate(
     with open_session(config, own, inference=True) as session:
         session.load_weights()
         questions, samples = session.questions(), config.evaluation.samples
+        if not questions.prompts:
+            raise UserError(
+                f"evaluate: {session.task.name} has no held-out problems.  Of a dataset hold some rows out: set"
+                " task.held_out_share, such as 0.1, or task.held_out_path."
+            )
         if config.rewards:  # those that are named are asked also where the task has a measure of its own, which judges
             questions = replace(questions, rewards=session.rewards)
         if progress is None:

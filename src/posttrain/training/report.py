@@ -279,7 +279,7 @@ def closing_lines(
         *pairs,
         f"run folder   {folder}  (summary.json, metrics.jsonl, rollouts/{picture})",
         f"ask it       posttrain chat {folder}",
-        f"measure it   {measuring(session, folder)}",
+        *([f"measure it   {measuring(session, folder)}"] if session.questions().prompts else []),
     ]
 
 

@@ -7,8 +7,10 @@ time      a thread that looks on raises an exception in the one that renders, on
           processor time, which a busy machine does not use up.  It is there only while something is rendered.
 powers    are refused before: 10**10**8 is one step, and an exception comes between steps.  So is a product, and one of
           numbers of a hundred million digits is not ended.
-memory    the address space of the process may grow by so much: what asks for more gets a MemoryError.  Where other
-          threads of Python are alive it is left alone, for it would be theirs too: in `posttrain serve`.
+memory    the address space of the process may grow by 2 GiB: an allocation beyond that is a MemoryError.  The limit
+          holds for the whole process, so with other Python threads alive (in `posttrain serve`, and in scripts that
+          loaded a model by transformers) it is half of the machine's free memory, which no honest thread takes within
+          a rendering.  With other threads and a GPU in use there is no limit: CUDA reserves addresses by the gigabyte.
 """
 
 import ctypes
@@ -123,18 +125,58 @@ LIMIT = TimeLimit()
 os.register_at_fork(after_in_child=LIMIT.__init__)  # type: ignore[misc]  # the watcher stays with the parent
 
 
-def within_memory(render: Callable[[], Made]) -> Made:
-    """What a rendering makes while the process may grow by so much, where nothing else of it would notice."""
-    watching = LIMIT.watcher is not None
-    if sys.platform != "linux" or threading.active_count() > 1 + watching:
-        return render()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = address_space() + GROWTH
-    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
-    try:
-        return render()
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+class MemoryLimit:
+    """The limit on the address space of this process while templates are rendered, by one thread or several."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.renderings = 0
+        self.before = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+    def within(self, render: Callable[[], Made]) -> Made:
+        """What a rendering makes.  Raises MemoryError."""
+        with self.lock:
+            if self.renderings == 0:
+                self.before = resource.getrlimit(resource.RLIMIT_AS)
+                self.lower()
+            self.renderings += 1
+        try:
+            return render()
+        finally:
+            with self.lock:
+                self.renderings -= 1
+                if self.renderings == 0:
+                    resource.setrlimit(resource.RLIMIT_AS, self.before)
+
+    def reset(self) -> None:
+        """Forget all renderings and their limit."""
+        if self.renderings:
+            resource.setrlimit(resource.RLIMIT_AS, self.before)
+        self.lock, self.renderings = threading.Lock(), 0
+
+    def lower(self) -> None:
+        """Set the limit for the rendering that begins."""
+        growth = allowed_growth()
+        if growth is not None:
+            soft, hard = self.before
+            most = address_space() + growth
+            resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
+
+
+def allowed_growth() -> int | None:
+    """Bytes by which the address space may grow in a rendering; None is no limit."""
+    if sys.platform != "linux":
+        return None
+    if threading.active_count() <= 1 + (LIMIT.watcher is not None):
+        return GROWTH
+    if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+        return None
+    return max(GROWTH, os.sysconf("SC_AVPHYS_PAGES") * PAGE // 2)
+
+
+MEMORY = MemoryLimit()
+"""Of this process: a resource limit has no smaller scope."""
+os.register_at_fork(after_in_child=MEMORY.reset)  # renderings of other threads stay in the parent
 
 
 def address_space() -> int:
@@ -164,4 +206,4 @@ def require_no_powers(template: str) -> None:
 
 def bounded(render: Callable[[], Made]) -> Made:
     """What a rendering makes, within its bounds.  Raises TemplateTooSlow, and MemoryError."""
-    return LIMIT.within(lambda: within_memory(render))
+    return LIMIT.within(lambda: MEMORY.within(render))

@@ -118,7 +118,7 @@ def last_lines(config: SftConfig, folder: Path, state: SftState, *, finished: bo
 def result(state: SftState) -> str:
     """The held-out loss before and after."""
     if state.eval_loss is None:
-        return "no rows were held out, so nothing was measured"
+        return "no rows were held out, so there is no held-out loss,"
     lowest = "" if state.eval_loss == state.best_eval_loss else f" (at its lowest {state.best_eval_loss:.4f})"
     first = f"{state.before['loss']:.4f} → " if state.before else ""
     return f"held-out loss {first}{state.eval_loss:.4f} nats/token{lowest}"
