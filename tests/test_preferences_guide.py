@@ -12,7 +12,7 @@ from posttrain.commands.flags import make_flags, path_of
 from posttrain.config import CollectConfig
 from posttrain.config.reading import checked_sections
 from posttrain.config.recipes import RecipeLayer, merge, read_recipe
-from posttrain.training.collection.preference_rows import preference_row
+from posttrain.training.collection.preference_rows import row_of_verdict
 from posttrain.training.collection.verdicts import verdict_by_reward
 from tests.support.comparisons import written_pair
 from tests.support.pages import blocks, commands, programs, python
@@ -37,7 +37,7 @@ def test_the_columns_are_those_of_a_row() -> None:
     named = [
         name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1] if "|" in row else "")
     ]
-    assert named == list(preference_row(verdict))
+    assert named == list(row_of_verdict(verdict))
 
 
 @pytest.mark.parametrize("typed", [typed for typed in commands(PAGE) if typed.startswith("posttrain collect")])

@@ -54,11 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"posttrain {version('posttrain')}")
         return 0
     if arguments[0] not in COMMANDS:
-        return complain(f"{arguments[0]}: no such command.  {nearest(arguments[0])}", 2)
-    return run(arguments[0], arguments[1:])
+        return complain(f"{arguments[0]}: no such command.  {nearest_command(arguments[0])}", 2)
+    return run_command(arguments[0], arguments[1:])
 
 
-def run(command: str, arguments: Sequence[str]) -> int:
+def run_command(command: str, arguments: Sequence[str]) -> int:
     """Run one command; what a person can mend is told without a traceback."""
     import atexit
     import gc
@@ -87,7 +87,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         return complain(f"{frame.f_code.co_filename}, line {line}: it calls {exit_call(leave)}", 1)
 
 
-def nearest(command: str) -> str:
+def nearest_command(command: str) -> str:
     """The command that was probably meant, or all of them."""
     from difflib import get_close_matches
 

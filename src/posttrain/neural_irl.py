@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from posttrain.errors import UserError, require
-from posttrain.irl.arguments import brief_repr, check_watch, require_numbers, whole_number
+from posttrain.irl.arguments import brief_repr, check_watch, checked_integer, require_numeric_options
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.demonstrations import Demonstrations
@@ -59,9 +59,9 @@ class NeuralIRL(Bounded):
     """Largest difference in discounted visits of a state at which to stop."""
 
     def __post_init__(self) -> None:
-        require_numbers(self, "learning_rate", "weight_decay", "num_steps", "tolerance")
+        require_numeric_options(self, "learning_rate", "weight_decay", "num_steps", "tolerance")
         super().__post_init__()
-        require(whole_number(self.num_steps, "num_steps") >= 1, self, "num_steps", "is too few; use at least 1")
+        require(checked_integer(self.num_steps, "num_steps") >= 1, self, "num_steps", "is too few; use at least 1")
         self.causal()
 
     def causal(self) -> MaxCausalEntIRL:

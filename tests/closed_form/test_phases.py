@@ -10,8 +10,8 @@ from posttrain.cli import main
 from posttrain.config import Config, SftConfig
 from posttrain.errors import UserError
 from posttrain.training.phases.phase_checks import require_startable
-from posttrain.training.phases.phase_list import read_phases, resolved
-from posttrain.training.phases.phase_report import rows_of
+from posttrain.training.phases.phase_list import read_phases, with_phase_folders
+from posttrain.training.phases.phase_report import phase_rows
 
 SFT: dict[str, Any] = {"name": "first", "sections": {"model": {"path": "bundled"}, "sft": {"num_epochs": 1}}}
 RL: dict[str, Any] = {
@@ -66,7 +66,7 @@ def test_the_adapter_of_a_phase_is_its_model_where_it_has_saved_no_other(tmp_pat
 
 def test_a_file_of_an_earlier_run_can_be_named() -> None:
     (phase,) = [type("Run", (), {"folder": Path("there")})()]
-    rows = resolved({"task": [{"path": "run:a/pairs.jsonl"}]}, {"a": phase}, "phase b")
+    rows = with_phase_folders({"task": [{"path": "run:a/pairs.jsonl"}]}, {"a": phase}, "phase b")
     assert rows == {"task": [{"path": "there/pairs.jsonl"}]}
 
 
@@ -228,10 +228,10 @@ def test_the_report_has_a_row_for_each_measure_with_an_interval() -> None:
             "pass_at_8_interval": None,
         },
     }
-    assert list(rows_of({"name": "a", "command": "rl", "summary": summary})) == [
+    assert list(phase_rows({"name": "a", "command": "rl", "summary": summary})) == [
         ["a", "rl", "accuracy sampled", "0.250 [0.200, 0.300]", "0.500 [0.400, 0.600]", "3", "1.5", "2.00"]
     ]
-    assert list(rows_of({"name": "b", "command": "sft", "summary": {}})) == [["b", "sft", "", "", "", "", "", ""]]
+    assert list(phase_rows({"name": "b", "command": "sft", "summary": {}})) == [["b", "sft", "", "", "", "", "", ""]]
 
 
 def test_the_report_has_the_measures_of_each_source_of_a_mixture() -> None:
@@ -240,7 +240,7 @@ def test_the_report_has_the_measures_of_each_source_of_a_mixture() -> None:
         return {name: each for key, n in named for name, each in ((key, n), (f"{key}_interval", [n - 0.1, n + 0.1]))}
 
     after = {**results(0.5), "sources": {"puzzles": results(0.25, 1.0), "sums": results(0.75)}}
-    rows = list(rows_of({"name": "a", "command": "rl", "summary": {"before": results(0.125), "after": after}}))
+    rows = list(phase_rows({"name": "a", "command": "rl", "summary": {"before": results(0.125), "after": after}}))
     assert [row[2:5] for row in rows] == [
         ["accuracy sampled", "0.125 [0.025, 0.225]", "0.500 [0.400, 0.600]"],
         ["accuracy sampled, puzzles", "", "0.250 [0.150, 0.350]"],
@@ -258,5 +258,5 @@ def test_the_report_has_the_measures_of_pairs_whose_intervals_are_two_numbers() 
         "logps": 1.0,
     }
     summary = {"before": {}, "after": measured, "steps": 4}
-    (row,) = rows_of({"name": "d", "command": "dpo", "summary": summary})
+    (row,) = phase_rows({"name": "d", "command": "dpo", "summary": summary})
     assert row[:6] == ["d", "dpo", "pairs/accuracy", "", "0.500 [0.400, 0.600]", "4"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from posttrain.cli import main
-from posttrain.commands.check_task import EXAMPLES, own_function, replayed
+from posttrain.commands.check_task import EXAMPLES, replayed, users_function
 from posttrain.rewards.attacks.cheap_attacks import Answer, AttackExample
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.reward_registry import BUILT_IN
@@ -145,7 +145,7 @@ def test_a_column_that_no_worker_can_be_told_is_checked_in_this_process(
 ) -> None:
     (tmp_path / "mine.py").write_text(GENEROUS)
     example = AttackExample("When?", {"day": date(2020, 1, 1)}, (Answer("then", "then", right=True),))
-    function = own_function(f"{tmp_path}/mine.py:solved", [example], 1.0)
+    function = users_function(f"{tmp_path}/mine.py:solved", [example], 1.0)
     assert "without a deadline" in capsys.readouterr().out
     with Resources() as resources:
         assert [paid.fine for paid in replayed(function, [example], resources)] == [True]

@@ -133,14 +133,14 @@ def history_table(history: BehaviourHistory, reader: BehaviourReader) -> str:
         signs = " → ".join(f"{per_1000_tokens(rows, name):.2f}" for rows in (first, last))
         rewards = [reward_by_behaviour(last, name, shown=shown) for shown in (True, False)]
         lines.append(
-            f"| `{name}` | {row.says} | {interval(before)} | {interval(after)} | {signs}"
+            f"| `{name}` | {row.says} | {share_text(before)} | {share_text(after)} | {signs}"
             f" | {' | '.join('—' if each is None else f'{each:.3f}' for each in rewards)} |"
         )
     footer = [f"\nNot seen in any completion: {', '.join(f'`{name}`' for name in unseen)}."] if unseen else []
     return "\n".join([*lines, *footer])
 
 
-def interval(numbers: tuple[float, float, float]) -> str:
+def share_text(numbers: tuple[float, float, float]) -> str:
     """A share with its interval."""
     share, low, high = numbers
     return f"{share:.3f} [{low:.3f}, {high:.3f}]"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from posttrain.commands.flags import COMMAND_LINE, CommandSpec, path_of, read_flags, yaml_value
 from posttrain.config import Config, SftConfig, build
-from posttrain.config.reading import checked_sections, kind_of
+from posttrain.config.reading import checked_sections, recipe_kind
 from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
 from posttrain.config.run_trust import trusted
 from posttrain.config.schema import section_names
@@ -213,7 +213,7 @@ def layers_for_model(model: str, given: SplitArguments) -> list[RecipeLayer]:
         own = run_recipe(Path(model))
         own = trusted(own) if given.trusts_code else own
         task = {name: section for name, section in own.sections.items() if name == "task"}
-        layers = [own if kind_of([own]) is Config else replace(own, sections=task)]
+        layers = [own if recipe_kind([own]) is Config else replace(own, sections=task)]
     return [*layers, model_layer(model)]
 
 

@@ -98,7 +98,7 @@ def typed(hint: str) -> Iterator[str]:
 
 def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", how: DatasetOptions, seed: int) -> None:
     """Load the model, then answer each question as it comes."""
-    from posttrain.commands.typed_prompt import asked
+    from posttrain.commands.typed_prompt import typed_prompt
     from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
     from posttrain.generation.request import Request
     from posttrain.generation.streams import StreamKey
@@ -113,7 +113,7 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", h
     engine = engine_in_parity(policy, max_rows=1, longest=longest)
     renderer = renderer_of(policy, config.model.template_options)
     for number, question in enumerate(questions):
-        prompt = asked(question, renderer, how)
+        prompt = typed_prompt(question, renderer, how)
         request = Request(
             group_size=1,
             max_completion_tokens=config.sampling.max_completion_tokens,

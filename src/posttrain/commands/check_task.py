@@ -103,10 +103,10 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"check-task takes one reward, task or FILE.py:FUNCTION\n{HELP}")
     flags = read_switches(given.flags)
     function, examples = found(given.positional[0], flags)
-    require_read(given.positional[0], function, flags)
+    refuse_unread_flags(given.positional[0], function, flags)
     print(f"{function.name}: {sum(len(example.answers) for example in examples)} answers", flush=True)
     with Resources() as resources:
-        check_rows(given.positional[0], function, flags, resources)
+        check_users_rows(given.positional[0], function, flags, resources)
         paid = replayed(function, examples, resources)
     lost = {each.answer.label for each in paid if each.lost}
     if lost:
@@ -129,7 +129,7 @@ READ_BY = {
 """Flags by what is tried; a reward of this package reads `rows` where it can look at them, and nothing else."""
 
 
-def require_read(name: str, function: RewardFunction, flags: Iterable[str]) -> None:
+def refuse_unread_flags(name: str, function: RewardFunction, flags: Iterable[str]) -> None:
     """Refuse flags that nothing reads.  Raises UserError."""
     kind = "model" if kind_of_reward(name) == "model" else "function" if ":" in name else name
     read = READ_BY.get(kind, ("rows",) if row_check(function.call) is not None else ())
@@ -138,7 +138,7 @@ def require_read(name: str, function: RewardFunction, flags: Iterable[str]) -> N
             raise UserError(f"check-task {name}: --{flag} is not read for this reward; leave it out")
 
 
-def check_rows(name: str, function: RewardFunction, flags: Mapping[str, str], resources: Resources) -> None:
+def check_users_rows(name: str, function: RewardFunction, flags: Mapping[str, str], resources: Resources) -> None:
     """Have a reward of this package look at rows of the user's, where it can.  Raises UserError for those that fail."""
     checked = row_check(function.call)
     if "rows" not in flags or checked is None:
@@ -185,7 +185,7 @@ def found(name: str, flags: dict[str, str]) -> tuple[RewardFunction, list[Attack
         return reward_model(name, flags)
     if ":" in name:
         examples = from_rows(flags)
-        return own_function(name, examples, seconds_of(flags)), examples
+        return users_function(name, examples, seconds_of(flags)), examples
     reward = TASK_REWARDS.get(name, name)
     if reward == "judge":
         return judge(flags)
@@ -206,12 +206,12 @@ def reward_model(name: str, flags: dict[str, str]) -> tuple[RewardFunction, list
             f"check-task {name}: a reward model is tried with rows that have an answer, which tricks are held against:"
             " give --rows FILE with the columns prompt and answer"
         )
-    function = load_reward(RewardOptions(model=name, label=label_of(flags), over_long="cut_left"))
+    function = load_reward(RewardOptions(model=name, label=label_flag(flags), over_long="cut_left"))
     with Resources() as resources:
         return function, [above_its_answer(function, example, resources) for example in examples]
 
 
-def label_of(flags: Mapping[str, str]) -> int | str | None:
+def label_flag(flags: Mapping[str, str]) -> int | str | None:
     """The label of a reward model, by place or by name."""
     label = flags.get("label")
     return int(label) if label is not None and label.isdecimal() else label
@@ -235,7 +235,7 @@ def seconds_of(flags: Mapping[str, str]) -> float:
     return seconds
 
 
-def own_function(path: str, examples: Sequence[AttackExample], seconds: float) -> RewardFunction:
+def users_function(path: str, examples: Sequence[AttackExample], seconds: float) -> RewardFunction:
     """A function of the user's, in a worker that a deadline ends; here where a column cannot be sent to one."""
     try:
         for example in examples:

@@ -78,9 +78,9 @@ def main(arguments: Sequence[str]) -> int:
         resume=bool(folder),
         accept_changes=switches.accept_changes,
     )
-    from posttrain.commands.voting.collection_report import last_lines
+    from posttrain.commands.voting.collection_report import collection_closing_lines
 
-    print("\n".join(last_lines(run)))
+    print("\n".join(collection_closing_lines(run)))
     return INTERRUPTED if run.interrupted else 0
 
 

@@ -59,10 +59,10 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     from posttrain.runs.command_process import GOES_ON
     from posttrain.runs.interruption import stopped_with_a_word
-    from posttrain.training.comparison.compare import compare
+    from posttrain.training.comparison.compare import run_comparison
 
     with stopped_with_a_word(lambda: GOES_ON):
-        table = compare(cells, budget, folder)
+        table = run_comparison(cells, budget, folder)
     print(f"\n{table}\n\n{folder}/comparison.md, comparison.png and comparison.json have it.")
     return 0
 

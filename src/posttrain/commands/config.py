@@ -7,7 +7,7 @@ from posttrain.binding import is_own
 from posttrain.commands.arguments import configured, recipe_layers, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config.kinds import recipe_sections
-from posttrain.config.reading import kind_of
+from posttrain.config.reading import recipe_kind
 from posttrain.config.recipe_yaml import to_yaml
 from posttrain.config.recipes import RecipeLayer, merge
 from posttrain.config.run_trust import READ_BY_IMPORT
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     layers = recipe_layers(given)
     own = own_sections_of_runs(layers)
     known = [replace(layer, sections={**layer.sections, **dict.fromkeys(own, None)}) for layer in layers]
-    config, _ = configured(kind_of(layers), known if own else layers, given.flags, PROGRAM, to_run=False)
+    config, _ = configured(recipe_kind(layers), known if own else layers, given.flags, PROGRAM, to_run=False)
     print(to_yaml({**recipe_sections(config), **own}), end="")
     return 0
 

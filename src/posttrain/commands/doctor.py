@@ -59,17 +59,17 @@ def main(arguments: Sequence[str]) -> int:
     given = split_arguments(arguments)
     layers = recipe_layers(given)
     named = switch_value("model", given)
-    require_read(given.flags, named)
+    refuse_unread_section(given.flags, named)
     config, _ = configured(Config, [*layers, *([model_layer(named)] if named else [])], given.flags, PROGRAM)
     if named:
-        return classifier(config, named) if is_classifier(config.model) else model(config, named)
+        return classifier(config, named) if has_classifier_head(config.model) else model(config, named)
     for name, says in (*machine(), *packages()):
         print(f"{name:12} {says}")
     print()
     return sandbox(config.sandbox)
 
 
-def require_read(flags: Sequence[str], named: str) -> None:
+def refuse_unread_section(flags: Sequence[str], named: str) -> None:
     """Refuse flags about what is not looked at: the sandbox where a model is named, else the model."""
     unread, instead = ("sandbox", "leave out --model") if named else ("model", "name it by --model MODEL")
     for flag in flags:
@@ -99,7 +99,7 @@ def model(config: Config, name: str) -> int:
     return 0
 
 
-def is_classifier(options: ModelOptions) -> bool:
+def has_classifier_head(options: ModelOptions) -> bool:
     """Whether the section names a folder here of a model for sequence classification."""
     from posttrain.models.loading.folder_kinds import is_classifier_folder
 

@@ -114,7 +114,7 @@ def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping
     for path in flags.nullable:
         at = next((i for i, each in enumerate(rest) if path_of(each) == path), None)
         if at is not None and rest[at + 1 : at + 2] in (["null"], ["none"], ["None"]):
-            place(content, path, None)
+            set_path(content, path, None)
             del rest[at : at + 2]
     given = [known_path(each, flags.paths, program) for each in rest if path_of(each)]
     for at, (flag, value) in enumerate(pairwise(rest), start=1):
@@ -124,14 +124,14 @@ def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping
     switches = {each.name for each in fields(program.switches)}  # one may have the name of a section
     for path in given:
         if path in flags.paths and path not in switches and path.partition(".")[0] in sections:
-            place(content, path, value_at(parsed, path))
+            set_path(content, path, value_at(parsed, path))
     return RecipeLayer(where=COMMAND_LINE, sections=content), parsed.command
 
 
 def as_tyro_reads(arguments: Sequence[str], paths: Mapping[str, Any]) -> list[str]:
     """Values written as in a recipe, as tyro reads them: `--x true`, `--x '[a, b]'`, `--x '[[1, .5], [2, .5]]'`."""
     read: list[str] = []
-    for argument in apart(arguments, paths):
+    for argument in split_lists(arguments, paths):
         flag = read[-1] if read else ""
         annotation = paths.get(path_of(flag)) if "=" not in flag else None
         if annotation is bool and argument in ("true", "false"):
@@ -139,13 +139,13 @@ def as_tyro_reads(arguments: Sequence[str], paths: Mapping[str, Any]) -> list[st
             read[-1] = flag if argument == "true" else f"--{above}.no-{name}" if above else f"--no-{name}"
         elif get_origin(annotation) is tuple and argument.startswith("["):
             items = yaml_value(flag, argument)
-            read += words(items) if isinstance(items, list) else [argument]
+            read += flat_words(items) if isinstance(items, list) else [argument]
         else:
             read.append(argument)
     return read
 
 
-def apart(arguments: Sequence[str], paths: Mapping[str, Any]) -> Iterator[str]:
+def split_lists(arguments: Sequence[str], paths: Mapping[str, Any]) -> Iterator[str]:
     """The arguments, with a list behind `=` as an argument of its own: `--x=[a, b]` is `--x '[a, b]'`."""
     for argument in arguments:
         flag, equals, value = argument.partition("=")
@@ -155,9 +155,9 @@ def apart(arguments: Sequence[str], paths: Mapping[str, Any]) -> Iterator[str]:
             yield argument
 
 
-def words(items: list[Any]) -> list[str]:
+def flat_words(items: list[Any]) -> list[str]:
     """The items of a list one after the other, those of lists in it as well."""
-    return [word for item in items for word in (words(item) if isinstance(item, list) else [str(item)])]
+    return [word for item in items for word in (flat_words(item) if isinstance(item, list) else [str(item)])]
 
 
 def yaml_value(flag: str, text: str) -> object:
@@ -245,7 +245,7 @@ def make_flags(sections: Mapping[str, Any], program: CommandSpec) -> Flags:
             trimmed = read_part(record, program, name)
             if fields(trimmed):
                 tree.append((name, type(trimmed), trimmed))
-            for path, annotation in leaves(name, type(trimmed)):
+            for path, annotation in option_paths(name, type(trimmed)):
                 if is_dataclass(annotation):
                     nullable.append(path)
                 else:
@@ -290,12 +290,12 @@ def is_written_as_yaml(option: Option) -> bool:
     return option.annotation is Any or get_origin(option.annotation) is Mapping or listed
 
 
-def leaves(path: str, record: Any) -> Iterator[tuple[str, Any]]:
+def option_paths(path: str, record: Any) -> Iterator[tuple[str, Any]]:
     """Every dotted path below a record class with its annotation, records within it too."""
     for name, annotation in get_type_hints(record).items():
         yield f"{path}.{name}", annotation
         if is_dataclass(annotation):
-            yield from leaves(f"{path}.{name}", annotation)
+            yield from option_paths(f"{path}.{name}", annotation)
 
 
 def value_at(parsed: Any, path: str) -> Any:
@@ -305,7 +305,7 @@ def value_at(parsed: Any, path: str) -> Any:
     return parsed
 
 
-def place(content: dict[str, Any], path: str, value: Any) -> None:
+def set_path(content: dict[str, Any], path: str, value: Any) -> None:
     """Set a dotted path in nested mappings."""
     *above, name = path.split(".")
     for part in above:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from posttrain.commands.arguments import TrustSwitch, configured, recipe_layers, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig, RewardModelConfig
-from posttrain.config.kinds import OPTIMIZER_SECTIONS, resolved
-from posttrain.config.reading import kind_of
+from posttrain.config.kinds import OPTIMIZER_SECTIONS, with_defaults_for_policy
+from posttrain.config.reading import recipe_kind
 from posttrain.errors import UserError
 
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print the table, the warning and what would make the run smaller."""
     given = split_arguments(arguments)
     layers = recipe_layers(given)
-    config, switches = configured(kind_of(layers), layers, given.flags, PROGRAM)
+    config, switches = configured(recipe_kind(layers), layers, given.flags, PROGRAM)
     if isinstance(config, IrlConfig | CollectConfig):
         raise UserError(
             f"{PROGRAM.name}: this recipe trains no language model.  Give one of `posttrain rl`, `sft` or `dpo`."
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         side_by_side,
     )
 
-    config = resolved(config)
+    config = with_defaults_for_policy(config)
     shape, on_gpu = recipe_shape(config.model), switches.gpu_gb is not None
     if isinstance(config, Config):
         from posttrain.algorithms.table import build_algorithm

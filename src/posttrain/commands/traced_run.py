@@ -9,7 +9,7 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Whitening
 from posttrain.commands.arguments import is_run
 from posttrain.config import Config
-from posttrain.config.reading import kind_of
+from posttrain.config.reading import recipe_kind
 from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
 from posttrain.runs.checkpoint import load_latest
@@ -102,7 +102,7 @@ def traced_run(model: str) -> TracedRun | None:
     if not is_run(model):
         return None
     recipe = run_recipe(Path(model))
-    if kind_of([recipe]) is not Config:
+    if recipe_kind([recipe]) is not Config:
         return None
     sections: Mapping[str, Any] = recipe.sections
     return TracedRun(

@@ -18,7 +18,7 @@ ASKED = "asked"
 """The id of a typed prompt; problems of a task have others."""
 
 
-def asked(text: str, renderer: TokenizerRenderer, how: DatasetOptions = AS_TYPED) -> Prompt:
+def typed_prompt(text: str, renderer: TokenizerRenderer, how: DatasetOptions = AS_TYPED) -> Prompt:
     """A typed question as a prompt, by `prompt_format`, `system` and `prefill`, as a dataset's rows become prompts.
 
     But that `auto` means the chat template where there is one, and else text.  A Countdown problem on one line is put

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 from posttrain.config.dpo import DpoConfig, require_rows_or_rounds
 from posttrain.config.kinds import COMMAND_OF, AnyConfig
 from posttrain.config.recipes import MergedRecipe, RecipeLayer, merge, read_recipe
-from posttrain.config.run_trust import READ_BY_IMPORT, require_known, require_trusted, trusted
+from posttrain.config.run_trust import READ_BY_IMPORT, require_trusted, require_trusted_files, trusted
 from posttrain.config.schema import section_names, section_record
 from posttrain.config.sections import Config, section_of
 from posttrain.errors import UserError
@@ -43,17 +43,17 @@ def load_recipe(
     """
     layers = [trusted(read_recipe(str(recipe))) if trust_code else read_recipe(str(recipe)) for recipe in recipes]
     layers.append(
-        RecipeLayer(where="load_recipe", sections={name: as_mapping(value) for name, value in sections.items()})
+        RecipeLayer(where="load_recipe", sections={name: section_mapping(value) for name, value in sections.items()})
     )
-    return build(kind or kind_of(layers), layers)
+    return build(kind or recipe_kind(layers), layers)
 
 
-def as_mapping(section: object) -> object:
+def section_mapping(section: object) -> object:
     """A section as Python code gives it: a mapping, or an options object."""
     return asdict(section) if is_dataclass(section) and not isinstance(section, type) else section
 
 
-def kind_of(layers: Sequence[RecipeLayer]) -> type[AnyConfig]:
+def recipe_kind(layers: Sequence[RecipeLayer]) -> type[AnyConfig]:
     """What the sources speak of: training by reward, unless one has a section that only another kind has."""
     for kind in COMMAND_OF:
         own = set(section_names(kind)) - set(section_names(Config))
@@ -89,7 +89,7 @@ def checked_sections(kind: type, merged: MergedRecipe) -> dict[str, Any]:
     """Every section as a record, its names and types checked and the rules between its fields not yet."""
     if kind is DpoConfig:
         require_rows_or_rounds(merged.sections)
-    require_known(merged, READ_BY_IMPORT)
+    require_trusted_files(merged, READ_BY_IMPORT)
     known = section_names(kind)
     unknown = (name for name in merged.sections if name not in known)
     complaints = [unknown_section(kind, merged, name) for name in islice(unknown, MOST_TOLD)]

@@ -31,16 +31,16 @@ class RecipeLoader(yaml.SafeLoader):
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         named = self.anchors.get(event.anchor) if isinstance(event, yaml.AliasEvent) else None
         if named is not None and id(named) not in self.sizes:
-            raise refused(event, f"*{event.anchor} stands within what it stands for")
+            raise yaml_error(event, f"*{event.anchor} stands within what it stands for")
         self.depth += 1
         if self.depth > DEEPEST:
-            raise refused(event, f"lists and mappings lie more than {DEEPEST} deep within each other")
+            raise yaml_error(event, f"lists and mappings lie more than {DEEPEST} deep within each other")
         node = super().compose_node(parent, index)
         self.depth -= 1
         if node is not None and id(node) not in self.sizes:
-            size = self.sizes[id(node)] = 1 + sum(self.sizes[id(part)] for part in parts_of(node))
+            size = self.sizes[id(node)] = 1 + sum(self.sizes[id(part)] for part in child_nodes(node))
             if max(size, len(self.sizes)) > MOST_VALUES:
-                raise refused(event, f"more than {MOST_VALUES} values, those of aliases counted")
+                raise yaml_error(event, f"more than {MOST_VALUES} values, those of aliases counted")
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
@@ -49,19 +49,19 @@ class RecipeLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise refused(key, f"`{key.value}` stands twice")
+                    raise yaml_error(key, f"`{key.value}` stands twice")
                 seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
 
 
-def parts_of(node: yaml.Node) -> list[yaml.Node]:
+def child_nodes(node: yaml.Node) -> list[yaml.Node]:
     """The nodes in a node."""
     if isinstance(node, yaml.MappingNode):
         return [part for pair in node.value for part in pair]
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
-def refused(place: Any, problem: str) -> yaml.MarkedYAMLError:
+def yaml_error(place: Any, problem: str) -> yaml.MarkedYAMLError:
     """The error for an event or a node."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
 
@@ -71,7 +71,7 @@ def integer(loader: RecipeLoader, node: yaml.ScalarNode) -> int:
     try:
         return int(str(node.value))
     except ValueError as error:
-        raise refused(node, f"an integer of {len(node.value)} digits") from error
+        raise yaml_error(node, f"an integer of {len(node.value)} digits") from error
 
 
 class RecipeDumper(yaml.SafeDumper):

@@ -48,11 +48,11 @@ def require_trusted(merged: MergedRecipe) -> None:
 
     Raises UserError with the files and their digests.
     """
-    require_known(merged)
+    require_trusted_files(merged)
     remember(code for option, code in named_code(merged) if merged.source(option) not in merged.of_runs)
 
 
-def require_known(merged: MergedRecipe, sections: tuple[str, ...] = ("",)) -> None:
+def require_trusted_files(merged: MergedRecipe, sections: tuple[str, ...] = ("",)) -> None:
     """Raise UserError, with all that is not known, where these sections of a run folder's recipe name such.
 
     Whoever began the run here has written the recipe: what has changed since is then a matter of the run.

@@ -54,7 +54,7 @@ def calc_kl_penalty(
     logprobs, reference = logits.log_softmax(dim=-1), ref_logits.detach().log_softmax(dim=-1)
     divergence = (logprobs.exp() * (logprobs - reference)).sum(dim=-1)
     counted = divergence.flatten() if mask is None else divergence[mask]
-    require_some(counted, "mask")
+    require_not_empty(counted, "mask")
     return kl_coef * counted.mean()
 
 
@@ -102,7 +102,7 @@ def compute_grpo_loss(
     coefficient to report it, which 0 ends too, and lets the gradient into the reference.
     """
     kept = labels != IGNORED
-    require_some(labels[kept], "labels")
+    require_not_empty(labels[kept], "labels")
 
     def of_labels(some: Tensor) -> Float[Tensor, " token"]:
         return some[kept].log_softmax(dim=-1).gather(1, labels[kept][:, None])[:, 0]
@@ -131,14 +131,14 @@ def grpo_sequence_loss(
     gspo, sequence_ratio: product, ratio_to: reference, clip_low: 0.2, clip_high: 0.2, kl: {coefficient: 0.05, level:
     completion}}`.
     """
-    require_some(logp_new, "logp_new")
+    require_not_empty(logp_new, "logp_new")
     each = torch.arange(len(logp_new), device=logp_new.device)
     reference = logp_ref.detach()
     surrogate = clipped_surrogate(logp_new, reference, advantages, each, clip=ClipRange(low=epsilon, high=epsilon))
     return (surrogate + beta * k3(logp_new, reference)).mean()
 
 
-def require_some(counted: Tensor, name: str) -> None:
+def require_not_empty(counted: Tensor, name: str) -> None:
     """Refuse a mean over nothing."""
     if not counted.numel():
         raise UserError(f"{name}: no position counts, so there is no mean over them.  Leave such a batch out.")

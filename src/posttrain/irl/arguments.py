@@ -81,7 +81,7 @@ def real_number(given: object, what: str) -> float:
         raise UserError(f"{what} = {brief_repr(given)}: it is beyond double precision") from None
 
 
-def whole_number(given: object, what: str, *, least: int | None = None) -> int:
+def checked_integer(given: object, what: str, *, least: int | None = None) -> int:
     """One whole number, not below `least`."""
     try:
         number = None if isinstance(given, bool | np.bool_) else index(given)  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def random_generator(given: object) -> Generator:
         return given
     if isinstance(given, np.random.RandomState):
         raise UserError("rng is a RandomState: give np.random.default_rng(seed), or the seed")
-    return np.random.default_rng(whole_number(given, "rng", least=0))
+    return np.random.default_rng(checked_integer(given, "rng", least=0))
 
 
 def require_kind(given: object, kind: type[Value], what: str) -> Value:
@@ -130,7 +130,7 @@ def is_word(given: object, words: Sequence[str]) -> bool:
     return isinstance(given, str) and given in words
 
 
-def require_numbers(options: object, *names: str) -> None:
+def require_numeric_options(options: object, *names: str) -> None:
     """Refuse settings that are no numbers, before their bounds are looked at."""
     for name in names:
         real_number(getattr(options, name), name)

@@ -8,7 +8,14 @@ from typing import Literal
 import numpy as np
 
 from posttrain.errors import UserError, require
-from posttrain.irl.arguments import Numbers, check_watch, is_word, require_kind, require_numbers, whole_number
+from posttrain.irl.arguments import (
+    Numbers,
+    check_watch,
+    checked_integer,
+    is_word,
+    require_kind,
+    require_numeric_options,
+)
 from posttrain.irl.counting import (
     action_counts,
     check_horizon,
@@ -71,13 +78,13 @@ class MaxCausalEntIRL:
             is_word(self.objective, ("dual", "likelihood")), self, "objective", "is unknown; use 'dual' or 'likelihood'"
         )
         require(is_word(self.solver, SOLVERS), self, "solver", "is unknown; use 'auto', 'newton' or 'lbfgs'")
-        require_numbers(self, "discount", "temperature", "l2", "tolerance", "max_iterations")
-        acts = self.horizon is None or whole_number(self.horizon, "horizon") >= 1
+        require_numeric_options(self, "discount", "temperature", "l2", "tolerance", "max_iterations")
+        acts = self.horizon is None or checked_integer(self.horizon, "horizon") >= 1
         require(acts, self, "horizon", "is no number of actions; use a whole number >= 1, or None")
         require(0 <= self.l2 < np.inf, self, "l2", "is no penalty; use a number >= 0")
         require(0 < self.temperature < np.inf, self, "temperature", "is no temperature; use a number > 0")
         require(0 < self.tolerance < np.inf, self, "tolerance", "is never reached, or at once; use a finite number > 0")
-        whole_number(self.max_iterations, "max_iterations", least=0)
+        checked_integer(self.max_iterations, "max_iterations", least=0)
         check_discount(self.discount)
 
     def fit(

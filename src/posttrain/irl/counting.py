@@ -8,7 +8,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import require_kind, whole_number
+from posttrain.irl.arguments import checked_integer, require_kind
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.pattern import sums_at
@@ -95,7 +95,7 @@ def in_world(demonstrations: Demonstrations, mdp: TabularMDP) -> Demonstrations:
 def check_states(demonstrations: Demonstrations, num_states: int) -> None:
     """Refuse states that are not among the first `num_states`."""
     require_kind(demonstrations, Demonstrations, "demonstrations")
-    whole_number(num_states, "num_states", least=1)
+    checked_integer(num_states, "num_states", least=1)
     bad = np.flatnonzero((demonstrations.states < 0) | (demonstrations.states >= num_states))
     if bad.size:
         episode, time = demonstrations.visit_of(int(bad[0]))

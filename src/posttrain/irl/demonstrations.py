@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import NO_ARRAY, Numbers, brief_repr, refuse_masked, whole_number
+from posttrain.irl.arguments import NO_ARRAY, Numbers, brief_repr, checked_integer, refuse_masked
 from posttrain.irl.array_files import file_path, read_file
 
 FIELDS = ("states", "actions", "lengths", "terminated", "truncated")
@@ -72,7 +72,7 @@ class Demonstrations:
 
     def __post_init__(self) -> None:
         for name in FIELDS[:3]:
-            object.__setattr__(self, name, whole_numbers(getattr(self, name), name.removesuffix("s")))
+            object.__setattr__(self, name, checked_integers(getattr(self, name), name.removesuffix("s")))
         for name in FIELDS[3:]:
             object.__setattr__(self, name, truth_values(getattr(self, name), name))
         if not len(self.lengths):
@@ -113,8 +113,8 @@ class Demonstrations:
         listed = episodes_with(episodes, "states", "actions", "terminated", "truncated")
         if not listed:
             raise UserError("there are no demonstrations: give at least one episode")
-        states = [whole_numbers(episode.states, "state", index) for index, episode in enumerate(listed)]
-        actions = [whole_numbers(episode.actions, "action", index) for index, episode in enumerate(listed)]
+        states = [checked_integers(episode.states, "state", index) for index, episode in enumerate(listed)]
+        actions = [checked_integers(episode.actions, "action", index) for index, episode in enumerate(listed)]
         for index, (visited, taken) in enumerate(zip(states, actions, strict=True)):
             if len(visited) != len(taken) + 1:
                 raise UserError(
@@ -165,7 +165,7 @@ class Demonstrations:
         There a time limit makes an episode `terminal` too, which only the infos tell, and these are mostly not kept.
         With the environment's `time_limit` those of so many actions count as truncated.
         """
-        limit = None if time_limit is None else whole_number(time_limit, "time_limit", least=1)
+        limit = None if time_limit is None else checked_integer(time_limit, "time_limit", least=1)
         return Demonstrations.from_episodes(
             Episode(trajectory.obs, trajectory.acts, terminated=not cut, truncated=cut)
             for trajectory in episodes_with(trajectories, "obs", "acts", "terminal", "infos")
@@ -188,9 +188,9 @@ class Demonstrations:
         if missing:
             raise UserError(f"there is no array {missing[0]!r}: demonstrations need {', '.join(FIELDS)}")
         return Demonstrations(
-            states=whole_numbers(arrays["states"], "state"),
-            actions=whole_numbers(arrays["actions"], "action"),
-            lengths=whole_numbers(arrays["lengths"], "length"),
+            states=checked_integers(arrays["states"], "state"),
+            actions=checked_integers(arrays["actions"], "action"),
+            lengths=checked_integers(arrays["lengths"], "length"),
             terminated=truth_values(arrays["terminated"], "terminated"),
             truncated=truth_values(arrays["truncated"], "truncated"),
         )
@@ -257,7 +257,7 @@ def episodes_with(episodes: object, *names: str) -> list[Any]:
     return listed
 
 
-def whole_numbers(numbers: Sequence[int] | ndarray, what: str, episode: int | None = None) -> Int[ndarray, " entry"]:
+def checked_integers(numbers: Sequence[int] | ndarray, what: str, episode: int | None = None) -> Int[ndarray, " entry"]:
     """The same as integers; refuses vectors, fractions, and what is no number."""
     where = "demonstrations" if episode is None else f"demonstration {episode}"
     refuse_masked(numbers, f"{where}: the array of each {what}")
@@ -295,7 +295,7 @@ def truth_values(given: Numbers, name: str) -> Bool[ndarray, " episode"]:
 def is_truncated(trajectory: ImitationTrajectory, time_limit: int | None) -> bool:
     """Whether someone stopped watching, or a time limit was reached."""
     [ended] = truth_values([trajectory.terminal], "terminal")
-    if not ended or len(whole_numbers(trajectory.acts, "action")) == time_limit:
+    if not ended or len(checked_integers(trajectory.acts, "action")) == time_limit:
         return True
     infos = [] if trajectory.infos is None else list_of(trajectory.infos, "the infos of a trajectory")
     if not all(isinstance(one, Mapping) for one in infos):

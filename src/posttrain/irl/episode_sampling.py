@@ -7,7 +7,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from numpy.random import Generator
 
-from posttrain.irl.arguments import Numbers, random_generator, whole_number
+from posttrain.irl.arguments import Numbers, checked_integer, random_generator
 from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import policy_array
@@ -21,8 +21,8 @@ def sample_demonstrations(
     Each draw takes one uniform number, as numpy's `rng.choice(n, p=p)` does: the start, unless there is only one, then
     by turns an action and the state that it leads to.  States are the environment's numbers.  `rng` may be a seed.
     """
-    num_episodes = whole_number(num_episodes, "num_episodes", least=1)
-    max_steps = whole_number(max_steps, "max_steps", least=1)
+    num_episodes = checked_integer(num_episodes, "num_episodes", least=1)
+    max_steps = checked_integer(max_steps, "max_steps", least=1)
     choices, table, draws = cumulative(policy_array(mdp, policy)), mdp.transitions, random_generator(rng)
     starts, only = cumulative(mdp.start), np.flatnonzero(mdp.start)
 

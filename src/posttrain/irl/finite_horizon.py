@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from posttrain.irl.arguments import require_kind, whole_number
+from posttrain.irl.arguments import checked_integer, require_kind
 from posttrain.irl.planning import Problem
 
 
@@ -37,7 +37,7 @@ class FinitePlan:
 
 def soft_finite_horizon(problem: Problem, *, horizon: int) -> FinitePlan:
     """Plan backwards from the last action to the first: exact, whatever the discount."""
-    horizon = whole_number(horizon, "horizon", least=1)
+    horizon = checked_integer(horizon, "horizon", least=1)
     mdp = require_kind(problem, Problem, "problem").mdp
     values = np.empty((horizon + 1, mdp.num_states))
     policy = np.empty((horizon, mdp.num_states, mdp.num_actions))

@@ -9,7 +9,7 @@ from numpy import ndarray
 from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import real_number, whole_number
+from posttrain.irl.arguments import checked_integer, real_number
 from posttrain.irl.mdp import Ends, Start, TabularMDP, start_distribution, terminal_mask, without_rows
 
 MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1))
@@ -27,7 +27,7 @@ class IcyGridWorld(TabularMDP):
 
     def __init__(self, size: int, slip: float = 0.2, *, start: Start = 0, terminal: Ends | None = None) -> None:
         """Without `terminal` the last corner ends an episode; an empty one makes a world without end."""
-        size = whole_number(size, "size", least=1)
+        size = checked_integer(size, "size", least=1)
         if not 0 <= real_number(slip, "slip") <= 1:
             raise UserError(f"slip = {slip} is not a probability; use 0 to 1")
         num_states = size * size
@@ -80,7 +80,7 @@ def icy_transitions(beside: Int[ndarray, "state action"], slip: float) -> csr_ar
 
 def tiles(size: int, width: int) -> Float[ndarray, "state feature"]:
     """Features of a grid: a constant, and for each tile of width × width states whether the state lies in it."""
-    size, width = whole_number(size, "size", least=1), whole_number(width, "width", least=1)
+    size, width = checked_integer(size, "size", least=1), checked_integer(width, "width", least=1)
     if width > size:
         raise UserError(f"width = {width}: a tile of a grid of size {size} has a width from 1 to {size}")
     y, x = np.divmod(np.arange(size * size), size)

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from posttrain.errors import UserError, require
-from posttrain.irl.arguments import check_watch, is_word, require_kind, require_numbers, whole_number
+from posttrain.irl.arguments import check_watch, checked_integer, is_word, require_kind, require_numeric_options
 from posttrain.irl.counting import check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
@@ -141,10 +141,10 @@ class MaxEntIRL:
             "gradient",
             "is unknown; use 'tilted' or 'algorithm1'",
         )
-        require_numbers(self, "l2", "tolerance", "max_iterations")
+        require_numeric_options(self, "l2", "tolerance", "max_iterations")
         require(0 <= self.l2 < np.inf, self, "l2", "is no penalty; use a number >= 0")
         require(0 < self.tolerance < np.inf, self, "tolerance", "is never reached, or at once; use a finite number > 0")
-        whole_number(self.max_iterations, "max_iterations", least=0)
+        checked_integer(self.max_iterations, "max_iterations", least=0)
 
     def fit(
         self, mdp: TabularMDP, reward: LinearReward, demonstrations: Demonstrations, *, watch: Watch | None = None

@@ -20,10 +20,10 @@ from posttrain.irl.arguments import (
     NO_ARRAY,
     Numbers,
     brief_repr,
+    checked_integer,
     real_array,
     refuse_masked,
     state_numbers,
-    whole_number,
 )
 from posttrain.irl.linear_solvers import is_wide
 from posttrain.irl.pattern import Pattern
@@ -67,7 +67,7 @@ class TabularMDP:
         transitions: sparray | spmatrix | ndarray, *, num_actions: int, start: Start, terminal: Ends = ()
     ) -> "TabularMDP":
         """From a matrix with a row s · num_actions + a for each pair; whatever leads out of terminals is left out."""
-        num_actions = whole_number(num_actions, "num_actions", least=1)
+        num_actions = checked_integer(num_actions, "num_actions", least=1)
         table = sparse_floats(transitions, "transitions", copy=True)  # what follows would reach into the caller's
         try:
             table.check_format(full_check=True)  # a column too far would be read from whatever memory holds there
@@ -246,7 +246,7 @@ def check_fields(mdp: TabularMDP) -> None:
     if not isinstance(mdp.transitions, csr_array) or mdp.transitions.dtype != np.float64:
         raise UserError(f"transitions is {brief_repr(mdp.transitions)}, and no csr_array of floats: {remedy}")
     num_rows, num_states = mdp.transitions.shape
-    num_actions = whole_number(mdp.num_actions, "num_actions", least=1)
+    num_actions = checked_integer(mdp.num_actions, "num_actions", least=1)
     if num_rows != num_states * num_actions:
         raise UserError(f"transitions have {num_rows} rows for {num_states} states and {num_actions} actions: {remedy}")
     for name, shape, kinds in (

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import Numbers, real_array, require_kind, whole_number
+from posttrain.irl.arguments import Numbers, checked_integer, real_array, require_kind
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.linear_systems import next_state_table, policy_system
 from posttrain.irl.mdp import SUM_TOLERANCE, Start, TabularMDP, check_start, reachable, start_distribution
@@ -54,7 +54,7 @@ def finite_occupancy(
     """
     check_discount(discount)
     require_kind(mdp, TabularMDP, "mdp")
-    horizon = whole_number(horizon, "horizon", least=0)
+    horizon = checked_integer(horizon, "horizon", least=0)
     given = real_array(policy, "the policy")
     if given.ndim == 3 and len(given) != horizon:
         raise UserError(f"the policy is given for {len(given)} steps, and the horizon is {horizon}")

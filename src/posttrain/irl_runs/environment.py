@@ -12,7 +12,7 @@ from typing import Any
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import Numbers, brief_repr, require_kind, whole_number
+from posttrain.irl.arguments import Numbers, brief_repr, checked_integer, require_kind
 from posttrain.irl.episode_sampling import cumulative
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import at_ends, check_discount, per_action, reward_array
@@ -141,7 +141,7 @@ class TabularEnvironment(gymnasium.Env[Any, Any]):
 
 def action_number(action: object, mdp: TabularMDP) -> int:
     """An action as a plain integer; refuses one that there is not."""
-    chosen = whole_number(action, "action")
+    chosen = checked_integer(action, "action")
     if not 0 <= chosen < mdp.num_actions:
         raise UserError(f"there is no action {chosen}; actions are 0 to {mdp.num_actions - 1}")
     return chosen

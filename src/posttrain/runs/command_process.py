@@ -31,7 +31,7 @@ def run_command(command: Sequence[str], *, name: str, log: Path) -> None:
         try:
             code = process.wait()
         except BaseException:
-            end(process)
+            terminate(process)
             raise
     if code:
         said = log.read_bytes()[said_before:].decode("utf-8", errors="replace")
@@ -42,7 +42,7 @@ def run_command(command: Sequence[str], *, name: str, log: Path) -> None:
         )
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def terminate(process: subprocess.Popen[bytes]) -> None:
     """Tell a process to end, and wait until it has; whoever is interrupted in waiting tells it again."""
     process.terminate()
     try:

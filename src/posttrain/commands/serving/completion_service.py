@@ -14,7 +14,7 @@ from posttrain.commands.serving.http_requests import (
     brief,
     read_completion_request,
 )
-from posttrain.commands.serving.token_logprobs import token_logprobs
+from posttrain.commands.serving.token_logprobs import openai_logprobs
 from posttrain.errors import RunError, UserError
 from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
 from posttrain.generation.request import Request
@@ -176,5 +176,5 @@ class Service:
         text = rollout.text[: min(cuts)] if cuts else rollout.text
         reason = "stop" if cuts or rollout.finish is Finish.STOP else "length"
         said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        logprobs = token_logprobs(rollout, len(text), self.policy.tokenizer, chat=chat) if asked.logprobs else None
+        logprobs = openai_logprobs(rollout, len(text), self.policy.tokenizer, chat=chat) if asked.logprobs else None
         return {"index": index, **said, "finish_reason": reason, "logprobs": logprobs}

@@ -66,7 +66,7 @@ def read_completion_request(
     if refused := refused_field(body, chat=chat):
         raise BadRequest(f"{refused[0][:40]} = {brief(body[refused[0]])}: {refused[1]}")
     asked_tokens = value_or(body, "max_completion_tokens", value_or(body, "max_tokens", 512 if chat else 16))
-    count, seed = whole(value_or(body, "n", 1), "n"), body.get("seed")
+    count, seed = request_integer(value_or(body, "n", 1), "n"), body.get("seed")
     contents = [messages_in(body.get("messages"))] if chat else prompts_in(body.get("prompt"))
     if count < 1 or count * len(contents) > MAX_COMPLETIONS:
         raise BadRequest(f"n = {count} for {len(contents)} prompts: must be 1 to {MAX_COMPLETIONS} completions in all")
@@ -74,15 +74,15 @@ def read_completion_request(
         prompts = [prompt_in(content, f"{i} of the request", policy, renderer) for i, content in enumerate(contents)]
         room = max(policy.max_positions - len(prompt.tokens) for prompt in prompts)
         options = SamplingOptions(
-            max_completion_tokens=min(whole(asked_tokens, "max_tokens"), max(1, room)),
-            temperature=number_in(value_or(body, "temperature", 1.0), "temperature"),
-            top_p=number_in(value_or(body, "top_p", 1.0), "top_p"),
-            top_k=whole(value_or(body, "top_k", 0), "top_k"),
-            min_p=number_in(value_or(body, "min_p", 0.0), "min_p"),
+            max_completion_tokens=min(request_integer(asked_tokens, "max_tokens"), max(1, room)),
+            temperature=request_number(value_or(body, "temperature", 1.0), "temperature"),
+            top_p=request_number(value_or(body, "top_p", 1.0), "top_p"),
+            top_k=request_integer(value_or(body, "top_k", 0), "top_k"),
+            min_p=request_number(value_or(body, "min_p", 0.0), "min_p"),
         )
     except UserError as error:
         raise BadRequest(str(error)) from error
-    drawn = secrets.randbelow(1 << 31) if seed is None else whole(seed, "seed")
+    drawn = secrets.randbelow(1 << 31) if seed is None else request_integer(seed, "seed")
     return CompletionRequest(
         prompts=prompts,
         count=count,
@@ -99,7 +99,7 @@ def logprobs_in(body: Mapping[str, Any], *, chat: bool) -> bool:
     others = body.get("top_logprobs", 0) if chat else asked
     if chat and not isinstance(asked, bool | None):
         raise BadRequest(f"logprobs = {brief(asked)}: must be true or false")
-    if whole(others or 0, "top_logprobs" if chat else "logprobs") != 0:
+    if request_integer(others or 0, "top_logprobs" if chat else "logprobs") != 0:
         name = "top_logprobs" if chat else "logprobs"
         rule = "the log-probs of other tokens than the sampled ones are not known here; use 0, which gives those"
         raise BadRequest(f"{name} = {brief(others)}: {rule}")
@@ -191,13 +191,13 @@ def stops_in(stop: object) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
-def whole(value: object, name: str) -> int:
+def request_integer(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadRequest(f"{name} = {brief(value)}: must be a whole number")
     return value
 
 
-def number_in(value: object, name: str) -> float:
+def request_number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadRequest(f"{name} = {brief(value)}: must be a number")
     try:

@@ -12,7 +12,7 @@ HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 """What the bytes of a character that is not complete are decoded to."""
 
 
-def token_logprobs(rollout: Rollout, length: int, tokenizer: PreTrainedTokenizerBase, *, chat: bool) -> dict[str, Any]:
+def openai_logprobs(rollout: Rollout, length: int, tokenizer: PreTrainedTokenizerBase, *, chat: bool) -> dict[str, Any]:
     """Tokens and log-probs of the first `length` characters of a completion; its stop token is none of its text.
 
     They are log μ in nats at the temperature that was sampled with (at 1 for temperature 0), before any cut.
@@ -44,7 +44,7 @@ def added_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> li
     texts: list[str] = []
     start = read = 0
     for end in range(1, len(tokens) + 1):
-        before, now = decoded(tokenizer, tokens[start:read]), decoded(tokenizer, tokens[start:end])
+        before, now = decoded_token(tokenizer, tokens[start:read]), decoded_token(tokenizer, tokens[start:end])
         whole = len(now) > len(before) and not now.endswith(HALF_CHARACTER)
         texts.append(now[len(before) :] if whole or end == len(tokens) else "")
         if whole:
@@ -52,5 +52,5 @@ def added_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> li
     return texts
 
 
-def decoded(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+def decoded_token(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
     return str(tokenizer.decode(list(tokens), skip_special_tokens=False))

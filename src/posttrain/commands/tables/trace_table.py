@@ -17,7 +17,7 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Whitening
 from posttrain.algorithms.table import build_algorithm
 from posttrain.commands.traced_run import StepWhitening
-from posttrain.commands.typed_prompt import ASKED, asked
+from posttrain.commands.typed_prompt import ASKED, typed_prompt
 from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.errors import UserError
 from posttrain.models.rendering import renderer_of
@@ -86,7 +86,7 @@ def prompt_to_trace(session: Session, text: str) -> Prompt:
     """A held-out problem by number, or the text itself."""
     if not text.isascii() or not text.isdigit():
         options = session.config.model.template_options
-        return asked(text, renderer_of(session.policy, options))
+        return typed_prompt(text, renderer_of(session.policy, options))
     problems = session.questions().prompts
     if int(text) >= len(problems):
         raise UserError(f"command line: PROMPT {text}: there are {len(problems)} held-out problems, numbered from 0")
@@ -101,7 +101,7 @@ def sampled(session: Session, prompt: Prompt) -> Group:
 
 def traced(session: Session, group: Group, sample: int, crediting: Crediting = NO_RUN) -> Trace:
     """One completion of a group, with what the session's algorithm and others make of the group."""
-    grades, notes = judged(session, group, sample)
+    grades, notes = graded_completion(session, group, sample)
     collected = CollectedStep(step=0, groups=[group], grades=grades)
     credited = session.learner.credit(collected, Clock())
     first = sum(len(rollout.tokens) for rollout in group.rollouts[:sample])
@@ -119,7 +119,7 @@ def traced(session: Session, group: Group, sample: int, crediting: Crediting = N
     return Trace(
         prompt=group.prompt,
         tokens=[str(session.policy.tokenizer.decode([token])) for token in group.rollouts[sample].tokens],
-        rows=action_table(session, group, sample, rewards_of(grades.rewards[0, sample].item(), token_rewards, own)),
+        rows=action_table(session, group, sample, action_rewards(grades.rewards[0, sample].item(), token_rewards, own)),
         credits=credits,
         notes=[*said, *notes],
     )
@@ -182,21 +182,21 @@ def algorithms_beside(text: str) -> dict[str, Algorithm]:
                 f"command line: --beside {text}: give the name of an algorithm, an algorithm in braces as a recipe"
                 " writes it, or several in brackets: '[grpo, {name: rloo, credit: reward_to_go}]'"
             )
-        label = label_of(section)
+        label = section_label(section)
         if label in made:
             raise UserError(f"command line: --beside {text}: {label} is named twice; leave one out")
         made[label] = build_algorithm(section)
     return made
 
 
-def label_of(section: Mapping[str, object]) -> str:
+def section_label(section: Mapping[str, object]) -> str:
     """Its name, and the options that were given, in words: `grpo, token weights: mean over tokens`."""
     name = [str(section["name"])] if "name" in section else []
-    options = [f"{in_words(option)}: {in_words(value)}" for option, value in section.items() if option != "name"]
+    options = [f"{spaced_name(option)}: {spaced_name(value)}" for option, value in section.items() if option != "name"]
     return ", ".join([*name, *options])
 
 
-def in_words(value: object) -> str:
+def spaced_name(value: object) -> str:
     """A name of an option or a choice without underscores; all else as it is."""
     text = str(value)
     return text.replace("_", " ") if text.isidentifier() else text
@@ -214,10 +214,12 @@ def table(trace: Trace, window: TableWindow) -> list[str]:
     ]
     shown = [(t, row) for t, row in enumerate(rows) if row.logprob <= window.below]
     for t, row in shown:
-        reward = number(row.reward, "z", 6, 2)
+        reward = aligned_number(row.reward, "z", 6, 2)
         lines.append(
             f"{t:>4}  {row.state[-width:]:{width}}  {row.action:{actions}}  {row.logprob:z8.3f}  {reward}"
-            + "".join(f"  {number(numbers[t], f'{sign}z', max(9, len(head)), 3)}" for head, sign, numbers in columns)
+            + "".join(
+                f"  {aligned_number(numbers[t], f'{sign}z', max(9, len(head)), 3)}" for head, sign, numbers in columns
+            )
         )
     if len(shown) < len(rows):
         rule = f"those with a log-prob of at most {window.below:g}"
@@ -225,7 +227,7 @@ def table(trace: Trace, window: TableWindow) -> list[str]:
     return [*lines, "", *notes]
 
 
-def number(value: float, sign: str, width: int, digits: int) -> str:
+def aligned_number(value: float, sign: str, width: int, digits: int) -> str:
     """A number in so many characters, nothing but space where there is none."""
     return " " * width if math.isnan(value) else f"{value:>{sign}{width}.{digits}f}"
 
@@ -248,7 +250,7 @@ def draw(trace: Trace, picture: Path) -> None:
     draw_token_advantages(trace.tokens, trace.credits, picture, title)
 
 
-def rewards_of(reward: float, token_rewards: Sequence[float], own: slice) -> list[float]:
+def action_rewards(reward: float, token_rewards: Sequence[float], own: slice) -> list[float]:
     """What each action earns: what it is given by itself, and the last one the completion's reward too."""
     earned = list(token_rewards) or [math.nan if math.isnan(reward) else 0.0] * (own.stop - own.start)
     return [*earned[:-1], earned[-1] + reward]
@@ -273,7 +275,7 @@ def on_one_line(text: str) -> str:
     return visible(text).replace("\n", "⏎").replace("\t", "⇥")
 
 
-def judged(session: Session, group: Group, sample: int) -> tuple[Grades, list[str]]:
+def graded_completion(session: Session, group: Group, sample: int) -> tuple[Grades, list[str]]:
     """The grades of the group, and in words what became of one completion."""
     rollout = group.rollouts[sample]
     length, total = len(rollout.tokens), sum(rollout.logprobs)

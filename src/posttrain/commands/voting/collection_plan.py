@@ -20,7 +20,7 @@ def show_collection_plan(config: CollectConfig) -> None:
         judge = LlmJudge(config.judge, seed=config.run.seed)
         calls = 2 * (len(judge.principles) if config.judge.principle == "all" else 1)
     with PromptSampler(config, PairObjects()) as sampler:
-        print("\n".join(plan_lines(config, calls)))
+        print("\n".join(collection_plan_lines(config, calls)))
         (first,) = sampler.sampled(range(1))
     print("\n".join(first_prompt_lines(first, config)))
 
@@ -31,7 +31,7 @@ def most_pairs(config: CollectConfig) -> int:
     return {"all": every, "best_worst": 1, "random": min(every, config.collect.pairs_per_prompt)}[config.collect.pairs]
 
 
-def plan_lines(config: CollectConfig, calls_per_pair: int) -> list[str]:
+def collection_plan_lines(config: CollectConfig, calls_per_pair: int) -> list[str]:
     """What is sampled, how many pairs that makes at most, and what judging them takes."""
     options, pairs = config.collect, config.collect.num_prompts * most_pairs(config)
     return [

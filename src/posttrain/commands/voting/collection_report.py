@@ -16,7 +16,7 @@ DROPPED = {
 """Completions that are in no pair, by the summary's names."""
 
 
-def last_lines(run: Run) -> list[str]:
+def collection_closing_lines(run: Run) -> list[str]:
     """What came out, and how to go on."""
     resume = f"go on      {resume_command(run.folder, 'collect')}"
     if not run.summary:

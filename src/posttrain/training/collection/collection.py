@@ -36,7 +36,7 @@ from posttrain.training.collection.collection_folder import (
 from posttrain.training.collection.collection_inputs import inputs_of_collection, require_same_collection
 from posttrain.training.collection.judge_answers import LlmJudge
 from posttrain.training.collection.pair_choice import ChosenPairs, choose_pairs
-from posttrain.training.collection.preference_rows import length_summary, preference_row
+from posttrain.training.collection.preference_rows import length_summary, row_of_verdict
 from posttrain.training.collection.prompt_sampler import PairObjects, PromptSampler, Rows
 from posttrain.training.collection.sampled_prompts import SampledPrompt, sampled_prompt
 from posttrain.training.collection.verdicts import (
@@ -164,9 +164,9 @@ class Collection:
         better = [each for each in verdicts if not each.is_tie]
         ties = [each for each in verdicts if each.is_tie]
         summary = {**self._counts(better, ties), **told, **length_summary(better), **self._circumstances()}
-        self.folder.write_rows(PREFERENCES, [preference_row(each) for each in better])
+        self.folder.write_rows(PREFERENCES, [row_of_verdict(each) for each in better])
         kept = ties if self.config.collect.ties == "keep" else []
-        self.folder.write_rows(TIES, [preference_row(each) for each in kept])
+        self.folder.write_rows(TIES, [row_of_verdict(each) for each in kept])
         self.folder.write_summary(summary)
         return Run(folder=self.folder.path, summary=summary, interrupted=bool(self.interruption))
 

@@ -55,7 +55,7 @@ def choose_pairs(prompts: Sequence[SampledPrompt], options: CollectOptions, *, s
         num_identical += len(telling) - len(different)
         num_unscored += len(different) - len(ranked)
         num_lone += len(ranked) < 2
-        pairs += pairs_of(prompt, sorted(ranked, key=lambda each: each.sample), options, seed=seed)
+        pairs += chosen_pairs(prompt, sorted(ranked, key=lambda each: each.sample), options, seed=seed)
     return ChosenPairs(
         pairs=tuple(pairs),
         num_cut_off=num_cut_off,
@@ -66,7 +66,7 @@ def choose_pairs(prompts: Sequence[SampledPrompt], options: CollectOptions, *, s
     )
 
 
-def pairs_of(
+def chosen_pairs(
     prompt: SampledPrompt, completions: Sequence[SampledCompletion], options: CollectOptions, *, seed: int
 ) -> Iterable[Pair]:
     """The pairs of one prompt's different completions, in the order of their samples."""

@@ -7,7 +7,7 @@ from posttrain.training.collection.sampled_prompts import SampledCompletion, Sam
 from posttrain.training.collection.verdicts import Verdict
 
 
-def preference_row(verdict: Verdict) -> dict[str, object]:
+def row_of_verdict(verdict: Verdict) -> dict[str, object]:
     """One row: `prompt`, `chosen` and `rejected`, then how it came about.
 
     Of a tie the first completion stands as chosen, which means nothing.  Prompts that are conversations have answers
@@ -20,8 +20,8 @@ def preference_row(verdict: Verdict) -> dict[str, object]:
     )
     return {
         "prompt": pair.prompt.prompt,
-        "chosen": answer(pair.prompt, chosen),
-        "rejected": answer(pair.prompt, rejected),
+        "chosen": answer_content(pair.prompt, chosen),
+        "rejected": answer_content(pair.prompt, rejected),
         "tie": verdict.is_tie,
         "judge": ", ".join(verdict.judges),
         "margin": verdict.margin,
@@ -39,7 +39,7 @@ def preference_row(verdict: Verdict) -> dict[str, object]:
     }
 
 
-def answer(prompt: SampledPrompt, completion: SampledCompletion) -> str | list[Mapping[str, str]]:
+def answer_content(prompt: SampledPrompt, completion: SampledCompletion) -> str | list[Mapping[str, str]]:
     """A completion in the shape of its prompt."""
     if isinstance(prompt.prompt, str):
         return completion.text

@@ -96,7 +96,7 @@ class PromptSampler:
     def _task(self, own: PairObjects) -> Task:
         config = self.config
         return load_task(
-            with_room(config, self.policy),
+            task_with_room(config, self.policy),
             renderer_of(self.policy, config.model.template_options),
             seed=config.run.seed,
             prompts_per_step=config.collect.num_prompts,
@@ -112,7 +112,7 @@ class PromptSampler:
         )
 
 
-def with_room(config: CollectConfig, policy: Policy) -> TaskOptions | Mapping[str, object]:
+def task_with_room(config: CollectConfig, policy: Policy) -> TaskOptions | Mapping[str, object]:
     """The task's options; where long prompts are left out or cut, with the length that leaves room for an answer."""
     task = config.task
     if not isinstance(task, DatasetOptions) or task.over_long == "error" or task.max_prompt_tokens is not None:

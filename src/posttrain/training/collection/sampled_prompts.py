@@ -67,14 +67,14 @@ def sampled_prompts(groups: Sequence[Group], grades: Grades | None) -> list[Samp
         SampledPrompt(
             draw=group.draw,
             prompt_id=group.prompt.id,
-            prompt=given_prompt(group.prompt),
+            prompt=dataset_prompt(group.prompt),
             completions=tuple(
                 SampledCompletion(
                     sample=rollout.sample,
                     text=group.graded_text(rollout),
                     finish=rollout.finish,
                     num_tokens=len(rollout.tokens),
-                    reward=None if grades is None else number(grades.rewards[row, column].item()),
+                    reward=None if grades is None else score_or_none(grades.rewards[row, column].item()),
                     scores=None if grades is None else scores_of(grades, row, column),
                 )
                 for column, rollout in enumerate(group.rollouts)
@@ -84,16 +84,16 @@ def sampled_prompts(groups: Sequence[Group], grades: Grades | None) -> list[Samp
     ]
 
 
-def given_prompt(prompt: Prompt) -> str | Messages:
+def dataset_prompt(prompt: Prompt) -> str | Messages:
     """The messages behind a prompt, or its text without the beginning of the answer."""
     return prompt.text.removesuffix(prompt.prefill) if prompt.messages is None else prompt.messages
 
 
 def scores_of(grades: Grades, row: int, column: int) -> dict[str, float | None]:
     """Each function's score of a completion."""
-    return {name: number(grades.scores[place, row, column].item()) for place, name in enumerate(grades.names)}
+    return {name: score_or_none(grades.scores[place, row, column].item()) for place, name in enumerate(grades.names)}
 
 
-def number(score: float) -> float | None:
+def score_or_none(score: float) -> float | None:
     """A score, or None where there is none."""
     return None if math.isnan(score) else score

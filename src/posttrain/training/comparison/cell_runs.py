@@ -51,7 +51,7 @@ def recipe_digest(cell: Cell) -> str:
     return hashlib.sha256(config.encode()).hexdigest()
 
 
-def recipe_file(cell: Cell) -> Path:
+def cell_recipe_file(cell: Cell) -> Path:
     """The recipe that a cell was begun with, beside its folder."""
     return cell.folder.parent / f"{cell.folder.name}.yaml"
 
@@ -79,8 +79,8 @@ def kept_result(cell: Cell) -> CellResult | None:
 
 def require_recipe_of_now(cell: Cell, what: str) -> None:
     """Refuse a cell that another recipe has begun, or made: its result would stand for this one's."""
-    kept = next((each for each in (recipe_file(cell), cell.folder / "config.yaml") if each.is_file()), None)
-    changed = [f"{recipe_file(cell)} is gone"] if kept is None else changed_options(kept, cell.config)
+    kept = next((each for each in (cell_recipe_file(cell), cell.folder / "config.yaml") if each.is_file()), None)
+    changed = [f"{cell_recipe_file(cell)} is gone"] if kept is None else changed_options(kept, cell.config)
     if changed:
         raise UserError(
             f"{what} by another recipe than {cell.name} has now: {told(changed)}.  Delete {cell.folder} to run it"
@@ -96,7 +96,7 @@ def run_cell(cell: Cell, drift: Callable[[Cell], Mapping[str, float]]) -> CellRe
     log = cell.folder.parent / f"{cell.folder.name}.{LOG}"
     if not (cell.folder / "summary.json").is_file():
         cell.folder.parent.mkdir(parents=True, exist_ok=True)
-        recipe = recipe_file(cell)
+        recipe = cell_recipe_file(cell)
         write_atomically(recipe, cell.recipe.encode())
         begun = (cell.folder / "config.yaml").is_file()
         command = ["rl", "--resume", str(cell.folder)] if begun else ["rl", str(recipe)]
@@ -134,12 +134,12 @@ def accuracy_curve(records: Sequence[Mapping[str, object]]) -> Iterator[tuple[in
     """(tokens sampled so far, seconds of training so far, held-out accuracy) wherever it was measured."""
     tokens, seconds = 0, 0.0
     for record in records:
-        tokens = int(number(record.get("num_sampled_tokens"), tokens))
-        seconds += number(record.get("step_time"), 0.0) - number(record.get("seconds/evaluate"), 0.0)
+        tokens = int(number_or(record.get("num_sampled_tokens"), tokens))
+        seconds += number_or(record.get("step_time"), 0.0) - number_or(record.get("seconds/evaluate"), 0.0)
         if (found := headline(record, "eval/")) is not None:
             yield tokens, seconds, found[1]
 
 
-def number(value: object, otherwise: float) -> float:
+def number_or(value: object, otherwise: float) -> float:
     """A number of the journal, or what stands for one that is not there."""
     return float(value) if isinstance(value, int | float) else otherwise

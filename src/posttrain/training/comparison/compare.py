@@ -9,10 +9,10 @@ from posttrain.training.comparison.cell_runs import CellResult, kept_result, run
 from posttrain.training.comparison.cells import Budget, Cell
 from posttrain.training.comparison.comparison_report import write_comparison
 from posttrain.training.comparison.drift import kl_to_start
-from posttrain.training.comparison.statistics import accuracy, measured, quantity
+from posttrain.training.comparison.statistics import accuracy, cell_result, quantity
 
 
-def compare(cells: Sequence[Cell], budget: Budget, folder: Path, tell: Callable[[str], None] = print) -> str:
+def run_comparison(cells: Sequence[Cell], budget: Budget, folder: Path, tell: Callable[[str], None] = print) -> str:
     """Run the cells one after another and write comparison.json, .md and .png after each; returns the table.
 
     Cells that are finished are not run again, and one that was begun goes on from its last checkpoint.
@@ -42,6 +42,6 @@ def in_order(results: Sequence[CellResult], cells: Sequence[Cell]) -> list[CellR
 def outcome(result: CellResult) -> str:
     """A finished cell in one line."""
     return (
-        f"held-out {quantity([result])} {measured(result, result.before):.3f} → {accuracy(result):.3f}"
+        f"held-out {quantity([result])} {cell_result(result, result.before):.3f} → {accuracy(result):.3f}"
         f" in {result.steps} steps, {result.sampled_tokens:,} tokens, {result.training_seconds:.0f} s of training"
     )

@@ -23,7 +23,7 @@ from typing import Any
 
 from posttrain.config import AnyConfig
 from posttrain.config.kinds import COMMAND_OF
-from posttrain.config.reading import build, kind_of
+from posttrain.config.reading import build, recipe_kind
 from posttrain.config.recipes import RecipeLayer, find_recipe, merge, read_recipe
 from posttrain.config.run_trust import trusted
 from posttrain.errors import UserError
@@ -50,7 +50,7 @@ class Phase:
     @property
     def kind(self) -> type[AnyConfig]:
         """What its recipe speaks of."""
-        return kind_of(self.layers)
+        return recipe_kind(self.layers)
 
     @property
     def command(self) -> str:
@@ -61,7 +61,7 @@ class Phase:
         """The config of its run, with the folders of what earlier phases made in place of their names."""
         where = f"phase {self.name}"
         merged = merge(self.layers)
-        sections = resolved(merged.sections, earlier, where)
+        sections = with_phase_folders(merged.sections, earlier, where)
         assert isinstance(sections, dict)
         of_run = next(iter(merged.of_runs.values()), None)
         layers = [RecipeLayer(where=where, sections=sections, run_digest=of_run), self.place()]
@@ -126,13 +126,13 @@ def require_sound(phases: Sequence[Phase]) -> None:
         earlier[phase.name] = phase
 
 
-def resolved(value: object, earlier: Mapping[str, Phase], where: str) -> object:
+def with_phase_folders(value: object, earlier: Mapping[str, Phase], where: str) -> object:
     """A section with the folders of what earlier phases made in place of their names."""
     match value:
         case dict():
-            return {key: resolved(item, earlier, where) for key, item in value.items()}
+            return {key: with_phase_folders(item, earlier, where) for key, item in value.items()}
         case list():
-            return [resolved(item, earlier, where) for item in value]
+            return [with_phase_folders(item, earlier, where) for item in value]
         case str() if found := EARLIER.match(value):
             return made_by(found, earlier, where)
     return value

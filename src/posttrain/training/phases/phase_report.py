@@ -16,14 +16,14 @@ def write_report(folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
         [
             f"| {' | '.join(HEADS)} |",
             f"| {' | '.join('---' if head in HEADS[:3] else '---:' for head in HEADS)} |",
-            *(f"| {' | '.join(row)} |" for result in results for row in rows_of(result)),
+            *(f"| {' | '.join(row)} |" for result in results for row in phase_rows(result)),
         ]
     )
     write_atomically(folder / "phases.json", (json.dumps(list(results), indent=1) + "\n").encode())
     write_atomically(folder / "phases.md", (table + "\n").encode())
 
 
-def rows_of(result: Mapping[str, Any]) -> Iterator[list[str]]:
+def phase_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
     """A row for each measure that a phase has before and after; one with none where it measures nothing."""
     summary = result["summary"]
     seconds = summary.get("seconds")  # by stage, or of the whole run
@@ -44,13 +44,13 @@ def measures_of(before: Mapping[str, Any], after: Mapping[str, Any], source: str
     for name in after:
         if interval_of(after, name) and isinstance(after[name], float):
             called = name.replace("_", " ") + (f", {source}" if source else "")
-            yield [called, with_interval(before, name), with_interval(after, name)]
+            yield [called, result_with_interval(before, name), result_with_interval(after, name)]
     earlier = before.get("sources") or {}
     for name, results in (after.get("sources") or {}).items():
         yield from measures_of(earlier.get(name) or {}, results, name)
 
 
-def with_interval(results: Mapping[str, Any], name: str) -> str:
+def result_with_interval(results: Mapping[str, Any], name: str) -> str:
     """A result and its 95% interval, as far as there are any."""
     value, interval = results.get(name), interval_of(results, name)
     if not isinstance(value, float):

@@ -40,7 +40,7 @@ def run_phases(phases: Sequence[Phase], folder: Path, tell: Callable[[str], None
             if not done:
                 refuse_made_before(phase, phases[phase.number :])
                 run_phase(phase, config)
-            results.append(result_of(phase))
+            results.append(phase_result(phase))
             earlier[phase.name] = phase
             write_report(folder, [asdict(result) for result in results])
         return (folder / "phases.md").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def run_phases(phases: Sequence[Phase], folder: Path, tell: Callable[[str], None
 
 def finished(phase: Phase, config: Any) -> bool:
     """Whether a phase has been run to its end.  Raises UserError where its run was begun by another recipe."""
-    kept = recipe_file(phase)
+    kept = phase_recipe_file(phase)
     remedy = "Delete it, and those of the phases that come after it, or keep these phases in another folder."
     changed = changed_options(kept, config) if phase.folder.is_dir() and kept.is_file() else []
     if changed:
@@ -73,7 +73,7 @@ def refuse_made_before(phase: Phase, later: Sequence[Phase]) -> None:
 
 def run_phase(phase: Phase, config: Any) -> None:
     """Run a phase to its end, or on to its end where it was begun."""
-    recipe = recipe_file(phase)
+    recipe = phase_recipe_file(phase)
     recipe.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(recipe, as_recipe(config).encode())
     begun = (phase.folder / "config.yaml").is_file()
@@ -81,12 +81,12 @@ def run_phase(phase: Phase, config: Any) -> None:
     run_command([phase.command, *command], name=f"phase {phase.name}", log=recipe.with_suffix(".log"))
 
 
-def recipe_file(phase: Phase) -> Path:
+def phase_recipe_file(phase: Phase) -> Path:
     """The recipe that a phase was begun with, beside its folder."""
     return phase.folder.parent / f"{phase.folder.name}.yaml"
 
 
-def result_of(phase: Phase) -> PhaseResult:
+def phase_result(phase: Phase) -> PhaseResult:
     """What the folder of a finished phase says."""
     summary = json.loads((phase.folder / "summary.json").read_text(encoding="utf-8"))
     return PhaseResult(name=phase.name, command=phase.command, folder=str(phase.folder), summary=summary)
