@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from posttrain.config import load_recipe
-from posttrain.config.kinds import with_defaults_for_policy
+from posttrain.config.kinds import resolved_config
 from tests.support.pages import blocks, commands, programs, python
 
 PAGE = (Path(__file__).parents[1] / "docs" / "guides" / "lora.md").read_text(encoding="utf-8")
@@ -18,7 +18,7 @@ def test_its_section_is_one_of_a_recipe() -> None:
     config = load_recipe(**yaml.safe_load(text))
     assert config.model.adapter is not None
     assert (config.model.adapter.rank, config.model.adapter.targets) == (16, ("all-linear",))
-    assert with_defaults_for_policy(config).update.learning_rate == 1e-5
+    assert resolved_config(config).update.learning_rate == 1e-5
 
 
 def test_its_program_runs(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import posttrain
 from posttrain.cli import main
 from posttrain.config import DpoConfig
-from posttrain.config.kinds import with_defaults_for_policy
+from posttrain.config.kinds import resolved_config
 from posttrain.errors import UserError
 from posttrain.runs.reports import StepReport
 from tests.support.accidents import Accident
@@ -273,7 +273,7 @@ def test_without_rounds_a_task_of_ones_own_is_refused_before_it_is_imported(
 def test_a_recipe_with_the_section_dpo_is_of_this_kind_and_says_all_when_it_is_written_down() -> None:
     config = posttrain.load_recipe(task={"name": "dataset"}, dpo={"loss": "ipo"}, model={"adapter": {"rank": 2}})
     assert isinstance(config, DpoConfig)
-    config = with_defaults_for_policy(config)
+    config = resolved_config(config)
     assert config.dpo.length_normalized is True
     assert config.dpo.learning_rate == 1e-5  # ten times that of a whole model
     assert "length_normalized: true" in posttrain.as_recipe(config)

@@ -13,7 +13,7 @@ import posttrain
 from posttrain.cli import main
 from posttrain.config import Config
 from posttrain.config.dpo import DpoConfig
-from posttrain.config.kinds import OPTIMIZER_SECTIONS, with_defaults_for_policy
+from posttrain.config.kinds import OPTIMIZER_SECTIONS, resolved_config
 from posttrain.config.reward_model import RewardModelConfig
 from posttrain.config.sections import SftConfig
 from posttrain.errors import RunError, UserError
@@ -171,10 +171,10 @@ def test_a_supervised_run_trains_an_adapter_and_resumes_to_the_same_bits(
 
 def test_the_default_learning_rate_with_an_adapter_is_ten_times_that_without() -> None:
     with_adapter = ModelOptions(adapter=AdapterOptions())
-    assert with_defaults_for_policy(Config()).update.learning_rate == 1e-6
-    assert with_defaults_for_policy(Config(model=with_adapter)).update.learning_rate == 1e-5
+    assert resolved_config(Config()).update.learning_rate == 1e-6
+    assert resolved_config(Config(model=with_adapter)).update.learning_rate == 1e-5
     own = posttrain.load_recipe("own-model", model={"adapter": {"rank": 2}}, task={"path": "rows.jsonl"})
-    assert with_defaults_for_policy(own).update.learning_rate == 1e-5
+    assert resolved_config(own).update.learning_rate == 1e-5
     given = OptimizerOptions(learning_rate=3e-4)
     for adapter in (False, True):
         assert rated(given, adapter=adapter).learning_rate == 3e-4
@@ -187,12 +187,10 @@ def test_a_rate_that_was_left_out_is_left_out_of_every_copy_too(kind: Any) -> No
     config, section = kind(**rows), OPTIMIZER_SECTIONS[kind]
     again = replace(config, **{section: replace(getattr(config, section), beta2=0.99)})
     assert getattr(again, section).learning_rate is None
-    whole, adapted = (
-        getattr(with_defaults_for_policy(again, adapter=each), section).largest_rate for each in (False, True)
-    )
+    whole, adapted = (getattr(resolved_config(again, adapter=each), section).largest_rate for each in (False, True))
     assert adapted == pytest.approx(10 * whole)
     other = replace(again, model=ModelOptions(adapter=AdapterOptions()))
-    assert getattr(with_defaults_for_policy(other), section).largest_rate == adapted
+    assert getattr(resolved_config(other), section).largest_rate == adapted
     text = posttrain.as_recipe(other)
     assert yaml.safe_load(text)[section]["learning_rate"] == adapted
 

@@ -13,7 +13,7 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.table import build_algorithm
 from posttrain.cli import main
 from posttrain.config import Config, as_recipe, build, load_recipe
-from posttrain.config.kinds import with_defaults_for_policy as in_full
+from posttrain.config.kinds import resolved_config as in_full
 from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.config.recipes import RecipeLayer
 from posttrain.errors import UserError

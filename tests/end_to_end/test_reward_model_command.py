@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import posttrain
 from posttrain.cli import main
 from posttrain.config import Config, RewardModelConfig
-from posttrain.config.kinds import with_defaults_for_policy
+from posttrain.config.kinds import resolved_config
 from posttrain.errors import UserError
 from posttrain.runs.reports import StepReport
 from tests.support.accidents import Accident
@@ -154,13 +154,13 @@ def test_a_recipe_that_says_nonsense_is_refused(sections: dict[str, Any], messag
 
 def test_rates_are_those_of_what_is_trained_and_an_adapter_is_merged() -> None:
     whole_model = posttrain.load_recipe(kind=RewardModelConfig, task="dataset")
-    assert with_defaults_for_policy(whole_model).reward_model.learning_rate == 1e-5
+    assert resolved_config(whole_model).reward_model.learning_rate == 1e-5
     adapter = posttrain.load_recipe(kind=RewardModelConfig, task="dataset", model={"adapter": {"rank": 4}})
-    assert with_defaults_for_policy(adapter).reward_model.learning_rate == 1e-4
+    assert resolved_config(adapter).reward_model.learning_rate == 1e-4
     assert adapter.model.adapter is not None
     assert adapter.model.adapter.save == "merged"
     again = posttrain.as_recipe(adapter)
-    assert posttrain.load_recipe(kind=RewardModelConfig, **yaml.safe_load(again)) == with_defaults_for_policy(adapter)
+    assert posttrain.load_recipe(kind=RewardModelConfig, **yaml.safe_load(again)) == resolved_config(adapter)
 
 
 def test_from_python_a_policy_and_rows_are_given_and_rl_goes_on_by_what_was_learned(

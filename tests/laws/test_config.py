@@ -14,7 +14,7 @@ from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.commands.arguments import configured
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config, as_recipe, build, load_recipe
-from posttrain.config.kinds import COMMAND_OF, with_defaults_for_policy
+from posttrain.config.kinds import COMMAND_OF, resolved_config
 from posttrain.config.recipe_yaml import parse_yaml, to_yaml
 from posttrain.config.recipes import RecipeLayer, bundled_recipes, read_recipe
 from posttrain.errors import UserError
@@ -84,7 +84,7 @@ def from_flags(*flags: str, recipe: str = "{}") -> Config:
 @given(sections=SECTIONS)
 def test_a_config_written_out_and_read_again_is_the_same(sections: dict[str, Any]) -> None:
     config = Config(**sections)
-    assert from_text(as_recipe(config)) == with_defaults_for_policy(config)
+    assert from_text(as_recipe(config)) == resolved_config(config)
 
 
 @given(text=st.text() | TRICKY, number=st.floats(allow_nan=False), whole=st.integers())
@@ -138,7 +138,7 @@ def test_a_reward_says_all_of_itself_flat_in_the_recipe_and_its_name_comes_first
     sections = parse_yaml(as_recipe(config))
     assert isinstance(sections, dict)
     assert [next(iter(reward)) for reward in sections["rewards"]] == ["path", "name"]
-    assert from_text(as_recipe(config)) == with_defaults_for_policy(config)
+    assert from_text(as_recipe(config)) == resolved_config(config)
 
 
 def test_a_flag_set_to_its_default_still_overrides_the_recipe() -> None:
@@ -220,7 +220,7 @@ def test_every_bundled_recipe_resolves_and_is_stable(name: str) -> None:
     kind = type(config)
     assert kind in COMMAND_OF
     again = build(kind, [RecipeLayer(where="again", sections=parse_yaml(as_recipe(config)))])  # type: ignore[arg-type, type-var]
-    assert again == with_defaults_for_policy(config)
+    assert again == resolved_config(config)
     assert read_recipe(name).sections.keys() <= {"model", "task", *vars(config)}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from posttrain.commands.arguments import TrustSwitch, configured, recipe_layers, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig, RewardModelConfig
-from posttrain.config.kinds import OPTIMIZER_SECTIONS, with_defaults_for_policy
+from posttrain.config.kinds import OPTIMIZER_SECTIONS, resolved_config
 from posttrain.config.reading import recipe_kind
 from posttrain.errors import UserError
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         side_by_side,
     )
 
-    config = with_defaults_for_policy(config)
+    config = resolved_config(config)
     shape, on_gpu = recipe_shape(config.model), switches.gpu_gb is not None
     if isinstance(config, Config):
         from posttrain.algorithms.table import build_algorithm

@@ -38,7 +38,7 @@ COMMAND_OF: dict[type[AnyConfig], str] = {
 AnyKind = TypeVar("AnyKind", bound=AnyConfig)
 
 
-def with_defaults_for_policy(config: AnyKind, *, adapter: bool | None = None) -> AnyKind:
+def resolved_config(config: AnyKind, *, adapter: bool | None = None) -> AnyKind:
     """The config with what was left open filled in, now that it is known what is trained: the learning rate above all.
 
     `adapter` says whether a policy object that a caller brings trains one; None goes by the config's model.
@@ -60,9 +60,7 @@ def as_recipe(config: AnyConfig) -> str:
 
 def recipe_sections(config: AnyConfig) -> dict[str, object]:
     """The content of that file."""
-    content: dict[str, Any] = {
-        name: plain(section) for name, section in asdict(with_defaults_for_policy(config)).items()
-    }
+    content: dict[str, Any] = {name: plain(section) for name, section in asdict(resolved_config(config)).items()}
     if "rewards" in content:  # each is by name or by path, which comes first
         content["rewards"] = [reward_section(each) for each in content["rewards"]]
     return content

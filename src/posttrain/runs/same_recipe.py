@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import TrainingConfig, build
-from posttrain.config.kinds import AnyConfig, with_defaults_for_policy
+from posttrain.config.kinds import AnyConfig, resolved_config
 from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.config.recipes import RecipeLayer, read_recipe
 from posttrain.config.sections import plain
@@ -93,7 +93,7 @@ def lasting(config: TrainingConfig) -> TrainingConfig:
 
 def options_of(config: AnyConfig) -> dict[str, object]:
     """Every option of a config by its dotted path."""
-    return dict(leaves("", plain(asdict(with_defaults_for_policy(config)))))
+    return dict(leaves("", plain(asdict(resolved_config(config)))))
 
 
 def leaves(path: str, value: object) -> Iterator[tuple[str, object]]:

@@ -10,7 +10,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.behaviours.behaviour_reader import BehaviourReader
 from posttrain.behaviours.behaviour_table import chosen_rows
 from posttrain.config import Config
-from posttrain.config.kinds import with_defaults_for_policy
+from posttrain.config.kinds import resolved_config
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine, require_engine, require_room_for
 from posttrain.generation.parity import engine_in_parity
@@ -132,7 +132,7 @@ class Session:
 def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, inference: bool = False) -> Session:
     """Load the model and make everything else, but for what the caller brings; `inference` trains nothing."""
     require_training_by_reward(config)
-    config = with_defaults_for_policy(config, adapter=None if own.policy is None else trains_adapter(own.policy.model))
+    config = resolved_config(config, adapter=None if own.policy is None else trains_adapter(own.policy.model))
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
         resources = opened.enter_context(Resources(config.sandbox))

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 
 from posttrain.config import DpoConfig
-from posttrain.config.kinds import with_defaults_for_policy
+from posttrain.config.kinds import resolved_config
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.conversation_masks import Masking
@@ -96,7 +96,7 @@ def train_dpo(
         policy=policy, task=task, rewards=rewards, rows=rows, held_out_rows=held_out_rows, optimizer=optimizer
     )
     compared = given_reference(reference, config)
-    config = with_defaults_for_policy(config, adapter=None if policy is None else trains_adapter(policy.model))
+    config = resolved_config(config, adapter=None if policy is None else trains_adapter(policy.model))
     inputs = inputs_of_dpo(config, own, reference)
     if resume:
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=accept_changes)
@@ -232,7 +232,7 @@ def ranked_best(metrics: Mapping[str, float]) -> float | None:
 
 def show_dpo_plan(config: DpoConfig) -> None:
     """Print what a run would be, its first pairs, and the seconds of one update, taking none."""
-    config = with_defaults_for_policy(config)
+    config = resolved_config(config)
     with claim_threads(config.run.threads), opened(config, CallerObjects()) as session:
         trained = TrainedOnPairs(session.policy, config.dpo, session.source.pairs)
         lines, pairs = [*session.plan], trained.pairs

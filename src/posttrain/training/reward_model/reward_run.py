@@ -6,7 +6,7 @@ from pathlib import Path
 from time import perf_counter
 
 from posttrain.config import RewardModelConfig
-from posttrain.config.kinds import with_defaults_for_policy
+from posttrain.config.kinds import resolved_config
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.adapters.peft_objects import require_whole_adapter
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier
@@ -109,7 +109,7 @@ def train_reward_model(
     given = GivenPairs(
         rows=None if rows is None else list(rows), held_out=None if held_out_rows is None else list(held_out_rows)
     )
-    config = with_defaults_for_policy(config, adapter=None if policy is None else trains_adapter(policy.model))
+    config = resolved_config(config, adapter=None if policy is None else trains_adapter(policy.model))
     inputs = inputs_of_pairs(config, policy, given)
     if resume:
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=accept_changes)
@@ -130,7 +130,7 @@ def train_reward_model(
 
 def show_reward_plan(config: RewardModelConfig) -> None:
     """Print what a run would be, its first pairs as they are read, and the seconds of one update, taking none."""
-    config = with_defaults_for_policy(config)
+    config = resolved_config(config)
     with claim_threads(config.run.threads):
         session = open_reward_model(config, RunInputs(), None, NO_PAIRS_GIVEN)
         batch, began = session.pairs.batch(0, config.reward_model), perf_counter()

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Protocol
 
 from posttrain.config import SftConfig
-from posttrain.config.kinds import with_defaults_for_policy
+from posttrain.config.kinds import resolved_config
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.adapters.peft_objects import require_whole_adapter
@@ -121,7 +121,7 @@ def train_sft(
         rows=None if rows is None else list(rows), held_out=None if held_out_rows is None else list(held_out_rows)
     )
     inputs = inputs_of_sft(config, policy, given)
-    config = with_defaults_for_policy(config, adapter=None if policy is None else trains_adapter(policy.model))
+    config = resolved_config(config, adapter=None if policy is None else trains_adapter(policy.model))
     if resume:
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=accept_changes)
     watching = require_watchers(watchers)
@@ -138,7 +138,7 @@ def train_sft(
 
 def show_sft_plan(config: SftConfig) -> None:
     """Print what a run would be, its first rows as they are learned, and the seconds of one update, taking none."""
-    config = with_defaults_for_policy(config)
+    config = resolved_config(config)
     with claim_threads(config.run.threads):
         session = open_sft(config, RunInputs(), None, NOTHING_GIVEN)
         batch, began = session.source.batch(0, config.sft), perf_counter()
