@@ -10,6 +10,7 @@ from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen2Config,
 
 from posttrain.errors import UserError
 from posttrain.generation.sampling import ENTRIES_AT_ONCE
+from posttrain.models.forward import Completions
 from posttrain.models.memory import memory_parts as parts
 from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save, changes_until_it_fits, memory_plan
 from posttrain.models.memory.memory_setup import BFLOAT16, MemorySetup, largest_micro_batch
@@ -265,7 +266,7 @@ def held_by_autograd(config: PreTrainedConfig, forward: str) -> tuple[int, Memor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        policy.forward.completion_hidden(prompts, completions, [0] * 4 + [1] * 4)
+        policy.forward.completion_hidden(Completions(prompts, completions, [0] * 4 + [1] * 4))
     return sum(kept.values()), setup
 
 

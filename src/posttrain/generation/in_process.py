@@ -21,8 +21,8 @@ from posttrain.generation.plain.recomputed_steps import RecomputedSteps
 from posttrain.generation.request import Request
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.stepping import Steps
+from posttrain.models.context import num_embeddings, require_known_tokens
 from posttrain.models.forward import SharedPromptForward
-from posttrain.models.known_tokens import num_embeddings, require_known_tokens
 from posttrain.models.policy import Policy
 from posttrain.records import Group, Prompt, Rollout
 

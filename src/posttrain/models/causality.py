@@ -6,9 +6,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posttrain.errors import UserError
-from posttrain.models.forward import model_hidden
-from posttrain.models.known_tokens import num_embeddings
-from posttrain.models.output_layer import output_layer_of
+from posttrain.models.context import num_embeddings
+from posttrain.models.forward import Completions, ForwardNeeds, PlainForward
 
 EXACT_TOLERANCE, HALF_TOLERANCE = 1e-3, 5e-2
 """Share of the largest logit that rounding explains: of float32, and of weights in a half-precision type."""
@@ -34,7 +33,7 @@ def require_causal_logits(model: PreTrainedModel, compute_dtype: torch.dtype) ->
     vocabulary = num_embeddings(model)
     rows = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device) % vocabulary
     dtype = product_type(model)
-    own, hidden = own_reading(model, rows, dtype)
+    own, ours = both_logits(model, rows, dtype)
     if own.isnan().any():
         raise UserError(f"{name} computes NaN for a text of three tokens: its weights hold NaN or infinity.")
     tolerance = EXACT_TOLERANCE if dtype in (torch.float32, torch.float64) else HALF_TOLERANCE
@@ -44,26 +43,33 @@ def require_causal_logits(model: PreTrainedModel, compute_dtype: torch.dtype) ->
             f"{name} reads tokens that come later, so it is no causal language model as it is configured"
             " (is_decoder in its config, for families that have it)."
         )
-    ours = output_layer_of(model, dtype).logits(hidden.flatten(0, 1))
     if ours.shape != own.flatten(0, 1).shape or (ours - own.flatten(0, 1)).abs().max() > bound:
         raise UserError(
             f"{name} makes its logits in another way than from its last hidden states by one matrix, a bias, a scale"
             " and a soft cap, which is not supported."
         )
     if torch.bfloat16 == compute_dtype != dtype:
-        own_reading(model, rows, compute_dtype)
+        both_logits(model, rows, compute_dtype)
 
 
-def own_reading(
+def both_logits(
     model: PreTrainedModel, rows: Int64[Tensor, "row time"], dtype: torch.dtype
-) -> tuple[Float[Tensor, "row time vocab"], Float[Tensor, "row time hidden"]]:
-    """The model's own logits and last hidden states of some rows.  Raises UserError where it cannot read them."""
-    positions = torch.arange(rows.shape[1], device=rows.device).expand(len(rows), -1)
+) -> tuple[Float[Tensor, "row time vocab"], Float[Tensor, "token vocab"]]:
+    """The logits of some rows by the model itself and by our plain forward pass.
+
+    Raises UserError where the model cannot read them.
+    """
+    read = [tuple(row) for row in rows.tolist()]
+    completions = Completions([row[:1] for row in read], [(*row[1:], 0) for row in read], range(len(read)))
     mixed = dtype == torch.bfloat16 != model.dtype
     try:
         with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=mixed):
             own = model(input_ids=rows, use_cache=False).logits
-        return own, model_hidden(model, dtype, rows, positions, use_cache=False)
+        parts = PlainForward(model, dtype).completion_logprobs(
+            completions, ForwardNeeds(logprobs=False, distributions=True)
+        )
+        assert parts.distributions is not None
+        return own, parts.distributions.logits()
     except UserError:
         raise
     except CANNOT_READ as error:

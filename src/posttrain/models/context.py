@@ -5,10 +5,12 @@ Two kinds of rotary embedding take other angles for all positions once the longe
 would be wrong.  So the angles are fixed once, for the context that the policy is given (docs/decisions/014).
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from posttrain.errors import UserError
@@ -101,3 +103,21 @@ def _fix(module: Any, kind: str, layer_type: str | None, context: int) -> None:
     if kind == "dynamic":
         setattr(module, f"{prefix}max_seq_len_cached", context)
         module.original_max_seq_len = context
+
+
+def num_embeddings(model: PreTrainedModel) -> int:
+    """Rows of the model's embedding."""
+    return len(cast(nn.Embedding, model.get_input_embeddings()).weight)
+
+
+def require_known_tokens(tokens: Sequence[int], rows: int, tokenizer: PreTrainedTokenizerBase, where: str) -> None:
+    """Raise UserError where a token has no row in an embedding of this many rows."""
+    least, last = min(tokens, default=0), max(tokens, default=0)
+    if least >= 0 and last < rows:
+        return
+    unknown = last if least >= 0 else least
+    text = f" ({tokenizer.decode([unknown])!r})" if 0 <= unknown < len(tokenizer) else ""
+    raise UserError(
+        f"{where}: the tokenizer's token {unknown}{text} has no row in the model's embedding, which has {rows}.  Leave"
+        " that text out, or give the model the tokenizer that it was trained with."
+    )

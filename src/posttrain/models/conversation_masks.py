@@ -20,7 +20,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
-from posttrain.models.known_tokens import num_embeddings, require_known_tokens
+from posttrain.models.context import num_embeddings, require_known_tokens
 from posttrain.models.messages import ASSISTANT, learned_mark
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer

@@ -10,8 +10,7 @@ from posttrain.models.adapters.experts import LoraExperts
 from posttrain.models.adapters.lora import LoraLinear, lora_layers
 from posttrain.models.adapters.peft_names import wrapper_of
 from posttrain.models.adapters.quantized import is_4_bit, num_parameters
-from posttrain.models.context import changes_at, own_context
-from posttrain.models.known_tokens import num_embeddings
+from posttrain.models.context import changes_at, num_embeddings, own_context
 from posttrain.models.loading.devices import idle_gpu_lines
 from posttrain.models.policy import Policy
 from posttrain.models.recomputation import is_recomputing

@@ -7,14 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.peft_layers import adapted_names, take_dropouts, torch_dropouts
 from posttrain.models.causality import require_causal_logits
 from posttrain.models.context import context_of, fix_angles
-from posttrain.models.forward import ForwardPass, PlainForward, SharedPromptForward, cache_refusal
+from posttrain.models.forward import (
+    CompletionBatch,
+    ForwardNeeds,
+    ForwardPass,
+    PlainForward,
+    SharedPromptForward,
+)
+from posttrain.models.model_outputs import cache_refusal
 from posttrain.models.output_layer import OutputLayer, output_layer_of, require_output_layer
 from posttrain.models.recomputation import release_inputs
 from posttrain.models.shared_prompt.architectures import shared_prompt_refusal
@@ -31,7 +39,7 @@ class Policy:
     compute_dtype: torch.dtype
     """Arithmetic of matrix products and attention; weights and sums stay float32."""
     forward: ForwardPass
-    """How hidden states are computed, for losses as for sampling."""
+    """Log-probs of completions for losses and measurements; replaceable, see `ForwardPass`."""
     forward_reason: str | None
     """Why that is the model's own forward pass and not the quicker shared-prompt one; None where it is that one."""
     cache_refusal: str | None = None
@@ -57,6 +65,22 @@ class Policy:
         """What makes logits of hidden states, in `compute_dtype`; from the weights as they are now."""
         return output_layer_of(self.model, self.compute_dtype)
 
+    @property
+    def num_logits(self) -> int:
+        """Entries of the output layer's vocabulary."""
+        return int(self.model.get_output_embeddings().out_features)
+
+    @property
+    def hidden_width(self) -> int:
+        """Numbers of a hidden state."""
+        return int(self.model.get_output_embeddings().in_features)
+
+    def completion_logprobs(self, batch: CompletionBatch, *, temperature: float = 1.0) -> Float[Tensor, " token"]:
+        """log π of each sampled token in nats, completion after completion, with its gradient."""
+        logprobs = self.forward.completion_logprobs(batch, ForwardNeeds(temperature=temperature)).logprobs
+        assert logprobs is not None
+        return logprobs
+
     def require_as_made(self) -> None:
         """Raise UserError where the model has got an adapter or a hook since, which the policy would run without.
 
@@ -75,7 +99,8 @@ class Policy:
                 f"policy: its model has changed since the policy was made of it: {found}.  Adapters and hooks come"
                 " first; then make the policy, anew with posttrain.as_policy(policy.model, policy.tokenizer)."
             )
-        require_output_layer(self.model)
+        if isinstance(self.forward, SharedPromptForward | PlainForward):
+            require_output_layer(self.model)
 
     def copy(self) -> "Policy":
         """The policy with weights of its own, through the same forward pass."""

@@ -27,8 +27,7 @@ from posttrain.models.classifiers.classifier_folder import classifier_files, loa
 from posttrain.models.classifiers.classifier_text import ClassifierText
 from posttrain.models.classifiers.last_token_scores import ScoreReading, classifier_scores
 from posttrain.models.classifiers.saved_classifier import TextReading
-from posttrain.models.context import own_context
-from posttrain.models.known_tokens import num_embeddings, require_known_tokens
+from posttrain.models.context import num_embeddings, own_context, require_known_tokens
 from posttrain.models.loading.folder_digest import model_digest
 from posttrain.options.reward_model import RewardModelOptions, folder_name
 from posttrain.rewards.grading.answers import Graded

@@ -147,7 +147,7 @@ def named_reference(path: str, policy: Policy) -> Reference:
 def require_same_vocabulary(policy: Policy, other: Policy, where: str) -> None:
     """Refuse another model one of whose tokens is another one of the policy's, or none; `where` names it."""
     require_same_tokens(policy, other, where)
-    rows = [each.output_layer.vocabulary for each in (policy, other)]
+    rows = [each.num_logits for each in (policy, other)]
     if rows[0] != rows[1]:
         raise UserError(f"{where}: its output layer has {rows[1]} rows, and the policy's {rows[0]}.  {SAME_FAMILY}")
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.quantized import is_4_bit
-from posttrain.models.known_tokens import num_embeddings
+from posttrain.models.context import num_embeddings
 
 Tokens = Sequence[int]
 TRIED_LENGTHS = (2, 3, 7, 12)

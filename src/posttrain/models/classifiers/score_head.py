@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posttrain.models.adapters.lora import stream_seed
+from posttrain.models.forward import Completions, ForwardNeeds
 from posttrain.models.policy import Policy
 
 Tokens = Sequence[int]
@@ -52,7 +53,12 @@ class TextScorer:
         Read at the last token that there is, by the lengths of the texts: no pad token is looked for, so that none can
         be mistaken for the text's end, nor the end for padding.
         """
-        scores: Tensor = self.head(self.policy.forward.last_hidden(prompts, answers, prompt_of))
+        # The state at an answer's last token is the one that would predict a token behind it.
+        extended = [(*tokens, tokens[-1]) for tokens in answers]
+        last = torch.tensor([t == len(tokens) for tokens in answers for t in range(len(tokens) + 1)])
+        batch = Completions(prompts, extended, prompt_of, sampled=last)
+        scores = self.policy.forward.completion_logprobs(batch, ForwardNeeds(logprobs=False, values=self.head)).values
+        assert scores is not None
         return scores
 
     @property
@@ -67,5 +73,5 @@ class TextScorer:
 def new_scorer(policy: Policy, *, seed: int) -> TextScorer:
     """A policy's body under a head that nobody has trained."""
     dtype = torch.float64 if policy.model.dtype == torch.float64 else torch.float32
-    head = ScoreHead(policy.output_layer.matrix.shape[1], seed=seed, dtype=dtype)
+    head = ScoreHead(policy.hidden_width, seed=seed, dtype=dtype)
     return TextScorer(policy, head.to(policy.device))

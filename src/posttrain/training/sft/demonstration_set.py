@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from posttrain.models.context import num_embeddings, require_known_tokens
 from posttrain.models.conversation_masks import answered
-from posttrain.models.known_tokens import num_embeddings, require_known_tokens
 from posttrain.models.policy import Policy
 from posttrain.options.arithmetic import ArithmeticOptions
 from posttrain.options.countdown import CountdownOptions
