@@ -12,8 +12,8 @@ from posttrain.errors import UserError
 from posttrain.generation.sampling import ENTRIES_AT_ONCE
 from posttrain.models.forward import Completions
 from posttrain.models.memory import memory_parts as parts
+from posttrain.models.memory.memory_parts import BFLOAT16, MemorySetup, largest_micro_batch
 from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save, changes_until_it_fits, memory_plan
-from posttrain.models.memory.memory_setup import BFLOAT16, MemorySetup, largest_micro_batch
 from posttrain.models.memory.model_shape import config_shape
 from posttrain.models.policy import as_policy
 from posttrain.runs.planned_memory import MachineMemory, memory_line, memory_warning, side_by_side

@@ -10,8 +10,8 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import gap_limit, largest_gap
-from posttrain.models.description import model_lines
 from posttrain.models.forward import Completions
+from posttrain.models.loading.description import model_lines
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.saving import save_policy
 from posttrain.models.policy import Policy, as_policy, chosen_dtype

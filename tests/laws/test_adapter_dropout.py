@@ -14,8 +14,8 @@ from posttrain.models.adapters.in_force import adapter_dropout
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.conversation_masks import answered
 from posttrain.models.forward import Completions
+from posttrain.models.model_outputs import enable_recomputation
 from posttrain.models.policy import Policy, as_policy
-from posttrain.models.recomputation import enable_recomputation
 from posttrain.options.adapter import AdapterOptions
 from posttrain.training.sft.supervised import accumulate
 from posttrain.training.update import Objective, Observations, micro_loss

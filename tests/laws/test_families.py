@@ -15,8 +15,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.models.forward import Completions, PlainForward, SharedPromptForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy, as_policy
-from posttrain.models.shared_prompt.architectures import shared_prompt_refusal
-from posttrain.models.shared_prompt.families import FAMILIES
+from posttrain.models.shared_prompt.families import FAMILIES, shared_prompt_refusal
 from posttrain.training.update import Objective
 from tests.support.decoders import WINDOW
 from tests.support.tiny import (

@@ -9,7 +9,7 @@ from torch import Tensor
 from posttrain.algorithms.preference_losses import OfPairs, PairObjective
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
-from posttrain.models.classifiers.score_head import new_scorer
+from posttrain.models.classifiers.heads import new_scorer
 from posttrain.models.forward import Completions, ForwardNeeds, ForwardPass
 from posttrain.models.policy import Policy, as_policy
 from posttrain.training.dpo import pair_update

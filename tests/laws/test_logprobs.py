@@ -12,9 +12,9 @@ from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.models import logprobs
-from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import NextTokens, full_kl, token_entropies, token_logprobs
 from posttrain.models.output_layer import OutputLayer
+from posttrain.models.shared_prompt.gradients import gradients_in_place
 
 ROWS, WIDTH, VOCAB = 11, 4, 7
 

@@ -9,10 +9,9 @@ from posttrain.models import forward
 from posttrain.models.forward import Completions, PlainForward, SharedPromptForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
-from posttrain.models.shared_prompt import decoder, packed
-from posttrain.models.shared_prompt.attention import attend, repeated_heads
-from posttrain.models.shared_prompt.embedding import embed
-from posttrain.models.shared_prompt.packed import PackedLayout
+from posttrain.models.shared_prompt import attention, decoder
+from posttrain.models.shared_prompt.attention import PackedLayout, attend, repeated_heads
+from posttrain.models.shared_prompt.gradients import embed
 from tests.support.tiny import (
     ALL_DECODERS,
     VOCAB,
@@ -131,7 +130,7 @@ def test_the_three_layouts_give_the_same_hidden_states() -> None:
 def test_buckets_of_like_lengths_change_no_hidden_state(fill: float, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy()
     expected = plain_hidden(policy, *ROWS)
-    monkeypatch.setattr(packed, "BUCKET_FILL", fill)
+    monkeypatch.setattr(attention, "BUCKET_FILL", fill)
     torch.testing.assert_close(shared_hidden(policy, *ROWS), expected, rtol=0, atol=1e-12)
 
 

@@ -81,7 +81,7 @@ def model(config: Config, name: str) -> int:
     """Load a model, print what it is, and try what a run tries before its first step."""
     require_model(config.model)
     from posttrain.generation.parity import engine_in_parity, largest_gap, tried_length
-    from posttrain.models.description import description, unused_options
+    from posttrain.models.loading.description import description, unused_options
     from posttrain.models.loading.model_folder import load_policy
 
     policy = load_policy(config.model)

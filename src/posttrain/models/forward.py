@@ -19,11 +19,10 @@ from posttrain.models.adapters.dropout import token_keys
 from posttrain.models.adapters.in_force import in_update, input_dropouts, name_tokens
 from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.logprobs import NextTokens, full_kl, token_entropies, token_logprobs, token_statistics
-from posttrain.models.model_outputs import model_hidden
+from posttrain.models.model_outputs import model_hidden, recomputing_layers
 from posttrain.models.output_layer import OutputLayer, output_layer_of
-from posttrain.models.recomputation import recomputing_layers
+from posttrain.models.shared_prompt.attention import PackedAttention, PackedLayout
 from posttrain.models.shared_prompt.decoder import Decoder
-from posttrain.models.shared_prompt.packed import PackedAttention, PackedLayout
 
 Tokens = Sequence[int]
 

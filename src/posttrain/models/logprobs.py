@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
-from posttrain.models.gradients import InPlaceGradient, in_place_gradient
 from posttrain.models.output_layer import OutputLayer
+from posttrain.models.shared_prompt.gradients import InPlaceGradient, in_place_gradient
 
 TILE_ELEMENTS = 1 << 20
 """Logits that a CPU holds at a time: 4 MiB in float32, which its cache keeps between two operations."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posttrain.errors import UserError
-from posttrain.models.shared_prompt.architectures import alteration, full_name
+from posttrain.models.shared_prompt.families import alteration, full_name
 
 SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """What configs call a soft cap of logits: Gemma and most others; RecurrentGemma; xLSTM."""

@@ -11,12 +11,14 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
-from posttrain.models.chat_templates import bounded_rendering
-from posttrain.models.chat_templates.bounded_rendering import TemplateTooSlow, bounded, require_no_powers
-from posttrain.models.chat_templates.template_text import (
+from posttrain.models import chat_templates
+from posttrain.models.chat_templates import (
     DATE,
     TODAY,
+    TemplateTooSlow,
+    bounded,
     known_options,
+    require_no_powers,
     require_template,
     template_text,
     with_one_date,
@@ -175,7 +177,7 @@ class TokenizerRenderer:
 def template_error(error: Exception, messages: Sequence[Mapping[str, str]], id: str) -> UserError:
     """What to say of a template that fails at messages in another way than by refusing them."""
     if isinstance(error, TemplateTooSlow):
-        fails = f"takes more than {bounded_rendering.SECONDS:g} seconds of processor time over"
+        fails = f"takes more than {chat_templates.SECONDS:g} seconds of processor time over"
     elif isinstance(error, MemoryError):
         fails = "needs more memory than a template may have for"
     else:

@@ -1,7 +1,7 @@
 """Reward models: sequence classifiers that learned from people's preferences, as reward functions.
 
 **What it reads.**  Prompt and completion as the model's own tokenizer and chat template have them
-(posttrain.models.classifiers.classifier_text).
+(posttrain.models.classifiers.saved_classifier).
 
 **What earns what.**  The model's number for the label, a logit as it stands, at the last token of the text
 (posttrain.models.classifiers.last_token_scores).  Nothing is trained, and nothing of the policy is in it.
@@ -24,11 +24,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from posttrain.binding import bind
 from posttrain.errors import UserError
 from posttrain.models.classifiers.classifier_folder import classifier_files, loaded_classifier, place
-from posttrain.models.classifiers.classifier_text import ClassifierText
 from posttrain.models.classifiers.last_token_scores import ScoreReading, classifier_scores
-from posttrain.models.classifiers.saved_classifier import TextReading
+from posttrain.models.classifiers.saved_classifier import ClassifierText, TextReading
 from posttrain.models.context import num_embeddings, own_context, require_known_tokens
-from posttrain.models.loading.folder_digest import model_digest
+from posttrain.models.loading.hub import model_digest
 from posttrain.options.reward_model import RewardModelOptions, folder_name
 from posttrain.rewards.grading.answers import Graded
 

@@ -14,7 +14,7 @@ from posttrain.config.collect import CollectConfig
 from posttrain.config.kinds import AnyConfig
 from posttrain.config.sections import Config, IrlConfig
 from posttrain.errors import UserError
-from posttrain.models.loading.folder_digest import model_digest
+from posttrain.models.loading.hub import model_digest
 from posttrain.options.collect import LlmJudgeOptions
 from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
 from posttrain.options.model import ModelOptions

@@ -17,9 +17,9 @@ from posttrain.batch import Batch, CreditedGroups, completions_of
 from posttrain.errors import RunError
 from posttrain.models.adapters.in_force import drops
 from posttrain.models.forward import ForwardNeeds
-from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import NextTokens
 from posttrain.models.policy import Policy
+from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.runs.clock import Clock

@@ -19,13 +19,20 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.adaptable import expert_matrices, linear_layers
-from posttrain.models.adapters.experts import LoraExperts, without_wrappers, wrap_experts, wrapper_names
+from posttrain.models.adapters.adaptable import expert_matrices, linear_layers, put, target_layers
 from posttrain.models.adapters.in_force import adapter_tensors
-from posttrain.models.adapters.lora import DOWN, UP, LoraLinear, lora_layers
+from posttrain.models.adapters.lora import (
+    DOWN,
+    UP,
+    LoraExperts,
+    LoraLinear,
+    lora_layers,
+    without_wrappers,
+    wrap_experts,
+    wrapper_names,
+)
+from posttrain.models.adapters.peft_layers import PREFIX, WEIGHTS, held_adapters, trained_adapter, write_peft_adapter
 from posttrain.models.adapters.peft_names import WEIGHT, named_by_weight, own_name, peft_name, wrapper_of
-from posttrain.models.adapters.peft_objects import PREFIX, WEIGHTS, held_adapters, trained_adapter, write_peft_adapter
-from posttrain.models.adapters.placing import put, target_layers
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.options.adapter import ADAPTER_CONFIG, ALL_LINEAR, AdapterOptions
 

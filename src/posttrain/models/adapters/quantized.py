@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.adaptable import adaptable_layers, expert_matrices, require_half
-from posttrain.models.adapters.placing import put
+from posttrain.models.adapters.adaptable import adaptable_layers, expert_matrices, put, require_half
 
 NF4 = "nf4"
 KERNEL = "support_avx512bf16_for_cpu"

@@ -2,6 +2,8 @@
 
 transformers makes up what a folder lacks and says so in a warning at most: a causal language model becomes a classifier
 with a random head.  Here that is refused by name, unless it is asked for.
+
+`classifier_bytes` estimates the bytes of a classifier's weights before any is loaded.
 """
 
 from collections.abc import Mapping
@@ -10,7 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
@@ -19,9 +23,15 @@ from transformers import (
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.quantized import compute_unpacked_in, quantize
-from posttrain.models.loading.construction import lacking_weights, transformers_load_errors, without_progress_bars
+from posttrain.models.loading.construction import (
+    ONE_AT_A_TIME,
+    lacking_weights,
+    transformers_load_errors,
+    without_progress_bars,
+)
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import (
+    SAFE_WEIGHTS,
     class_name,
     quantisation,
     read_json,
@@ -30,6 +40,7 @@ from posttrain.models.loading.folder_kinds import (
     require_parts,
 )
 from posttrain.models.loading.hub import hub_folder
+from posttrain.models.memory.memory_parts import NF4_BYTES
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward_model import RewardModelOptions
 
@@ -158,3 +169,27 @@ def classifier_load_message(where: str, said: str) -> str:
 def place(options: RewardModelOptions) -> str:
     """How messages about a reward model begin."""
     return f"rewards: model = {options.model}"
+
+
+def classifier_bytes(options: RewardModelOptions, *, on_cuda: bool) -> int:
+    """Bytes of the weights on the disk's config alone: b · N, and in 4 bits 4.127 / 8 for b of its linear layers.
+
+    N: parameters, b: bytes of one.  A folder that is in 4 bits already is as large as its files.  Nothing where the
+    reward model lives on another device than the policy, which is on CUDA where `on_cuda`.
+    """
+    there = on_cuda if options.device == "auto" else options.device == "cuda"
+    if there != on_cuda:
+        return 0
+    folder, where = classifier_files(options), place(options)
+    if quantisation(read_json(folder / "config.json", where)) is not None:
+        return sum(file.stat().st_size for file in folder.glob(SAFE_WEIGHTS))
+    with transformers_load_errors(partial(classifier_load_message, where)), ONE_AT_A_TIME, torch.device("meta"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
+        model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=options.trust_remote_code)
+    width: int = chosen_type(options, torch.device("cuda" if on_cuda else "cpu")).itemsize
+    parameters: int = sum(each.numel() for each in model.parameters())
+    if options.quantization is None:
+        return width * parameters
+    body = cast(nn.Module, model.base_model)
+    packed: int = sum(layer.weight.numel() for layer in body.modules() if type(layer) is nn.Linear)
+    return width * (parameters - packed) + round(NF4_BYTES * packed)

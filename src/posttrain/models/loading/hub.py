@@ -3,8 +3,12 @@
 Where the hub cannot be reached that is told within seconds, by one message that names what to do: most machines that
 train have no way out.  `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` mean what they mean to
 huggingface_hub, which reads them.
+
+`model_digest` tells a model folder from another one, or from itself after more training.
 """
 
+import hashlib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,3 +109,27 @@ def remedy(name: str, option: str) -> str:
         f" give it as {option}, or copy its whole cache and name that by HF_HOME (here it is"
         f" {constants.HF_HUB_CACHE})."
     )
+
+
+MODEL_FILES = re.compile(r"[^.].*\.(json|safetensors|bin|model|jinja|py)|(vocab|merges)\.txt")
+"""The files that a model is made of; a folder may hold others, such as notes."""
+MIB = 2**20
+
+
+def model_digest(folder: Path) -> str:
+    """A model folder by the sizes of its files and the first and last MiB of each; empty where there is none.
+
+    Of weights that is enough to tell another model or another training from this one, and takes no time.
+    """
+    digest = hashlib.sha256()
+    files = [file for file in sorted(folder.glob("*")) if MODEL_FILES.fullmatch(file.name)]
+    try:
+        for file in files:
+            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+            with file.open("rb") as content:
+                digest.update(content.read(MIB))
+                content.seek(max(content.tell(), file.stat().st_size - MIB))
+                digest.update(content.read(MIB))
+    except OSError:
+        return ""
+    return digest.hexdigest() if files else ""

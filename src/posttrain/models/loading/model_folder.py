@@ -24,10 +24,12 @@ from transformers.utils.quantization_config import Mxfp4Config
 from posttrain.errors import UserError
 from posttrain.models.adapters.peft_format import SavedAdapter, read_adapter
 from posttrain.models.adapters.quantized import compute_unpacked_in, quantize, require_half_in_4_bits
-from posttrain.models.loading.adapting import base_options, put_over, require_adapter_for_peft
-from posttrain.models.loading.chat_settings import (
+from posttrain.models.loading.adapter_folder import (
+    base_options,
     name_stop_ids,
     named_stop_ids,
+    put_over,
+    require_adapter_for_peft,
     template_of,
     tokenizer_folder,
     with_chat_template,
@@ -52,8 +54,8 @@ from posttrain.models.loading.folder_kinds import (
 from posttrain.models.loading.hub import hub_folder
 from posttrain.models.loading.text_part import is_wrapper, require_causal_class, require_text_part, text_part
 from posttrain.models.loading.trainable import freeze, hold_all_in, hold_frozen_in, hold_rest_in, linear_matrices
+from posttrain.models.model_outputs import enable_recomputation
 from posttrain.models.policy import Policy, as_policy, chosen_dtype
-from posttrain.models.recomputation import enable_recomputation
 from posttrain.options.adapter import is_adapter_folder
 from posttrain.options.model import ModelOptions
 

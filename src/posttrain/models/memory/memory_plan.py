@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from posttrain.models.adapters.adaptable import reaches_half
 from posttrain.models.memory import memory_parts as parts
-from posttrain.models.memory.memory_setup import BFLOAT16, FLOAT32, MemorySetup
+from posttrain.models.memory.memory_parts import BFLOAT16, FLOAT32, MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 
 IMPORTED_BYTES = 405_000_000

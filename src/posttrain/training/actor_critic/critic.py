@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from posttrain.batch import Batch, completions_of
 from posttrain.errors import UserError
 from posttrain.models.adapters.quantized import stays_quantised
-from posttrain.models.classifiers.classifier_body import ScoredBody
+from posttrain.models.classifiers.heads import ValueHead
+from posttrain.models.classifiers.last_token_scores import ScoredBody
 from posttrain.models.forward import ForwardNeeds
-from posttrain.models.gradients import gradients_in_place
 from posttrain.models.model_outputs import trunk as without_output_layer
 from posttrain.models.policy import Policy
-from posttrain.models.value_head import ValueHead
+from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.options.critic import CriticOptions
 from posttrain.records import Finish, Group, Rollout
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes

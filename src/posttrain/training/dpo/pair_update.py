@@ -14,8 +14,8 @@ from torch import Tensor
 from posttrain.algorithms.preference_losses import OfPairs, PairObjective, implicit_rewards, log_ratios, ranked_right
 from posttrain.errors import RunError
 from posttrain.models.forward import Completions
-from posttrain.models.gradients import gradients_in_place
 from posttrain.models.policy import Policy
+from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.records import Preference
 from posttrain.training.pairs.pair_microbatches import pair_microbatches
 

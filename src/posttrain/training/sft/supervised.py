@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from posttrain.models.forward import Completions, ForwardNeeds, TokenParts
-from posttrain.models.gradients import gradients_in_place
 from posttrain.models.policy import Policy
+from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.records import Example
 from posttrain.runs.intervals import RESAMPLES
 

@@ -14,13 +14,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.experts import LoraExperts, without_wrappers
-from posttrain.models.adapters.lora import LoraLinear, lora_layers
+from posttrain.models.adapters.adaptable import put
+from posttrain.models.adapters.lora import LoraExperts, LoraLinear, lora_layers, without_wrappers
 from posttrain.models.adapters.peft_format import adapter_settings
-from posttrain.models.adapters.peft_layers import peft_layers
+from posttrain.models.adapters.peft_layers import peft_layers, trained_adapter
 from posttrain.models.adapters.peft_names import own_name, wrapper_of
-from posttrain.models.adapters.peft_objects import trained_adapter
-from posttrain.models.adapters.placing import put
 from posttrain.models.adapters.quantized import is_4_bit
 
 Module = TypeVar("Module", bound=nn.Module)
