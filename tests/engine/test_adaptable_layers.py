@@ -14,9 +14,9 @@ from posttrain.models.adapters.adaptable import (
     target_layers,
 )
 from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.loading.construction import hold_frozen_in
 from posttrain.models.loading.description import adapter_lines
 from posttrain.models.loading.model_folder import load_policy
-from posttrain.models.loading.trainable import hold_frozen_in
 from posttrain.models.memory.memory_parts import MemorySetup, trained_parameters
 from posttrain.models.memory.model_shape import shape_of
 from posttrain.models.policy import as_policy

@@ -30,7 +30,7 @@ def context_of(config: PreTrainedConfig, asked: int | None) -> int:
     own = own_context(config)
     ropes = rope_settings(config)
     if asked is None:
-        original = [int(rope["original_max_position_embeddings"]) for rope in ropes if kind_of(rope) == "longrope"]
+        original = [int(rope["original_max_position_embeddings"]) for rope in ropes if rope_type(rope) == "longrope"]
         lengths = [*original, *([] if own is None else [own])]
         if not lengths:
             raise UserError(
@@ -39,7 +39,7 @@ def context_of(config: PreTrainedConfig, asked: int | None) -> int:
                 " together, such as 2048."
             )
         return min(lengths)
-    factors = [float(rope["factor"]) for rope in ropes if kind_of(rope) == "dynamic"]
+    factors = [float(rope["factor"]) for rope in ropes if rope_type(rope) == "dynamic"]
     most = own if own is None else int(own * max(factors, default=1.0))
     if asked < 1 or (most is not None and asked > most):
         bound = "at least 1" if most is None else f"1 to {most}"
@@ -71,7 +71,7 @@ def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
     return of_kinds or [settings]
 
 
-def kind_of(rope: dict[str, Any]) -> str:
+def rope_type(rope: dict[str, Any]) -> str:
     """`default`, `longrope`, ..."""
     return str(rope.get("rope_type", "default"))
 
@@ -110,7 +110,7 @@ def num_embeddings(model: PreTrainedModel) -> int:
     return len(cast(nn.Embedding, model.get_input_embeddings()).weight)
 
 
-def require_known_tokens(tokens: Sequence[int], rows: int, tokenizer: PreTrainedTokenizerBase, where: str) -> None:
+def require_embeddings(tokens: Sequence[int], rows: int, tokenizer: PreTrainedTokenizerBase, where: str) -> None:
     """Raise UserError where a token has no row in an embedding of this many rows."""
     least, last = min(tokens, default=0), max(tokens, default=0)
     if least >= 0 and last < rows:

@@ -141,7 +141,7 @@ class TokenizerRenderer:
     def tokens(self, text: str, where: str) -> list[int]:
         """The tokens of a text, without what the tokenizer adds around it.  Raises TooLongText, named by `where`."""
         if self.most_tokens is not None:
-            require_short(self.tokenizer, text, self.most_tokens, where)
+            require_text_that_may_fit(self.tokenizer, text, self.most_tokens, where)
         return token_ids(self.tokenizer, text, special=False)
 
     def _opening_of_answer(self, text: str, messages: Sequence[Mapping[str, str]], id: str) -> str:
@@ -205,7 +205,7 @@ def require_characters(text: str, id: str) -> None:
         ) from error
 
 
-def require_short(tokenizer: PreTrainedTokenizerBase, text: str, limit: int, where: str) -> None:
+def require_text_that_may_fit(tokenizer: PreTrainedTokenizerBase, text: str, limit: int, where: str) -> None:
     """Refuse a text whose beginning alone has more than twice the tokens that are allowed.
 
     Twice, since a beginning may end within a word, which then has more tokens than the whole word.  A bound by bytes

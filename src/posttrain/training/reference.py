@@ -23,8 +23,8 @@ from posttrain.models.adapters.in_force import (
     without_dropout,
 )
 from posttrain.models.adapters.lora import UP
+from posttrain.models.loading.construction import linear_matrices
 from posttrain.models.loading.tokenizer_folder import load_beside
-from posttrain.models.loading.trainable import linear_matrices
 from posttrain.models.policy import Policy
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
 

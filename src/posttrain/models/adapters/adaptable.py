@@ -144,10 +144,10 @@ def add_adapter(model: PreTrainedModel, options: AdapterOptions, *, seed: int) -
         if name in experts:
             wrap_experts(model, name, options, seed=seed)
         else:
-            put(model, name, LoraLinear(model.get_submodule(name), name, options, seed=seed))
+            put_layer(model, name, LoraLinear(model.get_submodule(name), name, options, seed=seed))
 
 
-def put(model: nn.Module, name: str, layer: nn.Module) -> None:
+def put_layer(model: nn.Module, name: str, layer: nn.Module) -> None:
     """Put a layer in place of the one of that name."""
     above, _, last = name.rpartition(".")
     setattr(model.get_submodule(above), last, layer)
@@ -162,14 +162,14 @@ def target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> list[str]
         if target == EXPERTS and experts:
             wanted.update(experts)
             continue
-        found = [name for name in (by_default if target == ALL_LINEAR else names) if meant(target, name)]
+        found = [name for name in (by_default if target == ALL_LINEAR else names) if is_target(target, name)]
         if not found:
             raise UserError(f"model.adapter.targets: {no_such_layer(model, target, names)}")
         wanted.update(found)
     return [name for name in (*names, *experts) if name in wanted]
 
 
-def meant(target: str, name: str) -> bool:
+def is_target(target: str, name: str) -> bool:
     """Whether a target means the layer of this name."""
     return target == ALL_LINEAR or f".{name}".endswith(f".{target}") or fnmatchcase(name, target)
 
@@ -178,7 +178,7 @@ def no_such_layer(model: PreTrainedModel, target: str, names: list[str]) -> str:
     """The end of a message about a target that means no linear layer, with those whose names are near."""
     if target == EXPERTS:
         return "experts: the model has none that are arrays of three dimensions.  Name linear layers."
-    others = [name for name, _ in model.named_modules() if name and meant(target, name)]
+    others = [name for name, _ in model.named_modules() if name and is_target(target, name)]
     if others:
         rule = "has no adapter of its own: only linear layers have, but embeddings and the output layer have none"
         return f"{others[0]} is a {type(model.get_submodule(others[0])).__name__}, which {rule}."

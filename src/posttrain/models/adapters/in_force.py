@@ -142,14 +142,17 @@ def name_tokens(dropouts: Sequence[InputDropout], keys: Int64[Tensor, " *rows"],
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """Inside, adapters drop nothing, also where gradients are taken with their dropout."""
-    with keyed(model, lambda dropout: None):
+    with dropout_keys(model, lambda dropout: None):
         yield
 
 
 @contextmanager
 def adapter_dropout(model: nn.Module, seed: int, update: int) -> Iterator[None]:
     """Inside, gradients are taken with the adapter's dropout; its masks are those of `adapters.dropout`."""
-    with keyed(model, lambda dropout: stream_seed(seed, "dropout", dropout.layer, update)), ExitStack() as undone:
+    with (
+        dropout_keys(model, lambda dropout: stream_seed(seed, "dropout", dropout.layer, update)),
+        ExitStack() as undone,
+    ):
         for layer in peft_layers(model).values():
             variants = [type(each).__name__ for each in cast(Any, layer).lora_variant.values()]
             if any(name in NEEDS_TRAINING_MODE for name in variants) and drops(layer):
@@ -159,7 +162,7 @@ def adapter_dropout(model: nn.Module, seed: int, update: int) -> Iterator[None]:
 
 
 @contextmanager
-def keyed(model: nn.Module, key: Callable[[InputDropout], int | None]) -> Iterator[None]:
+def dropout_keys(model: nn.Module, key: Callable[[InputDropout], int | None]) -> Iterator[None]:
     """Inside, every dropout has another key."""
     with ExitStack() as undone:
         for dropout in input_dropouts(model):

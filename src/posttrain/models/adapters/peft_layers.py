@@ -2,8 +2,9 @@
 
 peft itself is not needed: whoever has such a layer has imported it.
 
-`held_adapters` and the functions after it treat the adapter as a whole: which one the model holds, whether it is all that is
-trained, and its files.  peft writes those itself, so that everything it knows (DoRA, modules saved whole) is in them.
+`held_adapters` and the functions after it treat the adapter as a whole: which one the model holds, whether it is all
+that is trained, and its files.  peft writes those itself, so that everything it knows (DoRA, modules saved whole) is in
+them.
 """
 
 import copy

@@ -102,7 +102,7 @@ def classifier_scores(model: PreTrainedModel, *, pad_id: int | None, where: str)
             " number for each label.  Give a model for sequence classification."
         )
     for reading in ScoreReading:
-        if reading is ScoreReading.LAST_TOKEN and head_of(model) is None:
+        if reading is ScoreReading.LAST_TOKEN and score_layer(model) is None:
             continue
         scores = ClassifierScores(model, pad_id, reading)
         if reading is ScoreReading.ONE_BY_ONE or agrees(scores.of_batch(rows), torch.cat(expected), model):
@@ -123,13 +123,13 @@ def last_token_scores(model: PreTrainedModel, rows: Sequence[Tokens], pad_id: in
     hidden = model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state  # [row time hidden]
     last = torch.tensor([len(row) - 1 for row in rows], device=hidden.device)
     at_last = hidden[torch.arange(len(rows), device=hidden.device), last]  # [row hidden]
-    head = cast(nn.Linear, head_of(model))
+    head = cast(nn.Linear, score_layer(model))
     wide = torch.promote_types(torch.float32, head.weight.dtype)
     bias = None if head.bias is None else head.bias.to(wide)
     return nn.functional.linear(at_last.to(wide), head.weight.to(wide), bias)
 
 
-def head_of(model: PreTrainedModel) -> nn.Linear | None:
+def score_layer(model: PreTrainedModel) -> nn.Linear | None:
     """The linear layer that classifiers over decoders have on every token; None for other kinds."""
     found = dict(model.named_children()).get("score")
     return found if type(found) is nn.Linear else None
@@ -202,7 +202,7 @@ def scored_body(policy: Policy, path: str, *, option: str) -> ScoredBody:
         classifier, tokenizer = loaded_classifier(classifier_files(options), options)
     except UserError as error:  # which speaks of the section `rewards`
         raise UserError(str(error).replace("rewards: model = ", f"{option} = ")) from error
-    head = head_of(classifier)
+    head = score_layer(classifier)
     if head is None or head.out_features != 1:
         has = "another head" if head is None else f"{head.out_features} of them"
         raise UserError(

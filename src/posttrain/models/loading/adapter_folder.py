@@ -16,8 +16,7 @@ from posttrain.models.adapters.adaptable import add_adapter
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_format import SavedAdapter, put_adapter
 from posttrain.models.adapters.peft_names import named_by_weight, refused_by_peft
-from posttrain.models.loading.folder_kinds import bundled_folder, has_tokenizer, read_json
-from posttrain.models.loading.hub import model_digest
+from posttrain.models.loading.folder_kinds import bundled_folder, has_tokenizer, model_digest, read_json
 from posttrain.options.adapter import ADAPTER_CONFIG, AdapterOptions
 from posttrain.options.model import BUNDLED_MODELS, ModelOptions
 
@@ -98,7 +97,7 @@ def tokenizer_folder(base: Path, adapter: Path | None) -> Path:
     return adapter if adapter is not None and has_tokenizer(adapter) else base
 
 
-def template_of(adapter: Path) -> str | dict[str, str] | None:
+def adapter_template(adapter: Path) -> str | dict[str, str] | None:
     """The template that lies with an adapter which has no tokenizer of its own; several have names; None where none is.
 
     It is a file of its own, or stands in the settings of a tokenizer whose other files are the base's.

@@ -159,7 +159,7 @@ def weights(shape: ModelShape, setup: MemorySetup) -> int:
     return round(packed * matrices) + rest + FLOAT32 * trained_parameters(shape, setup)
 
 
-def loaded(shape: ModelShape, setup: MemorySetup) -> int:
+def bytes_while_loading(shape: ModelShape, setup: MemorySetup) -> int:
     """Weights as they are read: all before any is put into 4 bits, one by one.  M: `frozen_matrices`.
 
         b · N;   of a frozen base that ends in a smaller type   b · (N - M) + s · M     s: bytes of a weight on the disk
@@ -209,7 +209,7 @@ def value_head_parameters(shape: ModelShape, setup: MemorySetup) -> int:
     return {"none": 0, "linear": d + 1, "mlp": channels * d + 2 * channels + 1}[setup.value_head]
 
 
-def critic(shape: ModelShape, setup: MemorySetup) -> int:
+def critic_bytes(shape: ModelShape, setup: MemorySetup) -> int:
     """Weights, gradient and two moments of a value head, in float32, and of a trunk of its own without output matrix.
 
         16 · head;   with a trunk   + 4 b · (N - V·d)     where the output matrix is one of its own; else 4 b · N

@@ -21,9 +21,8 @@ from posttrain.models.adapters.peft_format import read_adapter
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.loading.adapter_folder import base_options
 from posttrain.models.loading.construction import LOAD_ERRORS, ONE_AT_A_TIME
-from posttrain.models.loading.folder_kinds import IN_4_BITS, bundled_folder, quantisation, read_json
-from posttrain.models.loading.hub import hub_folder
-from posttrain.models.loading.model_folder import loaded_config, where
+from posttrain.models.loading.folder_kinds import IN_4_BITS, bundled_folder, hub_folder, quantisation, read_json
+from posttrain.models.loading.model_folder import loaded_config, path_option
 from posttrain.models.loading.new_model import new_model_config, new_tokenizer
 from posttrain.models.loading.text_part import is_wrapper
 from posttrain.models.shared_prompt.families import shared_prompt_refusal
@@ -193,7 +192,7 @@ def recipe_shape(options: ModelOptions | NewModelOptions) -> ModelShape:
     folder = config_folder(options)
     config = loaded_config(folder, options)
     shape = config_shape(config.get_text_config() if is_wrapper(config) else config)
-    return replace(shape, quantised=quantisation(read_json(folder / "config.json", where(options))))
+    return replace(shape, quantised=quantisation(read_json(folder / "config.json", path_option(options))))
 
 
 def config_folder(options: ModelOptions) -> Path:
