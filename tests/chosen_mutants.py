@@ -242,7 +242,7 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("generation/sampling.py", "before < (", "before <= (", 0),
     ("generation/sampling.py", "inside = torch.where(position < vocab, inside, 0.0)", "inside = inside + 0.0", 0),
     ("generation/sampling.py", "probabilities >= sampling.min_p", "probabilities > sampling.min_p", 0),
-    ("models/shared_prompt/architectures.py", "activation not in family.activations", "False", 0),
+    ("models/shared_prompt/families.py", "activation not in family.activations", "False", 0),
     ("models/shared_prompt/attention.py", "key > query - window", "key >= query - window", 0),
     ("models/shared_prompt/attention.py", "scale=kind.scale", "scale=None", 0),
     ("models/shared_prompt/families.py", "windows=one_window", "windows=no_windows", 0),

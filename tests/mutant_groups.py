@@ -30,10 +30,10 @@ GROUPS = [
         ],
     ),
     Group(
-        files=["models/value_head.py", "training/actor_critic/*.py", "training/distillation/*.py"],
+        files=["models/classifiers/heads.py", "training/actor_critic/*.py", "training/distillation/*.py"],
         suites=["closed_form", "laws", "engine", "learning"],
         modules=[
-            "posttrain.models.value_head",
+            "posttrain.models.classifiers.heads",
             "posttrain.training.actor_critic",
             "posttrain.training.distillation",
             "tests.support.stages",
@@ -104,11 +104,9 @@ GROUPS = [
                     "adapted",
                     "attention",
                     "decoder",
-                    "decoder_layer",
                     "families",
                     "fused",
                     "linear",
-                    "packed",
                 )
             ),
         ],

@@ -71,6 +71,20 @@ RUNS_PROGRAMS = SOURCE / "sandbox" / "inside" / "runner.py"
 """The one file that runs what a model wrote: in the sandbox's own interpreter, in a process that is sealed."""
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
+INSIDE_THE_FORWARD_PASS = {"output_layer", "completion_hidden", "last_hidden_state"}
+"""Attributes that lead to hidden states or to what makes logits of them."""
+FROM_HIDDEN_STATES = {
+    "output_layer_of",
+    "model_hidden",
+    "token_logprobs",
+    "token_entropies",
+    "token_statistics",
+    "full_kl",
+}
+"""Functions of `models/` from hidden states to log-probs."""
+TOKEN_BY_TOKEN = {SOURCE / "generation" / name for name in ("decoder_steps.py", "static.py", "plain/model_steps.py")}
+"""The in-process sampler: its steps are forward passes of one token over caches, and read the layer themselves."""
+
 SOURCES = sorted(SOURCE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 ALL = SOURCES + TESTS + sorted((ROOT / "benchmarks").rglob("*.py")) + sorted((ROOT / "docs").glob("*.py"))
@@ -275,6 +289,18 @@ def test_a_mutant_that_is_called_equivalent_is_one_that_is_made(file: str) -> No
     """Else its line has changed, and the reason may no longer hold."""
     made = {mutant.after for mutant in mutants(file)}
     assert {line for name, line in EQUIVALENT if name == file} <= made
+
+
+@each_source
+def test_log_probs_of_completions_come_from_the_forward_contract_alone(path: Path) -> None:
+    """So that sharding, tensor parallelism or a fused kernel has one thing to replace: `ForwardPass`."""
+    if SOURCE / "models" in path.parents or path in TOKEN_BY_TOKEN:
+        return
+    nodes = list(ast.walk(syntax(path)))
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)} & INSIDE_THE_FORWARD_PASS
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and "models" in str(node.module)]
+    read |= {name.name for node in imports for name in node.names} & FROM_HIDDEN_STATES
+    assert not read, f"{path} reads {read}: use completion_logprobs of a policy or of its forward pass"
 
 
 if __name__ == "__main__":

@@ -71,6 +71,10 @@ class Batch:
         return [len(completion) for completion in self.completions]
 
     @property
+    def sampled(self) -> None:
+        """All tokens are sampled ones; see `models.forward.CompletionBatch`."""
+
+    @property
     def behind_teacher_prompts(self) -> "Batch":
         """The same completions, each behind the prompt that the teacher sees."""
         if self.teacher_prompts is None:

@@ -10,8 +10,8 @@ import pytest
 
 from posttrain.cli import main
 from posttrain.errors import UserError
-from posttrain.models.chat_templates import bounded_rendering
-from posttrain.models.chat_templates.bounded_rendering import LIMIT, TemplateTooSlow, bounded
+from posttrain.models import chat_templates
+from posttrain.models.chat_templates import LIMIT, TemplateTooSlow, bounded
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
 from tests.support.runs import save_tiny_model
@@ -44,8 +44,8 @@ def rendered(template: str) -> str:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_rendering, "SECONDS", 0.2)
-    monkeypatch.setattr(bounded_rendering, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(chat_templates, "SECONDS", 0.2)
+    monkeypatch.setattr(chat_templates, "LOOK_EVERY", 0.02)
 
 
 @pytest.mark.parametrize("template", FAILS.values(), ids=FAILS)
@@ -104,7 +104,7 @@ def test_nothing_looks_on_when_nothing_is_rendered() -> None:
 
 def test_a_template_that_fills_memory_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "active_count", lambda: 1)
-    before = bounded_rendering.resource.getrlimit(bounded_rendering.resource.RLIMIT_AS)
+    before = chat_templates.resource.getrlimit(chat_templates.resource.RLIMIT_AS)
     for template in (
         "{{ 'a' * 10000000000 }}",
         "{{ messages[0].content.ljust(10000000000) }}",
@@ -112,7 +112,7 @@ def test_a_template_that_fills_memory_is_stopped(monkeypatch: pytest.MonkeyPatch
     ):
         with pytest.raises(UserError, match=r"prompt 'rows.jsonl:3': .*(needs more memory|fails with)"):
             rendered(template)
-    assert bounded_rendering.resource.getrlimit(bounded_rendering.resource.RLIMIT_AS) == before
+    assert chat_templates.resource.getrlimit(chat_templates.resource.RLIMIT_AS) == before
 
 
 def test_memory_is_bounded_while_other_threads_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +168,10 @@ def test_the_command_names_the_row_at_which_a_template_fails(
 
 ENDED = """
 import sys, threading
-from posttrain.models.chat_templates import bounded_rendering
-from posttrain.models.chat_templates.bounded_rendering import LIMIT, TemplateTooSlow, bounded, raise_in
+from posttrain.models import chat_templates
+from posttrain.models.chat_templates import LIMIT, TemplateTooSlow, bounded, raise_in
 
-bounded_rendering.SECONDS = bounded_rendering.LOOK_EVERY = 0.02
+chat_templates.SECONDS = chat_templates.LOOK_EVERY = 0.02
 
 def end():
     LIMIT.sent.add(threading.get_ident())

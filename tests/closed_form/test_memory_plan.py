@@ -10,9 +10,10 @@ from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen2Config,
 
 from posttrain.errors import UserError
 from posttrain.generation.sampling import ENTRIES_AT_ONCE
+from posttrain.models.forward import Completions
 from posttrain.models.memory import memory_parts as parts
+from posttrain.models.memory.memory_parts import BFLOAT16, MemorySetup, largest_micro_batch
 from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save, changes_until_it_fits, memory_plan
-from posttrain.models.memory.memory_setup import BFLOAT16, MemorySetup, largest_micro_batch
 from posttrain.models.memory.model_shape import config_shape
 from posttrain.models.policy import as_policy
 from posttrain.runs.planned_memory import MachineMemory, memory_line, memory_warning, side_by_side
@@ -78,15 +79,15 @@ def test_a_mixture_counts_all_experts_and_computes_with_those_that_a_token_is_se
 def test_the_courses_column_is_ours_but_for_the_critics_gradient() -> None:
     """A critic of 8 B weights in 16 bits: 2 N = 16 GB of weights, 4 N = 32 GB of moments; a gradient is 2 N more."""
     assert 6 * LLAMA.parameters / GB == pytest.approx(48, rel=0.01)
-    critic = parts.critic(LLAMA, replace(IN_BF16, critic=True, value_head="linear"))
+    critic = parts.critic_bytes(LLAMA, replace(IN_BF16, critic=True, value_head="linear"))
     # Without the output matrix, 128,256 × 4096, in place of which it has a row and a bias, in float32.
     trunk = 8_030_261_248 - 128_256 * 4096
     assert critic == 2 * trunk + 2 * trunk + 4 * trunk + 16 * 4097
-    assert parts.critic(LLAMA, IN_BF16) == 0
+    assert parts.critic_bytes(LLAMA, IN_BF16) == 0
     # On the policy's own trunk the head alone: 4 · 4096² + 4 · 4096 of the first layer, as many again and a bias after.
-    assert parts.critic(LLAMA, replace(IN_BF16, value_head="mlp")) == 16 * (4 * 4096**2 + 8 * 4096 + 1)
+    assert parts.critic_bytes(LLAMA, replace(IN_BF16, value_head="mlp")) == 16 * (4 * 4096**2 + 8 * 4096 + 1)
     of_adapter = replace(IN_BF16, critic=True, value_head="linear").with_adapter(16)
-    assert parts.critic(LLAMA, of_adapter) == 16 * 4097 + 16 * parts.trained_parameters(LLAMA, of_adapter)
+    assert parts.critic_bytes(LLAMA, of_adapter) == 16 * 4097 + 16 * parts.trained_parameters(LLAMA, of_adapter)
 
 
 def test_full_training_in_float32_is_sixteen_bytes_a_parameter() -> None:
@@ -200,14 +201,17 @@ def test_four_bits_are_made_of_weights_as_they_are_stored_a_layer_at_a_time() ->
     setup = replace(MemorySetup(compute_bytes=2).with_adapter(16, quantized=True), tokens_per_microbatch=1024)
     stored = replace(LLAMA, stored_bytes=2)
     embedding, layer = 128_256 * 4096, 4 * 4096 * 14_336
-    assert parts.loaded(stored, setup) == 2 * (8_030_261_248 - embedding - NORMS) + 4 * (embedding + NORMS) + layer
-    assert parts.loaded(LLAMA, setup) == 4 * 8_030_261_248 + layer, "what is stored in float32 is read so"
+    assert (
+        parts.bytes_while_loading(stored, setup)
+        == 2 * (8_030_261_248 - embedding - NORMS) + 4 * (embedding + NORMS) + layer
+    )
+    assert parts.bytes_while_loading(LLAMA, setup) == 4 * 8_030_261_248 + layer, "what is stored in float32 is read so"
     on_gpu = replace(setup, on_cuda=True)
-    assert parts.loaded(stored, on_gpu) == parts.weights(stored, on_gpu) + layer < 10 * GB
+    assert parts.bytes_while_loading(stored, on_gpu) == parts.weights(stored, on_gpu) + layer < 10 * GB
     held = replace(setup, quantized=False)
-    assert parts.loaded(stored, held) == 2 * (8_030_261_248 - embedding - NORMS) + 4 * (embedding + NORMS)
-    assert parts.loaded(stored, replace(held, frozen_bytes=4)) == 4 * 8_030_261_248
-    assert parts.loaded(stored, MemorySetup()) == 4 * 8_030_261_248
+    assert parts.bytes_while_loading(stored, held) == 2 * (8_030_261_248 - embedding - NORMS) + 4 * (embedding + NORMS)
+    assert parts.bytes_while_loading(stored, replace(held, frozen_bytes=4)) == 4 * 8_030_261_248
+    assert parts.bytes_while_loading(stored, MemorySetup()) == 4 * 8_030_261_248
 
 
 def test_the_config_says_in_what_weights_are_stored() -> None:
@@ -265,7 +269,7 @@ def held_by_autograd(config: PreTrainedConfig, forward: str) -> tuple[int, Memor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        policy.forward.completion_hidden(prompts, completions, [0] * 4 + [1] * 4)
+        policy.forward.completion_hidden(Completions(prompts, completions, [0] * 4 + [1] * 4))
     return sum(kept.values()), setup
 
 
@@ -330,7 +334,7 @@ def test_each_column_differs_from_grpo_by_what_its_name_says() -> None:
     }
     grpo = plans["GRPO"]
     setup = MemorySetup(critic=True, value_head="mlp")
-    assert plans["PPO"].peak - grpo.peak == parts.critic(QWEN, setup) + parts.value_activations(QWEN, setup)
+    assert plans["PPO"].peak - grpo.peak == parts.critic_bytes(QWEN, setup) + parts.value_activations(QWEN, setup)
     assert plans["recipe"].trained < plans["GRPO LoRA"].trained < grpo.trained == QWEN.parameters
     assert plans["GRPO QLoRA"].always["weights"] < plans["GRPO LoRA"].always["weights"]
 

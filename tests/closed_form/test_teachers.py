@@ -12,9 +12,9 @@ from posttrain import load_recipe
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
 from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.memory_plan import memory_plan
-from posttrain.models.memory.memory_setup import MemorySetup
-from posttrain.models.memory.model_files import recipe_shape
+from posttrain.models.memory.model_shape import recipe_shape
 from posttrain.models.policy import as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.model import ModelOptions

@@ -15,6 +15,7 @@ from posttrain.algorithms.advantages import group_zscore
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
+from posttrain.models.forward import Completions
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
@@ -57,7 +58,7 @@ def true_logprobs(policy: Policy) -> torch.Tensor:
 
 
 def our_logprobs(policy: Policy) -> torch.Tensor:
-    hidden = policy.forward.completion_hidden([PROMPT], [COMPLETION], [0])
+    hidden = policy.forward.completion_hidden(Completions([PROMPT], [COMPLETION], [0]))
     return token_logprobs(hidden, policy.output_layer, torch.tensor(COMPLETION))
 
 
@@ -126,7 +127,7 @@ def test_3_the_prompts_length_is_no_index_into_a_left_padded_row(policy: Policy)
 
     # Ours knows no padding: beside a longer prompt the numbers stay what they are.
     longer = tuple(range(10))
-    hidden = policy.forward.completion_hidden([longer, PROMPT], [COMPLETION, COMPLETION], [0, 1])
+    hidden = policy.forward.completion_hidden(Completions([longer, PROMPT], [COMPLETION, COMPLETION], [0, 1]))
     both = token_logprobs(hidden, policy.output_layer, torch.tensor(COMPLETION * 2))
     assert_right(both[len(COMPLETION) :], policy)
 

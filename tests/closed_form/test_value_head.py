@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from posttrain.models.value_head import ValueHead
+from posttrain.models.classifiers.heads import ValueHead
 
 HIDDEN = 16
 

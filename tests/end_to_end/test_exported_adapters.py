@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.cli import main
 from posttrain.models.adapters import peft_format
-from posttrain.models.adapters.peft_objects import WEIGHTS
+from posttrain.models.adapters.peft_layers import WEIGHTS
 from tests.support.family_exports import apart, few_steps, loaded, read_by_peft
 from tests.support.family_measures import saved
 

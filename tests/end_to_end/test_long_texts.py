@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from posttrain.cli import main
 from posttrain.models import rendering
-from posttrain.models.rendering import TooLongText, require_short
+from posttrain.models.rendering import TooLongText, require_text_that_may_fit
 from tests.support.runs import SHAPE, save_tiny_model
 
 LONG = "1 + 2 " * 500_000
@@ -64,6 +64,6 @@ def test_a_text_is_refused_by_its_tokens_and_not_by_its_size() -> None:
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     words = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
     for fits in ("x" * 100_000, " " * 100_000 + "a", "a" + " " * 100_000 + "a"):
-        require_short(words, fits, 4, "a row")
+        require_text_that_may_fit(words, fits, 4, "a row")
     with pytest.raises(TooLongText, match="a row: its 100000 characters are more than 4 tokens"):
-        require_short(words, "a " * 50_000, 4, "a row")
+        require_text_that_may_fit(words, "a " * 50_000, 4, "a row")

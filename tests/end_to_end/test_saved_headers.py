@@ -10,8 +10,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from transformers.integrations import accelerate
 
 from posttrain.errors import RunError
+from posttrain.models.classifiers.heads import ValueHead
 from posttrain.models.policy import Policy
-from posttrain.models.value_head import ValueHead
 from posttrain.training.actor_critic.critic_folder import save_critic
 from posttrain.trl import RewardConfig, RewardTrainer
 from posttrain.trl.saved_models import save

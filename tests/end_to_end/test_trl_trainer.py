@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallba
 
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.lora import lora_layers
-from posttrain.models.recomputation import is_recomputing
+from posttrain.models.model_outputs import is_recomputing
 from posttrain.options.adapter import is_adapter_folder
 from posttrain.trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quantization_config
 from tests.support.reward_models import reward_folder

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from posttrain.cli import main
 from posttrain.errors import UserError
-from posttrain.models.known_tokens import num_embeddings
+from posttrain.models.context import num_embeddings
 from posttrain.rewards.model import RewardModel
 from tests.support.reward_models import classifier, reward_folder, reward_tokenizer
 from tests.support.runs import save_tiny_model

@@ -6,14 +6,18 @@ import pytest
 import torch
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.adaptable import adaptable_layers, expert_matrices, linear_layers
+from posttrain.models.adapters.adaptable import (
+    adaptable_layers,
+    add_adapter,
+    expert_matrices,
+    linear_layers,
+    target_layers,
+)
 from posttrain.models.adapters.lora import lora_layers
-from posttrain.models.adapters.placing import add_adapter, target_layers
-from posttrain.models.description import adapter_lines
+from posttrain.models.loading.construction import hold_frozen_in
+from posttrain.models.loading.description import adapter_lines
 from posttrain.models.loading.model_folder import load_policy
-from posttrain.models.loading.trainable import hold_frozen_in
-from posttrain.models.memory.memory_parts import trained_parameters
-from posttrain.models.memory.memory_setup import MemorySetup
+from posttrain.models.memory.memory_parts import MemorySetup, trained_parameters
 from posttrain.models.memory.model_shape import shape_of
 from posttrain.models.policy import as_policy
 from posttrain.options.adapter import AdapterOptions

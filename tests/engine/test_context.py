@@ -8,6 +8,7 @@ import torch
 
 from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
+from posttrain.models.forward import Completions
 from posttrain.models.policy import Policy, as_policy
 from posttrain.training.update import group_logprobs
 from tests.support.families import CONTEXT, LONG, ORIGINAL, ROPE, family_model
@@ -27,7 +28,9 @@ def policy_of(rope: dict[str, Any], context: int | None, chosen: str = "plain") 
 def own_logprobs(policy: Policy, lengths: tuple[int, ...]) -> list[torch.Tensor]:
     """log-probs of the last token of rows of these lengths by the policy's pass, side by side."""
     rows = [prompt.tokens for prompt in some_prompts(lengths)]
-    hidden = policy.forward.completion_hidden([row[:-1] for row in rows], [row[-1:] for row in rows], range(len(rows)))
+    hidden = policy.forward.completion_hidden(
+        Completions([row[:-1] for row in rows], [row[-1:] for row in rows], range(len(rows)))
+    )
     logprobs = torch.log_softmax(policy.output_layer.logits(hidden), -1)
     return [logprob[row[-1]].detach() for logprob, row in zip(logprobs, rows, strict=True)]
 

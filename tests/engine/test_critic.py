@@ -13,10 +13,10 @@ from torch.nn.utils import parameters_to_vector
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.classifiers.heads import ValueHead
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy
-from posttrain.models.value_head import ValueHead
 from posttrain.options.critic import CriticOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.training import UpdateOptions

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from posttrain.errors import UserError
+from posttrain.models.classifiers.heads import new_scorer
 from posttrain.models.classifiers.saved_classifier import TextReading, save_classifier
-from posttrain.models.classifiers.score_head import new_scorer
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy

@@ -14,13 +14,10 @@ import posttrain
 from posttrain.cli import main
 from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.models.adapters.adaptable import expert_matrices
-from posttrain.models.adapters.experts import LoraExperts
-from posttrain.models.adapters.in_force import adapter_off, adapter_tensors
-from posttrain.models.adapters.lora import lora_layers
-from posttrain.models.adapters.merging import merged_weights
+from posttrain.models.adapters.adaptable import add_adapter, expert_matrices
+from posttrain.models.adapters.in_force import adapter_off, adapter_tensors, merged_weights
+from posttrain.models.adapters.lora import LoraExperts, lora_layers
 from posttrain.models.adapters.peft_format import write_adapter
-from posttrain.models.adapters.placing import add_adapter
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import as_policy
 from posttrain.options.adapter import AdapterOptions

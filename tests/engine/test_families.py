@@ -11,6 +11,7 @@ import torch
 
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import largest_gap
+from posttrain.models.forward import Completions
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.sampling import Sampling
@@ -72,7 +73,7 @@ def test_the_gradient_is_that_of_the_model_itself(family: str) -> None:
     (torch.cat([plain_logprobs(model, *row, TEMPERATURE) for row in pairs]) @ weights).backward()
     prompts, completions = [prompt for prompt, _ in pairs], [completion for _, completion in pairs]
     policy.model.zero_grad()
-    hidden = policy.forward.completion_hidden(prompts, completions, range(len(pairs)))
+    hidden = policy.forward.completion_hidden(Completions(prompts, completions, range(len(pairs))))
     targets = torch.tensor([token for completion in completions for token in completion])
     (token_logprobs(hidden, policy.output_layer, targets, temperature=TEMPERATURE) @ weights).backward()
     theirs = torch.cat(

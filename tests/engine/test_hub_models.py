@@ -13,8 +13,8 @@ from huggingface_hub import constants
 
 from posttrain.config import load_recipe
 from posttrain.errors import UserError
-from posttrain.models.loading import hub as hub_module
-from posttrain.models.loading.hub import cached_folder
+from posttrain.models.loading import folder_kinds as hub_module
+from posttrain.models.loading.folder_kinds import cached_folder
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 from posttrain.runs.named_inputs import named_files
@@ -120,7 +120,7 @@ def test_a_model_is_downloaded_once_from_the_endpoint_that_the_environment_names
     (source / "surprise.py").write_text("raise SystemExit")
     (source / "flax_model.msgpack").write_text("large")
     # A process of its own: huggingface_hub reads the environment when it is imported.
-    program = f"from posttrain.models.loading.hub import hub_folder; print(hub_folder({NAME!r}))"
+    program = f"from posttrain.models.loading.folder_kinds import hub_folder; print(hub_folder({NAME!r}))"
     environment = os.environ | {"HF_ENDPOINT": local_hub.url, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0"}
 
     def asked() -> subprocess.CompletedProcess[str]:

@@ -9,8 +9,8 @@ from transformers import Qwen3Config
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.config import SftConfig
+from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.memory_plan import IMPORTED_BYTES, MemoryPlan, memory_plan
-from posttrain.models.memory.memory_setup import MemorySetup
 from posttrain.models.memory.model_shape import config_shape
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.dataset import DatasetOptions

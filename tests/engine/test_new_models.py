@@ -11,7 +11,7 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import largest_gap
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model, new_tokenizer
-from posttrain.models.memory.model_files import recipe_shape
+from posttrain.models.memory.model_shape import recipe_shape
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters import quantized
+from posttrain.models.adapters.in_force import merged_weights
 from posttrain.models.adapters.lora import LoraLinear, lora_layers
-from posttrain.models.adapters.merging import merged_weights
 from posttrain.models.adapters.quantized import (
     KERNEL,
     bitsandbytes,

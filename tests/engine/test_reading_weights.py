@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from posttrain.models.adapters import quantized
+from posttrain.models.forward import Completions
 from posttrain.models.loading import model_folder
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_tokenizer
@@ -52,7 +53,7 @@ def assert_same(policy: Policy, other: Policy) -> None:
         assert torch.equal(found[name], tensor), name
     assert policy.compute_dtype == other.compute_dtype
     assert policy.model.config.to_dict() == other.model.config.to_dict()
-    hidden = [each.forward.completion_hidden([[1, 2, 3]], [(4, 5)], [0]) for each in (policy, other)]
+    hidden = [each.forward.completion_hidden(Completions([[1, 2, 3]], [(4, 5)], [0])) for each in (policy, other)]
     assert torch.equal(*hidden)
 
 

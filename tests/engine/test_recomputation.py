@@ -19,10 +19,11 @@ from transformers import (
 
 from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.models.description import model_lines
+from posttrain.models.forward import Completions
+from posttrain.models.loading.description import model_lines
 from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.model_outputs import enable_recomputation, is_recomputing, recomputing_layers
 from posttrain.models.policy import Policy, as_policy
-from posttrain.models.recomputation import enable_recomputation, is_recomputing, recomputing_layers
 from posttrain.options.model import ModelOptions
 from tests.support.model_folders import family_folder, small_folder
 from tests.support.tiny import SHAPE, request, some_prompts, tokenizer
@@ -82,7 +83,7 @@ def gradients(policy: Policy) -> tuple[dict[str, Tensor], int]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden = policy.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF)
+        hidden = policy.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF))
         loss = hidden.float().square().sum()
     loss.backward()
     return {name: each.grad for name, each in policy.model.named_parameters() if each.grad is not None}, sum(

@@ -9,7 +9,7 @@ from torch import Tensor
 from posttrain.algorithms.table import build_algorithm
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters.in_force import adapter_dropout, adapter_tensors
-from posttrain.models.forward import PlainForward
+from posttrain.models.forward import Completions, PlainForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.options.adapter import AdapterOptions
@@ -154,7 +154,7 @@ def test_dropout_is_of_the_policy_s_gradients_alone_not_of_its_reference_or_its_
     def with_gradient(policy: Policy) -> Tensor:
         group = GROUPS[0]
         tokens = [rollout.tokens for rollout in group.rollouts]
-        hidden = policy.forward.completion_hidden([group.prompt.tokens], tokens, [0] * len(tokens))
+        hidden = policy.forward.completion_hidden(Completions([group.prompt.tokens], tokens, [0] * len(tokens)))
         targets = torch.tensor([token for each in tokens for token in each])
         return token_logprobs(hidden, policy.output_layer, targets).detach()
 

@@ -11,8 +11,8 @@ import torch
 import posttrain
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.quantized import is_4_bit
-from posttrain.models.classifiers.classifier_memory import classifier_bytes
-from posttrain.models.memory.model_files import recipe_shape
+from posttrain.models.classifiers.classifier_folder import classifier_bytes
+from posttrain.models.memory.model_shape import recipe_shape
 from posttrain.options.reward_model import RewardModelOptions
 from posttrain.rewards.model import RewardModel
 from posttrain.runs.clock import Clock

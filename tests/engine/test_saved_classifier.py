@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.placing import add_adapter
+from posttrain.models.adapters.adaptable import add_adapter
+from posttrain.models.classifiers.heads import TextScorer, new_scorer
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
-from posttrain.models.classifiers.score_head import TextScorer, new_scorer
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy

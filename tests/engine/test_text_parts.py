@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
-from posttrain.models.description import model_lines
+from posttrain.models.loading.description import model_lines
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 from tests.support.every_family import SIGLIP, small_config

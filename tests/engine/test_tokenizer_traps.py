@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.models.description import tokenizer_lines
+from posttrain.models.loading.description import tokenizer_lines
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import END, PAD, new_tokenizer
 from posttrain.models.loading.saving import save_policy

@@ -117,7 +117,7 @@ def test_a_folder_without_rollouts_is_refused_before_anything_is_sampled(tmp_pat
 def test_rollouts_of_a_larger_vocabulary_are_refused(tmp_path: Path) -> None:
     new = stages("")
     (group, *_) = new.collected().groups
-    size = new.policy.output_layer.vocabulary
+    size = new.policy.num_logits
     for beyond in (False, True):
         prompt = replace(group.prompt, tokens=(size - 1 + beyond, *group.prompt.tokens[1:]))
         ours, theirs = [group, replace(group, prompt=prompt)], Path("step-000001.parquet")

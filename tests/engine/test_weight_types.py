@@ -10,7 +10,8 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import gap_limit, largest_gap
-from posttrain.models.description import model_lines
+from posttrain.models.forward import Completions
+from posttrain.models.loading.description import model_lines
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.saving import save_policy
 from posttrain.models.policy import Policy, as_policy, chosen_dtype
@@ -165,7 +166,7 @@ def test_frozen_matrices_that_are_stored_in_bfloat16_are_held_in_it_and_no_numbe
     prompts, asked = some_prompts([4, 9]), request(3, 10)
     assert InProcessEngine(held).rollout(prompts, asked) == InProcessEngine(wide).rollout(prompts, asked)
     tokens = ([3, 4, 5], [7, 8])
-    hidden = [each.forward.completion_hidden([[1, 2]], tokens, [0, 0]) for each in (held, wide)]
+    hidden = [each.forward.completion_hidden(Completions([[1, 2]], tokens, [0, 0])) for each in (held, wide)]
     assert torch.equal(*hidden)
     save_policy(held, tmp_path / "saved")
     assert {each.dtype for each in loaded(tmp_path / "saved", weights="bfloat16").model.parameters()} == {BF16}

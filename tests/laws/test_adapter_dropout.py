@@ -13,8 +13,9 @@ from posttrain.models.adapters.dropout import TokenDropout, token_keys
 from posttrain.models.adapters.in_force import adapter_dropout
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.conversation_masks import answered
+from posttrain.models.forward import Completions
+from posttrain.models.model_outputs import enable_recomputation
 from posttrain.models.policy import Policy, as_policy
-from posttrain.models.recomputation import enable_recomputation
 from posttrain.options.adapter import AdapterOptions
 from posttrain.training.sft.supervised import accumulate
 from posttrain.training.update import Objective, Observations, micro_loss
@@ -79,12 +80,12 @@ def test_a_prompt_computed_once_drops_what_it_drops_before_each_of_its_completio
 
     def hidden(prompts: list[tuple[int, ...]], prompt_of: list[int]) -> Tensor:
         with adapter_dropout(policy.model, 0, 0):
-            return policy.forward.completion_hidden(prompts, completions, prompt_of).detach()
+            return policy.forward.completion_hidden(Completions(prompts, completions, prompt_of)).detach()
 
     once = hidden(PROMPTS[:1], [0, 0])
     torch.testing.assert_close(hidden(PROMPTS[:1] * 2, [0, 1]), once, rtol=1e-6, atol=1e-6)
     with torch.no_grad():
-        seen = policy.forward.completion_hidden(PROMPTS[:1], completions, [0, 0])
+        seen = policy.forward.completion_hidden(Completions(PROMPTS[:1], completions, [0, 0]))
     assert (once - seen).abs().max() > 0.01
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.models.forward import PlainForward, SharedPromptForward
+from posttrain.models.forward import Completions, PlainForward, SharedPromptForward
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.shared_prompt.families import FAMILIES
 from posttrain.training.update import group_logprobs
@@ -40,7 +40,7 @@ def model_of(family: str, **config: object) -> PreTrainedModel:
 
 def largest_gap(policy: Policy) -> float:
     """Between the hidden states of the policy's forward pass and of the model on one unpadded row at a time."""
-    actual = policy.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF)
+    actual = policy.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF))
     model = policy.model.base_model
     rows = [(PROMPTS[p], tokens) for p, tokens in zip(PROMPT_OF, COMPLETIONS, strict=True)]
     expected = [
@@ -194,12 +194,12 @@ def test_the_plain_pass_can_be_asked_for() -> None:
 @pytest.mark.parametrize("chosen", ["auto", "plain"])
 def test_a_copy_takes_the_same_pass_over_weights_of_its_own(chosen: str) -> None:
     policy = as_policy(model_of("qwen3"), tokenizer(), forward=chosen)
-    copied, before = policy.copy(), policy.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF)
+    copied, before = policy.copy(), policy.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF))
     with torch.no_grad():
         policy.model.model.norm.weight.mul_(2)
     assert type(copied.forward) is type(policy.forward)
-    assert torch.equal(copied.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF), before)
-    assert not torch.equal(policy.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF), before)
+    assert torch.equal(copied.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF)), before)
+    assert not torch.equal(policy.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF)), before)
 
 
 @pytest.mark.parametrize("chosen", ["auto", "plain"])

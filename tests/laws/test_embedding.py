@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from posttrain.models.gradients import gradients_in_place
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.output_layer import OutputLayer
-from posttrain.models.shared_prompt.embedding import embed
+from posttrain.models.shared_prompt.gradients import embed, gradients_in_place
 
 TOKENS = torch.tensor([3, 1, 3, 0, 6, 1, 1])
 TARGETS = torch.tensor([2, 6, 0, 0, 5, 1, 3])

@@ -12,11 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posttrain.algorithms.table import build_algorithm
-from posttrain.models.forward import PlainForward, SharedPromptForward
+from posttrain.models.forward import Completions, PlainForward, SharedPromptForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy, as_policy
-from posttrain.models.shared_prompt.architectures import shared_prompt_refusal
-from posttrain.models.shared_prompt.families import FAMILIES
+from posttrain.models.shared_prompt.families import FAMILIES, shared_prompt_refusal
 from posttrain.training.update import Objective
 from tests.support.decoders import WINDOW
 from tests.support.tiny import (
@@ -46,7 +45,7 @@ each_family = pytest.mark.parametrize("family", ALL_DECODERS)
 def loss(policy: Policy) -> Tensor:
     """A weight of its own for every completion token, so that none stands for another."""
     targets = torch.tensor([token for tokens in COMPLETIONS for token in tokens])
-    hidden = policy.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF)
+    hidden = policy.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF))
     logprobs = token_logprobs(hidden, policy.output_layer, targets, temperature=TEMPERATURE)
     return (torch.linspace(-1, 2, len(targets), dtype=torch.float64).to(logprobs) * logprobs).sum()
 
@@ -105,8 +104,8 @@ def with_weights_in(dtype: torch.dtype, family: str) -> Policy:
 def test_weights_in_bfloat16_err_no_more_than_the_models_own_forward_does(family: str) -> None:
     policy = with_weights_in(torch.bfloat16, family)
     exact = as_policy(tiny_model(family, exact=False).to(torch.bfloat16).float(), tokenizer())
-    hidden = [each.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF) for each in (policy, exact)]
-    own = PlainForward(policy.model, torch.bfloat16).completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF)
+    hidden = [each.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF)) for each in (policy, exact)]
+    own = PlainForward(policy.model, torch.bfloat16).completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF))
     assert hidden[0].dtype == own.dtype == torch.bfloat16
     ours, theirs = ((each.float() - hidden[1]).norm() / hidden[1].norm() for each in (hidden[0], own))
     assert 0 < ours <= 1.5 * theirs
@@ -185,7 +184,7 @@ def test_what_a_config_says_is_done(what: str) -> None:
     assert policy.forward_reason is None
     rows = zip(PROMPT_OF, COMPLETIONS, strict=True)
     with torch.no_grad():
-        actual = policy.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF)
+        actual = policy.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF))
         expected = torch.cat(
             [
                 policy.model.base_model(input_ids=torch.tensor([[*PROMPTS[p], *tokens[:-1]]])).last_hidden_state[
@@ -219,7 +218,7 @@ def test_longrope_beyond_its_original_context_has_the_long_angles_for_rows_of_ev
     policy = as_policy(copy.deepcopy(fresh), tokenizer(), context=64)
     assert policy.forward_reason is None
     with torch.no_grad():
-        hidden = policy.forward.completion_hidden(PROMPTS, COMPLETIONS, PROMPT_OF)
+        hidden = policy.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF))
         lengths = [len(completion) for completion in COMPLETIONS]
         for p, completion, actual in zip(PROMPT_OF, COMPLETIONS, hidden.split(lengths), strict=True):
             # Tokens behind a row make the model take the long angles for all of it, and change nothing else.

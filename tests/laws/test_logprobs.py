@@ -12,9 +12,9 @@ from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.models import logprobs
-from posttrain.models.gradients import gradients_in_place
-from posttrain.models.logprobs import full_kl, token_entropies, token_logprobs
+from posttrain.models.logprobs import NextTokens, full_kl, token_entropies, token_logprobs
 from posttrain.models.output_layer import OutputLayer
+from posttrain.models.shared_prompt.gradients import gradients_in_place
 
 ROWS, WIDTH, VOCAB = 11, 4, 7
 
@@ -159,7 +159,7 @@ def test_the_full_kl_and_its_gradient_are_those_of_the_sum(
     hidden: torch.Tensor, head: torch.Tensor, bias: torch.Tensor, kind: str, temperature: float
 ) -> None:
     others = random(ROWS, WIDTH, seed=2).detach(), random(VOCAB, WIDTH, seed=3).detach(), bias.detach().flip(0)
-    reference = (others[0], KINDS[kind](others[1], others[2]))
+    reference = NextTokens(others[0], KINDS[kind](others[1], others[2]))
     actual = full_kl(hidden, KINDS[kind](head, bias), reference, temperature=temperature)
     policy = torch.softmax(dense(kind, hidden, head, bias) / temperature, -1)
     other = torch.softmax(dense(kind, *others) / temperature, -1)
@@ -216,7 +216,7 @@ def test_the_logits_of_all_rows_are_never_held_forward_or_backward(
     targets, layer = torch.arange(rows), KINDS[kind](head, bias)
     for compute in (
         lambda: token_logprobs(hidden, layer, targets),
-        lambda: full_kl(hidden, layer, (hidden.detach() + 1, KINDS[kind](head.detach(), bias.detach()))),
+        lambda: full_kl(hidden, layer, NextTokens(hidden.detach() + 1, KINDS[kind](head.detach(), bias.detach()))),
     ):
         with Largest() as seen:
             compute().sum().backward()
@@ -259,7 +259,7 @@ def test_the_bfloat16_gradient_of_the_full_kl_does_not_stand_still_over_many_chu
     # KL(p‖1/2) of p = softmax(1/2, -1/2); its slope in logit v is p_v (ln 2p_v - KL), and every row adds the same.
     hold_at_a_time(monkeypatch, 2)
     hidden, head = torch.ones(2000, 1), torch.tensor([[0.5], [-0.5]], dtype=torch.bfloat16, requires_grad=True)
-    reference = (torch.ones(2000, 1), OutputLayer(torch.zeros(2, 1, dtype=torch.bfloat16)))
+    reference = NextTokens(torch.ones(2000, 1), OutputLayer(torch.zeros(2, 1, dtype=torch.bfloat16)))
     full_kl(hidden, OutputLayer(head), reference).sum().backward()
     p = torch.softmax(torch.tensor([0.5, -0.5]), 0)
     slope = p * ((2 * p).log() - (p * (2 * p).log()).sum())

@@ -15,6 +15,7 @@ from posttrain.algorithms.losses import ClipRange, clipped_surrogate
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.algorithms.terms import LossTerm, Need, TokenView, policy_term
 from posttrain.errors import UserError
+from posttrain.models import forward as forward_module
 from posttrain.models.policy import Policy
 from posttrain.records import Rollout
 from posttrain.training import learner as learner_module
@@ -153,9 +154,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(module, name, call)
 
-    counted(update_module, "full_kl")
-    counted(update_module, "token_entropies")
-    counted(update_module, "reference_hidden")
+    counted(forward_module, "full_kl")
+    counted(forward_module, "token_entropies")
+    counted(update_module, "reference_distributions")
     counted(learner_module, "group_logprobs")
     return calls
 
@@ -166,7 +167,7 @@ NEEDED = [
     ({**PLAIN_DAPO, "kl": KL}, {"group_logprobs": 1}),
     ({**PLAIN_DAPO, "kl": {**KL, "place": "reward"}}, {"group_logprobs": 1}),
     ({**PLAIN_DAPO, "ratio_to": "reference"}, {"group_logprobs": 1}),
-    ({**PLAIN_DAPO, "kl": {**KL, "estimator": "full"}}, {"full_kl": 1, "reference_hidden": 1}),
+    ({**PLAIN_DAPO, "kl": {**KL, "estimator": "full"}}, {"full_kl": 1, "reference_distributions": 1}),
 ]
 
 

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from posttrain.models import forward
-from posttrain.models.forward import PlainForward, SharedPromptForward
+from posttrain.models.forward import Completions, PlainForward, SharedPromptForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
-from posttrain.models.shared_prompt import decoder, packed
-from posttrain.models.shared_prompt.attention import attend, repeated_heads
-from posttrain.models.shared_prompt.embedding import embed
-from posttrain.models.shared_prompt.packed import PackedLayout
+from posttrain.models.shared_prompt import attention, decoder
+from posttrain.models.shared_prompt.attention import PackedLayout, attend, repeated_heads
+from posttrain.models.shared_prompt.gradients import embed
 from tests.support.tiny import (
     ALL_DECODERS,
     VOCAB,
@@ -50,18 +49,20 @@ def shared_hidden(
     policy: Policy, prompts: list[Tokens], completions: list[Tokens], prompt_of: list[int]
 ) -> torch.Tensor:
     assert isinstance(policy.forward, SharedPromptForward)
-    return forward.shared_hidden(policy.forward.decoder, prompts, completions, prompt_of)
+    return forward.shared_hidden(policy.forward.decoder, Completions(prompts, completions, prompt_of))
 
 
 def sequence_hidden(policy: Policy, prompts: list[Tokens], completions: list[Tokens]) -> torch.Tensor:
     assert isinstance(policy.forward, SharedPromptForward)
-    return forward.sequence_hidden(policy.forward.decoder, prompts, completions)
+    return forward.sequence_hidden(policy.forward.decoder, Completions(prompts, completions, range(len(completions))))
 
 
 def plain_hidden(
     policy: Policy, prompts: list[Tokens], completions: list[Tokens], prompt_of: list[int]
 ) -> torch.Tensor:
-    return PlainForward(policy.model, policy.compute_dtype).completion_hidden(prompts, completions, prompt_of)
+    return PlainForward(policy.model, policy.compute_dtype).completion_hidden(
+        Completions(prompts, completions, prompt_of)
+    )
 
 
 def loss(policy: Policy, hidden: torch.Tensor, completions: list[Tokens]) -> torch.Tensor:
@@ -111,7 +112,7 @@ def test_whole_sequences_give_the_loss_and_gradient_of_the_plain_model(family: s
 def test_padded_rows_give_the_loss_and_gradient_of_the_plain_model(family: str, dtype: torch.dtype) -> None:
     policy, bound = through_its_own_forward(tiny_policy(family, dtype)), BOUNDS[dtype]
     expected = hugging_face_loss(policy, ROWS)
-    actual = loss(policy, policy.forward.completion_hidden(*ROWS), ROWS[1])
+    actual = loss(policy, policy.forward.completion_hidden(Completions(*ROWS)), ROWS[1])
     assert actual.item() == pytest.approx(expected.item(), rel=bound)
     assert relative_distance(gradient(policy, actual), gradient(policy, expected)) <= bound
 
@@ -129,7 +130,7 @@ def test_the_three_layouts_give_the_same_hidden_states() -> None:
 def test_buckets_of_like_lengths_change_no_hidden_state(fill: float, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy()
     expected = plain_hidden(policy, *ROWS)
-    monkeypatch.setattr(packed, "BUCKET_FILL", fill)
+    monkeypatch.setattr(attention, "BUCKET_FILL", fill)
     torch.testing.assert_close(shared_hidden(policy, *ROWS), expected, rtol=0, atol=1e-12)
 
 
@@ -221,6 +222,6 @@ def test_a_prompt_goes_through_the_model_once_for_all_its_completions(monkeypatc
 
     monkeypatch.setattr(decoder, "embed", counted)
     prompts, completions = [(1, 2, 3, 4), (6, 7)], [(8, 9), (10,), (12, 13, 14), (3,), (4, 5)]
-    policy.forward.completion_hidden(prompts, completions, [0, 0, 0, 1, 1])
+    policy.forward.completion_hidden(Completions(prompts, completions, [0, 0, 0, 1, 1]))
     # 4 + 2 tokens of prompts and 2 + 1 + 3 + 1 + 2 of completions; prompts once for each would be 3 · 4 + 2 · 2 + 9.
     assert sum(seen) <= 6 + 9

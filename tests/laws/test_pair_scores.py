@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posttrain.errors import RunError
-from posttrain.models.classifiers.score_head import TextScorer, new_scorer
+from posttrain.models.classifiers.heads import TextScorer, new_scorer
 from posttrain.models.forward import PlainForward
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference, Prompt

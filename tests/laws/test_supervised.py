@@ -7,10 +7,9 @@ import torch
 
 from posttrain.models.conversation_masks import answered
 from posttrain.models.forward import PlainForward
-from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.records import Example
-from posttrain.training.sft.supervised import accumulate, held_out_loss, microbatches, predicted
+from posttrain.training.sft.supervised import accumulate, held_out_loss, learned_tokens, microbatches
 from tests.support.tiny import (
     flat_gradient,
     plain_logprobs,
@@ -78,8 +77,9 @@ def test_gradients_add_up_over_calls() -> None:
 
 
 def learned_logprobs(policy: Policy, examples: Sequence[Example]) -> torch.Tensor:
-    hidden, targets = predicted(policy, examples)
-    return token_logprobs(hidden, policy.output_layer, targets)
+    logprobs = learned_tokens(policy, examples).logprobs
+    assert logprobs is not None
+    return logprobs
 
 
 @pytest.mark.parametrize("budget", [4, 9, 1000])

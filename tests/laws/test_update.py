@@ -209,9 +209,9 @@ def test_reference_log_probs_keep_to_the_token_budget_also_within_a_group(monkey
     policy = tiny_policy()
     original = policy.forward.completion_hidden
 
-    def counted(prompts, completions, prompt_of):
-        sizes.append(sum(map(len, prompts)) + sum(map(len, completions)))
-        return original(prompts, completions, prompt_of)
+    def counted(batch):
+        sizes.append(sum(map(len, batch.prompts)) + sum(map(len, batch.completions)))
+        return original(batch)
 
     monkeypatch.setattr(policy.forward, "completion_hidden", counted)
     budget = max(len(group.prompt.tokens) + len(r.tokens) for group in GROUPS for r in group.rollouts)

@@ -13,7 +13,7 @@ from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import TokenView
 from posttrain.batch import TokenColumns
-from posttrain.models.value_head import ValueHead
+from posttrain.models.classifiers.heads import ValueHead
 from posttrain.training.actor_critic.value_metrics import explained_variance
 
 CONTEXTS, ARMS, PULLS, STEPS, EPOCHS = 6, 4, 1024, 60, 2

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from posttrain.models.adapters.adaptable import add_adapter
 from posttrain.models.adapters.lora import lora_layers
-from posttrain.models.adapters.placing import add_adapter
 from posttrain.models.adapters.quantized import quantize
-from posttrain.models.logprobs import token_logprobs
+from posttrain.models.forward import Completions
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.adapter import AdapterOptions
 from tests.support.tiny import tiny_model, tokenizer
@@ -26,11 +26,8 @@ class Pair:
 
 def completion_logprobs(policy: Policy, pairs: Sequence[Pair]) -> Tensor:
     """log π of every completion token, in order, by the policy's forward pass."""
-    hidden = policy.forward.completion_hidden(
-        [pair.prompt for pair in pairs], [pair.completion for pair in pairs], range(len(pairs))
-    )
-    targets = torch.tensor([token for pair in pairs for token in pair.completion])
-    return token_logprobs(hidden, policy.output_layer, targets)
+    batch = Completions([pair.prompt for pair in pairs], [pair.completion for pair in pairs], range(len(pairs)))
+    return policy.completion_logprobs(batch)
 
 
 LORA = AdapterOptions(rank=3, alpha=6)

@@ -18,7 +18,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.models.adapters.placing import add_adapter
+from posttrain.models.adapters.adaptable import add_adapter
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.adapter import AdapterOptions

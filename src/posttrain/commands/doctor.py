@@ -81,14 +81,14 @@ def model(config: Config, name: str) -> int:
     """Load a model, print what it is, and try what a run tries before its first step."""
     require_model(config.model)
     from posttrain.generation.parity import engine_in_parity, largest_gap, tried_length
-    from posttrain.models.description import description, unused_options
+    from posttrain.models.loading.description import policy_summary, unused_options
     from posttrain.models.loading.model_folder import load_policy
 
     policy = load_policy(config.model)
     longest = tried_length(policy, policy.max_positions)
     engine = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
     for line in (
-        *description(engine.policy, name),
+        *policy_summary(engine.policy, name),
         *(f"not used   {each}" for each in unused_options(engine.policy, config.model)),
     ):
         print(line)

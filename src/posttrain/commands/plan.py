@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError(f"command line: --{option.replace('_', '-')} {value}: use at least {least}.")
     from posttrain.commands.tables.memory_table import MemoryTable
     from posttrain.models.memory.memory_plan import memory_plan
-    from posttrain.models.memory.model_files import recipe_shape
+    from posttrain.models.memory.model_shape import recipe_shape
     from posttrain.runs.planned_memory import (
         MachineMemory,
         dpo_setup,

@@ -15,7 +15,7 @@ from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.errors import UserError
 from posttrain.generation.generate import MAX_ROWS, completions
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.models.logprobs import token_logprobs
+from posttrain.models.forward import Completions
 from posttrain.models.policy import as_policy
 from posttrain.models.rendering import TokenizerRenderer, token_ids
 from posttrain.options.rollout import SamplingOptions
@@ -43,8 +43,7 @@ def compute_log_probs(
     if not tokens:
         raise UserError("response: it is empty, and the log-prob of no token at all teaches nothing.")
     before = TokenizerRenderer(tokenizer).render(prompt, id="prompt").tokens
-    hidden = policy.forward.completion_hidden([before], [tokens], [0])
-    return token_logprobs(hidden, policy.output_layer, torch.tensor(tokens, device=hidden.device)).sum()
+    return policy.completion_logprobs(Completions([before], [tokens], [0])).sum()
 
 
 def grpo_step(

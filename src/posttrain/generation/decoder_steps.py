@@ -11,10 +11,9 @@ from posttrain.generation.slots import KeyValueSlots
 from posttrain.generation.stepping import PrefilledPrompts
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.policy import Policy
-from posttrain.models.shared_prompt.attention import AttentionKind, capped_scores
-from posttrain.models.shared_prompt.decoder_layer import DecoderLayer
+from posttrain.models.shared_prompt.attention import AttentionKind, PackedAttention, PackedLayout, capped_scores
+from posttrain.models.shared_prompt.decoder import DecoderLayer
 from posttrain.models.shared_prompt.linear import Matrix, for_inference, linear
-from posttrain.models.shared_prompt.packed import PackedAttention, PackedLayout
 
 
 class DecoderSteps:

@@ -21,8 +21,8 @@ from posttrain.generation.plain.recomputed_steps import RecomputedSteps
 from posttrain.generation.request import Request
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.stepping import Steps
+from posttrain.models.context import num_embeddings, require_embeddings
 from posttrain.models.forward import SharedPromptForward
-from posttrain.models.known_tokens import num_embeddings, require_known_tokens
 from posttrain.models.policy import Policy
 from posttrain.records import Group, Prompt, Rollout
 
@@ -75,7 +75,7 @@ class InProcessEngine:
             self._steps = steps_for(self.policy)
         steps, num_rows = self._steps, num_embeddings(self.policy.model)
         for prompt in prompts:
-            require_known_tokens(prompt.tokens, num_rows, self.policy.tokenizer, f"prompt {prompt.id}")
+            require_embeddings(prompt.tokens, num_rows, self.policy.tokenizer, f"prompt {prompt.id}")
         limits = [min(request.max_completion_tokens, require_room_for(prompt, self)) for prompt in prompts]
         found: list[list[Rollout]] = [[] for _ in prompts]
         steps.refresh()

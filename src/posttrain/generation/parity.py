@@ -20,10 +20,9 @@ from posttrain.generation.engine import Engine
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
-from posttrain.models.context import changes_at
-from posttrain.models.forward import ForwardPass, PlainForward, cache_refusal
-from posttrain.models.known_tokens import num_embeddings
-from posttrain.models.logprobs import token_logprobs
+from posttrain.models.context import changes_at, num_embeddings
+from posttrain.models.forward import Completions, PlainForward
+from posttrain.models.model_outputs import cache_refusal
 from posttrain.models.policy import Policy
 from posttrain.options.sampling import Sampling
 from posttrain.records import Prompt
@@ -148,11 +147,11 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
     prompts = list(probe_prompts(policy, longest))
     together = engine.rollout(prompts, request(0, GROUP_SIZE))
     alone = [engine.rollout([prompt], request(draw, 1))[0] for draw, prompt in enumerate(prompts)]
-    own = PlainForward(policy.model, policy.compute_dtype)
+    plain = replace(policy, forward=PlainForward(policy.model, policy.compute_dtype))
 
     @cache
     def by_itself(prompt: Tokens, tokens: Tokens) -> Tensor:
-        return scored(policy, own, [prompt], [tokens], [0])
+        return scored(plain, [prompt], [tokens], [0])
 
     worst = 0.0
     for groups in (together, alone):
@@ -161,7 +160,7 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         tokens = [rollout.tokens for rollout in rollouts]
         sampled = torch.tensor([value for rollout in rollouts for value in rollout.logprobs], dtype=torch.float64)
-        trained = scored(policy, policy.forward, prompts_read, tokens, place)
+        trained = scored(policy, prompts_read, tokens, place)
         truth = torch.cat([by_itself(prompts_read[i], each) for i, each in zip(place, tokens, strict=True)])
         worst = max(worst, *(judged(policy, distances(each, truth)) for each in (sampled, trained)))
     return worst
@@ -190,15 +189,12 @@ def request(draw: int, group_size: int) -> Request:
 @torch.inference_mode()
 def scored(
     policy: Policy,
-    forward: ForwardPass,
     prompts: Sequence[Tokens],
     completions: Sequence[Tokens],
     prompt_of: Sequence[int],
 ) -> Tensor:
     """log-probs of every completion token by a forward pass, all completions in one micro-batch."""
-    hidden = forward.completion_hidden(prompts, completions, prompt_of)
-    targets = torch.tensor([token for tokens in completions for token in tokens], device=hidden.device)
-    return token_logprobs(hidden, policy.output_layer, targets).double().cpu()
+    return policy.completion_logprobs(Completions(prompts, completions, prompt_of)).double().cpu()
 
 
 def distances(some: Tensor, others: Tensor) -> Tensor:

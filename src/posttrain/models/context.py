@@ -5,10 +5,12 @@ Two kinds of rotary embedding take other angles for all positions once the longe
 would be wrong.  So the angles are fixed once, for the context that the policy is given (docs/decisions/014).
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from posttrain.errors import UserError
@@ -28,7 +30,7 @@ def context_of(config: PreTrainedConfig, asked: int | None) -> int:
     own = own_context(config)
     ropes = rope_settings(config)
     if asked is None:
-        original = [int(rope["original_max_position_embeddings"]) for rope in ropes if kind_of(rope) == "longrope"]
+        original = [int(rope["original_max_position_embeddings"]) for rope in ropes if rope_type(rope) == "longrope"]
         lengths = [*original, *([] if own is None else [own])]
         if not lengths:
             raise UserError(
@@ -37,7 +39,7 @@ def context_of(config: PreTrainedConfig, asked: int | None) -> int:
                 " together, such as 2048."
             )
         return min(lengths)
-    factors = [float(rope["factor"]) for rope in ropes if kind_of(rope) == "dynamic"]
+    factors = [float(rope["factor"]) for rope in ropes if rope_type(rope) == "dynamic"]
     most = own if own is None else int(own * max(factors, default=1.0))
     if asked < 1 or (most is not None and asked > most):
         bound = "at least 1" if most is None else f"1 to {most}"
@@ -69,7 +71,7 @@ def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
     return of_kinds or [settings]
 
 
-def kind_of(rope: dict[str, Any]) -> str:
+def rope_type(rope: dict[str, Any]) -> str:
     """`default`, `longrope`, ..."""
     return str(rope.get("rope_type", "default"))
 
@@ -101,3 +103,21 @@ def _fix(module: Any, kind: str, layer_type: str | None, context: int) -> None:
     if kind == "dynamic":
         setattr(module, f"{prefix}max_seq_len_cached", context)
         module.original_max_seq_len = context
+
+
+def num_embeddings(model: PreTrainedModel) -> int:
+    """Rows of the model's embedding."""
+    return len(cast(nn.Embedding, model.get_input_embeddings()).weight)
+
+
+def require_embeddings(tokens: Sequence[int], rows: int, tokenizer: PreTrainedTokenizerBase, where: str) -> None:
+    """Raise UserError where a token has no row in an embedding of this many rows."""
+    least, last = min(tokens, default=0), max(tokens, default=0)
+    if least >= 0 and last < rows:
+        return
+    unknown = last if least >= 0 else least
+    text = f" ({tokenizer.decode([unknown])!r})" if 0 <= unknown < len(tokenizer) else ""
+    raise UserError(
+        f"{where}: the tokenizer's token {unknown}{text} has no row in the model's embedding, which has {rows}.  Leave"
+        " that text out, or give the model the tokenizer that it was trained with."
+    )

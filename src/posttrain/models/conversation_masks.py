@@ -20,7 +20,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
-from posttrain.models.known_tokens import num_embeddings, require_known_tokens
+from posttrain.models.context import num_embeddings, require_embeddings
 from posttrain.models.messages import ASSISTANT, learned_mark
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
@@ -91,7 +91,7 @@ class Masking:
     def require_known(self, tokens: Sequence[int], where: str) -> None:
         """Raise UserError for tokens that the model has no embedding for."""
         if self.num_embeddings is not None:
-            require_known_tokens(tokens, self.num_embeddings, self.tokenizer, where)
+            require_embeddings(tokens, self.num_embeddings, self.tokenizer, where)
 
     @property
     def stop(self) -> int:
@@ -115,7 +115,7 @@ class Masking:
         upto = self._tokens(conversation, number + 1)
         if upto[: len(before)] != before:
             raise self._rewritten(conversation, number, "begins it in another way than when the assistant is to speak")
-        text = said(conversation, number, opened)
+        text = turn_text(conversation, number, opened)
         end = len(before) + self._end(conversation, number, upto[len(before) :])
         if whole[:end] != upto[:end]:
             raise self._rewritten(conversation, number, "writes what leads to its end in another way once more follows")
@@ -141,7 +141,7 @@ class Masking:
             )
         opened, whole = self._text(conversation, number, open_answer=True), self._text(conversation, number + 1)
         before = self.renderer.tokens(opened, conversation.where)
-        written, text = whole.removeprefix(opened), said(conversation, number, opened)
+        written, text = whole.removeprefix(opened), turn_text(conversation, number, opened)
         require_calls(conversation, number, written)
         if whole.startswith(opened) and has_all(written, text):
             answer = self._behind(opened, written, conversation.where)
@@ -245,7 +245,7 @@ def trimmed(tokens: Sequence[int], learned: Sequence[bool]) -> Example:
     return Example(tuple(tokens[:end]), tuple(learned[:end]))
 
 
-def said(conversation: Dialogue, number: int, opened: str) -> str:
+def turn_text(conversation: Dialogue, number: int, opened: str) -> str:
     """The text of a turn that is said behind what opens it: thoughts that are open are not opened again."""
     text = str(conversation.messages[number]["content"])
     return text.lstrip().removeprefix(THINK).removeprefix("\n") if opened.rstrip().endswith(THINK) else text

@@ -1,96 +1,145 @@
-"""Hidden states that predict completion tokens, with gradients: the model side of every loss.
+"""The forward pass: everything that a loss reads of completion tokens, with the output layer inside.
 
-Two forward passes give the same numbers.  *Shared prompt*: prompts once each, completions as branches of them, nothing
-padded.  *Plain*: one padded row per completion through the model's own forward, for every model that the first does
-not reproduce (`models.shared_prompt.architectures`), adapters included.
+Two implementations give the same numbers.  *Shared prompt* computes each prompt once, with its completions as branches
+and without padding.  *Plain* runs one padded row per completion through the model's own forward; it serves every model
+that the first one does not reproduce (`models.shared_prompt.architectures`), adapters included.
 """
 
-from collections.abc import Mapping, Sequence
-from inspect import signature
-from typing import Protocol, cast, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers import PreTrainedModel
 
-from posttrain.errors import UserError
 from posttrain.models.adapters.dropout import token_keys
 from posttrain.models.adapters.in_force import in_update, input_dropouts, name_tokens
 from posttrain.models.adapters.peft_layers import adapted_names
-from posttrain.models.recomputation import recomputing_layers
+from posttrain.models.logprobs import NextTokens, full_kl, token_entropies, token_logprobs, token_statistics
+from posttrain.models.model_outputs import model_hidden, recomputing_layers
+from posttrain.models.output_layer import OutputLayer, output_layer_of
+from posttrain.models.shared_prompt.attention import PackedAttention, PackedLayout
 from posttrain.models.shared_prompt.decoder import Decoder
-from posttrain.models.shared_prompt.packed import PackedAttention, PackedLayout
 
 Tokens = Sequence[int]
 
 
 @runtime_checkable
-class ForwardPass(Protocol):
-    """A model's hidden states, as a loss reads them."""
+class CompletionBatch(Protocol):
+    """What a forward pass reads: a `posttrain.batch.Batch`, or `Completions`."""
 
-    padded: bool
-    """Whether every completion is a row of its own, prompt included, as wide as the widest: what a micro-batch costs.
-    Else a prompt is computed once, and nothing is padded."""
-
-    def completion_hidden(
-        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
-    ) -> Float[Tensor, "token hidden"]:
-        """Hidden state behind each completion token, completions in order: h_t predicts token t from all before it.
-
-        `prompt_of[i]` is the prompt that completion i continues.  The last token of a completion predicts nothing
-        and does not go through the model.
-        """
+    @property
+    def prompts(self) -> Sequence[Tokens]:
+        """Each prompt once."""
         ...
 
-    def last_hidden(
-        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
-    ) -> Float[Tensor, "completion hidden"]:
-        """Hidden state at each completion's last token, which has seen the whole of prompt and completion."""
+    @property
+    def completions(self) -> Sequence[Tokens]:
+        """Token ids, at least one each."""
+        ...
+
+    @property
+    def prompt_of(self) -> Sequence[int]:
+        """The prompt that each completion continues."""
+        ...
+
+    @property
+    def sampled(self) -> Bool[Tensor, " token"] | None:
+        """Which completion tokens are predicted; None means all.  The others are only read."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """Completions without anything else that a batch has."""
+
+    prompts: Sequence[Tokens]
+    completions: Sequence[Tokens]
+    prompt_of: Sequence[int]
+    sampled: Bool[Tensor, " token"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardNeeds:
+    """Which numbers a loss or a metric needs of the sampled tokens."""
+
+    logprobs: bool = True
+    temperature: float = 1.0
+    """Logits are divided by it: the temperature that sampled."""
+    gradient: bool = True
+    """Whether the model gets a gradient.  `values` keeps the gradient of its head anyway."""
+    divergences: Mapping[str, NextTokens] = field(default_factory=dict)
+    """Next-token distributions of other models at the same tokens, by name: KL(π‖other) of each is computed."""
+    entropies: bool = False
+    entropy_gradient: bool = False
+    """Whether entropies have a gradient."""
+    statistics: bool = False
+    """Entropies in float64 and whether each token is the likeliest one; both without a gradient."""
+    values: Callable[[Float[Tensor, "token hidden"]], Float[Tensor, " token"]] | None = None
+    """A head that reads the hidden states from which the tokens are predicted."""
+    distributions: bool = False
+    """The next-token distributions themselves, without a gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenParts:
+    """What was needed, one number for each sampled token in order; None where it was not needed."""
+
+    logprobs: Float[Tensor, " token"] | None = None
+    """log π(token) in nats."""
+    divergences: Mapping[str, Float[Tensor, " token"]] = field(default_factory=dict)
+    entropies: Float[Tensor, " token"] | None = None
+    likeliest: Bool[Tensor, " token"] | None = None
+    values: Float[Tensor, " token"] | None = None
+    distributions: NextTokens | None = None
+
+
+@runtime_checkable
+class ForwardPass(Protocol):
+    """The one thing that a sharding wrapper, a tensor-parallel layer or a fused kernel replaces."""
+
+    padded: bool
+    """Whether each completion is a row of its own, prompt included, padded to the widest row of its micro-batch.
+    Otherwise a prompt counts once and nothing is padded."""
+
+    def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
+        """Log-probs of the sampled tokens and whatever else is needed.
+
+        h_t predicts token t from all tokens before it.  The last token of a completion is only predicted.
+        """
         ...
 
 
 class SharedPromptForward:
-    """Each prompt once however many completions continue it, through `models.shared_prompt.decoder`."""
+    """Computes each prompt once however many completions continue it, through `models.shared_prompt.decoder`."""
 
     padded = False
 
     def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
+        self.model, self.compute_dtype = model, compute_dtype
         self.decoder = Decoder(model, compute_dtype)
         self.adapted = adapted_names(model)
-        """Layers that had an adapter when this was made; who trains knows of no others."""
+        """Layers that had an adapter when this was made; training knows of no others."""
         self.dropping = input_dropouts(model)
 
-    def completion_hidden(
-        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
-    ) -> Float[Tensor, "token hidden"]:
+    def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
         """See `ForwardPass`."""
-        whole = len(completions) == len(prompts)
-        self._name_tokens(prompts, completions, prompt_of, whole=whole)
-        if whole:
-            return sequence_hidden(self.decoder, [prompts[p] for p in prompt_of], completions)
-        return shared_hidden(self.decoder, prompts, completions, prompt_of)
+        with torch.set_grad_enabled(needs.gradient and torch.is_grad_enabled()):
+            hidden = self.completion_hidden(batch)
+        return token_parts(self, hidden, predicted_tokens(batch, hidden.device), needs)
 
-    def last_hidden(
-        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
-    ) -> Float[Tensor, "completion hidden"]:
-        """See `ForwardPass`."""
-        self._name_tokens(prompts, with_one_more(completions), prompt_of, whole=False)
-        layout = PackedLayout([len(prompt) for prompt in prompts], [len(each) for each in completions], prompt_of)
-        ends = torch.tensor(layout.branch_starts) + torch.tensor([len(each) - 1 for each in completions])
-        return _packed(self.decoder, layout, [*prompts, *completions], ends)
-
-    def _name_tokens(
-        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int], *, whole: bool
-    ) -> None:
-        """Say which tokens go through the model, all but the last of each completion, where dropout asks for it."""
+    def completion_hidden(self, batch: CompletionBatch) -> Float[Tensor, "token hidden"]:
+        """Hidden states that predict the sampled tokens."""
+        unshared = len(batch.completions) == len(batch.prompts)
         if in_update(self.dropping):
-            keys = token_keys(prompts, completions, prompt_of)
-            sequences = [keys.sequence(p, i) for i, p in enumerate(prompt_of)]
-            rows = torch.cat(sequences if whole else [*keys.prompts, *keys.completions])
-            name_tokens(self.dropping, rows, self.decoder.model.device)
+            keys = token_keys(batch.prompts, batch.completions, batch.prompt_of)
+            sequences = [keys.sequence(p, i) for i, p in enumerate(batch.prompt_of)]
+            rows = torch.cat(sequences if unshared else [*keys.prompts, *keys.completions])
+            name_tokens(self.dropping, rows, self.model.device)
+        return (sequence_hidden if unshared else shared_hidden)(self.decoder, batch)
 
 
 class PlainForward:
@@ -102,136 +151,116 @@ class PlainForward:
         self.model, self.compute_dtype = model, compute_dtype
         self.dropping = input_dropouts(model)
 
-    def completion_hidden(
-        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
-    ) -> Float[Tensor, "token hidden"]:
+    def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
         """See `ForwardPass`."""
-        hidden = self._of_rows(prompts, completions, prompt_of)
-        return torch.cat(
-            [
-                hidden[i, len(prompts[p]) - 1 : len(prompts[p]) - 1 + len(completion)]
-                for i, (p, completion) in enumerate(zip(prompt_of, completions, strict=True))
-            ]
-        )
+        with torch.set_grad_enabled(needs.gradient and torch.is_grad_enabled()):
+            hidden = self.completion_hidden(batch)
+        return token_parts(self, hidden, predicted_tokens(batch, hidden.device), needs)
 
-    def last_hidden(
-        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
-    ) -> Float[Tensor, "completion hidden"]:
-        """See `ForwardPass`."""
-        hidden = self._of_rows(prompts, with_one_more(completions), prompt_of)
-        lengths = [len(prompts[p]) + len(tokens) for p, tokens in zip(prompt_of, completions, strict=True)]
-        ends = torch.tensor(lengths, device=hidden.device) - 1
-        return hidden[torch.arange(len(lengths), device=hidden.device), ends]
-
-    def _of_rows(
-        self, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
-    ) -> Float[Tensor, "row time hidden"]:
-        """Hidden states of every prompt with its completion but for the last token of that."""
+    def completion_hidden(self, batch: CompletionBatch) -> Float[Tensor, "token hidden"]:
+        """Hidden states that predict the sampled tokens."""
         device = self.model.device
-        rows = [(*prompts[p], *tokens[:-1]) for p, tokens in zip(prompt_of, completions, strict=True)]
-        width = max(len(row) for row in rows)
-        tokens = torch.tensor([(*row, *(row[0],) * (width - len(row))) for row in rows], device=device)
-        positions = torch.arange(width, device=device).expand(len(rows), -1)
+        sequences = inputs(batch)
+        width = max(len(row) for row in sequences)
+        tokens = torch.tensor([(*row, *(row[0],) * (width - len(row))) for row in sequences], device=device)
+        positions = torch.arange(width, device=device).expand(len(sequences), -1)
         if in_update(self.dropping):
-            keys = token_keys(prompts, completions, prompt_of)
-            sequences = [keys.sequence(p, i) for i, p in enumerate(prompt_of)]
-            name_tokens(self.dropping, pad_sequence(sequences, batch_first=True), device)
+            keys = token_keys(batch.prompts, batch.completions, batch.prompt_of)
+            named = [keys.sequence(p, i) for i, p in enumerate(batch.prompt_of)]
+            name_tokens(self.dropping, pad_sequence(named, batch_first=True), device)
         # Padding is on the right, so causal attention keeps it from every real token without a mask.
         with recomputing_layers(self.model):
-            return model_hidden(self.model, self.compute_dtype, tokens, positions, use_cache=False)
+            hidden = model_hidden(self.model, self.compute_dtype, tokens, positions, use_cache=False)
+        ends = [row * width + len(batch.prompts[p]) - 1 for row, p in enumerate(batch.prompt_of)]
+        wanted = predicting(batch, ends, [end + 1 for end in ends])
+        return hidden.flatten(0, 1).index_select(0, wanted.to(device))
 
 
-def with_one_more(completions: Sequence[Tokens]) -> list[Tokens]:
-    """Completions with another token behind them, so that their own last one goes through the model too."""
-    return [(*tokens, tokens[-1]) for tokens in completions]
+def token_parts(
+    forward: SharedPromptForward | PlainForward, hidden: Tensor, targets: Tensor, needs: ForwardNeeds
+) -> TokenParts:
+    """What is needed of the sampled tokens, from the hidden states that predict them and the model's output layer.
 
-
-def model_hidden(
-    model: PreTrainedModel,
-    compute_dtype: torch.dtype,
-    tokens: Int64[Tensor, "row time"],
-    positions: Int64[Tensor, "row time"],
-    **more: object,
-) -> Float[Tensor, "row time hidden"]:
-    """Hidden states by the model's own forward, under autocast where the compute type is bfloat16.
-
-    Positions are given where the family has them; others take them from the order of tokens, or have none.
+    Each part reads the output layer anew: under mixed precision their gradients are then added up in the weights' type.
     """
-    if "position_ids" in _parameters(model):
-        more["position_ids"] = positions
-    with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=compute_dtype == torch.bfloat16):
-        out = trunk(model)(input_ids=tokens, **more)
-    return cast(Tensor, out.last_hidden_state)
+    temperature, logprobs, entropies, likeliest = needs.temperature, None, None, None
+
+    def output_layer() -> OutputLayer:
+        return output_layer_of(forward.model, forward.compute_dtype)
+
+    with torch.set_grad_enabled(needs.gradient and torch.is_grad_enabled()):
+        if needs.logprobs:
+            logprobs = token_logprobs(hidden, output_layer(), targets, temperature=temperature)
+        divergences = {
+            name: full_kl(hidden, output_layer(), other, temperature=temperature)
+            for name, other in needs.divergences.items()
+        }
+        if needs.entropies:
+            with torch.set_grad_enabled(needs.entropy_gradient and torch.is_grad_enabled()):
+                entropies = token_entropies(hidden, output_layer(), temperature=temperature)
+    if needs.statistics:
+        entropies, likeliest = token_statistics(hidden, output_layer(), targets, temperature=temperature)
+    return TokenParts(
+        logprobs=logprobs,
+        divergences=divergences,
+        entropies=entropies,
+        likeliest=likeliest,
+        values=None if needs.values is None else needs.values(hidden),
+        distributions=NextTokens(hidden.detach(), output_layer().detached()) if needs.distributions else None,
+    )
 
 
-def trunk(model: PreTrainedModel) -> nn.Module:
-    """The model without its output layer."""
-    if model.base_model is not model:
-        return model.base_model
-    # A text-only class may name the part that only the whole family has.
-    parts = [part for part in model.children() if isinstance(part, PreTrainedModel)]
-    if len(parts) != 1:
-        raise UserError(f"model: a {type(model).__name__} has no part that gives the hidden states before its logits.")
-    return parts[0]
+def inputs(batch: CompletionBatch) -> list[Tokens]:
+    """Each completion behind its prompt, without its last token."""
+    pairs = zip(batch.prompt_of, batch.completions, strict=True)
+    return [(*batch.prompts[p], *tokens[:-1]) for p, tokens in pairs]
 
 
-def cache_refusal(model: PreTrainedModel) -> str | None:
-    """Why completions of this model cannot go on from cached keys and values, in words; None where they can."""
-    if "past_key_values" not in _parameters(model):
-        return f"a {model.config.model_type} takes no cache of keys and values"
-    kept = {type(layer) for layer in DynamicCache(config=model.config).layers}
-    others = sorted(kind.__name__ for kind in kept - {DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})
-    if others or model._is_stateful:
-        return f"layers of a {model.config.model_type} keep more than keys and values ({', '.join(others)})"
-    return None
+def predicting(batch: CompletionBatch, prompt_ends: Sequence[int], starts: Sequence[int]) -> Int64[Tensor, " token"]:
+    """Positions from which the sampled tokens are predicted: the only place that chooses them.
+
+    `prompt_ends` holds, for each completion, the position of its prompt's last token, and `starts` that of its own
+    first token.
+    """
+    every = torch.cat(
+        [
+            torch.cat([torch.tensor([end]), torch.arange(start, start + len(tokens) - 1)])
+            for end, start, tokens in zip(prompt_ends, starts, batch.completions, strict=True)
+        ]
+    )
+    return every if batch.sampled is None else every[batch.sampled.cpu()]
 
 
-def _parameters(model: PreTrainedModel) -> Mapping[str, object]:
-    """What the forward function of the model without its output layer takes."""
-    return signature(trunk(model).forward).parameters
+def predicted_tokens(batch: CompletionBatch, device: torch.device) -> Int64[Tensor, " token"]:
+    """The sampled tokens, completion after completion."""
+    every = torch.tensor([token for tokens in batch.completions for token in tokens], device=device)
+    return every if batch.sampled is None else every[batch.sampled.to(device)]
 
 
-def shared_hidden(
-    decoder: Decoder, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
-) -> Float[Tensor, "token hidden"]:
+def shared_hidden(decoder: Decoder, batch: CompletionBatch) -> Float[Tensor, "token hidden"]:
     """As `completion_hidden`: prompts are roots, and completions branches of them."""
-    inputs = [tokens[:-1] for tokens in completions]
-    layout = PackedLayout([len(prompt) for prompt in prompts], [len(i) for i in inputs], prompt_of)
-    predicting = torch.cat(
-        [
-            torch.cat(
-                [
-                    torch.tensor([layout.root_starts[prompt] + layout.root_lengths[prompt] - 1]),
-                    torch.arange(start, start + len(tokens)),
-                ]
-            )
-            for prompt, start, tokens in zip(prompt_of, layout.branch_starts, inputs, strict=True)
-        ]
-    )
-    return _packed(decoder, layout, [*prompts, *inputs], predicting)
+    branches = [tokens[:-1] for tokens in batch.completions]
+    roots = [len(prompt) for prompt in batch.prompts]
+    layout = PackedLayout(roots, [len(tokens) for tokens in branches], batch.prompt_of)
+    ends = [layout.root_starts[prompt] + layout.root_lengths[prompt] - 1 for prompt in batch.prompt_of]
+    return _packed(decoder, layout, [*batch.prompts, *branches], predicting(batch, ends, layout.branch_starts))
 
 
-def sequence_hidden(
-    decoder: Decoder, prompts: Sequence[Tokens], completions: Sequence[Tokens]
-) -> Float[Tensor, "token hidden"]:
-    """As `completion_hidden` where completion i continues prompt i: whole sequences, nothing to share."""
-    sequences = [(*prompt, *tokens[:-1]) for prompt, tokens in zip(prompts, completions, strict=True)]
+def sequence_hidden(decoder: Decoder, batch: CompletionBatch) -> Float[Tensor, "token hidden"]:
+    """As `completion_hidden` where each completion has a prompt of its own: whole sequences, nothing to share."""
+    sequences = inputs(batch)
     layout = PackedLayout([len(sequence) for sequence in sequences])
-    predicting = torch.cat(
-        [
-            torch.arange(start + len(prompt) - 1, start + len(sequence))
-            for start, prompt, sequence in zip(layout.root_starts, prompts, sequences, strict=True)
-        ]
-    )
-    return _packed(decoder, layout, sequences, predicting)
+    lengths = [len(batch.prompts[p]) for p in batch.prompt_of]
+    ends = [start + length - 1 for start, length in zip(layout.root_starts, lengths, strict=True)]
+    return _packed(decoder, layout, sequences, predicting(batch, ends, [end + 1 for end in ends]))
 
 
 def _packed(
-    decoder: Decoder, layout: PackedLayout, sequences: Sequence[Tokens], predicting: Tensor
+    decoder: Decoder, layout: PackedLayout, sequences: Sequence[Tokens], wanted: Tensor
 ) -> Float[Tensor, "token hidden"]:
     device = decoder.model.device
     attention = PackedAttention(layout, device)
     tokens = torch.tensor([token for sequence in sequences for token in sequence], device=device)
-    wanted, place = torch.unique(predicting, return_inverse=True)  # a prompt's last token predicts for its whole group
-    hidden = decoder.hidden(tokens, attention.indices.positions, attention, wanted.to(device))
+    distinct, place = torch.unique(wanted, return_inverse=True)  # a prompt's last token predicts for its whole group
+    hidden = decoder.hidden(tokens, attention.indices.positions, attention, distinct.to(device))
     return hidden.index_select(0, place.to(device))

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
-from posttrain.models.gradients import InPlaceGradient, in_place_gradient
 from posttrain.models.output_layer import OutputLayer
+from posttrain.models.shared_prompt.gradients import InPlaceGradient, in_place_gradient
 
 TILE_ELEMENTS = 1 << 20
 """Logits that a CPU holds at a time: 4 MiB in float32, which its cache keeps between two operations."""
@@ -145,6 +145,18 @@ def token_logprobs(
     return _TokenLogprobs.apply(hidden, shown, output_layer.bias, targets, settings)  # type: ignore[no-any-return, no-untyped-call]
 
 
+@dataclass(frozen=True, slots=True)
+class NextTokens:
+    """Next-token distributions of a model at some positions; logits are made for a slice of them at a time."""
+
+    hidden: Float[Tensor, "token hidden"]
+    output_layer: OutputLayer
+
+    def logits(self, rows: slice = slice(None), *, temperature: float = 1.0) -> Float[Tensor, "row vocab"]:
+        """Logits / temperature of some positions, over the whole vocabulary."""
+        return _logits(self.hidden[rows], self.output_layer, temperature)
+
+
 def token_entropies(
     hidden: Float[Tensor, "token hidden"], output_layer: OutputLayer, *, temperature: float = 1.0
 ) -> Float[Tensor, " token"]:
@@ -168,6 +180,23 @@ def token_entropies(
     )
 
 
+@torch.no_grad()
+def token_statistics(
+    hidden: Float[Tensor, "token hidden"],
+    output_layer: OutputLayer,
+    targets: Int64[Tensor, " token"],
+    *,
+    temperature: float = 1.0,
+) -> tuple[Float64[Tensor, " token"], Bool[Tensor, " token"]]:
+    """The entropy in nats before each target, and whether the target is the likeliest token; without a gradient."""
+    entropies, likeliest = [], []
+    for rows in _chunks(len(hidden), output_layer):
+        logprobs = torch.log_softmax(_logits(hidden[rows], output_layer, temperature), dim=-1)
+        likeliest.append(logprobs.argmax(dim=-1) == targets[rows])
+        entropies.append(-(logprobs.exp() * logprobs).sum(-1, dtype=torch.float64))
+    return torch.cat(entropies), torch.cat(likeliest)
+
+
 def distribution_kl(
     logits: Float[Tensor, "token vocab"], reference_logits: Float[Tensor, "token vocab"]
 ) -> Float[Tensor, " token"]:
@@ -184,25 +213,24 @@ def distribution_kl(
 def full_kl(
     hidden: Float[Tensor, "token hidden"],
     output_layer: OutputLayer,
-    reference: tuple[Float[Tensor, "token hidden"], OutputLayer],
+    reference: NextTokens,
     *,
     temperature: float = 1.0,
 ) -> Float[Tensor, " token"]:
     """KL(π‖π_ref) of whole next-token distributions, in nats per row, a chunk of rows in memory at a time.
 
-    `reference` is the reference's hidden states and output layer.  Chunks are recomputed in the backward pass.
+    `reference` predicts the same tokens.  Chunks are recomputed in the backward pass.
     """
     dtype = output_layer.matrix.dtype
     # The chunks' gradients are added up in this precision: in bfloat16 the sum soon stands still.
     wide = output_layer.to(torch.promote_types(dtype, torch.float32))
 
-    def chunk(hidden: Tensor, matrix: Tensor, bias: Tensor | None, reference_hidden: Tensor) -> Tensor:
+    def chunk(hidden: Tensor, matrix: Tensor, bias: Tensor | None, rows: slice) -> Tensor:
         layer = replace(output_layer, matrix=matrix, bias=bias).to(dtype)
-        reference_logits = _logits(reference_hidden, reference[1], temperature)
-        return distribution_kl(_logits(hidden, layer, temperature), reference_logits)
+        return distribution_kl(_logits(hidden, layer, temperature), reference.logits(rows, temperature=temperature))
 
     parts = [
-        checkpoint(chunk, hidden[rows], wide.matrix, wide.bias, reference[0][rows], use_reentrant=False)
+        checkpoint(chunk, hidden[rows], wide.matrix, wide.bias, rows, use_reentrant=False)
         for rows in _chunks(len(hidden), output_layer)
     ]
     return torch.cat(parts)
@@ -231,7 +259,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 def _chunks(num_rows: int, output_layer: OutputLayer) -> list[slice]:
     """Rows whose logits are held at one time."""
     elements = CUDA_ELEMENTS if output_layer.matrix.is_cuda else CHUNK_ELEMENTS
-    return _slices(num_rows, elements // output_layer.vocabulary)
+    return _slices(num_rows, elements // output_layer.num_logits) or [slice(0, 0)]
 
 
 def _tiles(num_rows: int, head: Tensor) -> Iterator[tuple[slice, list[slice]]]:

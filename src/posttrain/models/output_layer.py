@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posttrain.errors import UserError
-from posttrain.models.shared_prompt.architectures import alteration, full_name
+from posttrain.models.shared_prompt.families import alteration, full_name
 
 SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """What configs call a soft cap of logits: Gemma and most others; RecurrentGemma; xLSTM."""
@@ -42,8 +42,8 @@ class OutputLayer:
     scale: float = 1.0
 
     @property
-    def vocabulary(self) -> int:
-        """Number of logits."""
+    def num_logits(self) -> int:
+        """Entries of the vocabulary."""
         return self.matrix.shape[0]
 
     def logits(self, hidden: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
@@ -89,18 +89,31 @@ def output_layer_of(model: PreTrainedModel, dtype: torch.dtype) -> OutputLayer:
 
 
 def require_output_layer(model: PreTrainedModel) -> None:
-    """Raise UserError where the output layer is no plain linear one: an adapter's, a quantised one, none at all."""
+    """Raise UserError where log-probs cannot be taken from the output layer's matrix, with the remedy for the cause."""
     head = model.get_output_embeddings()
     if head is None:
         raise UserError(
-            f"model: {type(model).__name__} has no output layer that makes logits of hidden states, so it is no causal"
-            " language model.  Give one as AutoModelForCausalLM makes it."
+            f"model: a {type(model).__name__} has no output layer that makes logits of hidden states, so it is not a"
+            " causal language model.  Give one as AutoModelForCausalLM makes it."
         )
-    if type(head) is not nn.Linear or alteration(head) is not None:
-        raise UserError(
-            f"model: its output layer {alteration(head) or f'is a {full_name(type(head))}, not torch.nn.Linear'}, which"
-            " is not supported.  Leave the output layer out of the adapter's target_modules and modules_to_save."
+    altered = alteration(head)
+    if type(head) is nn.Linear and altered is None:
+        return
+    found = altered or f"is a {full_name(type(head))}, not torch.nn.Linear"
+    raise UserError(f"model: its output layer {found}, which is not supported.  {_remedy(head)}")
+
+
+def _remedy(head: nn.Module) -> str:
+    if type(head.weight).__name__ == "DTensor":
+        return (
+            "Make the policy of the unsharded model.  To train it sharded, then replace the policy's `forward` by one"
+            " that computes log-probs from the shards (posttrain.models.forward.ForwardPass)."
         )
+    if full_name(type(head)).startswith("peft."):
+        return "Leave the output layer out of the adapter's target_modules and modules_to_save."
+    if type(head) is nn.Linear:
+        return "Remove what was added to it, and make the policy again."
+    return "Replace it by a torch.nn.Linear with the same weights; if it is quantised, exclude it from quantisation."
 
 
 def cap_and_scale(config: Any) -> tuple[float | None, float]:

@@ -11,12 +11,14 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
-from posttrain.models.chat_templates import bounded_rendering
-from posttrain.models.chat_templates.bounded_rendering import TemplateTooSlow, bounded, require_no_powers
-from posttrain.models.chat_templates.template_text import (
+from posttrain.models import chat_templates
+from posttrain.models.chat_templates import (
     DATE,
     TODAY,
+    TemplateTooSlow,
+    bounded,
     known_options,
+    require_no_powers,
     require_template,
     template_text,
     with_one_date,
@@ -140,7 +142,7 @@ class TokenizerRenderer:
     def tokens(self, text: str, where: str) -> list[int]:
         """The tokens of a text, without what the tokenizer adds around it.  Raises TooLongText, named by `where`."""
         if self.most_tokens is not None:
-            require_short(self.tokenizer, text, self.most_tokens, where)
+            require_text_that_may_fit(self.tokenizer, text, self.most_tokens, where)
         return token_ids(self.tokenizer, text, special=False)
 
     def _opening_of_answer(self, text: str, messages: Sequence[Mapping[str, str]], id: str) -> str:
@@ -176,7 +178,7 @@ class TokenizerRenderer:
 def template_error(error: Exception, messages: Sequence[Mapping[str, str]], id: str) -> UserError:
     """What to say of a template that fails at messages in another way than by refusing them."""
     if isinstance(error, TemplateTooSlow):
-        fails = f"takes more than {bounded_rendering.SECONDS:g} seconds of processor time over"
+        fails = f"takes more than {chat_templates.SECONDS:g} seconds of processor time over"
     elif isinstance(error, MemoryError):
         fails = "needs more memory than a template may have for"
     else:
@@ -204,7 +206,7 @@ def require_characters(text: str, id: str) -> None:
         ) from error
 
 
-def require_short(tokenizer: PreTrainedTokenizerBase, text: str, limit: int, where: str) -> None:
+def require_text_that_may_fit(tokenizer: PreTrainedTokenizerBase, text: str, limit: int, where: str) -> None:
     """Refuse a text whose beginning alone has more than twice the tokens that are allowed.
 
     Twice, since a beginning may end within a word, which then has more tokens than the whole word.  A bound by bytes

@@ -1,7 +1,7 @@
 """Reward models: sequence classifiers that learned from people's preferences, as reward functions.
 
 **What it reads.**  Prompt and completion as the model's own tokenizer and chat template have them
-(posttrain.models.classifiers.classifier_text).
+(posttrain.models.classifiers.saved_classifier).
 
 **What earns what.**  The model's number for the label, a logit as it stands, at the last token of the text
 (posttrain.models.classifiers.last_token_scores).  Nothing is trained, and nothing of the policy is in it.
@@ -23,13 +23,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.binding import bind
 from posttrain.errors import UserError
-from posttrain.models.classifiers.classifier_folder import classifier_files, loaded_classifier, place
-from posttrain.models.classifiers.classifier_text import ClassifierText
+from posttrain.models.classifiers.classifier_folder import classifier_files, loaded_classifier, reward_option
 from posttrain.models.classifiers.last_token_scores import ScoreReading, classifier_scores
-from posttrain.models.classifiers.saved_classifier import TextReading
-from posttrain.models.context import own_context
-from posttrain.models.known_tokens import num_embeddings, require_known_tokens
-from posttrain.models.loading.folder_digest import model_digest
+from posttrain.models.classifiers.saved_classifier import ClassifierText, TextReading
+from posttrain.models.context import num_embeddings, own_context, require_embeddings
+from posttrain.models.loading.folder_kinds import model_digest
 from posttrain.options.reward_model import RewardModelOptions, folder_name
 from posttrain.rewards.grading.answers import Graded
 
@@ -74,7 +72,7 @@ class RewardModel:
         found = model if isinstance(model, PreTrainedModel) else None
         path = (found.name_or_path or type(found).__name__) if found is not None else str(model)
         self.options = bind(RewardModelOptions, {"model": path, **options}, where=f"reward model {path}")
-        self.where = place(self.options)
+        self.where = reward_option(self.options)
         if found is not None:
             self.model, self.digest, own = found.eval(), some_weights(found), None
             require_no_loading(options, self.where)
@@ -92,7 +90,7 @@ class RewardModel:
         self.text = ClassifierText(known, self.where, template_file=self.options.chat_template, reading=reading)
         self.limit = token_limit(self.model, known, self.options)
         written = {each for text, each in known.get_vocab().items() if text not in self.text.special}
-        require_known_tokens([*written], num_embeddings(self.model), known, self.where)
+        require_embeddings([*written], num_embeddings(self.model), known, self.where)
         self.scores = classifier_scores(self.model, pad_id=known.pad_token_id, where=self.where)
         if self.scores.reading is ScoreReading.ONE_BY_ONE:
             warnings.warn(
@@ -107,7 +105,7 @@ class RewardModel:
         """A score for each completion.  Raises UserError for one that is too long, unless such are cut."""
         read = [self.text.tokens(*texts) for texts in zip(prompts, completions, strict=True)]
         for tokens in read:
-            require_known_tokens(tokens, num_embeddings(self.model), self.text.tokenizer, self.where)
+            require_embeddings(tokens, num_embeddings(self.model), self.text.tokenizer, self.where)
         cut = [len(tokens) > self.limit for tokens in read]
         if self.options.over_long == "error":
             self.require_room(max(map(len, read), default=0))
@@ -158,15 +156,15 @@ def label_index(model: PreTrainedModel, options: RewardModelOptions) -> int:
     if chosen is None:
         if len(names) > 1:
             raise UserError(
-                f"{place(options)}: the model gives {len(names)} numbers, {listed}.  Say which one is the score: label:"
-                f" {names[-1]}."
+                f"{reward_option(options)}: the model gives {len(names)} numbers, {listed}.  Say which one is"
+                f" the score: label: {names[-1]}."
             )
         return 0
     if isinstance(chosen, str) and names.count(chosen) == 1:
         return names.index(chosen)
     if isinstance(chosen, int) and chosen < len(names):
         return chosen
-    raise UserError(f"{place(options)}: label = {chosen}: there is none such.  Its labels are {listed}.")
+    raise UserError(f"{reward_option(options)}: label = {chosen}: there is none such.  Its labels are {listed}.")
 
 
 def token_limit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: RewardModelOptions) -> int:
@@ -175,7 +173,7 @@ def token_limit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, opti
     most = min((each for each in own if each is not None and 0 < each < NO_LIMIT), default=NO_LIMIT)
     asked = options.max_tokens or most
     if asked > most:
-        raise UserError(f"{place(options)}: max_tokens = {asked}: it was made for {most}.  Use at most {most}.")
+        raise UserError(f"{reward_option(options)}: max_tokens = {asked}: it was made for {most}.  Use at most {most}.")
     return asked
 
 

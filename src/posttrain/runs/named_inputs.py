@@ -14,7 +14,7 @@ from posttrain.config.collect import CollectConfig
 from posttrain.config.kinds import AnyConfig
 from posttrain.config.sections import Config, IrlConfig
 from posttrain.errors import UserError
-from posttrain.models.loading.folder_digest import model_digest
+from posttrain.models.loading.folder_kinds import model_digest
 from posttrain.options.collect import LlmJudgeOptions
 from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
 from posttrain.options.model import ModelOptions
@@ -155,7 +155,7 @@ def model_folder(model: ModelOptions, option: str) -> dict[str, RunInput]:
         return {}
     folder = Path(model.path)
     if model.hub_name is not None:
-        from posttrain.models.loading.hub import hub_folder
+        from posttrain.models.loading.folder_kinds import hub_folder
 
         folder = hub_folder(model.hub_name, model.hub_revision, with_code=model.trust_remote_code, option=option)
     return {option: known(option, model.path, model_digest(folder))}

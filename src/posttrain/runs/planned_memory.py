@@ -13,14 +13,13 @@ from transformers.pytorch_utils import Conv1D
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config, DpoConfig, SftConfig
 from posttrain.models.adapters.adaptable import reaches_half, require_half
-from posttrain.models.adapters.experts import LoraExperts
-from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.lora import LoraExperts, lora_layers
 from posttrain.models.adapters.quantized import is_4_bit
-from posttrain.models.classifiers.classifier_memory import classifier_bytes
+from posttrain.models.classifiers.classifier_folder import classifier_bytes
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import DEQUANTISED_AT_LOAD, IN_4_BITS
-from posttrain.models.memory.memory_parts import weights
+from posttrain.models.memory.memory_parts import BFLOAT16, FLOAT32, MemorySetup, weights
 from posttrain.models.memory.memory_plan import (
     ADAPTER_RANK,
     MemoryPlan,
@@ -28,11 +27,9 @@ from posttrain.models.memory.memory_plan import (
     changes_until_it_fits,
     memory_plan,
 )
-from posttrain.models.memory.memory_setup import BFLOAT16, FLOAT32, MemorySetup
-from posttrain.models.memory.model_files import recipe_shape
-from posttrain.models.memory.model_shape import ModelShape, object_shape
+from posttrain.models.memory.model_shape import ModelShape, object_shape, recipe_shape
+from posttrain.models.model_outputs import is_recomputing
 from posttrain.models.policy import Policy
-from posttrain.models.recomputation import is_recomputing
 from posttrain.options.adapter import EXPERTS
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions

@@ -17,7 +17,7 @@ from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import adapter_dropout, drops
 from posttrain.models.adapters.lora import lora_layers
-from posttrain.models.adapters.peft_objects import require_whole_adapter
+from posttrain.models.adapters.peft_layers import require_whole_adapter
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions, require_adapter_decay
 from posttrain.records import Group

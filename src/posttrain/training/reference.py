@@ -23,8 +23,8 @@ from posttrain.models.adapters.in_force import (
     without_dropout,
 )
 from posttrain.models.adapters.lora import UP
-from posttrain.models.loading.second_model import load_beside
-from posttrain.models.loading.trainable import linear_matrices
+from posttrain.models.loading.construction import linear_matrices
+from posttrain.models.loading.tokenizer_folder import load_beside
 from posttrain.models.policy import Policy
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
 
@@ -147,7 +147,7 @@ def named_reference(path: str, policy: Policy) -> Reference:
 def require_same_vocabulary(policy: Policy, other: Policy, where: str) -> None:
     """Refuse another model one of whose tokens is another one of the policy's, or none; `where` names it."""
     require_same_tokens(policy, other, where)
-    rows = [each.output_layer.vocabulary for each in (policy, other)]
+    rows = [each.num_logits for each in (policy, other)]
     if rows[0] != rows[1]:
         raise UserError(f"{where}: its output layer has {rows[1]} rows, and the policy's {rows[0]}.  {SAME_FAMILY}")
 

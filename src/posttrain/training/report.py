@@ -13,7 +13,7 @@ import torch
 
 from posttrain.config.recipes import recorded_time
 from posttrain.generation.parity import mixture_note
-from posttrain.models.description import adapter_lines, model_lines, unused_options
+from posttrain.models.loading.description import adapter_lines, model_lines, unused_options
 from posttrain.models.loading.saving import save_trained
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.options.adapter import run_model

@@ -16,10 +16,10 @@ from posttrain.algorithms.terms import LossTerm, Need, TokenView, needs_of
 from posttrain.batch import Batch, CreditedGroups, completions_of
 from posttrain.errors import RunError
 from posttrain.models.adapters.in_force import drops
-from posttrain.models.gradients import gradients_in_place
-from posttrain.models.logprobs import full_kl, token_entropies, token_logprobs
-from posttrain.models.output_layer import OutputLayer
+from posttrain.models.forward import ForwardNeeds
+from posttrain.models.logprobs import NextTokens
 from posttrain.models.policy import Policy
+from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.runs.clock import Clock
@@ -183,22 +183,12 @@ def token_view(
     policy: Policy, micro: Batch, objective: Objective, terms: Sequence[LossTerm] | None = None
 ) -> TokenView:
     """The micro-batch's tokens with all that the objective's terms, or some of them, need of them."""
-    needs, temperature = objective.needs_for(terms), objective.temperature
-    learns = torch.is_grad_enabled() and not objective.policy_frozen
-    with torch.set_grad_enabled(learns), gradients_in_place():
-        hidden = policy.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
-        logprobs = token_logprobs(hidden, policy.output_layer, micro.tokens.to(hidden.device), temperature=temperature)
-    divergence = teacher_kl = entropies = values = None
-    if Need.FULL_KL in needs:
-        divergence = full_kl(hidden, policy.output_layer, reference_hidden(objective, micro), temperature=temperature)
-    if Need.TEACHER_KL in needs:
-        teacher_kl = full_kl(hidden, policy.output_layer, teacher_hidden(objective, micro), temperature=temperature)
-    if Need.ENTROPY in needs:
-        with torch.set_grad_enabled(learns and Need.ENTROPY in objective.algorithm.needs):
-            entropies = token_entropies(hidden, policy.output_layer, temperature=temperature)
-    if Need.VALUES in needs:
-        assert objective.critic is not None, "a need that was not met"
-        values = objective.critic.values(hidden).to(logprobs)
+    needs = objective.needs_for(terms)
+    wanted = forward_needs(objective, needs, micro)
+    with gradients_in_place():
+        parts = policy.forward.completion_logprobs(micro, wanted)
+    logprobs = parts.logprobs
+    assert logprobs is not None
     columns = micro.columns.map(lambda column: column.to(logprobs))
     if Need.PROXIMAL_LOGPROBS in needs and columns.proximal_logprobs is None:
         # Of a step's only update: what is trained is what the step starts from.
@@ -207,10 +197,24 @@ def token_view(
         logprobs=logprobs,
         rollout=micro.rollout.to(logprobs.device),
         columns=columns,
-        full_kl=divergence,
-        entropies=entropies,
-        values=values,
-        teacher_kl=teacher_kl,
+        full_kl=parts.divergences.get(Need.FULL_KL),
+        entropies=parts.entropies,
+        values=None if parts.values is None else parts.values.to(logprobs),
+        teacher_kl=parts.divergences.get(Need.TEACHER_KL),
+    )
+
+
+def forward_needs(objective: Objective, needs: frozenset[Need], micro: Batch) -> ForwardNeeds:
+    """What the policy's forward pass computes of a micro-batch; reference and teacher run here, before it."""
+    others = {Need.FULL_KL: reference_distributions, Need.TEACHER_KL: teacher_distributions}
+    assert Need.VALUES not in needs or objective.critic is not None, "a need that was not met"
+    return ForwardNeeds(
+        temperature=objective.temperature,
+        gradient=not objective.policy_frozen,
+        divergences={need: made(objective, micro) for need, made in others.items() if need in needs},
+        entropies=Need.ENTROPY in needs,
+        entropy_gradient=Need.ENTROPY in objective.algorithm.needs,
+        values=None if Need.VALUES not in needs or objective.critic is None else objective.critic.values,
     )
 
 
@@ -239,23 +243,26 @@ def observe_terms(observed: Observations, view: TokenView, terms: Sequence[LossT
                 observed.terms.setdefault(name, []).append(values.detach().double().cpu())
 
 
-@torch.no_grad()
-def reference_hidden(objective: Objective, micro: Batch) -> tuple[Tensor, OutputLayer]:
-    """The reference's hidden states and output layer for the full KL."""
+def reference_distributions(objective: Objective, micro: Batch) -> NextTokens:
+    """What the reference predicts in place of each sampled token."""
     assert objective.reference is not None
     with objective.reference.entered() as reference:
-        hidden = reference.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
-        return hidden, reference.output_layer
+        return distributions(reference, micro)
+
+
+def teacher_distributions(objective: Objective, micro: Batch) -> NextTokens:
+    """What the teacher predicts behind its own prompts."""
+    assert objective.teacher is not None
+    with objective.teacher.entered() as teacher:
+        return distributions(teacher, micro.behind_teacher_prompts)
 
 
 @torch.no_grad()
-def teacher_hidden(objective: Objective, micro: Batch) -> tuple[Tensor, OutputLayer]:
-    """The teacher's hidden states behind its own prompts, and its output layer."""
-    assert objective.teacher is not None
-    seen = micro.behind_teacher_prompts
-    with objective.teacher.entered() as teacher:
-        hidden = teacher.forward.completion_hidden(seen.prompts, seen.completions, seen.prompt_of)
-        return hidden, teacher.output_layer.detached()  # which may be the student's own
+def distributions(policy: Policy, micro: Batch) -> NextTokens:
+    """What a policy predicts in place of each sampled token, without a gradient."""
+    found = policy.forward.completion_logprobs(micro, ForwardNeeds(logprobs=False, distributions=True)).distributions
+    assert found is not None
+    return found
 
 
 def require_finite_losses(losses: Float[Tensor, " token"], micro: Batch, algorithm: Algorithm, view: TokenView) -> None:
@@ -331,9 +338,7 @@ def group_logprobs(
     parts: list[Tensor] = []
     batch = completions_of(groups, teacher_prompts).behind_teacher_prompts
     for micro in batch.split(max_tokens, padded=policy.forward.padded):
-        hidden = policy.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
-        logprobs = token_logprobs(hidden, policy.output_layer, micro.tokens.to(hidden.device), temperature=temperature)
-        parts.append(logprobs.double().cpu())
+        parts.append(policy.completion_logprobs(micro, temperature=temperature).double().cpu())
     return torch.cat(parts)
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.peft_layers import adapted_names
-from posttrain.models.exports.saved_weights import require_loadable
-from posttrain.models.loading.saving import save_adapter, save_policy
+from posttrain.models.loading.saving import require_loadable, save_adapter, save_policy
 from posttrain.models.policy import Policy
 from posttrain.runs.manifest import NAME
 from posttrain.trl.fields.training_fields import TrainingFields

@@ -167,7 +167,7 @@ def prompt_in(
 ) -> Prompt:
     """Text or messages as the model reads them; token ids as they are."""
     ids = [] if isinstance(content, str) else [one for one in content if isinstance(one, int)]
-    size = policy.output_layer.vocabulary
+    size = policy.num_logits
     if wrong := [token for token in ids if not 0 <= token < size]:
         raise BadRequest(f"prompt: token id {brief(wrong[0])}: must be 0 to {size - 1}")
     if ids:

@@ -10,7 +10,7 @@ from transformers.cache_utils import DummyLayer, DynamicLayer
 
 from posttrain.generation.plain.aligned_slots import AlignedSlots
 from posttrain.generation.stepping import PrefilledPrompts
-from posttrain.models.forward import model_hidden
+from posttrain.models.model_outputs import model_hidden
 from posttrain.models.policy import Policy
 
 

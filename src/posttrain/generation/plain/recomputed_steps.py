@@ -11,6 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from posttrain.generation.stepping import PrefilledPrompts
+from posttrain.models.forward import Completions, ForwardNeeds
 from posttrain.models.policy import Policy
 
 CHUNK_TOKENS = 16384
@@ -71,8 +72,10 @@ class RecomputedSteps:
         for chunk in chunks([len(row) for row in rows], CHUNK_TOKENS):
             # One completion a prompt, of a token that predicts nothing and is not read.
             prompts = [rows[place] for place in chunk]
-            hidden = self.policy.forward.completion_hidden(prompts, [(0,)] * len(chunk), range(len(chunk)))
-            parts.append(self.policy.output_layer.logits(hidden))
+            batch = Completions(prompts, [(0,)] * len(chunk), range(len(chunk)))
+            found = self.policy.forward.completion_logprobs(batch, ForwardNeeds(logprobs=False, distributions=True))
+            assert found.distributions is not None
+            parts.append(found.distributions.logits())
             places += chunk
         logits = torch.cat(parts)
         return torch.empty_like(logits).index_copy_(0, torch.tensor(places, device=logits.device), logits)

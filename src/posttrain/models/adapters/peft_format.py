@@ -19,13 +19,20 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.adaptable import expert_matrices, linear_layers
-from posttrain.models.adapters.experts import LoraExperts, without_wrappers, wrap_experts, wrapper_names
+from posttrain.models.adapters.adaptable import expert_matrices, linear_layers, put_layer, target_layers
 from posttrain.models.adapters.in_force import adapter_tensors
-from posttrain.models.adapters.lora import DOWN, UP, LoraLinear, lora_layers
-from posttrain.models.adapters.peft_names import WEIGHT, named_by_weight, own_name, peft_name, wrapper_of
-from posttrain.models.adapters.peft_objects import PREFIX, WEIGHTS, held_adapters, trained_adapter, write_peft_adapter
-from posttrain.models.adapters.placing import put, target_layers
+from posttrain.models.adapters.lora import (
+    DOWN,
+    UP,
+    LoraExperts,
+    LoraLinear,
+    lora_layers,
+    without_wrappers,
+    wrap_experts,
+    wrapper_names,
+)
+from posttrain.models.adapters.peft_layers import PREFIX, WEIGHTS, held_adapters, trained_adapter, write_peft_adapter
+from posttrain.models.adapters.peft_names import WEIGHT, named_by_weight, peft_name, text_model_name, wrapper_of
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.options.adapter import ADAPTER_CONFIG, ALL_LINEAR, AdapterOptions
 
@@ -139,14 +146,14 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
         "base_model_name_or_path": str(Path(base).resolve()) if base and Path(base).is_dir() else base,
         "inference_mode": True,
         "r": first.rank,
-        "lora_alpha": whole(first.alpha),
+        "lora_alpha": as_integer(first.alpha),
         "lora_dropout": first.dropout,
         "use_rslora": first.rslora,
         "target_modules": sorted(set(layers) - set(parameters)),
         **({"target_parameters": parameters} if parameters else {}),
         "rank_pattern": {name: each.options.rank for name, each in layers.items() if each.options.rank != first.rank},
         "alpha_pattern": {
-            name: whole(each.options.alpha) for name, each in layers.items() if each.options.alpha != first.alpha
+            name: as_integer(each.options.alpha) for name, each in layers.items() if each.options.alpha != first.alpha
         },
         "fan_in_fan_out": any(isinstance(layer.base_layer, Conv1D) for layer in layers.values()),
         "init_lora_weights": True,
@@ -156,7 +163,7 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
     }
 
 
-def whole(number: float) -> float | int:
+def as_integer(number: float) -> float | int:
     """A whole number as such, as peft writes alpha."""
     return int(number) if number == int(number) else number
 
@@ -245,7 +252,7 @@ def wrapped_arrays(model: PreTrainedModel, saved: SavedAdapter, where: str) -> d
     known = list(expert_matrices(model))
     arrays: list[str] = []
     for parameter in saved.settings.get("target_parameters") or ():
-        found = [name for name in known if f".{name}".endswith(f".{own_name(model, parameter)}")]
+        found = [name for name in known if f".{name}".endswith(f".{text_model_name(model, parameter)}")]
         if not found and not (parameter.endswith(WEIGHT) and parameter.removesuffix(WEIGHT) in saved.layers):
             raise UserError(
                 f"{where}: its adapter has target_parameters = {parameter}, which is neither the weight of a linear"
@@ -268,7 +275,7 @@ def put_adapter(model: PreTrainedModel, saved: SavedAdapter, options: AdapterOpt
     known, arrays = linear_layers(model), wrapped_arrays(model, saved, where)
     model.requires_grad_(False)
     for layer in (*(each for each in saved.layers if each not in arrays), *arrays):
-        name = own_name(model, layer)
+        name = text_model_name(model, layer)
         if layer not in arrays and name not in known:
             raise UserError(
                 f"{where}: its adapter is for {layer}, and its base {saved.base} has no such linear layer.  Put the"
@@ -280,7 +287,7 @@ def put_adapter(model: PreTrainedModel, saved: SavedAdapter, options: AdapterOpt
             made: LoraLinear = wrap_experts(model, arrays[layer], of_layer, seed=0)
         else:
             made = LoraLinear(model.get_submodule(name), name, of_layer, seed=0)
-            put(model, name, made)
+            put_layer(model, name, made)
         fill(made, layer, saved, where)
 
 
@@ -292,7 +299,7 @@ def of_text_part(model: PreTrainedModel, saved: SavedAdapter, where: str) -> Sav
     if wrapper_of(model) is None:
         return saved
     here = dict(model.named_modules())
-    outside = [layer for layer in saved.layers if own_name(model, layer) == layer and layer not in here]
+    outside = [layer for layer in saved.layers if text_model_name(model, layer) == layer and layer not in here]
     trained = [layer for layer in outside if saved.tensors.get(f"{layer}.{UP}", torch.ones(1)).any()]
     if trained:
         raise UserError(
@@ -337,7 +344,7 @@ def require_same_layers(
         return
     arrays = wrapped_arrays(model, saved, where)
     asked = set(target_layers(model, options.targets))
-    there = {arrays[layer] if layer in arrays else own_name(model, layer) for layer in saved.layers}
+    there = {arrays[layer] if layer in arrays else text_model_name(model, layer) for layer in saved.layers}
     if asked != there:
         raise UserError(
             f"model.adapter.targets = {', '.join(options.targets)}: the adapter in {where} is on other layers"

@@ -58,7 +58,7 @@ def peft_name(model: nn.Module, layer: str) -> str:
     return layer if wrapper is None else moved(layer, wrapper.inside, wrapper.outside)
 
 
-def own_name(model: nn.Module, name: str) -> str:
+def text_model_name(model: nn.Module, name: str) -> str:
     """The reverse of `peft_name`; names that are already the text model's stay."""
     wrapper = wrapper_of(model)
     return name if wrapper is None else moved(name, wrapper.outside, wrapper.inside)

@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.adaptable import adaptable_layers, expert_matrices, require_half
-from posttrain.models.adapters.placing import put
+from posttrain.models.adapters.adaptable import adaptable_layers, expert_matrices, put_layer, require_half
 
 NF4 = "nf4"
 KERNEL = "support_avx512bf16_for_cpu"
@@ -70,7 +69,7 @@ def quantize(
         layer = cast(nn.Linear, model.get_submodule(name))
         layer.weight.requires_grad_(False)
         layer.weight.data = layer.weight.data.to(device or layer.weight.device, made_from or layer.weight.dtype)
-        put(model, name, in_4_bits(library, layer, compute_dtype, packed_kernel=packed_kernel))
+        put_layer(model, name, in_4_bits(library, layer, compute_dtype, packed_kernel=packed_kernel))
 
 
 def require_half_in_4_bits(model: nn.Module) -> None:

@@ -2,6 +2,8 @@
 
 transformers makes up what a folder lacks and says so in a warning at most: a causal language model becomes a classifier
 with a random head.  Here that is refused by name, unless it is asked for.
+
+`classifier_bytes` estimates the bytes of a classifier's weights before any is loaded.
 """
 
 from collections.abc import Mapping
@@ -10,7 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
@@ -19,17 +23,24 @@ from transformers import (
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.quantized import compute_unpacked_in, quantize
-from posttrain.models.loading.construction import lacking_weights, transformers_load_errors, without_progress_bars
+from posttrain.models.loading.construction import (
+    ONE_AT_A_TIME,
+    lacking_weights,
+    transformers_load_errors,
+    without_progress_bars,
+)
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import (
-    class_name,
+    SAFE_WEIGHTS,
+    architecture_name,
+    hub_folder,
     quantisation,
     read_json,
+    require_model_files,
     require_no_adapter,
     require_no_hub_kernel,
-    require_parts,
 )
-from posttrain.models.loading.hub import hub_folder
+from posttrain.models.memory.memory_parts import NF4_BYTES
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward_model import RewardModelOptions
 
@@ -44,7 +55,7 @@ def classifier_files(options: RewardModelOptions) -> Path:
 
     Reads small files alone.  Raises UserError for what is no classifier.
     """
-    where, named = place(options), ModelOptions(path=options.model)
+    where, named = reward_option(options), ModelOptions(path=options.model)
     if named.hub_name is not None:
         option, trusted = f"rewards: model = {named.hub_name}", options.trust_remote_code
         folder = hub_folder(named.hub_name, named.hub_revision, with_code=trusted, option=option)
@@ -60,7 +71,7 @@ def classifier_files(options: RewardModelOptions) -> Path:
         raise UserError(f"{where}: the folder holds no config.json, so it is no model that transformers can load.")
     config = read_json(folder / "config.json", where)
     require_no_hub_kernel(config, where, "Remove it from config.json.")
-    require_parts(
+    require_model_files(
         folder, config, where, trust_remote_code=options.trust_remote_code, option="the reward's trust_remote_code"
     )
     require_head(config, where, untrained_head=options.untrained_head)
@@ -69,7 +80,7 @@ def classifier_files(options: RewardModelOptions) -> Path:
 
 def require_head(config: Mapping[str, Any], where: str, *, untrained_head: bool) -> None:
     """Refuse a language model: it has no head that scores, and one would be made up."""
-    made_as = class_name(config)
+    made_as = architecture_name(config)
     if made_as.endswith(CAUSAL_HEADS) and not untrained_head:
         raise UserError(
             f"{where}: {made_as} is a language model and no reward model: it has no head that scores a text, and a new"
@@ -80,10 +91,10 @@ def require_head(config: Mapping[str, Any], where: str, *, untrained_head: bool)
 
 def loaded_classifier(folder: Path, options: RewardModelOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The classifier of a folder and its tokenizer, frozen, on its device and in its type."""
-    where = place(options)
+    where = reward_option(options)
     device = chosen_device(options.device, option="rewards: device")
     config = read_json(folder / "config.json", where)
-    causal = class_name(config).endswith(CAUSAL_HEADS)
+    causal = architecture_name(config).endswith(CAUSAL_HEADS)
     with (
         transformers_load_errors(partial(classifier_load_message, where)),
         without_progress_bars(),
@@ -100,7 +111,7 @@ def loaded_classifier(folder: Path, options: RewardModelOptions) -> tuple[PreTra
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
     lacking = lacking_weights(found)
-    require_weights(model, lacking, where, untrained_head=options.untrained_head)
+    require_classifier_weights(model, lacking, where, untrained_head=options.untrained_head)
     model.requires_grad_(False).eval()
     stored_in_bits = quantisation(config) is not None
     if options.quantization is not None and not stored_in_bits:
@@ -118,7 +129,7 @@ def chosen_type(options: RewardModelOptions, device: torch.device) -> torch.dtyp
     return torch.bfloat16 if narrow else torch.float32
 
 
-def require_weights(model: PreTrainedModel, lacking: list[str], where: str, *, untrained_head: bool) -> None:
+def require_classifier_weights(model: PreTrainedModel, lacking: list[str], where: str, *, untrained_head: bool) -> None:
     """Refuse a model whose weights are not all in its folder; of a head that may be so by name."""
     body = f"{model.base_model_prefix}."
     of_body = sorted(name for name in lacking if name.startswith(body))
@@ -128,7 +139,7 @@ def require_weights(model: PreTrainedModel, lacking: list[str], where: str, *, u
             f" ({', '.join(of_body[:3])}{' ...' if len(of_body) > 3 else ''}), which would be made up at random.  The"
             " files are those of another model, or not whole."
         )
-    broken = [name for name, each in model.named_parameters() if not name.startswith(body) and not finite(each)]
+    broken = [name for name, each in model.named_parameters() if not name.startswith(body) and not is_finite(each)]
     if broken:
         raise UserError(
             f"{where}: its head cannot score: {broken[0]} holds NaN or infinity.  Give a folder whose training did not"
@@ -142,7 +153,7 @@ def require_weights(model: PreTrainedModel, lacking: list[str], where: str, *, u
         )
 
 
-def finite(tensor: torch.Tensor) -> bool:
+def is_finite(tensor: torch.Tensor) -> bool:
     """Whether no number of a tensor is NaN or infinite."""
     return bool(tensor.isfinite().all())
 
@@ -155,6 +166,30 @@ def classifier_load_message(where: str, said: str) -> str:
     )
 
 
-def place(options: RewardModelOptions) -> str:
+def reward_option(options: RewardModelOptions) -> str:
     """How messages about a reward model begin."""
     return f"rewards: model = {options.model}"
+
+
+def classifier_bytes(options: RewardModelOptions, *, on_cuda: bool) -> int:
+    """Bytes of the weights on the disk's config alone: b · N, and in 4 bits 4.127 / 8 for b of its linear layers.
+
+    N: parameters, b: bytes of one.  A folder that is in 4 bits already is as large as its files.  Nothing where the
+    reward model lives on another device than the policy, which is on CUDA where `on_cuda`.
+    """
+    there = on_cuda if options.device == "auto" else options.device == "cuda"
+    if there != on_cuda:
+        return 0
+    folder, where = classifier_files(options), reward_option(options)
+    if quantisation(read_json(folder / "config.json", where)) is not None:
+        return sum(file.stat().st_size for file in folder.glob(SAFE_WEIGHTS))
+    with transformers_load_errors(partial(classifier_load_message, where)), ONE_AT_A_TIME, torch.device("meta"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
+        model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=options.trust_remote_code)
+    width: int = chosen_type(options, torch.device("cuda" if on_cuda else "cpu")).itemsize
+    parameters: int = sum(each.numel() for each in model.parameters())
+    if options.quantization is None:
+        return width * parameters
+    body = cast(nn.Module, model.base_model)
+    packed: int = sum(layer.weight.numel() for layer in body.modules() if type(layer) is nn.Linear)
+    return width * (parameters - packed) + round(NF4_BYTES * packed)

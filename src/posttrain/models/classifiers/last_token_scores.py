@@ -10,9 +10,13 @@ lengths are kept, and the head reads the hidden state at length - 1:
 Encoders that read a whole text at its first token have their own forward pass, under a mask.  Which of the ways gives
 what the model gives for one row alone, without padding, is tried when it is made; where neither does, rows go one by
 one.
+
+`scored_body` is such a classifier as a language model: a critic may start as the reward model whose score is the value
+of a text that ends (Ouyang et al. 2022, arXiv:2203.02155).
 """
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,11 +25,16 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.quantized import is_4_bit
-from posttrain.models.known_tokens import num_embeddings
+from posttrain.models.adapters.quantized import is_4_bit, stays_quantised
+from posttrain.models.classifiers.classifier_folder import classifier_files, loaded_classifier
+from posttrain.models.classifiers.saved_classifier import READING
+from posttrain.models.context import num_embeddings
+from posttrain.models.loading.construction import ONE_AT_A_TIME
+from posttrain.models.policy import Policy, as_policy
+from posttrain.options.reward_model import RewardModelOptions
 
 Tokens = Sequence[int]
 TRIED_LENGTHS = (2, 3, 7, 12)
@@ -93,7 +102,7 @@ def classifier_scores(model: PreTrainedModel, *, pad_id: int | None, where: str)
             " number for each label.  Give a model for sequence classification."
         )
     for reading in ScoreReading:
-        if reading is ScoreReading.LAST_TOKEN and head_of(model) is None:
+        if reading is ScoreReading.LAST_TOKEN and score_layer(model) is None:
             continue
         scores = ClassifierScores(model, pad_id, reading)
         if reading is ScoreReading.ONE_BY_ONE or agrees(scores.of_batch(rows), torch.cat(expected), model):
@@ -114,13 +123,13 @@ def last_token_scores(model: PreTrainedModel, rows: Sequence[Tokens], pad_id: in
     hidden = model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state  # [row time hidden]
     last = torch.tensor([len(row) - 1 for row in rows], device=hidden.device)
     at_last = hidden[torch.arange(len(rows), device=hidden.device), last]  # [row hidden]
-    head = cast(nn.Linear, head_of(model))
+    head = cast(nn.Linear, score_layer(model))
     wide = torch.promote_types(torch.float32, head.weight.dtype)
     bias = None if head.bias is None else head.bias.to(wide)
     return nn.functional.linear(at_last.to(wide), head.weight.to(wide), bias)
 
 
-def head_of(model: PreTrainedModel) -> nn.Linear | None:
+def score_layer(model: PreTrainedModel) -> nn.Linear | None:
     """The linear layer that classifiers over decoders have on every token; None for other kinds."""
     found = dict(model.named_children()).get("score")
     return found if type(found) is nn.Linear else None
@@ -169,3 +178,76 @@ def batches(rows: Sequence[tuple[int, ...]], tokens_per_batch: int) -> Iterator[
 def device_of(model: PreTrainedModel) -> torch.device:
     """Where a model's weights are."""
     return next(iter(model.parameters())).device
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredBody:
+    """A model without the head that scores texts, and that head: r = w · h at a text's last token."""
+
+    body: Policy
+    """A causal language model whose output layer is its embedding, if it can be: nothing is to be sampled of it."""
+    score: Float[Tensor, " hidden"] | None
+    """w; None of a model that scores nothing."""
+
+
+def scored_body(policy: Policy, path: str, *, option: str) -> ScoredBody:
+    """The reward model of a folder, trainable, with the policy's tokenizer, on its device.
+
+    Raises UserError, of `option`, where it is none of one number over a decoder, or where it reads other tokens.
+    """
+    where = f"{option} = {path}"
+    on_cuda = policy.device.type == "cuda"
+    options = RewardModelOptions(model=path, dtype="float32", device="cuda" if on_cuda else "cpu")
+    try:
+        classifier, tokenizer = loaded_classifier(classifier_files(options), options)
+    except UserError as error:  # which speaks of the section `rewards`
+        raise UserError(str(error).replace("rewards: model = ", f"{option} = ")) from error
+    head = score_layer(classifier)
+    if head is None or head.out_features != 1:
+        has = "another head" if head is None else f"{head.out_features} of them"
+        raise UserError(
+            f"{where}: a critic starts from a reward model of one number, read from a decoder's last token, and"
+            f" {type(classifier).__name__} here has {has}."
+        )
+    if stays_quantised(classifier) or any(is_4_bit(layer) for layer in classifier.modules()):
+        raise UserError(
+            f"{where}: its weights are stored quantised, which cannot be trained.  Give the folder of the model that it"
+            " was quantised from."
+        )
+    require_tokens_read(policy, tokenizer.get_vocab(), str(tokenizer.pad_token), where)
+    model = with_output_layer(classifier)
+    model.requires_grad_(True)
+    narrow = policy.compute_dtype == torch.bfloat16
+    body = as_policy(model, policy.tokenizer, dtype="bfloat16" if narrow else "float32", context=policy.context)
+    return ScoredBody(body, head.weight.detach()[0].clone())
+
+
+def require_tokens_read(policy: Policy, theirs: Mapping[str, int], pad: str, where: str) -> None:
+    """Refuse a reward model that reads one of the policy's tokens as another; it may pad with one of its own."""
+    mine = policy.tokenizer.get_vocab()
+    differing = sorted(text for text in mine.keys() | (theirs.keys() - {pad}) if mine.get(text) != theirs.get(text))
+    if differing:
+        raise UserError(
+            f"{where}: its vocabulary is not the policy's: {len(differing)} tokens differ, such as {differing[0]!r}."
+            "  A critic reads what the policy wrote, so give a reward model over the policy's tokenizer."
+        )
+
+
+def with_output_layer(classifier: PreTrainedModel) -> PreTrainedModel:
+    """A causal language model around a classifier's body, which has no output layer: its embedding, or else zeros."""
+    config: Any = copy.deepcopy(classifier.config)
+    config.tie_word_embeddings = True
+    if hasattr(config, READING):
+        delattr(config, READING)
+    with ONE_AT_A_TIME, torch.device("meta"):
+        made: Any = AutoModelForCausalLM.from_config(config)
+    body = cast(PreTrainedModel, classifier.base_model)
+    setattr(made, made.base_model_prefix, body)
+    made.tie_weights()
+    output = made.get_output_embeddings()
+    for name, parameter in list(output.named_parameters()):
+        if parameter.is_meta:
+            zeros = torch.zeros(parameter.shape, dtype=body.dtype, device=body.device)
+            setattr(output, name, nn.Parameter(zeros))
+    made.name_or_path = classifier.name_or_path
+    return made.eval()  # type: ignore[no-any-return]

@@ -7,10 +7,16 @@ with a row of its own in the embedding, which is never read.
 `config.json` says beside that how texts are read, so that a score in use is the one that was trained:
 
     "reading": {"stop_token_ids": [0], "template_options": {}}
+
+A reward model reads prompt and completion in its own tokens.  A conversation goes through its own chat template, with
+the completion as the assistant's last message; a plain prompt and its completion are tokenized as one text.  A reward
+model trained here reads both exactly as in training, closing tokens included.  A policy's text is not trusted: where it
+spells a special token of the reward model, a space after the first character makes it plain text.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,14 +28,16 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.merging import merged_weights
+from posttrain.models.adapters.in_force import merged_weights
 from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.adapters.quantized import is_4_bit, stays_quantised
-from posttrain.models.classifiers.score_head import TextScorer
+from posttrain.models.classifiers.heads import TextScorer
+from posttrain.models.conversation_masks import Dialogue, Masking
+from posttrain.models.loading.adapter_folder import with_chat_template
 from posttrain.models.loading.construction import ONE_AT_A_TIME, without_progress_bars
 from posttrain.models.loading.saving import in_dtype, readable_as, write_card
 from posttrain.models.policy import Policy
-from posttrain.models.rendering import token_ids
+from posttrain.models.rendering import TokenizerRenderer, token_ids
 
 HEAD = "score.weight"
 """What classifiers over decoders call the head's matrix."""
@@ -193,3 +201,64 @@ def with_row(body: Mapping[str, Tensor], made: PreTrainedModel, pad: int) -> dic
         with torch.device("meta"):
             made.set_input_embeddings(nn.Embedding(pad + 1, embedding.embedding_dim))
     return grown
+
+
+class ClassifierText:
+    """Reads prompts and completions for the reward model that a tokenizer belongs to."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        where: str,
+        *,
+        template_file: str = "",
+        reading: TextReading | None = None,
+    ) -> None:
+        """`where` is how messages begin; the template in a file takes the place of the tokenizer's own.
+
+        `reading` is how a model that was trained here reads; None is any other.
+        """
+        self.where = where
+        if template_file:
+            tokenizer = with_chat_template(deepcopy(tokenizer), template_file, "rewards: chat_template")
+        self.tokenizer = tokenizer
+        options = {} if reading is None else reading.template_options
+        self.renderer = TokenizerRenderer(tokenizer, template_options=options)
+        self.masking = None if reading is None else Masking(renderer=self.renderer, stop_ids=reading.stop_token_ids)
+        """How it was trained to read; None of a model of others."""
+        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        self.special = tuple(sorted({*special, *tokenizer.all_special_tokens}, key=len, reverse=True))
+        """Texts that the tokenizer reads as special tokens, the longest first."""
+
+    def tokens(self, prompt: object, completion: object) -> list[int]:
+        """The tokens of a prompt and its completion, both texts or both messages.
+
+        Raises UserError for a conversation where there is no template.
+        """
+        if isinstance(prompt, str):
+            assert isinstance(completion, str), completion
+            if self.masking is not None:
+                plain = self.renderer.render(prompt, id=self.where)
+                return [*self.masking.completion(plain, self.as_plain(completion)).tokens]
+            return token_ids(self.tokenizer, prompt + self.as_plain(completion), special=True)
+        if not self.renderer.template:
+            raise UserError(
+                f"{self.where}: the prompt is a conversation, and the reward model's tokenizer has no chat template. "
+                " Name a file with one as the reward's chat_template, or have plain prompts, prompt_format: plain."
+            )
+        assert isinstance(prompt, Sequence), prompt
+        assert isinstance(completion, Sequence), completion
+        answer = [{**message, "content": self.as_plain(message["content"])} for message in completion]
+        if self.masking is not None:
+            said = Dialogue(where=self.where, messages=[*prompt, *answer], num_given=len(prompt))
+            read = self.masking.last_turn(said)
+            return [*read.tokens, *self.masking.closing(said, read)]
+        text = self.renderer.templated([*prompt, *answer], "of the reward model", open_answer=False)
+        return token_ids(self.tokenizer, text, special=False)
+
+    def as_plain(self, text: str) -> str:
+        """A text that spells none of the special tokens."""
+        for special in self.special:
+            if special in text:
+                text = text.replace(special, f"{special[0]} {special[1:]}")
+        return text

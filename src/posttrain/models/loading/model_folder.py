@@ -24,17 +24,24 @@ from transformers.utils.quantization_config import Mxfp4Config
 from posttrain.errors import UserError
 from posttrain.models.adapters.peft_format import SavedAdapter, read_adapter
 from posttrain.models.adapters.quantized import compute_unpacked_in, quantize, require_half_in_4_bits
-from posttrain.models.loading.adapting import base_options, put_over, require_adapter_for_peft
-from posttrain.models.loading.chat_settings import (
+from posttrain.models.loading.adapter_folder import (
+    adapter_template,
+    base_options,
     name_stop_ids,
     named_stop_ids,
-    template_of,
+    put_over,
+    require_adapter_for_peft,
     tokenizer_folder,
     with_chat_template,
 )
 from posttrain.models.loading.construction import (
     ONE_AT_A_TIME,
+    freeze,
+    hold_all_in,
+    hold_frozen_in,
+    hold_rest_in,
     lacking_weights,
+    linear_matrices,
     transformers_load_errors,
     without_progress_bars,
 )
@@ -44,16 +51,15 @@ from posttrain.models.loading.folder_kinds import (
     IN_4_BITS,
     SAFE_WEIGHTS,
     bundled_folder,
+    hub_folder,
     needs_code,
     quantisation,
     read_json,
     require_model_folder,
 )
-from posttrain.models.loading.hub import hub_folder
 from posttrain.models.loading.text_part import is_wrapper, require_causal_class, require_text_part, text_part
-from posttrain.models.loading.trainable import freeze, hold_all_in, hold_frozen_in, hold_rest_in, linear_matrices
+from posttrain.models.model_outputs import enable_recomputation
 from posttrain.models.policy import Policy, as_policy, chosen_dtype
-from posttrain.models.recomputation import enable_recomputation
 from posttrain.options.adapter import is_adapter_folder
 from posttrain.options.model import ModelOptions
 
@@ -69,7 +75,7 @@ def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False
     The seed draws a new adapter; `inference` is for a model that is never trained.  Raises UserError where there is
     neither a causal language model nor an adapter that can be loaded.
     """
-    return policy_of(located_model(options), options, seed=seed, inference=inference)
+    return policy_from(located_model(options), options, seed=seed, inference=inference)
 
 
 def load_policy_to_train(
@@ -82,7 +88,7 @@ def load_policy_to_train(
     """
     located = located_model(options)
     require_trainable_weights(located, options, saves_whole=saves_whole, may_adapt=may_adapt)
-    policy = policy_of(located, options, seed=seed, inference=False)
+    policy = policy_from(located, options, seed=seed, inference=False)
     if not saves_whole:
         require_adapter_for_peft(policy.model, options)
     return policy
@@ -107,7 +113,7 @@ def located_model(options: ModelOptions) -> LocatedModel:
         saved = read_adapter(options.folder)
     base = options if saved is None else base_options(options, saved)
     folder = located_folder(base)
-    found = quantisation(read_json(folder / "config.json", where(base)))
+    found = quantisation(read_json(folder / "config.json", path_option(base)))
     if found is not None and options.quantization is not None:
         raise UserError(
             f"model.quantization = {options.quantization}: the weights in {base.path} are quantised already ({found})."
@@ -118,7 +124,7 @@ def located_model(options: ModelOptions) -> LocatedModel:
     return LocatedModel(folder=folder, base=base, saved=saved, quantisation=found)
 
 
-def policy_of(located: LocatedModel, options: ModelOptions, *, seed: int, inference: bool) -> Policy:
+def policy_from(located: LocatedModel, options: ModelOptions, *, seed: int, inference: bool) -> Policy:
     """See `load_policy`."""
     saved, base, folder = located.saved, located.base, located.folder
     device = chosen_device(base.device)
@@ -154,7 +160,7 @@ def plain_model(
     """The model of a folder without an adapter, in 4 bits where that is asked for, and the type of its products."""
     narrow = read_as_stored(folder, config, options, device)
     model = loaded_model(folder, config, options, torch.bfloat16 if narrow else memory_dtype(options))
-    method = quantisation(read_json(folder / "config.json", where(options)))
+    method = quantisation(read_json(folder / "config.json", path_option(options)))
     if method == IN_4_BITS:  # bitsandbytes leaves the others in the type that they are stored in
         hold_all_in(model, memory_dtype(options))
     elif method is not None and not getattr(model, "is_quantized", False):
@@ -213,7 +219,7 @@ def require_trainable_weights(
 
     transformers dequantises MXFP4 as it loads it, so such a model is trained and saved as any other.
     """
-    method, base = located.quantisation, where(located.base)
+    method, base = located.quantisation, path_option(located.base)
     if method is None or method == DEQUANTISED_AT_LOAD:
         return
     if not options.trains_adapter:
@@ -248,7 +254,7 @@ def located_folder(options: ModelOptions) -> Path:
         folder = hub_folder(options.hub_name, options.hub_revision, with_code=options.trust_remote_code)
     require_model_folder(
         folder,
-        where(options),
+        path_option(options),
         trust_remote_code=options.trust_remote_code,
         attention=options.attn_implementation,
     )
@@ -266,9 +272,9 @@ def loaded_config(folder: Path, options: ModelOptions) -> PreTrainedConfig:
     with load_errors(options):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
         if is_wrapper(config):
-            require_text_part(config, where(options))
+            require_text_part(config, path_option(options))
         else:
-            require_causal_class(config, where(options))
+            require_causal_class(config, path_option(options))
     return cast(PreTrainedConfig, config)
 
 
@@ -279,7 +285,7 @@ def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, 
     asked: dict[str, Any] = {}
     if options.attn_implementation != "auto":
         asked["attn_implementation"] = options.attn_implementation
-    if quantisation(read_json(folder / "config.json", where(options))) == DEQUANTISED_AT_LOAD:
+    if quantisation(read_json(folder / "config.json", path_option(options))) == DEQUANTISED_AT_LOAD:
         asked["quantization_config"] = Mxfp4Config(dequantize=True)  # its kernels for GPUs compute no gradient
     with load_errors(options), without_progress_bars():  # they would write over ours
         model, found = loader.from_pretrained(
@@ -294,7 +300,7 @@ def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, 
     lacking = lacking_weights(found)
     if lacking:
         raise UserError(
-            f"{where(options)}: the weights lack {len(lacking)} of what a {type(model).__name__} needs"
+            f"{path_option(options)}: the weights lack {len(lacking)} of what a {type(model).__name__} needs"
             f" ({', '.join(lacking[:3])}{' ...' if len(lacking) > 3 else ''}), which would be made up at random.  The"
             " files are those of another model, or not whole."
         )
@@ -310,10 +316,10 @@ def loaded_tokenizer(base: Path, options: ModelOptions, adapter: Path | None = N
     with load_errors(options):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
     if adapter is not None and folder == base:
-        tokenizer.chat_template = template_of(adapter) or tokenizer.chat_template
+        tokenizer.chat_template = adapter_template(adapter) or tokenizer.chat_template
     if not tokenizer("a", add_special_tokens=False)["input_ids"]:
         raise UserError(
-            f"{where(options)}: its tokenizer has no token for the letter a, so its files are not whole.  Copy"
+            f"{path_option(options)}: its tokenizer has no token for the letter a, so its files are not whole.  Copy"
             " tokenizer.json and tokenizer_config.json into the folder, from the model that it was made of."
         )
     return with_chat_template(cast(PreTrainedTokenizerBase, tokenizer), options.chat_template)
@@ -327,16 +333,16 @@ def load_errors(options: ModelOptions) -> AbstractContextManager[None]:
 def load_message(options: ModelOptions, said: str) -> str:
     """What to do where transformers cannot load a folder, and says this of it."""
     if "trust_remote_code" in said:
-        return needs_code(where(options), "of its tokenizer or config")
+        return needs_code(path_option(options), "of its tokenizer or config")
     if options.attn_implementation not in ("auto", "eager", "sdpa"):
         return f"model.attn_implementation = {options.attn_implementation}: not here ({said}).  Use auto."
-    return f"{where(options)}: transformers cannot load it ({said}).  {load_remedy(options)}"
+    return f"{path_option(options)}: transformers cannot load it ({said}).  {load_remedy(options)}"
 
 
 def load_remedy(options: ModelOptions) -> str:
     """What may help where a folder cannot be loaded."""
     folder = Path(options.path)
-    method = quantisation(read_json(folder / "config.json", where(options))) if folder.is_dir() else None
+    method = quantisation(read_json(folder / "config.json", path_option(options))) if folder.is_dir() else None
     if method is not None:
         return (
             f"Its weights are quantised ({method}), which needs that method's own packages and often a GPU.  Give the"
@@ -345,7 +351,7 @@ def load_remedy(options: ModelOptions) -> str:
     return "The folder needs config.json, model.safetensors, tokenizer.json and tokenizer_config.json."
 
 
-def where(options: ModelOptions) -> str:
+def path_option(options: ModelOptions) -> str:
     """How messages about the model begin."""
     return f"model.path = {options.path}"
 

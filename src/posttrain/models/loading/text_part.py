@@ -72,11 +72,11 @@ def text_part(whole: PreTrainedModel) -> PreTrainedModel:
 def wrapper_around(decoder: nn.Module, inside: str, whole: PreTrainedModel, text: PreTrainedModel) -> Wrapper:
     """Where a decoder lies in the text model and in the wrapper."""
     outside = next(name for name, module in whole.named_modules() if module is decoder)
-    return Wrapper(model_type=whole.config.model_type, inside=inside, outside=outside, gap=largest_gap(whole, text))
+    return Wrapper(model_type=whole.config.model_type, inside=inside, outside=outside, gap=gap_to_wrapper(whole, text))
 
 
 @torch.no_grad()
-def largest_gap(whole: PreTrainedModel, text: PreTrainedModel) -> float:
+def gap_to_wrapper(whole: PreTrainedModel, text: PreTrainedModel) -> float:
     """How far the text model is from the wrapper on text; 0 where that cannot read text alone.
 
     Cohere2's text model multiplies logits by `logit_scale`, and Aya Vision's wrapper does not (transformers 5.23).

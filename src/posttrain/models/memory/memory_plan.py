@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from posttrain.models.adapters.adaptable import reaches_half
 from posttrain.models.memory import memory_parts as parts
-from posttrain.models.memory.memory_setup import BFLOAT16, FLOAT32, MemorySetup
+from posttrain.models.memory.memory_parts import BFLOAT16, FLOAT32, MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 
 IMPORTED_BYTES = 405_000_000
@@ -80,7 +80,7 @@ def memory_plan(shape: ModelShape, setup: MemorySetup) -> MemoryPlan:
         "weights": parts.weights(shape, setup),
         "optimizer": parts.optimizer(shape, setup),
         "reference": parts.reference(shape, setup),
-        "critic": parts.critic(shape, setup),
+        "critic": parts.critic_bytes(shape, setup),
         "reward_models": setup.reward_models,
         "teacher": setup.teacher,
     }
@@ -100,7 +100,7 @@ def memory_plan(shape: ModelShape, setup: MemorySetup) -> MemoryPlan:
         "logits": parts.trained_logits(shape, setup),
         "copies": parts.update_copies(shape, setup),
     }
-    loading = {"as_loaded": parts.loaded(shape, setup)}
+    loading = {"as_loaded": parts.bytes_while_loading(shape, setup)}
     return MemoryPlan(shape=shape, setup=setup, loading=loading, always=always, sampling=sampling, updating=updating)
 
 
@@ -127,7 +127,9 @@ def changes_that_save(shape: ModelShape, setup: MemorySetup) -> list[Change]:
     found = [
         Change(setting, changed, peak - memory_plan(shape, changed).peak, same) for (setting, changed), same in tried
     ]
-    worth = [each for each in found if each.saves > WORTH_TELLING * peak and name_of(each.setting) not in setup.refused]
+    worth = [
+        each for each in found if each.saves > WORTH_TELLING * peak and option_name(each.setting) not in setup.refused
+    ]
     return sorted(worth, key=lambda change: (not change.same_results, -change.saves))
 
 
@@ -136,12 +138,14 @@ def changes_until_it_fits(shape: ModelShape, setup: MemorySetup, size: int) -> t
     settings: list[str] = []
     plan = memory_plan(shape, setup)
     while plan.peak > size and (changes := changes_that_save(shape, plan.setup)):
-        settings = [each for each in settings if name_of(each) != name_of(changes[0].setting)] + [changes[0].setting]
+        settings = [each for each in settings if option_name(each) != option_name(changes[0].setting)] + [
+            changes[0].setting
+        ]
         plan = memory_plan(shape, changes[0].setup)
     return settings, plan
 
 
-def name_of(setting: str) -> str:
+def option_name(setting: str) -> str:
     """The option that a change sets."""
     return setting.partition(" ")[0]
 

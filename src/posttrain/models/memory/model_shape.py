@@ -1,9 +1,13 @@
-"""What of a model decides its memory, read from its config alone: no weight is loaded, or even made."""
+"""What of a model decides its memory, read from its config alone: no weight is loaded, or even made.
+
+`recipe_shape` is that of the model that a recipe names.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -13,10 +17,18 @@ from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.adaptable import expert_matrices
+from posttrain.models.adapters.peft_format import read_adapter
 from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.loading.adapter_folder import base_options
 from posttrain.models.loading.construction import LOAD_ERRORS, ONE_AT_A_TIME
-from posttrain.models.loading.folder_kinds import IN_4_BITS
-from posttrain.models.shared_prompt.architectures import shared_prompt_refusal
+from posttrain.models.loading.folder_kinds import IN_4_BITS, bundled_folder, hub_folder, quantisation, read_json
+from posttrain.models.loading.model_folder import loaded_config, path_option
+from posttrain.models.loading.new_model import new_model_config, new_tokenizer
+from posttrain.models.loading.text_part import is_wrapper
+from posttrain.models.shared_prompt.families import shared_prompt_refusal
+from posttrain.options.adapter import is_adapter_folder
+from posttrain.options.model import ModelOptions
+from posttrain.options.new_model import NewModelOptions
 
 UNBOUNDED = 1 << 30
 """Positions of a family whose config names no end of them."""
@@ -166,3 +178,28 @@ def _first(config: Any, *names: str) -> int | None:
         if isinstance(value, int):
             return value
     return None
+
+
+def recipe_shape(options: ModelOptions | NewModelOptions) -> ModelShape:
+    """The shape of a model folder, which needs no weights, of the bundled model, or of one to be made from nothing.
+
+    Of an adapter's folder it is that of the model below.  A model of the hub is found as a run finds it.
+    """
+    if isinstance(options, NewModelOptions):
+        return config_shape(new_model_config(options, new_tokenizer(options.template)))
+    if not options.is_bundled and is_adapter_folder(options.folder):
+        options = base_options(options, read_adapter(options.folder))
+    folder = config_folder(options)
+    config = loaded_config(folder, options)
+    shape = config_shape(config.get_text_config() if is_wrapper(config) else config)
+    return replace(shape, quantised=quantisation(read_json(folder / "config.json", path_option(options))))
+
+
+def config_folder(options: ModelOptions) -> Path:
+    """The folder whose config.json describes the model; that it has weights as well is not asked."""
+    options.require_folder()
+    if options.is_bundled:
+        return bundled_folder(options.path)
+    if options.hub_name is not None:
+        return hub_folder(options.hub_name, options.hub_revision, with_code=options.trust_remote_code)
+    return options.folder

@@ -1,11 +1,18 @@
-"""Attention of one padded call, as each kind of layer makes it of its scores."""
+"""Attention over padded calls, and over many sequences packed on one token axis.
 
+A packed batch holds *roots* (whole sequences, or the prompts of groups) and *branches* (completions), each of which
+continues one root.  A root is stored and computed once however many branches continue it.  Nothing is padded
+except inside attention, where sequences of like length share a padded bucket.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +106,274 @@ def repeated_heads(
 ) -> Float[Tensor, "row heads keys width"]:
     """Each head as many times in a row as there are query heads that share it."""
     return kv.repeat_interleave(num_heads // kv.shape[1], dim=1)
+
+
+BUCKET_FILL = 0.75
+"""A bucket takes sequences down to this share of its longest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Sequences that share one padded attention call."""
+
+    members: tuple[int, ...]
+    """Branches (or roots) in the bucket, longest first."""
+    width: int
+    """Length of the longest, in tokens; the others are padded to it."""
+
+    @property
+    def num_slots(self) -> int:
+        """Padded positions."""
+        return len(self.members) * self.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchIndices:
+    """What attention of one bucket of branches looks up."""
+
+    roots: Int64[Tensor, " member"]
+    """The root that each member continues."""
+    sees_root: Bool[Tensor, "member longest"]
+    """Which keys of its root, padded to the longest, are tokens."""
+    root_lengths: Int64[Tensor, " member"]
+    """Position of each branch's first token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Masks:
+    """Which keys each query sees, bucket by bucket, in layers of one window."""
+
+    roots: tuple[Bool[Tensor, "1 1 _ _"] | None, ...]
+    """[1, 1, width, width] each; None where all tokens before are seen."""
+    branches: tuple[Bool[Tensor, "_ 1 _ _"], ...]
+    """[member, 1, width, keys] each; keys are the root's tokens, then the branch's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedIndices:
+    """What attention over a layout looks up, on the device where it runs.
+
+    A *slot* is a padded position; slots are counted through all buckets, those of roots first.
+    """
+
+    positions: Int64[Tensor, " token"]
+    """Position of each packed token in its own sequence, its root's tokens counted."""
+    token_of_slot: Int64[Tensor, " slot"]
+    """Packed token of each slot; a padding slot repeats its sequence's first: masked as a key, dropped as a query."""
+    slot_of_token: Int64[Tensor, " token"]
+    """Where each packed token is among the slots."""
+    row_of_root: Int64[Tensor, " root"]
+    """Row of each root among the rows of all root buckets."""
+    branches: tuple[BranchIndices, ...]
+    """One for each branch bucket."""
+
+
+class PackedLayout:
+    """Where each sequence lies on the packed token axis: all roots in order, then all branches in order.
+
+    `branch_root[b]` is the root that branch b continues.  A branch may be empty.
+    """
+
+    def __init__(
+        self, root_lengths: Sequence[int], branch_lengths: Sequence[int] = (), branch_root: Sequence[int] = ()
+    ) -> None:
+        self.root_lengths, self.branch_lengths = list(root_lengths), list(branch_lengths)
+        self.branch_root = list(branch_root)
+        assert all(self.root_lengths), "a root has a token at least"
+        self.num_root_tokens = sum(self.root_lengths)
+        self.num_tokens = self.num_root_tokens + sum(self.branch_lengths)
+        self.root_starts = _starts(self.root_lengths, 0)
+        self.branch_starts = _starts(self.branch_lengths, self.num_root_tokens)
+        self.longest = max(
+            *self.root_lengths,
+            *(
+                length + self.root_lengths[root]
+                for length, root in zip(self.branch_lengths, self.branch_root, strict=True)
+            ),
+            0,
+        )
+        """Tokens of the longest sequence, a branch's with its root."""
+        self.root_buckets = _like_lengths(self.root_lengths)
+        self.branch_buckets = _like_lengths(self.branch_lengths)
+
+    def indices(self, device: torch.device) -> PackedIndices:
+        """The layout's index tensors, made for a device."""
+        token_of_slot, slot_of_token = self._slots()
+        order = [member for bucket in self.root_buckets for member in bucket.members]
+        return PackedIndices(
+            positions=self._positions().to(device),
+            token_of_slot=token_of_slot.to(device),
+            slot_of_token=slot_of_token.to(device),
+            row_of_root=torch.tensor(order).argsort().to(device),
+            branches=tuple(self._branch_indices(bucket, device) for bucket in self.branch_buckets),
+        )
+
+    def _positions(self) -> Int64[Tensor, " token"]:
+        parts = [torch.arange(length) for length in self.root_lengths]
+        for length, root in zip(self.branch_lengths, self.branch_root, strict=True):
+            offset = self.root_lengths[root]
+            parts.append(torch.arange(offset, offset + length))
+        return torch.cat(parts)
+
+    def _slots(self) -> tuple[Int64[Tensor, " slot"], Int64[Tensor, " token"]]:
+        """Packed token of each slot, and slot of each packed token."""
+        token_of_slot: list[Tensor] = []
+        slot_of_token = torch.empty(self.num_tokens, dtype=torch.long)
+        first_slot = 0
+        for buckets, lengths, starts in (
+            (self.root_buckets, self.root_lengths, self.root_starts),
+            (self.branch_buckets, self.branch_lengths, self.branch_starts),
+        ):
+            for bucket in buckets:
+                for member in bucket.members:
+                    start, length = starts[member], lengths[member]
+                    row = torch.full((bucket.width,), start)
+                    row[:length] = torch.arange(start, start + length)
+                    token_of_slot.append(row)
+                    slot_of_token[start : start + length] = torch.arange(first_slot, first_slot + length)
+                    first_slot += bucket.width
+        return torch.cat(token_of_slot), slot_of_token
+
+    def _branch_indices(self, bucket: Bucket, device: torch.device) -> BranchIndices:
+        roots = [self.branch_root[member] for member in bucket.members]
+        root_lengths = torch.tensor([self.root_lengths[root] for root in roots])
+        sees_root = torch.arange(max(self.root_lengths)) < root_lengths[:, None]
+        return BranchIndices(
+            roots=torch.tensor(roots).to(device), sees_root=sees_root.to(device), root_lengths=root_lengths.to(device)
+        )
+
+    def masks(self, indices: PackedIndices, window: int | None) -> Masks:
+        """The masks of layers with a window, on the device of the indices."""
+        device = indices.positions.device
+        roots = (
+            None if window is None or bucket.width <= window else causal_mask(bucket.width, window, device)[None, None]
+            for bucket in self.root_buckets
+        )
+        branches = (
+            _branch_mask(bucket.width, branch, window)
+            for bucket, branch in zip(self.branch_buckets, indices.branches, strict=True)
+        )
+        return Masks(roots=tuple(roots), branches=tuple(branches))
+
+
+def _branch_mask(width: int, branch: BranchIndices, window: int | None) -> Bool[Tensor, "member 1 width keys"]:
+    members, longest = branch.sees_root.shape
+    to_root = branch.sees_root[:, None, :].expand(-1, width, -1)
+    if window is not None:
+        queries = branch.root_lengths[:, None] + torch.arange(width, device=branch.roots.device)  # [member width]
+        keys = torch.arange(longest, device=branch.roots.device)
+        to_root = to_root & in_sight(queries[:, :, None], keys, window)
+    own = causal_mask(width, window, branch.roots.device).expand(members, -1, -1)
+    return torch.cat([to_root, own], dim=2)[:, None]
+
+
+class _Rearrange(torch.autograd.Function):
+    """x[index] whose gradient is a gather too: `inverse` gives each row of x the one place where it is used."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return grad.index_select(0, inverse), None, None
+
+
+class _Unpad(torch.autograd.Function):
+    """Rows of padded slots back to packed tokens; padding receives a zero gradient."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, slot_of_token: Tensor) -> Tensor:
+        ctx.save_for_backward(slot_of_token)
+        ctx.num_slots = x.shape[0]  # type: ignore[attr-defined]
+        return x.index_select(0, slot_of_token)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+        (slot_of_token,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        padded = grad.new_zeros(ctx.num_slots, grad.shape[1])  # type: ignore[attr-defined]
+        return padded.index_copy_(0, slot_of_token, grad), None
+
+
+class PackedAttention:
+    """Causal attention inside each root, and of each branch over its root and itself."""
+
+    def __init__(self, layout: PackedLayout, device: torch.device) -> None:
+        self.layout, self.indices = layout, layout.indices(device)
+        self._masks: dict[int | None, Masks] = {}
+
+    def __call__(
+        self,
+        layer: int,
+        kind: AttentionKind,
+        query: Float[Tensor, "token heads width"],
+        key: Float[Tensor, "token kv_heads width"],
+        value: Float[Tensor, "token kv_heads width"],
+    ) -> Float[Tensor, "token heads width"]:
+        """Attention of the layer's kind within each sequence of the layout."""
+        layout, at, masks = self.layout, self.indices, self._masks_of(kind.window)
+        heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[2]
+        packed = torch.cat([query.flatten(1), key.flatten(1), value.flatten(1)], dim=1)  # [token qkv]
+        padded: Tensor = _Rearrange.apply(packed, at.token_of_slot, at.slot_of_token)  # type: ignore[no-untyped-call]
+        buckets = [*layout.root_buckets, *layout.branch_buckets]
+        parts = padded.split([bucket.num_slots for bucket in buckets])
+        split_heads = [
+            part.view(len(bucket.members), bucket.width, heads + 2 * kv_heads, width)
+            .transpose(1, 2)
+            .split([heads, kv_heads, kv_heads], dim=1)
+            for bucket, part in zip(buckets, parts, strict=True)
+        ]
+        num_roots = len(layout.root_buckets)
+        out = [
+            attend(q, k, v, mask, kind) for (q, k, v), mask in zip(split_heads[:num_roots], masks.roots, strict=True)
+        ]
+        if layout.branch_buckets:
+            root_key, root_value = self._roots([kv[1:] for kv in split_heads[:num_roots]])
+            branches = zip(split_heads[num_roots:], at.branches, masks.branches, strict=True)
+            for (q, k, v), branch, mask in branches:
+                keys = torch.cat([root_key.index_select(0, branch.roots), k], dim=2)
+                values = torch.cat([root_value.index_select(0, branch.roots), v], dim=2)
+                out.append(attend(q, keys, values, mask, kind))
+        slots = torch.cat([o.transpose(1, 2).reshape(-1, heads * width) for o in out])
+        packed_out: Tensor = _Unpad.apply(slots, at.slot_of_token)  # type: ignore[no-untyped-call]
+        return packed_out.view(-1, heads, width)
+
+    def _masks_of(self, window: int | None) -> Masks:
+        """Made once for all layers of a window; one that no sequence outgrows is none."""
+        if window is not None and window >= self.layout.longest:
+            window = None
+        if window not in self._masks:
+            self._masks[window] = self.layout.masks(self.indices, window)
+        return self._masks[window]
+
+    def _roots(self, keys_values: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
+        """Keys and values of all roots in order, padded to the longest."""
+        longest = max(self.layout.root_lengths)
+        keys, values = (
+            torch.cat([F.pad(kv[which], (0, 0, 0, longest - kv[which].shape[2])) for kv in keys_values])
+            for which in (0, 1)
+        )
+        rows = self.indices.row_of_root
+        return keys.index_select(0, rows), values.index_select(0, rows)
+
+
+def _starts(lengths: Sequence[int], first: int) -> list[int]:
+    starts, at = [], first
+    for length in lengths:
+        starts.append(at)
+        at += length
+    return starts
+
+
+def _like_lengths(lengths: Sequence[int]) -> list[Bucket]:
+    """Non-empty sequences in groups of like length, longest first."""
+    order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
+    buckets: list[list[int]] = []
+    for i in order:
+        if buckets and lengths[i] >= BUCKET_FILL * lengths[buckets[-1][0]]:
+            buckets[-1].append(i)
+        else:
+            buckets.append([i])
+    return [Bucket(tuple(bucket), lengths[bucket[0]]) for bucket in buckets]

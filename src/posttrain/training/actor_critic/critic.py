@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from posttrain.batch import Batch, completions_of
 from posttrain.errors import UserError
 from posttrain.models.adapters.quantized import stays_quantised
-from posttrain.models.classifiers.classifier_body import ScoredBody
-from posttrain.models.forward import trunk as without_output_layer
-from posttrain.models.gradients import gradients_in_place
+from posttrain.models.classifiers.heads import ValueHead
+from posttrain.models.classifiers.last_token_scores import ScoredBody
+from posttrain.models.forward import ForwardNeeds
+from posttrain.models.model_outputs import trunk as without_output_layer
 from posttrain.models.policy import Policy
-from posttrain.models.value_head import ValueHead
+from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.options.critic import CriticOptions
 from posttrain.records import Finish, Group, Rollout
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
@@ -52,7 +53,7 @@ class Critic:
         if options.path and self.own_trunk is None:
             require_head_of_policy(options.path)
         self.head = ValueHead(
-            hidden_width(self.trunk),
+            self.trunk.hidden_width,
             options.head,
             seed=seed,
             dtype=torch.promote_types(policy.model.dtype, torch.float32),
@@ -78,21 +79,23 @@ class Critic:
     def values_of(self, micro: Batch) -> Float[Tensor, " token"]:
         """The same of a micro-batch's tokens, through the critic's own trunk."""
         with gradients_in_place():
-            return self.values(self._hidden(micro))
+            return self._values(micro)
 
     @torch.no_grad()
     def of_groups(self, groups: Sequence[Group], *, max_tokens: int) -> CollectedValues:
         """What is expected of every completion token of the groups, and after those that were cut off."""
         with_ends = completions_of([replace(group, rollouts=tuple(map(with_end, group.rollouts))) for group in groups])
         budget = with_ends.split(max_tokens, padded=self.trunk.forward.padded)
-        found = torch.cat([self.head(self._hidden(micro)).double().cpu() for micro in budget])
+        found = torch.cat([self._values(micro).double().cpu() for micro in budget])
         is_end, truncated = ends_of(groups), truncated_of(groups)
         final = torch.zeros(truncated.shape, dtype=torch.float64)
         final[truncated] = found[is_end]
         return CollectedValues(values=found[~is_end], final_values=final)
 
-    def _hidden(self, micro: Batch) -> Float[Tensor, "token hidden"]:
-        return self.trunk.forward.completion_hidden(micro.prompts, micro.completions, micro.prompt_of)
+    def _values(self, micro: Batch) -> Float[Tensor, " token"]:
+        found = self.trunk.forward.completion_logprobs(micro, ForwardNeeds(logprobs=False, values=self.values)).values
+        assert found is not None
+        return found
 
     @property
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
@@ -147,11 +150,6 @@ def own_trunk(policy: Policy, options: CriticOptions) -> ScoredBody | None:
     kept = {id(each): each for each in policy.model.parameters() if id(each) not in trained}
     model, forward = copy.deepcopy((policy.model, policy.forward), kept)
     return ScoredBody(replace(policy, model=model, forward=forward), None)
-
-
-def hidden_width(policy: Policy) -> int:
-    """Numbers of a hidden state."""
-    return policy.output_layer.matrix.shape[1]
 
 
 def with_end(rollout: Rollout) -> Rollout:

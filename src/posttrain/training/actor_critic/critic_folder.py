@@ -10,13 +10,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from posttrain.errors import UserError
-from posttrain.models.classifiers.classifier_body import ScoredBody, scored_body
-from posttrain.models.exports.saved_weights import require_loadable
+from posttrain.models.classifiers.heads import ValueHead
+from posttrain.models.classifiers.last_token_scores import ScoredBody, scored_body
 from posttrain.models.loading.folder_kinds import is_classifier_folder
-from posttrain.models.loading.saving import save_policy, whole_folder
-from posttrain.models.loading.second_model import load_beside
+from posttrain.models.loading.saving import require_loadable, save_policy, whole_folder
+from posttrain.models.loading.tokenizer_folder import load_beside
 from posttrain.models.policy import Policy
-from posttrain.models.value_head import ValueHead
 from posttrain.options.critic import CriticOptions
 from posttrain.options.model import ModelOptions
 from posttrain.runs.tensor_state import untied

@@ -62,8 +62,8 @@ def fit_critic(learner: Learner, collected: CollectedStep, clock: Clock) -> Mapp
 def require_known_tokens(groups: Sequence[Group], policy: Policy, file: Path) -> None:
     """Refuse rollouts of another tokenizer, as far as their tokens show it."""
     largest = max(max(*rollout.tokens, *group.prompt.tokens) for group in groups for rollout in group.rollouts)
-    if largest >= policy.output_layer.vocabulary:
+    if largest >= policy.num_logits:
         raise UserError(
-            f"{OPTION}: {file} has token {largest}, and the policy knows {policy.output_layer.vocabulary} of them."
+            f"{OPTION}: {file} has token {largest}, and the policy knows {policy.num_logits} of them."
             "  Give rollouts of a policy with the same tokenizer."
         )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from posttrain.models.loading.second_model import load_beside
+from posttrain.models.loading.tokenizer_folder import load_beside
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.teacher import TeacherOptions

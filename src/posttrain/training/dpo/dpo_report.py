@@ -8,7 +8,7 @@ from typing import cast
 import torch
 
 from posttrain.config import DpoConfig
-from posttrain.models.description import adapter_lines, model_lines
+from posttrain.models.loading.description import adapter_lines, model_lines
 from posttrain.models.loading.saving import save_trained
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.models.memory.model_shape import object_shape

@@ -11,7 +11,7 @@ import torch
 from posttrain.algorithms.preference_losses import PREFERENCE_LOSSES, PairObjective
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.in_force import adapter_dropout
-from posttrain.models.adapters.peft_objects import require_whole_adapter
+from posttrain.models.adapters.peft_layers import require_whole_adapter
 from posttrain.models.policy import Policy
 from posttrain.options.dpo import DpoOptions
 from posttrain.records import Preference

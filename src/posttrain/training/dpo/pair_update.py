@@ -13,9 +13,9 @@ from torch import Tensor
 
 from posttrain.algorithms.preference_losses import OfPairs, PairObjective, implicit_rewards, log_ratios, ranked_right
 from posttrain.errors import RunError
-from posttrain.models.gradients import gradients_in_place
-from posttrain.models.logprobs import token_logprobs
+from posttrain.models.forward import Completions
 from posttrain.models.policy import Policy
+from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.records import Preference
 from posttrain.training.pairs.pair_microbatches import pair_microbatches
 
@@ -84,15 +84,10 @@ def pair_logprobs(policy: Policy, pairs: Sequence[Preference]) -> OfPairs:
     places: dict[tuple[int, ...], int] = {}
     prompt_of = [places.setdefault(pair.prompt.tokens, len(places)) for pair in pairs for _ in range(2)]
     answers = [answer for pair in pairs for answer in (pair.chosen, pair.rejected)]
-    hidden = policy.forward.completion_hidden([*places], answers, prompt_of)
-    targets = torch.tensor([token for answer in answers for token in answer], device=hidden.device)
     owner = torch.arange(len(answers)).repeat_interleave(torch.tensor([len(answer) for answer in answers]))
     said = torch.tensor([each for pair in pairs for mask in said_of(pair) for each in mask])
-    if not bool(said.all()):
-        kept = said.to(hidden.device)
-        hidden, targets, owner = hidden[kept], targets[kept], owner[said]
-    logprobs = token_logprobs(hidden, policy.output_layer, targets).double()
-    sums = logprobs.new_zeros(len(answers)).index_add(0, owner.to(logprobs.device), logprobs)
+    logprobs = policy.completion_logprobs(Completions([*places], answers, prompt_of, sampled=said)).double()
+    sums = logprobs.new_zeros(len(answers)).index_add(0, owner[said].to(logprobs.device), logprobs)
     return OfPairs(sums[0::2], sums[1::2])
 
 

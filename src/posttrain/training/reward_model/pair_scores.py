@@ -13,8 +13,8 @@ from torch import Tensor
 
 from posttrain.algorithms.bradley_terry import bradley_terry, centring
 from posttrain.errors import RunError
-from posttrain.models.classifiers.score_head import TextScorer
-from posttrain.models.gradients import gradients_in_place
+from posttrain.models.classifiers.heads import TextScorer
+from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference
 from posttrain.training.pairs.pair_microbatches import pair_microbatches

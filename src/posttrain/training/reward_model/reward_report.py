@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import RewardModelConfig
+from posttrain.models.classifiers.heads import TextScorer
 from posttrain.models.classifiers.saved_classifier import TextReading, save_classifier
-from posttrain.models.classifiers.score_head import TextScorer
-from posttrain.models.description import adapter_lines, model_lines
-from posttrain.models.exports.saved_weights import require_loadable
-from posttrain.models.loading.saving import whole_folder
+from posttrain.models.loading.description import adapter_lines, model_lines
+from posttrain.models.loading.saving import require_loadable, whole_folder
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy

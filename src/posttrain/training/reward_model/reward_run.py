@@ -8,9 +8,9 @@ from time import perf_counter
 from posttrain.config import RewardModelConfig
 from posttrain.config.kinds import resolved_config
 from posttrain.models.adapters.in_force import trains_adapter
-from posttrain.models.adapters.peft_objects import require_whole_adapter
+from posttrain.models.adapters.peft_layers import require_whole_adapter
+from posttrain.models.classifiers.heads import ScoreHead, TextScorer, new_scorer
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier
-from posttrain.models.classifiers.score_head import ScoreHead, TextScorer, new_scorer
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.devices import require_device_of
 from posttrain.models.loading.model_folder import load_policy_to_train

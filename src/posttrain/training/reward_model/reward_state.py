@@ -9,7 +9,7 @@ import torch
 
 from posttrain.errors import RunError
 from posttrain.models.adapters.in_force import adapter_dropout
-from posttrain.models.classifiers.score_head import TextScorer
+from posttrain.models.classifiers.heads import TextScorer
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference
 from posttrain.runs.checkpoint import Checkpoint

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from posttrain.models.context import num_embeddings, require_embeddings
 from posttrain.models.conversation_masks import answered
-from posttrain.models.known_tokens import num_embeddings, require_known_tokens
 from posttrain.models.policy import Policy
 from posttrain.options.arithmetic import ArithmeticOptions
 from posttrain.options.countdown import CountdownOptions
@@ -167,5 +167,5 @@ class DemonstrationSet:
         tokens = self.policy.tokenizer.encode(completion, add_special_tokens=False)
         made = answered(prompt.tokens, (*tokens, self.policy.stop_ids[0]))
         rows = num_embeddings(self.policy.model)
-        require_known_tokens(made.tokens, rows, self.policy.tokenizer, f"demonstration {prompt.id}")
+        require_embeddings(made.tokens, rows, self.policy.tokenizer, f"demonstration {prompt.id}")
         return made

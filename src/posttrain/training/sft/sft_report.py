@@ -6,7 +6,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.config import SftConfig
-from posttrain.models.description import adapter_lines, model_lines
+from posttrain.models.loading.description import adapter_lines, model_lines
 from posttrain.models.loading.saving import save_trained
 from posttrain.models.policy import Policy
 from posttrain.options.adapter import run_model

@@ -10,7 +10,7 @@ from posttrain.config import SftConfig
 from posttrain.config.kinds import resolved_config
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import trains_adapter
-from posttrain.models.adapters.peft_objects import require_whole_adapter
+from posttrain.models.adapters.peft_layers import require_whole_adapter
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.devices import require_device_of
 from posttrain.models.loading.model_folder import load_policy_to_train

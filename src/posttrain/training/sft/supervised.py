@@ -6,47 +6,31 @@ itself alone, and the plain one pads.  Neither changes the loss or its gradient.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor
 
-from posttrain.models.gradients import gradients_in_place
-from posttrain.models.logprobs import token_logprobs
+from posttrain.models.forward import Completions, ForwardNeeds, TokenParts
 from posttrain.models.policy import Policy
+from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.records import Example
 from posttrain.runs.intervals import RESAMPLES
 
-ROWS_AT_ONCE = 256
-"""Positions whose logits over the whole vocabulary are held at a time."""
 
+def learned_tokens(policy: Policy, examples: Sequence[Example], *, statistics: bool = False) -> TokenParts:
+    """Log-probs of the learned tokens of the examples, and with `statistics` their entropies and accuracy.
 
-class Predicted(NamedTuple):
-    """What predicts the learned tokens of some examples, one after the other."""
-
-    hidden: Float[Tensor, "token hidden"]
-    targets: Int64[Tensor, " token"]
-
-
-def predicted(policy: Policy, examples: Sequence[Example]) -> Predicted:
-    """The hidden states before the learned tokens, and those tokens.
-
-    To the forward pass an example is what comes before its first learned token, continued up to its last one.
+    To the forward pass an example is what comes before its first learned token, continued to the end.
     """
     firsts = [example.learned.index(True) for example in examples]
-    hidden = policy.forward.completion_hidden(
-        [example.tokens[:first] for example, first in zip(examples, firsts, strict=True)],
-        [example.tokens[first:] for example, first in zip(examples, firsts, strict=True)],
+    pairs = list(zip(examples, firsts, strict=True))
+    batch = Completions(
+        [example.tokens[:first] for example, first in pairs],
+        [example.tokens[first:] for example, first in pairs],
         range(len(examples)),
+        sampled=torch.tensor([learned for example, first in pairs for learned in example.learned[first:]]),
     )
-    continued = [
-        (example.tokens[first:], example.learned[first:]) for example, first in zip(examples, firsts, strict=True)
-    ]
-    targets = torch.tensor([token for tokens, _ in continued for token in tokens], device=hidden.device)
-    learned = torch.tensor([each for _, mask in continued for each in mask], device=hidden.device)
-    return Predicted(hidden, targets) if bool(learned.all()) else Predicted(hidden[learned], targets[learned])
+    return policy.forward.completion_logprobs(batch, ForwardNeeds(statistics=statistics))
 
 
 def accumulate(
@@ -59,19 +43,25 @@ def accumulate(
     The loss is in nats per token; with `measure_entropy` come the mean entropy and the share of likeliest tokens.
     """
     count = sum(example.num_learned for example in examples)
-    total, likeliest, entropy = 0.0, 0, 0.0
+    sums: dict[str, float] = {}
+    total = 0.0
     for micro in microbatches(examples, tokens_per_microbatch, padded=policy.forward.padded):
         with gradients_in_place():
-            hidden, targets = predicted(policy, micro)
-            loss = -token_logprobs(hidden, policy.output_layer, targets).sum() / count
+            parts = learned_tokens(policy, micro, statistics=measure_entropy)
+            assert parts.logprobs is not None
+            loss = -parts.logprobs.sum() / count
         loss.backward()
         total += loss.item()
-        if measure_entropy:
-            found = token_statistics(policy, hidden.detach(), targets)
-            likeliest, entropy = likeliest + found.likeliest, entropy + found.entropy
-    if not measure_entropy:
-        return {"loss": total}
-    return {"loss": total, "entropy": entropy / count, "mean_token_accuracy": likeliest / count}
+        for name, value in statistics_of(parts).items():
+            sums[name] = sums.get(name, 0.0) + value
+    return {"loss": total, **{name: value / count for name, value in sums.items()}}
+
+
+def statistics_of(parts: TokenParts) -> dict[str, float]:
+    """Sums over the tokens of what was measured beside their log-probs."""
+    if parts.entropies is None or parts.likeliest is None:
+        return {}
+    return {"entropy": parts.entropies.sum().item(), "mean_token_accuracy": parts.likeliest.sum().item()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +98,14 @@ def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microb
     """Measure the policy on examples, of which there is at least one."""
     losses: list[float] = []
     counts: list[int] = []
-    total, right, entropy = 0.0, 0, 0.0
+    total, right, entropy = 0.0, 0.0, 0.0
     for micro in microbatches(examples, tokens_per_microbatch, padded=policy.forward.padded):
-        hidden, targets = predicted(policy, micro)
-        found = -token_logprobs(hidden, policy.output_layer, targets).double()
+        parts = learned_tokens(policy, micro, statistics=True)
+        assert parts.logprobs is not None
+        found = -parts.logprobs.double()
         total += found.sum().item()
-        statistics = token_statistics(policy, hidden, targets)
-        right, entropy = right + statistics.likeliest, entropy + statistics.entropy
+        sums = statistics_of(parts)
+        right, entropy = right + sums["mean_token_accuracy"], entropy + sums["entropy"]
         sizes = [example.num_learned for example in micro]
         losses += [part.sum().item() for part in found.split(sizes)]
         counts += sizes
@@ -124,29 +115,6 @@ def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microb
         accuracy=right / sum(counts),
         entropy=entropy / sum(counts),
     )
-
-
-class TokenStatistics(NamedTuple):
-    """Sums over some targets."""
-
-    likeliest: int
-    """How many are the likeliest token."""
-    entropy: float
-    """Of the distributions that predict them, in nats."""
-
-
-@torch.no_grad()
-def token_statistics(
-    policy: Policy, hidden: Float[Tensor, "token hidden"], targets: Int64[Tensor, " token"]
-) -> TokenStatistics:
-    """How many targets are the likeliest token, and the entropy -Σ_v π log π before them."""
-    likeliest, entropy = 0, 0.0
-    for rows, wanted in zip(hidden.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True):
-        logits = policy.output_layer.logits(rows)
-        logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
-        likeliest += int((logprobs.argmax(dim=-1) == wanted).sum().item())
-        entropy -= (logprobs.exp() * logprobs).sum(dtype=torch.float64).item()
-    return TokenStatistics(likeliest, entropy)
 
 
 def ratio_interval(losses: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.errors import UserError
+from posttrain.models.classifiers.heads import ScoreHead, TextScorer
 from posttrain.models.classifiers.saved_classifier import empty_classifier
-from posttrain.models.classifiers.score_head import ScoreHead, TextScorer
 
 
 def is_classifier(model: object) -> bool:

@@ -15,10 +15,10 @@ from posttrain.config import RewardModelConfig
 from posttrain.errors import UserError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_layers import peft_layers
+from posttrain.models.classifiers.heads import TextScorer, new_scorer
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
-from posttrain.models.classifiers.score_head import TextScorer, new_scorer
-from posttrain.models.exports.saved_weights import require_loadable
-from posttrain.models.loading.hub import hub_folder
+from posttrain.models.loading.folder_kinds import hub_folder
+from posttrain.models.loading.saving import require_loadable
 from posttrain.models.policy import without_wrapper
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward_training import RewardTrainingOptions

@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 
 from posttrain.models.adapters.peft_layers import adapted_names
-from posttrain.models.exports.saved_weights import require_loadable
 from posttrain.models.loading.construction import without_progress_bars
-from posttrain.models.loading.saving import save_adapter, save_policy
+from posttrain.models.loading.saving import require_loadable, save_adapter, save_policy
 from posttrain.models.policy import Policy
 from posttrain.runs.files import writing
 from posttrain.runs.tensor_state import trained_names, untied

@@ -14,13 +14,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.experts import LoraExperts, without_wrappers
-from posttrain.models.adapters.lora import LoraLinear, lora_layers
+from posttrain.models.adapters.adaptable import put_layer
+from posttrain.models.adapters.lora import LoraExperts, LoraLinear, lora_layers, without_wrappers
 from posttrain.models.adapters.peft_format import adapter_settings
-from posttrain.models.adapters.peft_layers import peft_layers
-from posttrain.models.adapters.peft_names import own_name, wrapper_of
-from posttrain.models.adapters.peft_objects import trained_adapter
-from posttrain.models.adapters.placing import put
+from posttrain.models.adapters.peft_layers import peft_layers, trained_adapter
+from posttrain.models.adapters.peft_names import text_model_name, wrapper_of
 from posttrain.models.adapters.quantized import is_4_bit
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -69,7 +67,7 @@ def with_peft_around(policy: PreTrainedModel, shown: PreTrainedModel) -> nn.Modu
     made: Any = kind(plain, config, adapter_name=name, low_cpu_mem_usage=True)
     inside = made.base_model.model
     for layer_name, theirs in peft_layers(shown).items():
-        put(inside, layer_name, theirs)
+        put_layer(inside, layer_name, theirs)
     for layer_name, ours in lora_layers(shown).items():
         place = layer_name.removesuffix(f".{ours.parameter}") if isinstance(ours, LoraExperts) else layer_name
         layer = inside.get_submodule(place)
@@ -88,9 +86,9 @@ def config_of(policy: PreTrainedModel, *, classifier: bool) -> tuple[LoraConfig,
     if name is None:
         settings: dict[str, Any] = adapter_settings(policy)
         for key in ("target_modules", "target_parameters"):
-            settings[key] = [own_name(policy, each) for each in settings.get(key, ())] or None
+            settings[key] = [text_model_name(policy, each) for each in settings.get(key, ())] or None
         for key in ("rank_pattern", "alpha_pattern"):
-            settings[key] = {own_name(policy, each): value for each, value in settings[key].items()}
+            settings[key] = {text_model_name(policy, each): value for each, value in settings[key].items()}
         config = LoraConfig(**{key: value for key, value in settings.items() if key != "peft_type"})
     else:
         config = copy.copy(cast(Any, policy).peft_config[name])
@@ -115,7 +113,7 @@ def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
         while isinstance(base, LoraLinear | LoraLayer):
             base = base.base_layer
         if name == without_wrappers(name):
-            put(model, name, base)
+            put_layer(model, name, base)
     return model
 
 

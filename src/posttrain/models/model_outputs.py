@@ -1,22 +1,70 @@
-"""Gradient checkpointing for a model in eval mode: layers are computed again in the backward pass.
+"""A model's own forward pass without its output layer, and gradient checkpointing for it.
 
-Layers of transformers do so by themselves only in training mode, which would turn dropout on; here they do while a
-context is open, and stay in eval mode.
+Layers of transformers recompute their activations only in training mode, which would turn dropout on.  Here they do so
+in eval mode, while a context is open.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any
+from inspect import signature
+from typing import Any, cast
 
 import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from posttrain.errors import UserError
-from posttrain.models.loading.construction import ONE_AT_A_TIME
+
+
+def model_hidden(
+    model: PreTrainedModel,
+    compute_dtype: torch.dtype,
+    tokens: Int64[Tensor, "row time"],
+    positions: Int64[Tensor, "row time"],
+    **more: object,
+) -> Float[Tensor, "row time hidden"]:
+    """Hidden states by the model's own forward, under autocast where the compute type is bfloat16.
+
+    Positions are given where the family has them; others take them from the order of tokens, or have none.
+    """
+    if "position_ids" in _parameters(model):
+        more["position_ids"] = positions
+    with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=compute_dtype == torch.bfloat16):
+        out = trunk(model)(input_ids=tokens, **more)
+    return cast(Tensor, out.last_hidden_state)
+
+
+def trunk(model: PreTrainedModel) -> nn.Module:
+    """The model without its output layer."""
+    if model.base_model is not model:
+        return model.base_model
+    # A text-only class may name the part that only the whole family has.
+    parts = [part for part in model.children() if isinstance(part, PreTrainedModel)]
+    if len(parts) != 1:
+        raise UserError(f"model: a {type(model).__name__} has no part that gives the hidden states before its logits.")
+    return parts[0]
+
+
+def cache_refusal(model: PreTrainedModel) -> str | None:
+    """Why completions of this model cannot go on from cached keys and values, in words; None where they can."""
+    if "past_key_values" not in _parameters(model):
+        return f"a {model.config.model_type} takes no cache of keys and values"
+    kept = {type(layer) for layer in DynamicCache(config=model.config).layers}
+    others = sorted(kind.__name__ for kind in kept - {DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})
+    if others or model._is_stateful:
+        return f"layers of a {model.config.model_type} keep more than keys and values ({', '.join(others)})"
+    return None
+
+
+def _parameters(model: PreTrainedModel) -> Mapping[str, object]:
+    """What the forward function of the model without its output layer takes."""
+    return signature(trunk(model).forward).parameters
 
 
 def enable_recomputation(model: PreTrainedModel) -> None:
@@ -30,7 +78,7 @@ def enable_recomputation(model: PreTrainedModel) -> None:
             f"model.gradient_checkpointing: the layers of a {type(model).__name__} cannot be computed again.  Leave the"
             " option out; a smaller update.tokens_per_microbatch saves memory too."
         )
-    with ONE_AT_A_TIME, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # the name that all versions know is to be another
         model.gradient_checkpointing_enable({"use_reentrant": False})
     release_inputs(model)

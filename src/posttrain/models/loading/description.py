@@ -6,15 +6,13 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from posttrain.models.adapters.adaptable import expert_matrices, linear_layers, share_of_linear_layers
-from posttrain.models.adapters.experts import LoraExperts
-from posttrain.models.adapters.lora import LoraLinear, lora_layers
+from posttrain.models.adapters.lora import LoraExperts, LoraLinear, lora_layers
 from posttrain.models.adapters.peft_names import wrapper_of
 from posttrain.models.adapters.quantized import is_4_bit, num_parameters
-from posttrain.models.context import changes_at, own_context
-from posttrain.models.known_tokens import num_embeddings
+from posttrain.models.context import changes_at, num_embeddings, own_context
 from posttrain.models.loading.devices import idle_gpu_lines
+from posttrain.models.model_outputs import is_recomputing
 from posttrain.models.policy import Policy
-from posttrain.models.recomputation import is_recomputing
 from posttrain.models.rendering import opening_tokens
 from posttrain.options.adapter import ALL_LINEAR
 from posttrain.options.model import ModelOptions
@@ -80,7 +78,7 @@ def left_out_lines(policy: Policy, layers: Mapping[str, LoraLinear]) -> list[str
     if ALL_LINEAR not in next(iter(layers.values())).options.targets:
         return []
     lines = []
-    without = Counter(ending(name) for name in linear_layers(policy.model) if name not in layers)
+    without = Counter(name_in_layer(name) for name in linear_layers(policy.model) if name not in layers)
     if without:
         kinds = ", ".join(f"{name} ({count})" for name, count in without.items())
         lines.append(f"           without one, as an adapter there would not work as one: {kinds}")
@@ -95,7 +93,7 @@ def left_out_lines(policy: Policy, layers: Mapping[str, LoraLinear]) -> list[str
     return lines
 
 
-def ending(name: str) -> str:
+def name_in_layer(name: str) -> str:
     """A layer's name below its decoder layer, the same in every layer."""
     parts = name.split(".")
     number = next((place for place, part in enumerate(parts) if part.isdigit()), -1)
@@ -163,6 +161,6 @@ def tokenizer_lines(policy: Policy) -> list[str]:
     ]
 
 
-def description(policy: Policy, name: str) -> list[str]:
+def policy_summary(policy: Policy, name: str) -> list[str]:
     """All that is known of a policy before it has sampled."""
     return [*model_lines(policy, name), *weight_lines(policy), *context_lines(policy), *tokenizer_lines(policy)]
