@@ -38,7 +38,7 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.sampling import Sampling
 from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Grades, Group, Prompt
-from posttrain.rewards.countdown.tries import HIT, MISS
+from posttrain.rewards.countdown.step_rewards import HIT, MISS
 from posttrain.rewards.grading.grade import grade
 from posttrain.runs.reports import StepReport
 from posttrain.tasks.countdown.countdown_task import CountdownTask, compact, difficulty

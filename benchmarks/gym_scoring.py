@@ -11,8 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from posttrain.rewards.generated.generated_reward import GeneratedReward
-from posttrain.rewards.generated.gym_scores import dataset_key
+from posttrain.rewards.generated_reward import GeneratedReward, dataset_key
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.resources import Resources
 from posttrain.tasks.generated.row_maker import made

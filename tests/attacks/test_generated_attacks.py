@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.rewards.generated.generated_reward import GeneratedReward
-from posttrain.rewards.generated.gym_scores import dataset_key
-from posttrain.rewards.generated.scorers import OURS
+from posttrain.rewards.generated_answers import OURS
+from posttrain.rewards.generated_reward import GeneratedReward, dataset_key
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.resources import Resources
 from posttrain.tasks.generated.row_maker import made

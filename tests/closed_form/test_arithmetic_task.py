@@ -10,7 +10,7 @@ from posttrain.errors import UserError
 from posttrain.options.arithmetic import SYSTEM, ArithmeticOptions
 from posttrain.records import Finish, Group, Prompt, Rollout
 from posttrain.rewards.grading.grade import grade
-from posttrain.rewards.tags import answer_lines
+from posttrain.rewards.parsing.tags import answer_lines
 from posttrain.tasks.arithmetic.addition_answers import MANNERS, demonstrated_answer, demonstrated_question, working
 from posttrain.tasks.arithmetic.additions import (
     Addition,

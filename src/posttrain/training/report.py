@@ -17,7 +17,7 @@ from posttrain.models.description import adapter_lines, model_lines, unused_opti
 from posttrain.models.loading.saving import save_trained
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.options.adapter import run_model
-from posttrain.rewards.ensemble import reward_models_in
+from posttrain.rewards.model import reward_models_in
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
 from posttrain.runs.folder import resume_command, shown

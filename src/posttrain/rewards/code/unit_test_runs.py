@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from posttrain.errors import UserError
-from posttrain.rewards.code.program_result import ProgramClock, ProgramResult, TestOutcome, ending
+from posttrain.rewards.code.program_result import ProgramClock, ProgramResult, TestOutcome, outcome_of_end
 from posttrain.rewards.code.unit_tests import AssertTests, CallCase, CallTests, StdioTests, same_output, same_value
 from posttrain.sandbox.conversation import Conversation, Sandbox, StartedProcess
 from posttrain.sandbox.execution import Execution, Limits, Process
@@ -22,12 +22,10 @@ class UnitTestRun(Conversation, Protocol):
     """A conversation that fills in `result`."""
 
     @property
-    def result(self) -> ProgramResult:
-        """What has come of the program so far."""
-        ...
+    def result(self) -> ProgramResult: ...
 
     def afresh(self) -> "UnitTestRun":
-        """The same to be done, with nothing done of it."""
+        """A new run of the same program on the same tests."""
         ...
 
 
@@ -48,17 +46,17 @@ class StdioTestRun:
         self.clock.start(sandbox, self, Process(kind="program", source=self.source, stdin=given, limits=self.limits))
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
-        """Programs have nothing to say but their output."""
+        """Programs send nothing but their output."""
 
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.result.note(execution)
         if self.result.lost:
             return
         if not execution.compiled:
-            self.result.fill(ending(execution))
+            self.result.fill(outcome_of_end(execution))
             return
         if not execution.succeeded:
-            outcome = ending(execution)
+            outcome = outcome_of_end(execution)
         else:
             right = same_output(execution.stdout.decode("utf-8", "replace"), self.cases[self.result.at].printed)
             outcome = TestOutcome.PASSED if right else TestOutcome.WRONG
@@ -124,7 +122,7 @@ class CallTestRun:
         self.result.note(execution)
         if self.result.lost or self.result.complete:
             return
-        outcome = ending(execution)
+        outcome = outcome_of_end(execution)
         if not self.loaded:
             self.result.fill(outcome)
             return
@@ -206,12 +204,12 @@ class AssertTestRun:
             self.program.send(said.encode("utf-8", "surrogatepass"))
 
     def cpu_seconds(self) -> float:
-        """Processor time that the program and the tests have used, as far as it is known."""
+        """Processor time of the program and the tests, as far as it is known."""
         running = [each for each in (self.program if self.ending is None else None, self.tester) if each is not None]
         return self.of_ended + sum(each.cpu_seconds() for each in running)
 
     def told(self, result: list[object]) -> TestOutcome:
-        """What the tests' process says of one test."""
+        """The outcome of one test, as the tests' process reports it."""
         if result[0] == "value":
             return TestOutcome.PASSED
         if result == GONE:
@@ -231,14 +229,14 @@ class AssertTestRun:
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.result.note(execution)
         if process is self.program:
-            self.ending, self.of_ended = ending(execution), execution.cpu_seconds
+            self.ending, self.of_ended = outcome_of_end(execution), execution.cpu_seconds
             if self.tester is None:
                 self.result.fill(self.ending)
             elif not self.result.complete:
                 self.reply(GONE)  # it was in a call, or will hear it at the next
         elif not self.result.complete and not self.result.lost:
             # The tests did not come to their end: their own loop, or a program that answers without end.
-            self.result.fill(ending(execution))
+            self.result.fill(outcome_of_end(execution))
             self.finish()
 
 
@@ -254,20 +252,15 @@ GONE = ["error", "RuntimeError", "the program has ended"]
 
 
 def candidate(source: str, limits: Limits, cpu_seconds: float) -> Process:
-    """The program as a process that answers calls."""
     return Process(kind="calls", source=source, limits=with_time(limits, cpu_seconds))
 
 
 def with_time(limits: Limits, cpu_seconds: float) -> Limits:
-    """The same limits but for processor time."""
     return replace(limits, cpu_seconds=cpu_seconds)
 
 
 def call_result(payload: bytes) -> tuple[TestOutcome, object]:
-    """What a program's process says of a call, read as what a hostile program may have written itself.
-
-    PASSED here means that there is a value; whether it is right, others decide.
-    """
+    """A program's reply to a call, which a hostile program may have written itself."""
     try:
         said = json.loads(payload)
         match said:
@@ -281,7 +274,7 @@ def call_result(payload: bytes) -> tuple[TestOutcome, object]:
 
 
 def reply_of(said: TestOutcome, detail: object) -> list[object]:
-    """The same for the tests' process."""
+    """A call's result as the tests' process reads it."""
     if said is TestOutcome.PASSED:
         return ["value", plain.dump(detail).decode("utf-8", "surrogatepass")]  # what was read can be written
     if isinstance(detail, tuple):
@@ -289,7 +282,7 @@ def reply_of(said: TestOutcome, detail: object) -> list[object]:
     return ["error", "RuntimeError", "the result is no plain data"]
 
 
-JUDGINGS: dict[type, Callable[..., UnitTestRun]] = {
+RUN_KINDS: dict[type, Callable[..., UnitTestRun]] = {
     StdioTests: StdioTestRun,
     CallTests: CallTestRun,
     AssertTests: AssertTestRun,

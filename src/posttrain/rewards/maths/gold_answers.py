@@ -1,9 +1,14 @@
-"""The rows' own answers as text: what a column may hold, and what is a mistake in it and never a wrong answer.
+r"""The rows' gold answers: as text, and as names.
 
-Text counts as it is, and of a text with a box only what is in the box.  Numbers, those of numpy and Decimal included,
-are written out in digits: 1e-05 is 0.00001 and not Euler's e minus 5, and so are the texts `1e-05` and `1e5`.
-None, NaN, the text `nan` and pandas' own marks are a row without an answer.  Whatever else there is (bytes, lists,
-dicts, infinity, the texts `None` and `N/A`, a sentence with a number in it) is not scored, and named with the reason.
+**As text.**  Text counts as it is, and of a text with a box only what is in the box.  Numbers, those of numpy and
+Decimal included, are written out in digits: 1e-05 is 0.00001 and not Euler's e minus 5, and so are the texts `1e-05`
+and `1e5`.  None, NaN, the text `nan` and pandas' own marks are a row without an answer.  Whatever else there is (bytes,
+lists, dicts, infinity, the texts `None` and `N/A`, a sentence with a number in it) is a mistake in the column, never a
+wrong answer: it is not scored, and named with the reason.
+
+**As names.**  `\text{Monday}`, `Paris` and `ABC` are compared as text, letter case aside, and so are several numbers
+with their units (`1 hour 30 minutes`): to a reader of mathematics letters side by side are a product, in which order
+does not count: `act` would be `cat`.
 """
 
 import math
@@ -15,10 +20,9 @@ from numbers import Integral, Rational, Real
 from typing import NamedTuple
 
 from posttrain.rewards.grading.answers import Array
-from posttrain.rewards.maths.exact_numbers import MAX_DIGITS
-from posttrain.rewards.maths.final_answers import last_boxed
-from posttrain.rewards.maths.measured_values import WORDS, gold_value
-from posttrain.rewards.maths.units import unit_of
+from posttrain.rewards.parsing.exact_numbers import MAX_DIGITS
+from posttrain.rewards.parsing.final_answers import last_boxed
+from posttrain.rewards.parsing.units import WORDS, gold_value, is_compound, plain_words, unit_of
 
 MISSING_TEXTS = {"", "nan", "<na>", "nat"}
 MISSING_TYPES = {"NAType", "NaTType"}
@@ -50,7 +54,6 @@ MISSING = GoldAnswer(None)
 
 
 def gold_answers(answer: Sequence[object] | None, truth: Sequence[object] | None, count: int) -> list[GoldAnswer]:
-    """The column `answer`, or else `ground_truth`; rows without either have none."""
     column = answer if answer is not None else truth
     return [MISSING] * count if column is None else [gold_answer(value) for value in column]
 
@@ -116,6 +119,51 @@ def is_prose(text: str) -> bool:
 
 
 def is_unit(phrase: "re.Match[str]") -> bool:
-    """Whether words are the unit of a number before them."""
     number_before = NUMBER_END.search(phrase.string, 0, phrase.start())
     return number_before is not None and unit_of(phrase[0]) is not None
+
+
+SET_NAME = re.compile(r"[^\d\\^_=<>+*/$|{}]*[^\W\d_][^\d\\^_=<>+*/$|{}]*")
+BARE_NAME = re.compile(r"[^\W\d_]+(?:[ -][^\W\d_]+)*")
+LONG_WORD = re.compile(r"[^\W\d_]{3,}|[A-Z]{2,}|^[A-Z]$|[^\W\d_a-zA-Z]{2,}")
+LETTERS_ALONE = re.compile(r"(?:[^\W\d_]|[\s~.()]|\\[,;:! ])*")
+
+
+@lru_cache(maxsize=4096)
+def gold_name(gold: str) -> tuple[str, bool] | None:
+    r"""A gold answer's name, and whether it is set as text; None where it is no name.
+
+    Bare letters are one from three on, or where they are capitals: `xy` is a product, `B` the second choice.
+    """
+    text = gold.strip().strip("$").strip()
+    if is_compound(text):
+        return plain_name_of(text), True
+    whole = WORDS.fullmatch(text)
+    if whole is not None:
+        return (plain_name_of(text), True) if SET_NAME.fullmatch(whole[1]) else None
+    if BARE_NAME.fullmatch(text) and ("-" not in text or len(text) > len("a-b-c")) and LONG_WORD.search(text):
+        return plain_name_of(text), False
+    return None
+
+
+def plain_name_of(text: str) -> str:
+    """A name without what may stand around it, and a longer one without letter case."""
+    plain = text.strip().strip("$*").strip()
+    name = " ".join(plain_words(plain).strip(" .()").split())
+    return name.casefold() if len(name) > 1 else name
+
+
+def same_name(answer: str, gold: str) -> bool | None:
+    """Whether an answer is the gold answer's name; None where that has none, or the answer may say it otherwise."""
+    name = gold_name(gold)
+    if name is None:
+        whole = WORDS.fullmatch(answer.strip())
+        return True if whole and whole[1].strip() == gold.strip() else None
+    said = plain_name_of(answer)
+    if said == name[0]:
+        return True
+    if name[1]:
+        return False
+    if LETTERS_ALONE.fullmatch(answer.strip().strip("$*")) or WORDS.fullmatch(answer.strip()):
+        return said.replace(" ", "") == name[0].replace(" ", "")
+    return None

@@ -2,15 +2,15 @@ r"""Rewards for mathematical answers, exact where that can be had and never by e
 
 **What is read.**  The answer is looked for behind the last `</think>` and before a `<think>` that is not closed, in
 this order: the last balanced `\boxed{…}`; else the last closed `<answer>…</answer>`; else the last number, unless the
-length limit cut the completion off or it is part of something else (posttrain.rewards.maths.last_number).  `x = 5`
+length limit cut the completion off or it is part of something else (posttrain.rewards.parsing.final_answers).  `x = 5`
 with a single letter is read as 5, also beside a gold answer without a letter; beside `y = 5` it is wrong.  Every minus
-sign is a minus, and so are `negative` and `minus`.  Beside a gold answer without a unit an answer may have one of
-posttrain.rewards.maths.units, and `5^\circ` counts as such: `5\%` and `5 \text{ percent}` do not, and neither do other
-words (`5 \text{ fifths}`), subscripts (`5_3`) and primes (`5'`).  Names (`cat`) are compared as text, and so are
-several numbers with units (`5 feet 3 inches`).
+sign is a minus, and so are `negative` and `minus`.  Where the gold answer has no unit, an answer may
+have one of posttrain.rewards.parsing.units (`5^\circ` too), but no percent sign (`5\%`, `5 \text{ percent}`), other
+word (`5 \text{ fifths}`), subscript (`5_3`) or prime (`5'`).  Names (`cat`) are compared as text, and so are several
+numbers with units (`5 feet 3 inches`).
 
 **How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions
-(posttrain.rewards.maths.exact_numbers): microseconds, no tolerance.  What that does not read goes to math-verify (the
+(posttrain.rewards.parsing.exact_numbers): microseconds, no tolerance.  What that does not read goes to math-verify (the
 extra `math`), inside the sandbox, where a process that does not end is killed; decimals go as fractions, and what it
 takes for equal at 15 digits has to agree in 50.
 
@@ -19,7 +19,7 @@ takes for equal at 15 digits has to agree in 50.
 
 **Known hacks, and what stops them.**  A false chain (`9 = 5`), several answers where one is asked for, other words or
 letters that math-verify takes for units, characters that it passes over, and whatever else hides an answer from it
-(`\phantom`, a zero-width space): refused by posttrain.rewards.maths.math_verify_guards.  Towers of powers and
+(`\phantom`, a zero-width space): refused by posttrain.rewards.maths.math_verify.  Towers of powers and
 factorials that never end: refused, and killed if they get through.  `100\%` for 100: a percent is a hundredth,
 in words too.
 Answers inside the thinking: only what follows it is read.  A number that is cut off where it is right: not read.
@@ -41,22 +41,23 @@ from typing import ClassVar
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, default_resources
-from posttrain.rewards.maths.answer_names import gold_name, same_name
-from posttrain.rewards.maths.exact_numbers import MAX_CHARACTERS
-from posttrain.rewards.maths.final_answers import answer_in
-from posttrain.rewards.maths.gold_answers import GoldAnswer, gold_answers
-from posttrain.rewards.maths.last_number import AS_HYPHEN
-from posttrain.rewards.maths.math_verify_guards import (
+from posttrain.rewards.maths.gold_answers import GoldAnswer, gold_answers, gold_name, same_name
+from posttrain.rewards.maths.math_verify import (
     ASSIGNED,
+    ComparisonResult,
+    Question,
     as_asked,
+    compare_symbolically,
+    is_refused,
     other_letters,
     other_name,
-    refused,
+    require_math_verify,
     with_functions,
     without_dollars,
 )
-from posttrain.rewards.maths.measured_values import gold_value, measured
-from posttrain.rewards.maths.symbolic import ComparisonResult, Question, compare_symbolically, require_math_verify
+from posttrain.rewards.parsing.exact_numbers import MAX_CHARACTERS
+from posttrain.rewards.parsing.final_answers import AS_HYPHEN, answer_in
+from posttrain.rewards.parsing.units import gold_value, measured_value
 
 
 class MathsOutcome(StrEnum):
@@ -109,7 +110,6 @@ class MathsReward:
         )
 
     def with_resources(self, resources: Resources) -> Callable[..., list[Graded | ScoringFailure]]:
-        """The same in a session's sandboxes; a session names each unreadable answer once."""
         return partial(self.scores, resources)
 
     def scores(
@@ -123,7 +123,7 @@ class MathsReward:
         ground_truth: Sequence[object] | None = None,
         **_columns: object,
     ) -> list[Graded | ScoringFailure]:
-        """A score for each completion, or what kept it from having one."""
+        """A score for each completion, or why it has none."""
         golds = gold_answers(answer, ground_truth, len(completions))
         rows = list(zip(completions, finish_reasons, (gold.text for gold in golds), strict=True))
         first = [quickly(text, finish == "length", gold) for text, finish, gold in rows]
@@ -144,7 +144,7 @@ class MathsReward:
 
 
 def assigned(answer: str) -> str:
-    """The right side of `x = 5`, or the answer as it is."""
+    """The right side of `x = 5`, or the answer itself."""
     found = ASSIGNED.match(answer)
     return answer[found.end() :] if found and answer.count("=") == 1 else answer
 
@@ -165,7 +165,7 @@ def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
     if quick is not None:
         return score_of_comparison(quick)
     found, gold = with_functions(without_dollars(found)), with_functions(without_dollars(gold))
-    if refused(found, gold):
+    if is_refused(found, gold):
         return Graded(0.0, MathsOutcome.REFUSED)
     if other_letters(found, gold):
         return score_of_comparison(False)
@@ -173,7 +173,7 @@ def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
 
 
 def is_quick(gold: str) -> bool:
-    """Whether a gold answer is one that can be read without the slow way."""
+    """Whether a gold answer can be compared without math-verify."""
     return gold_value(gold) is not None or gold_name(gold) is not None
 
 
@@ -181,18 +181,16 @@ def by_value_or_name(found: str, gold: str) -> bool | None:
     """Whether an answer is the same exact value, with its unit, or the same name; None where neither decides."""
     expected = gold_value(gold)
     if expected is not None:
-        given = measured(found)
+        given = measured_value(found)
         return None if given is None else expected.same(given)
     return same_name(found, gold)
 
 
 def score_of_comparison(right: bool) -> Graded:
-    """The score of a comparison."""
     return Graded(1.0, MathsOutcome.CORRECT) if right else Graded(0.0, MathsOutcome.WRONG)
 
 
 def slowly(said: ComparisonResult, question: Question) -> Graded | ScoringFailure:
-    """What the slow way's answer is worth."""
     match said:
         case ComparisonResult.SAME:
             return score_of_comparison(True)
@@ -208,7 +206,7 @@ def slowly(said: ComparisonResult, question: Question) -> Graded | ScoringFailur
 
 
 def name_unreadable(graded: Sequence[Graded | ScoringFailure], golds: Sequence[GoldAnswer], named: set[str]) -> None:
-    """Warn of gold answers that cannot be read, but for those that were named before, to which it adds them."""
+    """Warn of gold answers that cannot be read, each once."""
     for verdict_, gold in zip(graded, golds, strict=True):
         if isinstance(verdict_, Graded) and verdict_.outcome is MathsOutcome.NO_GOLD:
             problem = gold.problem or (f"{gold.text[:200]!r} cannot be read" if gold.text else "")

@@ -5,7 +5,7 @@
 is the result?`.
 
 **What earns what.**  1 where the whole response, stripped, has that form line by line, else 0, whatever it says:
-posttrain.rewards.tags, mode `lines`.  Whether the sum is right earns nothing and is measured beside it, as the reward
+posttrain.rewards.parsing.tags, mode `lines`.  Whether the sum is right earns nothing; it is measured, as the reward
 `right_sum` of weight 0 and in evaluations.
 
 **Known hack.**  The tags around nothing earn as much as thought does, so a policy may unlearn its sums and be paid:
@@ -23,7 +23,7 @@ from posttrain.options.reward import RewardSettings
 from posttrain.records import Group, Prompt
 from posttrain.rewards.format import line_format
 from posttrain.rewards.grading.function import RewardFunction
-from posttrain.rewards.tags import answer_lines
+from posttrain.rewards.parsing.tags import answer_lines
 from posttrain.tasks.arithmetic.additions import Addition, held_out_additions, training_additions
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages, Probe, PromptRenderer, Reading, Task
 

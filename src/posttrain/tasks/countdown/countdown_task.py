@@ -18,7 +18,7 @@ from posttrain.records import Finish, Group, Prompt
 from posttrain.rewards.countdown.grader import Countdown, countdown, countdown_last
 from posttrain.rewards.format import FormatOutcome, format_outcome
 from posttrain.rewards.grading.function import RewardFunction
-from posttrain.rewards.tags import THINK
+from posttrain.rewards.parsing.tags import THINK
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages, Probe, PromptRenderer, Reading, Task
 from posttrain.tasks.countdown.problems import COURSE, Difficulty, held_out_problems, training_problem
 from posttrain.tasks.countdown.search import search, search_statistics

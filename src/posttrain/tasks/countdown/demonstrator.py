@@ -21,9 +21,9 @@ from random import Random
 
 from posttrain.errors import UserError
 from posttrain.options.demonstrator import Demonstrator
-from posttrain.rewards.countdown.arithmetic import apply
 from posttrain.rewards.countdown.grader import Countdown
-from posttrain.rewards.countdown.tries import HIT, MISS
+from posttrain.rewards.countdown.step_rewards import HIT, MISS
+from posttrain.rewards.parsing.arithmetic import apply
 
 MAX_DRAWS = 10_000
 """Random tries, most of them abandoned half-way, before a problem is found to have none that is allowed."""

@@ -18,8 +18,8 @@ from random import Random
 
 from posttrain.errors import UserError
 from posttrain.options.countdown import NumbersRule
-from posttrain.rewards.countdown.arithmetic import apply
 from posttrain.rewards.countdown.grader import Countdown
+from posttrain.rewards.parsing.arithmetic import apply
 from posttrain.tasks.countdown.solver import Numbers, solvable, splits
 
 HELD_OUT_SHARE = 10

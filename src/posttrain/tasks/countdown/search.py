@@ -1,13 +1,13 @@
 """Reading a Countdown transcript as a search: its tries, and which of them reach the target.
 
-A try is a line between the think tags that begins with a step; posttrain.rewards.countdown.tries reads it.
+A try is a line between the think tags that begins with a step; posttrain.rewards.countdown.step_rewards reads it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posttrain.rewards.countdown.grader import Countdown
-from posttrain.rewards.countdown.tries import STEP, read_try
+from posttrain.rewards.countdown.step_rewards import STEP, read_try
 
 
 @dataclass(frozen=True, slots=True)

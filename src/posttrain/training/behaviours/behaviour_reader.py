@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from posttrain.records import Group
 from posttrain.rewards.countdown.grader import puzzle
-from posttrain.rewards.tags import END_THINK
+from posttrain.rewards.parsing.tags import END_THINK
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.behaviours.behaviour_table import PatternRow, Row, SearchRow
 from posttrain.training.behaviours.bounded_patterns import MOST_CHARACTERS, bounded_pattern

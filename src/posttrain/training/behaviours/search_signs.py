@@ -1,16 +1,15 @@
 """What the bundled model's notation tells of a search: tries, right steps, verdicts, going back, giving up.
 
-It writes no prose, so no word betrays what it does; its lines are read as posttrain.rewards.countdown.tries says, and
-what stands in them is counted.  Linear in the text; tries beyond the first `MOST_TRIES` are not read.
+It writes no prose, so no word betrays what it does; its lines are read as posttrain.rewards.countdown.step_rewards
+says, and counted.  Linear in the text; tries beyond the first `MOST_TRIES` are not read.
 """
 
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from posttrain.rewards.countdown.grader import Countdown
-from posttrain.rewards.countdown.step_rewards import MOST_TRIES, lines_of_tries
-from posttrain.rewards.countdown.tries import HIT, MISS, Try, read_try
-from posttrain.rewards.tags import END_THINK
+from posttrain.rewards.countdown.step_rewards import HIT, MISS, MOST_TRIES, Try, lines_of_tries, read_try
+from posttrain.rewards.parsing.tags import END_THINK
 
 Key = tuple[tuple[str, int, int], ...]
 """The steps of a try, in order."""

@@ -18,9 +18,8 @@ from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.task import TaskOptions
-from posttrain.rewards.grading.function import RewardFunction, with_own_names
-from posttrain.rewards.grading.grade import grade
-from posttrain.rewards.grading.pending_scores import require_enforceable
+from posttrain.rewards.grading.function import RewardFunction, with_distinct_names
+from posttrain.rewards.grading.grade import grade, require_enforceable
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.grading.score_cache import require_use_for_cache
 from posttrain.rewards.reward_registry import load_reward
@@ -143,4 +142,4 @@ def rewards_of_pairs(config: CollectConfig, own: PairObjects, task: Task) -> tup
     require_use_for_cache(rewards, config.grading)
     for function in rewards:
         require_enforceable(function, config.grading)
-    return with_own_names(rewards)
+    return with_distinct_names(rewards)

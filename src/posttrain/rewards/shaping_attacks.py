@@ -4,7 +4,7 @@ A penalty has no notion of right: a "right" answer is one that goes free, a tric
 cannot see, saying nothing above all, is marked as known.
 """
 
-from posttrain.rewards.attacks.cheap_attacks import COUNTDOWN, Answer, AttackExample, in_fence, thought
+from posttrain.rewards.cheap_attacks import COUNTDOWN, Answer, AttackExample, in_fence, thought
 
 FREE = -1e-9
 """A penalty that is above this is none."""
@@ -17,7 +17,7 @@ RIGHT, WRONG = thought("3 + 4 + 5"), thought("3 * 4 + 5")
 def penalty(
     *answers: Answer, options: dict[str, object] | None = None, prompt: str = "What is 3 + 4?"
 ) -> AttackExample:
-    """An example whose tricks are to be fined; no attack on any reward says how a penalty should take it."""
+    """An example whose tricks must be fined; whether attacks on any reward are is not tested."""
     return AttackExample(prompt, {}, (*answers, NOTHING), options=options or {}, above=FREE, generic_known=("*",))
 
 

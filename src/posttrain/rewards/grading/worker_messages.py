@@ -25,8 +25,7 @@ class RaisedInWorker(Exception):
     """An exception of the function's, in another process; each has a subclass with the name that it had there."""
 
 
-def dump(message: object) -> bytes:
-    """A message as bytes."""
+def message_bytes(message: object) -> bytes:
     try:
         return json.dumps(message, separators=(",", ":")).encode("ascii")
     except ValueError as error:  # an integer of thousands of digits
@@ -46,27 +45,26 @@ def to_json(value: Any) -> Any:
     raise NotWritableError(f"a value of type {type(value).__name__}")
 
 
-def from_json(written: Any) -> Any:
-    """What `to_json` wrote."""
+def value_from(written: Any) -> Any:
+    """The value that `to_json` wrote."""
     if isinstance(written, list):
-        return [from_json(item) for item in written]
+        return [value_from(item) for item in written]
     if isinstance(written, dict):
         ((kind, parts),) = written.items()
         if kind == "tuple":
-            return tuple(from_json(item) for item in parts)
-        return {from_json(key): from_json(item) for key, item in parts}
+            return tuple(value_from(item) for item in parts)
+        return {value_from(key): value_from(item) for key, item in parts}
     return written
 
 
 def verdicts_written(verdicts: list[Verdict] | InvalidScore) -> dict[str, object]:
-    """An answer of verdicts."""
     if isinstance(verdicts, InvalidScore):
         return {"problem": verdicts.text}
     return {"verdicts": [verdict_written(verdict) for verdict in verdicts]}
 
 
 def verdict_written(verdict: Verdict) -> list[object]:
-    """One verdict; NaN is a number of Python's JSON."""
+    """A verdict as JSON; NaN is a number of Python's JSON."""
     match verdict:
         case Score():
             return ["score", *verdict]
@@ -76,8 +74,7 @@ def verdict_written(verdict: Verdict) -> list[object]:
             return ["failure", safe_text(failure, str)]
 
 
-def verdict_of(written: list[Any]) -> Verdict:
-    """What `verdict_written` wrote."""
+def verdict_from(written: list[Any]) -> Verdict:
     match written:
         case ["score", *said]:
             return Score(*said)
@@ -88,11 +85,11 @@ def verdict_of(written: list[Any]) -> Verdict:
     raise AssertionError(written)
 
 
-def result_of(answer: dict[str, Any]) -> WorkerAnswer | FunctionError | ScoringFailure:
-    """What a call came to, as if it had been made here.  Raises RunError where the function did."""
+def result_from(answer: dict[str, Any]) -> WorkerAnswer | FunctionError | ScoringFailure:
+    """A call's result, as if the call had been made here.  Raises RunError where the function did."""
     match answer:
         case {"verdicts": verdicts}:
-            return WorkerAnswer([verdict_of(verdict) for verdict in verdicts])
+            return WorkerAnswer([verdict_from(verdict) for verdict in verdicts])
         case {"problem": text}:
             return WorkerAnswer(InvalidScore(text))
         case {"failure": text}:

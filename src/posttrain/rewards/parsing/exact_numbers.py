@@ -26,7 +26,6 @@ class ExactValue:
     numbers: tuple[Fraction, ...]
 
     def same(self, other: "ExactValue") -> bool:
-        """Equal as what they are: the order counts in tuples and not in sets or lists."""
         if self.shape != other.shape:
             return False
         if self.shape in ("set", "list"):
@@ -70,13 +69,13 @@ def exact(text: str) -> ExactValue | None:
     plain = PASSED_OVER.sub(" ", plain).strip()
     if plain.endswith(".") and not plain.endswith(".."):
         plain = plain[:-1].strip()
-    value = number(ungrouped(plain))
+    value = exact_number(ungrouped(plain))
     if value is not None:
         return ExactValue("value", (value,))
     plain = plain.replace("\\{", "{").replace("\\}", "}")
     shape = BRACKETS.get((plain[:1], plain[-1:])) if len(plain) >= 2 else None
     inside = plain[1:-1] if shape else plain
-    parts = [number(part) for part in separated(inside)]
+    parts = [exact_number(part) for part in separated(inside)]
     if not parts or any(part is None for part in parts):
         return None
     found = tuple(part for part in parts if part is not None)
@@ -88,19 +87,18 @@ def exact(text: str) -> ExactValue | None:
 
 
 def ungrouped(text: str) -> str:
-    """A text without braces around all of it, which group in LaTeX and mean nothing; a set is written `\\{…\\}`."""
     while len(text) >= 2 and text[0] == "{" and text[-1] == "}" and text[-2:] != "\\}":
         text = text[1:-1].strip()
     return text
 
 
 def separated(text: str) -> list[str]:
-    """The parts between commas; a comma between three digits and three digits separates only beside a space."""
+    """The parts between commas; a comma between two groups of three digits separates only with a space."""
     spaced = [part.strip() for part in re.split(r",\s+|;", text)]
     return spaced if len(spaced) > 1 else [part.strip() for part in text.split(",")]
 
 
-def number(text: str) -> Fraction | None:
+def exact_number(text: str) -> Fraction | None:
     """One number, or None."""
     if len(text) > MAX_DIGITS:
         return None
@@ -137,6 +135,5 @@ def fraction_parts(text: str) -> tuple[int, int]:
 
 
 def decimal(text: str) -> Fraction:
-    """Digits with separators and a point, exactly."""
     digits = text.replace(",", "").rstrip(".") or "0"
     return Fraction(int(digits) if digits.isdecimal() else digits)  # from text it is slow

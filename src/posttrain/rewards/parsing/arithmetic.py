@@ -67,7 +67,7 @@ def postfix(expression: str) -> list[str] | None:
 
 
 def literals(tokens: list[str]) -> list[str]:
-    """The numbers of a postfix expression as they are written without leading zeros, from left to right."""
+    """The numbers of a postfix expression, without leading zeros, from left to right."""
     return [token for token in tokens if token not in PRECEDENCE]
 
 

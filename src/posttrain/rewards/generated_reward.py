@@ -4,7 +4,7 @@ r"""Answers to the problems of reasoning-gym's generators.
 there is.
 
 **What earns what.**  A right answer is worth 1, all else 0.  What the row's `scorer` says decides how it is found right
-(posttrain.rewards.generated.scorers): as the same text or number, as one of a list, as arithmetic over the problem's
+(posttrain.rewards.generated_answers): as the same text or number, as one of a list, as arithmetic over the problem's
 numbers, or by the generator's own scorer, in the sandbox, of which full score is right.  With `partial_credit` what
 that gives below is paid as it is.
 
@@ -14,36 +14,81 @@ numbers that make 24, towers of powers: not paid, and killed.  Not stopped: what
 about (blanks, order, a tolerance), and guesses where there are few answers (yes or no).
 """
 
+import importlib.util
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from posttrain.errors import UserError
-from posttrain.rewards.function_questions import Unanswered
-from posttrain.rewards.generated.gym_scores import GymQuestion, dataset_key, gym_scores
-from posttrain.rewards.generated.own_scoring import (
+from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
+from posttrain.rewards.generated_answers import (
     MAX_CHARACTERS,
+    Scorer,
     final_text,
     is_expression,
+    is_listed,
     is_no_number,
-    listed,
     makes_target,
-    same,
+    same_answer,
     same_text,
 )
-from posttrain.rewards.generated.scorers import Scorer
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, default_resources
+from posttrain.sandbox import inside
+from posttrain.sandbox.execution import FEW, ServerOptions
 from posttrain.sandbox.inside import plain
+from posttrain.sandbox.process_pool import ProcessPool
+from posttrain.sandbox.sandboxes import Sandboxes, site_packages
 
 TRIED_ROWS = 4
 """Rows of each generator whose own answer is scored before training."""
 FULL = 1.0 - 1e-9
 """A scorer's number from which on an answer is right."""
+
+
+SCORE = SandboxFunction("score", "from prepared import score")
+PREPARE = Path(inside.__file__).with_name("gym_check.py")
+
+
+@dataclass(frozen=True, slots=True)
+class GymQuestion:
+    """What an answer to a problem is worth to its generator's scorer."""
+
+    dataset: str
+    """Generator and options, as `dataset_key` writes them."""
+    answer: str
+    entry: Mapping[str, Any]
+
+
+def dataset_key(generator: str, options: Mapping[str, object]) -> str:
+    return json.dumps([generator, options], sort_keys=True)
+
+
+def gym_scores(
+    questions: Sequence[GymQuestion], datasets: Collection[str], sandboxes: Sandboxes, *, cpu_seconds: float
+) -> list[object]:
+    """What the scorers say, a number where nothing went wrong, or `Unanswered`.
+
+    `datasets` are all that are known, those of the questions among them: a server is started for each such collection.
+    """
+    asked = [(each.dataset, each.answer, each.entry) for each in questions]
+    return answers(sandbox_with_datasets(sandboxes, datasets), SCORE, asked, cpu_seconds=cpu_seconds)
+
+
+def sandbox_with_datasets(sandboxes: Sandboxes, datasets: Collection[str]) -> ProcessPool:
+    """The sealed one with reasoning-gym imported and the data sets open."""
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise UserError(
+            "reward generated: reasoning-gym's own scorer is asked about such answers, and it is not installed.\n"
+            "    `pip install posttrain[gym]`."
+        )
+    source = PREPARE.read_text(encoding="utf-8") + f"\n\nprepare({sorted(datasets)!r})\n"
+    return sandboxes.started_with(ServerOptions(modules=FEW, path=site_packages(), prepare=source))
 
 
 class GeneratedOutcome(StrEnum):
@@ -94,7 +139,6 @@ class GeneratedReward:
         return self.scores(default_resources(), completions=completions, finish_reasons=finish_reasons, **columns)
 
     def with_resources(self, resources: Resources) -> Callable[..., list[object]]:
-        """The same in a session's sandbox."""
         return partial(self.scores, resources)
 
     def scores(
@@ -106,7 +150,7 @@ class GeneratedReward:
         finish_reasons: Sequence[str],
         **columns: Any,
     ) -> list[object]:
-        """A score for each completion, or what kept it from having one."""
+        """A score for each completion, or why it has none."""
         count = len(completions)
         named = [columns.get(name) or [None] * count for name in ("generator", "scorer", "answer", "entry")]
         problems = [problem_of(*of_row) for of_row in zip(*named, strict=True)]
@@ -117,7 +161,7 @@ class GeneratedReward:
         return [self.slowly(next(said)) if isinstance(each, GymQuestion) else each for each in first]
 
     def asked(self, questions: Sequence[GymQuestion], resources: Resources) -> list[object]:
-        """What the generators' scorers say of some answers."""
+        """The generators' own scores of some answers."""
         if not questions:
             return []
         known = resources.memory(self, set[str])
@@ -125,7 +169,7 @@ class GeneratedReward:
         return gym_scores(questions, known, resources.sandboxes, cpu_seconds=self.cpu_seconds)
 
     def quickly(self, text: str, cut_off: bool, problem: GeneratedProblem | None) -> Graded | GymQuestion | None:
-        """The verdict where it is found here, or the question to the generator's scorer."""
+        """The verdict where no library is needed, or the question for the generator's scorer."""
         if problem is None:
             return None
         answer = final_text(text, cut_off=cut_off)
@@ -135,11 +179,11 @@ class GeneratedReward:
             return Graded(0.0, GeneratedOutcome.REFUSED)
         match problem.scorer:
             case Scorer.SAME:
-                return right(problem.gold is not None and same(answer, problem.gold))
+                return right(problem.gold is not None and same_answer(answer, problem.gold))
             case Scorer.TEXT:
                 return right(problem.gold is not None and same_text(answer, problem.gold))
             case Scorer.LISTED:
-                return right(listed(answer, problem.entry))
+                return right(is_listed(answer, problem.entry))
             case Scorer.ARITHMETIC:
                 return right(makes_target(answer, problem.entry))
             case Scorer.EXPRESSION if not is_expression(answer):
@@ -149,7 +193,6 @@ class GeneratedReward:
         return GymQuestion(problem.dataset, answer, problem.entry)
 
     def slowly(self, said: object) -> Graded | ScoringFailure:
-        """What a scorer's answer is worth."""
         if isinstance(said, float):
             if said >= FULL:
                 return right(True)
@@ -162,7 +205,7 @@ class GeneratedReward:
         )
 
     def check_rows(self, rows: Sequence[tuple[str, Mapping[str, object]]], resources: Resources) -> None:
-        """Have some rows' own answers scored.  Raises UserError for one that is not paid: no completion would be."""
+        """Score some gold answers.  Raises UserError for one that is not paid: no completion would be."""
         tried: dict[str, list[tuple[str, str, Mapping[str, object]]]] = {}
         for where, columns in rows:
             problem = problem_of(*(columns.get(name) for name in ("generator", "scorer", "answer", "entry")))
@@ -194,5 +237,4 @@ def problem_of(generator: object, scorer: object, answer: object, entry: object)
 
 
 def right(is_right: bool) -> Graded:
-    """The verdict on an answer that is right or wrong."""
     return Graded(1.0, GeneratedOutcome.CORRECT) if is_right else Graded(0.0, GeneratedOutcome.WRONG)

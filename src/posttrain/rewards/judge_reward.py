@@ -35,14 +35,14 @@ from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveFloat, Pos
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, default_resources
-from posttrain.rewards.judge.judge_prompts import (
+from posttrain.rewards.judge_prompts import (
     NoVerdict,
+    cut_candidate,
     forges_a_verdict,
     judged_part,
     pair_messages,
     says_nothing,
     score_in,
-    shortened,
     shown_second,
     single_messages,
     winner_in,
@@ -117,7 +117,6 @@ class JudgeReward(Bounded):
 
     @property
     def rows_stand_alone(self) -> bool:
-        """Whether completions are not compared with each other."""
         return self.compare == "rubric"
 
     async def __call__(
@@ -126,13 +125,12 @@ class JudgeReward(Bounded):
         return await self.with_resources(default_resources())(prompts=prompts, completions=completions)
 
     def with_resources(self, resources: Resources) -> Callable[..., Awaitable[list[Graded | ScoringFailure]]]:
-        """The same with a session's budget."""
         return partial(self.scores, resources.memory(self, JudgeBudget))
 
     async def scores(
         self, budget: "JudgeBudget", /, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object
     ) -> list[Graded | ScoringFailure]:
-        """A score for each completion, or what kept it from having one."""
+        """A score for each completion, or why it has none."""
         parts = [judged_part(text, self.part) for text in completions]
         early = [settled_early(part) for part in parts]
         open_rows = [index for index, verdict in enumerate(early) if verdict is None]
@@ -143,25 +141,25 @@ class JudgeReward(Bounded):
                 scores = await batch.shares([(prompts[i], parts[i]) for i in open_rows])
         found = dict(zip(open_rows, scores, strict=True))
         outcome = JudgeOutcome.DOUBTED if budget.doubted else JudgeOutcome.JUDGED
-        return [verdict if verdict is not None else told(found[i], outcome) for i, verdict in enumerate(early)]
+        return [verdict if verdict is not None else judged_grade(found[i], outcome) for i, verdict in enumerate(early)]
 
     def key(self) -> str:
-        """The API key without blanks around it, or nothing.  No message says what it is."""
+        """The API key without blanks around it, or "".  No message shows it."""
         if self.key_file:
             path, where = Path(self.key_file), f"reward judge: key_file = {self.key_file}"
             if not path.is_file():
                 raise UserError(f"{where}: no such file")
-            return sound(path.read_text(encoding="utf-8", errors="replace").strip(), where)
+            return require_header_text(path.read_text(encoding="utf-8", errors="replace").strip(), where)
         if not self.key_env:
             return ""
         where = f"reward judge: key_env = {self.key_env}"
         if self.key_env not in os.environ:
             raise UserError(f"{where}: this variable is not set")
-        return sound(os.environ[self.key_env].strip(), where)
+        return require_header_text(os.environ[self.key_env].strip(), where)
 
 
-def sound(key: str, where: str) -> str:
-    """The key, if a header can carry it; the message must not hold it, since messages go into logs."""
+def require_header_text(key: str, where: str) -> str:
+    """The key, if a header can carry it; no message shows the key, since messages go into logs."""
     if not key:
         raise UserError(f"{where}: there is no key in it; leave it out for an endpoint that wants none")
     if not re.fullmatch(r"[!-~]+", key):
@@ -173,14 +171,13 @@ def sound(key: str, where: str) -> str:
 
 
 def settled_early(part: str) -> Graded | None:
-    """The verdict on what no judge needs to see."""
+    """The verdict on a completion that no judge needs to see."""
     if says_nothing(part):
         return Graded(0.0, JudgeOutcome.SAYS_NOTHING)
     return Graded(0.0, JudgeOutcome.FORGED) if forges_a_verdict(part) else None
 
 
-def told(score: float | ScoringFailure, outcome: JudgeOutcome) -> Graded | ScoringFailure:
-    """What the judge made of a completion."""
+def judged_grade(score: float | ScoringFailure, outcome: JudgeOutcome) -> Graded | ScoringFailure:
     return score if isinstance(score, ScoringFailure) else Graded(score, outcome)
 
 
@@ -225,7 +222,6 @@ class JudgeBatch:
         await self.client.aclose()
 
     async def scores(self, rows: Sequence[tuple[str, str]]) -> list[float | ScoringFailure]:
-        """Each candidate by itself."""
         if rows:
             await self.canaries()
         return list(await asyncio.gather(*(self.score(prompt, part) for prompt, part in rows)))
@@ -233,11 +229,11 @@ class JudgeBatch:
     async def score(self, prompt: str, part: str) -> float | ScoringFailure:
         reward = self.reward
         scale = reward.lowest, reward.highest
-        messages = single_messages(prompt, shortened(part), rubric=reward.rubric, scale=scale)
+        messages = single_messages(prompt, cut_candidate(part), rubric=reward.rubric, scale=scale)
         return await self.verdict(messages, lambda reply: score_in(reply, scale))
 
     async def shares(self, rows: Sequence[tuple[str, str]]) -> list[float | ScoringFailure]:
-        """Each candidate's share of the points of its pairs; a half where it has nobody to be compared with."""
+        """Each candidate's share of the points of its pairs; 0.5 where it has no pair."""
         members: dict[str, list[int]] = {}
         for index, (prompt, _) in enumerate(rows):
             members.setdefault(prompt, []).append(index)
@@ -256,15 +252,15 @@ class JudgeBatch:
         return [lost.get(i) or (sum(won) / len(won) if won else 0.5) for i, won in enumerate(points)]
 
     async def compared(self, rows: Sequence[tuple[str, str]], a: int, b: int) -> float | ScoringFailure:
-        """What the first of two gets of one point; which of them is shown first is drawn by lot, the same each time."""
+        """The first candidate's share of one point; which is shown first is drawn by lot, the same each time."""
         swapped = shown_second(rows[a][0], rows[a][1], rows[b][1])
         first, second = (b, a) if swapped else (a, b)
-        candidates = [shortened(rows[first][1]), shortened(rows[second][1])]
+        candidates = [cut_candidate(rows[first][1]), cut_candidate(rows[second][1])]
         result = await self.verdict(pair_messages(rows[a][0], candidates, rubric=self.reward.rubric), winner_in)
         return result if isinstance(result, ScoringFailure) or not swapped else 1 - result
 
     async def verdict(self, messages: list[dict[str, str]], read: Callable[[str], float]) -> float | ScoringFailure:
-        """One verdict, asked for until there is one, or no try or no time is left."""
+        """One verdict, asked for until there is one or no try or time is left."""
         failure = ScoringFailure("the batch's time is over")
         for attempt in range(self.reward.tries):
             wait: float | None = 0.0
@@ -286,11 +282,10 @@ class JudgeBatch:
         return failure
 
     def left(self) -> float:
-        """Seconds that the batch has left."""
         return self.deadline - time.monotonic()
 
     async def reply(self, messages: list[dict[str, str]]) -> str:
-        """What the judge says.  Raises Again where another try may help, and RunError where none can."""
+        """The judge's reply.  Raises RetryableFailure where another try may help, else RunError."""
         reward = self.reward
         self.require_budget()
         body = {"model": reward.model, "messages": messages, "max_tokens": reward.max_tokens, "temperature": 0}
@@ -310,7 +305,7 @@ class JudgeBatch:
             raise RetryableFailure(f"an answer that is not in the format: {self.without_key(text)[:100]!r}") from error
 
     async def answer(self, body: str) -> tuple[int, str, float | None]:
-        """Status, text and asked-for wait of one call, which ends in time and is not read beyond its bound."""
+        """Status, text and requested wait of one call, which ends in time and reads a bounded reply."""
         import httpx
 
         seconds = min(self.reward.timeout_seconds, self.left())
@@ -334,11 +329,9 @@ class JudgeBatch:
         )
 
     def without_key(self, text: str) -> str:
-        """What an endpoint said, should it repeat the key."""
         return text.replace(self.key, "[key]") if self.key else text
 
     def require_budget(self) -> None:
-        """Stop before a call that the budget has no room for."""
         budget = self.reward.token_budget
         if budget and self.spent.tokens >= budget:
             raise RunError(
@@ -347,7 +340,7 @@ class JudgeBatch:
             )
 
     async def canaries(self) -> None:
-        """Now and then, show the judge an answer that is bad and one that is good, and warn where it cannot tell."""
+        """Now and then, show the judge a bad and a good answer, and warn where it cannot tell them apart."""
         every, spent = self.reward.canary_every, self.spent
         if not every or spent.verdicts < spent.next_canary:
             return
@@ -384,7 +377,7 @@ class RetryableFailure(Exception):
 
 
 def retry_after(header: str | None) -> float | None:
-    """Seconds that an endpoint asks to wait; dates are passed over."""
+    """Seconds that an endpoint asks to wait; dates are ignored."""
     try:
         return max(0.0, float(header)) if header else None
     except ValueError:
@@ -392,5 +385,5 @@ def retry_after(header: str | None) -> float | None:
 
 
 def backoff(attempt: int) -> float:
-    """Seconds before another try: about 0.5, 1, 2, ..., and up to as much again by lot, so that calls spread out."""
+    """Seconds before another try: about 0.5, 1, 2, …, and up to twice that at random, to spread calls out."""
     return float(0.5 * 2**attempt * (1 + random.random()))

@@ -1,17 +1,55 @@
-r"""The last number of a text, where it stands by itself.
+r"""Where the final answer of a completion is: in the last box, in the last `<answer>`, or the last number.
 
-A number that is part of something else is no answer: `2^5`, `x_5`, `1e5`, `sqrt 2`, `1,234,56`, `5 million`, `≠ 5`,
-`at most 5`, `1 over 5`, `5 squared`, `5!!`, `5 k`, the end of a sum, `-(5)`.  No earlier number is taken in its place.
-A minus right before a number belongs to it, whichever of Unicode's it is, and so does `negative` or `minus` where it
-is no subtraction; `5 1/2` is a mixed number.  A unit (`5 dollars`, `5cm`), a degree sign and asterisks (`**5**`) may
-stand beside it.  Other words may too, but for those that make another number of it: a list of them (`WORD_BEFORE`,
-`WORD_BEHIND`), since what people write behind a number has no end.
+**The last number of a text**, where it stands by itself.  A number that is part of something else is not an answer:
+`2^5`, `x_5`, `1e5`, `sqrt 2`, `1,234,56`, `5 million`, `≠ 5`, `at most 5`, `1 over 5`, `5 squared`, `5!!`, `5 k`, the
+end of a sum, `-(5)`.  No earlier number is taken in its place.  A minus right before a number belongs to it, whichever
+of Unicode's it is, and so does `negative` or `minus` where it is not a subtraction; `5 1/2` is a mixed number.  A unit
+(`5 dollars`, `5cm`), a degree sign and asterisks (`**5**`) may stand next to it.  Other words may too, but for those
+that make another number of it: a list of them (`WORD_BEFORE`, `WORD_BEHIND`), since what people write behind a number
+has no end.
 """
 
 import re
 
-from posttrain.rewards.maths.exact_numbers import DECIMAL
-from posttrain.rewards.maths.units import unit_of
+from posttrain.rewards.parsing.exact_numbers import DECIMAL
+from posttrain.rewards.parsing.tags import ANSWER, END_ANSWER, END_THINK, THINK
+from posttrain.rewards.parsing.units import unit_of
+
+BOXED = "\\boxed"
+
+
+def answer_in(text: str, *, cut_off: bool = False) -> str | None:
+    """The final answer of a text, or None; of a text that was cut off the last number may be part of another."""
+    text = text[text.rfind(END_THINK) + len(END_THINK) :] if END_THINK in text else text
+    text = text.partition(THINK)[0]
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return boxed
+    end = text.rfind(END_ANSWER)
+    start = text.rfind(ANSWER, 0, end) if end >= 0 else -1
+    if start >= 0:
+        return text[start + len(ANSWER) : end]
+    return None if cut_off else last_number(text)
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What the last balanced `\boxed{…}` holds; the braces of a text are counted once."""
+    ends: dict[int, int] = {}
+    opened: list[int] = []
+    for place in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        if place[0] == "{":
+            opened.append(place.start())
+        elif place[0] == "}" and opened:
+            ends[opened.pop()] = place.start()
+    at = len(text)
+    while (at := text.rfind(BOXED, 0, at)) >= 0:
+        brace = at + len(BOXED)
+        while text[brace : brace + 1] == " ":
+            brace += 1
+        if brace in ends:
+            return text[brace + 1 : ends[brace]]
+    return None
+
 
 SPACE = r"(?:[^\S\n]|~|\\[,;:! ])"
 LAST_NUMBER = re.compile(rf"{DECIMAL}(?:/\d+)?(?:{SPACE}?\\?%)?", re.ASCII)
@@ -148,7 +186,7 @@ def last_number(text: str) -> str | None:
 
 
 def without_power(found: "re.Match[str]") -> str:
-    """A unit without its power; anything else as it is."""
+    """A unit without its power; anything else unchanged."""
     named = len(found[2]) > 1 or "{" in found[1]
     return found[1] if named and unit_of(found[2]) else found[0]
 

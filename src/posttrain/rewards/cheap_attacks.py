@@ -1,7 +1,7 @@
 """Answers that a reward should pay and answers that it should not: what `posttrain check-task` replays.
 
 Every reward of this package that knows right from wrong has examples here, those that shape in
-posttrain.rewards.attacks.shaping_attacks; for a function of your own there are attacks that fit any task.
+posttrain.rewards.shaping_attacks; for a function of your own there are attacks that fit any task.
 tests/attacks/ has the full corpora.
 """
 
@@ -55,7 +55,7 @@ class AttackExample:
     """The chat turns that `prompt` is the last of, where the row is a conversation."""
 
     def with_generic(self) -> "AttackExample":
-        """The example, and the attacks that fit any reward."""
+        """The example with the attacks that fit any reward."""
         known = self.generic_known
         attacks = [replace(attack, known="*" in known or attack.label in known) for attack in generic(self.prompt)]
         return replace(self, answers=(*self.answers, *attacks))
@@ -90,12 +90,10 @@ def most_common(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def thought(answer: str, thinking: str = "3 + 4 + 5 = 12") -> str:
-    """An answer in the structure of the tags."""
     return f"<think>{thinking}</think>\n<answer>{answer}</answer>"
 
 
 def in_fence(source: str) -> str:
-    """A program in a fence."""
     return f"```python\n{source}\n```"
 
 

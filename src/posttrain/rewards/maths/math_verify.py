@@ -5,10 +5,20 @@ not know hides what stands beside it.  It compares decimals to six places, so th
 this takes time in proportion to the text.
 """
 
+import importlib.util
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 
-from posttrain.rewards.maths.measured_values import COEFFICIENT, NO_UNIT, WORDS, gold_value, measured
-from posttrain.rewards.maths.units import unit_of
+from posttrain.errors import UserError
+from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
+from posttrain.rewards.parsing.units import COEFFICIENT, NO_UNIT, WORDS, gold_value, measured_value, unit_of
+from posttrain.sandbox import inside
+from posttrain.sandbox.conversation import Sandbox
+from posttrain.sandbox.execution import FEW, ServerOptions
+from posttrain.sandbox.sandboxes import Sandboxes, site_packages
 
 RELATION = re.compile(r"=|<|>|[≈≅≡]|\\(?:leq?|geq?|neq?|approx|approxeq|sim|equiv|in|lt|gt|[bp]?mod)(?![a-zA-Z])")
 LETTER = r"(?:[a-zA-Z]|\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|phi|varphi|omega))"
@@ -49,7 +59,7 @@ OPERAND = re.compile(r"\s*(?:\d+|\\[a-zA-Z]+|[^\s({\[])")
 DECIMAL_POINT = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?!\d|\.\d)", re.ASCII)
 
 
-def refused(answer: str, gold: str) -> bool:
+def is_refused(answer: str, gold: str) -> bool:
     """Whether an answer is one of these, beside a gold answer that is not."""
     relations, own = len(RELATION.findall(answer)), len(RELATION.findall(gold))
     if relations > max(own, 1 if ASSIGNED.match(answer) else 0):
@@ -69,46 +79,42 @@ def refused(answer: str, gold: str) -> bool:
 
 
 def other_name(answer: str, gold: str) -> bool:
-    """Whether both give a value to a letter, and not to the same one."""
+    """Whether both give a value to a letter, but to different ones."""
     given, wanted = ASSIGNED.match(answer), ASSIGNED.match(gold)
     return bool(given and wanted) and plain_name(answer) != plain_name(gold)
 
 
 def plain_name(text: str) -> str:
-    """What stands before the first equals sign, without spaces and braces."""
     return re.sub(r"[\s{}]", "", text.partition("=")[0])
 
 
 def subscripts(text: str) -> set[str]:
-    """What is set below numbers and brackets: the base of `101_2`."""
+    """Subscripts of numbers and brackets: the base of `101_2`."""
     return {found.strip("{} ") for found in SUBSCRIPT.findall(text)}
 
 
 def with_functions(text: str) -> str:
-    r"""`\mathrm{e}` as e and `\operatorname{sin}` as `\sin`, which are no units."""
     return FUNCTION_IN_WORDS.sub(lambda found: found[1] or f"\\{found[2]} ", text)
 
 
 def without_dollars(text: str) -> str:
-    r"""A text without the dollar signs around it, and without `\$` for money."""
     text = text.replace("\\$", "").strip()
     return text.strip("$") if text[:1] == text[-1:] == "$" else text
 
 
 def has_comma(text: str) -> bool:
-    """Whether a comma separates anything but groups of digits."""
     return "," in DIGIT_GROUP.sub("", text)
 
 
 def other_signs(answer: str, gold: str) -> bool:
-    """Whether there is a character that math-verify may pass over, with all that follows it: `5 ≃ 6`."""
+    """Whether an answer has a character that math-verify may skip with all that follows it: `5 ≃ 6`."""
     strange = {character for character in answer if not character.isascii() and not "Ͱ" <= character <= "Ͽ"}
     return not strange <= KNOWN_SIGNS | set(gold)
 
 
 def other_numbers(answer: str, gold: str) -> bool:
     """Whether an answer goes on with another number behind a unit, where the gold answer is one: `5 feet 3 inches`."""
-    given = measured(answer)
+    given = measured_value(answer)
     return given is not None and given.has_another_number and gold_value(gold) is not None
 
 
@@ -126,7 +132,7 @@ def other_words(answer: str, gold: str) -> bool:
     Words that both have must be the same.  Beside a gold answer without any they must be a unit of the list, and have
     nothing behind them but a power: `5 \text{ cm}^2`.  A gold answer's words may be left out where they are its unit.
     """
-    said, wanted = words(answer), words(gold)
+    said, wanted = words_in(answer), words_in(gold)
     if not said:
         return any(NO_UNIT.search(word) for word in wanted)
     if wanted:
@@ -141,7 +147,7 @@ def other_words(answer: str, gold: str) -> bool:
     return BEHIND_WORDS.fullmatch(WORDS.sub("", answer[first.end() :])) is None
 
 
-def words(text: str) -> set[str]:
+def words_in(text: str) -> set[str]:
     """The words that a text sets as text, and a unit at its end, without plurals and brackets."""
     unit = BARE_UNIT.fullmatch(text)
     found = WORDS.findall(text) + ([unit[1] or unit[2]] if unit else [])
@@ -158,7 +164,6 @@ def other_letters(answer: str, gold: str) -> bool:
 
 
 def letters(text: str) -> set[str]:
-    """The single letters on the right side of a text."""
     plain = COMMAND.sub(" ", WORDS.sub(" ", text)).rpartition("=")[2]
     return {character for character in plain if character.isascii() and character.isalpha()}
 
@@ -209,3 +214,63 @@ def as_fraction(decimal: "re.Match[str]") -> str:
     r"""`0.25` as `\frac{25}{100}`; as text, for integers of many digits take their time."""
     digits = (decimal[1] + decimal[2]).lstrip("0") or "0"
     return rf"\frac{{{digits}}}{{1{'0' * len(decimal[2])}}}"
+
+
+SOURCE = "from prepared import compare"
+PREPARE = Path(inside.__file__).with_name("math_check.py")
+
+
+class ComparisonResult(StrEnum):
+    """The result of a comparison."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    UNREADABLE = "unreadable"
+    NO_GOLD = "no_gold"
+    TIME_LIMIT = "time_limit"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Whether an answer says the same as the gold one."""
+
+    gold: str
+    answer: str
+
+
+def compare_symbolically(
+    questions: Sequence[Question], sandboxes: Sandboxes, *, cpu_seconds: float
+) -> list[ComparisonResult]:
+    """An answer for every question, each asked once."""
+    different = list(dict.fromkeys(questions))
+    asked = [(question.gold, question.answer) for question in different]
+    said = answers(sandbox_with_maths(sandboxes), SandboxFunction("compare", SOURCE), asked, cpu_seconds=cpu_seconds)
+    results = dict(zip(different, map(as_result, said), strict=True))
+    return [results[question] for question in questions]
+
+
+def as_result(said: object) -> ComparisonResult:
+    """The result in a reply, or in the lack of one."""
+    if said is Unanswered.LOST:
+        return ComparisonResult.LOST
+    if said is Unanswered.TIME_LIMIT:
+        return ComparisonResult.TIME_LIMIT
+    if isinstance(said, Unanswered) or not isinstance(said, str):
+        return ComparisonResult.UNREADABLE
+    return ComparisonResult(said)
+
+
+def sandbox_with_maths(sandboxes: Sandboxes) -> Sandbox:
+    """The sealed one with math-verify imported and warmed up."""
+    require_math_verify()
+    prepare = PREPARE.read_text(encoding="utf-8")
+    return sandboxes.started_with(ServerOptions(modules=FEW, path=site_packages(), prepare=prepare))
+
+
+def require_math_verify() -> None:
+    if importlib.util.find_spec("math_verify") is None:
+        raise UserError(
+            "reward maths: answers that are no plain numbers need math-verify, which is not installed.\n"
+            "    `pip install posttrain[math]`, or set the reward's option symbolic: false to leave such answers out."
+        )

@@ -1,6 +1,6 @@
 """A worker: an interpreter of its own that calls one reward function, one call at a time, until its socket closes.
 
-python -m posttrain.rewards.grading.workers.worker_main PARENT.  Its standard input is the socket, and its standard
+python -m posttrain.rewards.grading.worker_main PARENT.  Its standard input is the socket, and its standard
 output is our standard error, so that whatever a function prints is seen and mistaken for no answer.
 """
 
@@ -29,10 +29,8 @@ from posttrain.rewards.grading.answers import (
     verdicts_in,
 )
 from posttrain.rewards.grading.call_log import CallLog
-from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.grading.trainer_state import TrainerState
-from posttrain.rewards.grading.workers.worker_messages import MOST_BYTES, dump, from_json, verdicts_written
-from posttrain.rewards.reward_registry import function_at
+from posttrain.rewards.grading.function import ScoringFailure, TrainerState, function_at
+from posttrain.rewards.grading.worker_messages import MOST_BYTES, message_bytes, value_from, verdicts_written
 from posttrain.sandbox.inside import frames
 
 PR_SET_PDEATHSIG = 1
@@ -41,7 +39,7 @@ LONGEST_TEXT = 20_000
 """Characters of an exception's text and traceback."""
 
 
-def main() -> None:
+def serve_calls() -> None:
     """Load the function, then answer calls."""
     die_with(int(sys.argv[1]))
     channel = socket.socket(fileno=os.dup(0))
@@ -50,29 +48,28 @@ def main() -> None:
     os.dup2(null, 0)
     os.close(null)
     try:
-        asked = receive(channel)
+        asked = receive_message(channel)
         sys.path[:] = asked["path"]
         try:
             call: Any = function_at(asked["place"], asked["name"])
         except UserError as error:
-            frames.send(channel, dump({"refused": str(error)}))
+            frames.send(channel, message_bytes({"refused": str(error)}))
             return
-        frames.send(channel, dump({"ready": os.getpid()}))
+        frames.send(channel, message_bytes({"ready": os.getpid()}))
         while True:
-            frames.send(channel, dump(answer(call, receive(channel))), most=MOST_BYTES)
+            frames.send(channel, message_bytes(answer_request(call, receive_message(channel))), most=MOST_BYTES)
     except (frames.ChannelClosed, ConnectionError):
         os._exit(0)  # whatever threads the function has started
 
 
-def receive(channel: socket.socket) -> dict[str, Any]:
-    """The next message."""
+def receive_message(channel: socket.socket) -> dict[str, Any]:
     message: dict[str, Any] = json.loads(frames.receive(channel, most=MOST_BYTES))
     return message
 
 
-def answer(call: Callable[..., object], request: dict[str, Any]) -> dict[str, object]:
-    """What a call comes to."""
-    arguments = {name: from_json(written) for name, written in request["arguments"].items()}
+def answer_request(call: Callable[..., object], request: dict[str, Any]) -> dict[str, object]:
+    """The answer to a call."""
+    arguments = {name: value_from(written) for name, written in request["arguments"].items()}
     log = CallLog(request["reward"], request["count"])
     arguments |= {name: take for name, take in log.arguments().items() if name in request["logs"]}
     if "trainer_state" in request:
@@ -100,7 +97,7 @@ def answer(call: Callable[..., object], request: dict[str, Any]) -> dict[str, ob
 
 
 def awaited(awaitable: Awaitable[object]) -> object:
-    """What it comes to, or the exception that it ends with."""
+    """The result of an awaitable, or the exception that it ends with."""
     import asyncio  # half of the time that a worker takes to start
 
     async def result() -> object:
@@ -112,14 +109,14 @@ def awaited(awaitable: Awaitable[object]) -> object:
 
 @functools.cache
 def loop() -> Any:
-    """One event loop for all calls, since clients that a function keeps belong to the loop they were made in."""
+    """One event loop for all calls, since clients that a function keeps belong to the loop that made them."""
     import asyncio
 
     return asyncio.new_event_loop()
 
 
 def die_with(parent: int) -> None:
-    """End with the process that started this one, however that ends; on Linux, with the thread of it that did."""
+    """End with the parent process, however that ends; on Linux, with its thread that started this one."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it went before we asked
@@ -129,11 +126,11 @@ def die_with(parent: int) -> None:
 
 
 def watch(parent: int) -> None:
-    """End this process once its parent is another, for systems that tell nobody of a parent's end."""
+    """End once the parent changes, for systems that do not signal a parent's end."""
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
     os._exit(1)
 
 
 if __name__ == "__main__":
-    main()
+    serve_calls()

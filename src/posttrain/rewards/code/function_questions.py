@@ -34,7 +34,7 @@ ENDINGS = {Exit.CPU_LIMIT: Unanswered.TIME_LIMIT, Exit.WALL_LIMIT: Unanswered.LO
 
 
 @dataclass(frozen=True, slots=True)
-class AskedFunction:
+class SandboxFunction:
     """A function of ours in the sandbox."""
 
     name: str
@@ -45,14 +45,13 @@ class AskedFunction:
 class FunctionQuestions:
     """A conversation that has some questions, each a list of arguments, answered by one process."""
 
-    def __init__(self, function: AskedFunction, questions: Sequence[Sequence[object]], cpu_seconds: float) -> None:
+    def __init__(self, function: SandboxFunction, questions: Sequence[Sequence[object]], cpu_seconds: float) -> None:
         self.function, self.questions, self.cpu_seconds = function, questions, cpu_seconds
         self.said: list[object] = []
         """The function's values, or Unanswered."""
         self.loaded = False
 
     def begin(self, sandbox: Sandbox) -> None:
-        """A process for the questions that are left."""
         self.loaded = False
         in_all = Limits(cpu_seconds=self.cpu_seconds * (1 + self.left), memory_bytes=MEMORY_BYTES)
         process = sandbox.start(self, Process(kind="calls", source=self.function.source, limits=in_all))
@@ -60,11 +59,9 @@ class FunctionQuestions:
 
     @property
     def left(self) -> int:
-        """Questions without an answer."""
         return len(self.questions) - len(self.said)
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
-        """Ready, or an answer: our own code speaks there."""
         kind, first, *_ = json.loads(payload)
         if self.loaded:
             self.said.append(plain.load(first.encode()) if kind == "value" else Unanswered.RAISED)
@@ -76,7 +73,7 @@ class FunctionQuestions:
         process.send(plain.dump([self.function.name, list(self.questions[len(self.said)]), {}]))
 
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
-        """Its end is the answer to the question that it was at, unless it had none left."""
+        """The end of its process answers the current question, unless none is left."""
         if not self.left:
             return
         if execution.exit is Exit.LOST or not self.loaded:
@@ -89,7 +86,7 @@ class FunctionQuestions:
 
 
 def answers(
-    sandbox: Sandbox, function: AskedFunction, questions: Sequence[Sequence[object]], *, cpu_seconds: float
+    sandbox: Sandbox, function: SandboxFunction, questions: Sequence[Sequence[object]], *, cpu_seconds: float
 ) -> list[object]:
     """What the function says to each question, or Unanswered; in the questions' order."""
     parts = [questions[start : start + TOGETHER] for start in range(0, len(questions), TOGETHER)]

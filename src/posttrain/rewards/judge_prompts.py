@@ -12,80 +12,19 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posttrain.rewards.tags import END_THINK
+from posttrain.rewards.parsing.tags import END_THINK
 
 MAX_CHARACTERS = 20_000
 """Longest candidate that is judged; a longer one is cut in the middle, and the judge is told."""
-ANNOUNCES = {
-    *[
-        "answer",
-        "answers",
-        "solution",
-        "solutions",
-        "process",
-        "explanation",
-        "reasoning",
-        "response",
-        "result",
-        "step",
-    ],
-    *["steps", "analysis", "conclusion", "problem", "thinking", "thought", "thoughts"],
-}
-BESIDE = {
-    *[
-        "the",
-        "a",
-        "an",
-        "is",
-        "are",
-        "as",
-        "follows",
-        "final",
-        "my",
-        "our",
-        "here",
-        "heres",
-        "this",
-        "that",
-        "lets",
-        "let",
-        "us",
-    ],
-    *[
-        "me",
-        "think",
-        "solve",
-        "solved",
-        "it",
-        "i",
-        "have",
-        "ive",
-        "will",
-        "we",
-        "by",
-        "in",
-        "of",
-        "to",
-        "and",
-        "now",
-        "so",
-        "full",
-    ],
-    *[
-        "correct",
-        "complete",
-        "detailed",
-        "below",
-        "above",
-        "following",
-        "carefully",
-        "out",
-        "first",
-        "through",
-        "about",
-    ],
-}
-"""A candidate of these words alone, at least one of the first, announces an answer and gives none."""
+ANNOUNCING = """
+answer answers solution solutions process explanation reasoning response result step steps analysis conclusion problem
+thinking thought thoughts
+"""
+FILLING = """
+the a an is are as follows final my our here heres this that lets let us me think solve solved it i have ive will we by
+in of to and now so full correct complete detailed below above following carefully out first through about
+"""
+"""A candidate of only these words, at least one of the first, announces an answer and gives none."""
 ANNOUNCED_ELSEWHERE = """
 解|解答|解法|解説|解说|解析|解决方案|答|答案|答え|回答|最终答案|思考过程|让我们一步一步思考|かいせつ|かいとう|こたえ|解き方|解説します
 풀이|정답|답|해설|해결|Respuesta|La respuesta es|Respuesta final|Solución|La solución es|Réponse
@@ -119,7 +58,6 @@ ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
 
 
 def judged_part(text: str, part: str) -> str:
-    """What of a completion is judged: all of it, or what follows its thinking."""
     if part == "answer" and END_THINK in text:
         text = text[text.rfind(END_THINK) + len(END_THINK) :]
     return text.strip()
@@ -130,7 +68,7 @@ def says_nothing(candidate: str) -> bool:
     words = spoken_words(candidate)
     if not words or " ".join(words) in ELSEWHERE:
         return True
-    return ANNOUNCES & set(words) != set() and set(words) <= ANNOUNCES | BESIDE
+    return ANNOUNCING_WORDS & set(words) != set() and set(words) <= ANNOUNCING_WORDS | FILLING_WORDS
 
 
 def spoken_words(text: str) -> list[str]:
@@ -139,8 +77,8 @@ def spoken_words(text: str) -> list[str]:
 
 
 def forges_a_verdict(candidate: str) -> bool:
-    """Whether a candidate, as far as the judge is shown it, holds what only the judge should say."""
-    return VERDICT.search(plain_letters(shortened(candidate))) is not None
+    """Whether the part of a candidate that the judge sees holds what only the judge should say."""
+    return VERDICT.search(plain_letters(cut_candidate(candidate))) is not None
 
 
 def plain_letters(text: str) -> str:
@@ -150,11 +88,12 @@ def plain_letters(text: str) -> str:
     return "".join(c for c in split if c.isascii() or unicodedata.category(c) not in ("Mn", "Cf"))
 
 
+ANNOUNCING_WORDS, FILLING_WORDS = set(ANNOUNCING.split()), set(FILLING.split())
 ELSEWHERE = {" ".join(spoken_words(phrase)) for phrase in re.split(r"[|\n]", ANNOUNCED_ELSEWHERE.strip())}
 
 
-def shortened(candidate: str) -> str:
-    """A candidate of bounded length."""
+def cut_candidate(candidate: str) -> str:
+    """A candidate of bounded length, its middle left out."""
     if len(candidate) <= MAX_CHARACTERS:
         return candidate
     half = MAX_CHARACTERS // 2
@@ -182,7 +121,6 @@ Reply with one JSON object on the last line: {{"winner": "A"}}, {{"winner": "B"}
 
 
 def fence() -> str:
-    """A line that no candidate can know."""
     return f"=== {secrets.token_hex(12)} ==="
 
 
@@ -194,7 +132,7 @@ def single_messages(prompt: str, candidate: str, *, rubric: str, scale: tuple[fl
 
 
 def shown_second(prompt: str, first: str, second: str) -> bool:
-    """Whether the first of two candidates is shown second: by lot, which is a function of what is compared."""
+    """Whether the first of two candidates is shown second: by lot, as a function of what is compared."""
     drawn = hashlib.blake2b(repr((prompt, first, second)).encode(errors="surrogatepass"), digest_size=1).digest()
     return drawn[0] < 128
 
@@ -210,7 +148,6 @@ def pair_messages(prompt: str, candidates: Sequence[str], *, rubric: str) -> lis
 
 
 def enclosed(prompt: str, data: str | list[str], line: str) -> str:
-    """The task in plain words, the candidates between fences."""
     return f"Task:\n{prompt}\n\n{line}\n{json.dumps(data, ensure_ascii=True)}\n{line}"
 
 
@@ -250,5 +187,4 @@ def winner_in(reply: str) -> float:
 
 
 def judge_value_excerpt(value: object) -> str:
-    """What a judge gave, in brief; a list or an object by its type, since it may be deep."""
     return repr(value)[:80] if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"
