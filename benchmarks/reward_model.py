@@ -28,8 +28,8 @@ from posttrain.options.countdown import CountdownOptions
 from posttrain.options.demonstrator import Demonstrator
 from posttrain.options.model import ModelOptions
 from posttrain.rewards.countdown.grader import Outcome, countdown_outcome
-from posttrain.tasks.countdown.countdown_task import CountdownTask
 from posttrain.tasks.countdown.demonstrator import demonstrate
+from posttrain.tasks.countdown_task import CountdownTask
 
 TRIES = 8
 """Answers to a problem, of which pairs are made."""

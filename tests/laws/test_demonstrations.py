@@ -12,7 +12,7 @@ from posttrain.rewards.countdown.step_rewards import HIT, MISS, STEP, read_try
 from posttrain.rewards.parsing.arithmetic import literals, postfix, value
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import Difficulty, training_problem
-from posttrain.tasks.countdown.search import search
+from posttrain.tasks.countdown_task import search
 
 PATIENT = Demonstrator(give_up=0.0)
 

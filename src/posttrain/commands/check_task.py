@@ -24,8 +24,8 @@ from posttrain.rewards.grading.worker_messages import NotWritableError, to_json
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from posttrain.rewards.shaping_attacks import JUDGE, SHAPING
 from posttrain.tasks.dataset import content
-from posttrain.tasks.programs.program_layouts import program_row
-from posttrain.tasks.rows import DatasetRow, read_rows, require_column
+from posttrain.tasks.programs_task import program_row
+from posttrain.tasks.row_files.rows import DatasetRow, read_rows, require_column
 
 HELP = """usage: posttrain check-task REWARD|TASK|FILE.py:FUNCTION|package.module:FUNCTION [--rows FILE]
                              [--prompt-column NAME] [--chat] [--seconds N]

@@ -18,8 +18,7 @@ from posttrain.rewards.grading.gates import UnscoredRows
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.resources import Resources
 from posttrain.runs.clock import Clock
-from posttrain.tasks.answers_of_task import training_prompts
-from posttrain.tasks.base import Task
+from posttrain.tasks.base import Task, training_prompts
 
 Journal = Callable[[int, Sequence[Group], Grades], None]
 """(step, groups, grades): is given every score before it is used."""

@@ -28,8 +28,7 @@ from posttrain.rewards.model import reward_models_in
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.summary import LEFT_OUT
 from posttrain.runs.threads import ThreadClaim, claim_threads
-from posttrain.tasks.answers_of_task import held_out_prompts, longest_prompts, task_probes, task_rewards
-from posttrain.tasks.base import Probe, Task
+from posttrain.tasks.base import Probe, Task, held_out_prompts, longest_prompts, task_probes, task_rewards
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.behaviours.behaviour_reader import BehaviourReader

@@ -21,7 +21,7 @@ from posttrain.models.messages import ASSISTANT, is_call, plain_answer, require_
 from posttrain.options.dataset import DatasetOptions
 from posttrain.records import Preference, Prompt
 from posttrain.tasks.prompt_content import prompt_content
-from posttrain.tasks.row_formats import Content, PreferenceRow, excerpt, tools_of
+from posttrain.tasks.row_files.row_formats import Content, PreferenceRow, cell_text, tools_of
 
 MARGIN_RULE = "a number >= 0, by how much the chosen answer is better (below it, the answers are in each other's place)"
 OTHER_WAYS = "  Leave out what follows the first answer, or name another template as model.chat_template."
@@ -50,7 +50,7 @@ class PairMaker:
     """Whether what the template writes behind the last stop token is part of an answer."""
 
     def pair(self, row: PreferenceRow) -> Preference:
-        """The pair of a row.  Raises UserError of a bad one."""
+        """The pair of a row.  Raises UserError for a bad one."""
         if row.columns.get("tie") is True:
             raise UserError(
                 f"{row.where}: the column `tie` says that neither answer is better, which teaches nothing.  Drop the"
@@ -84,20 +84,19 @@ class PairMaker:
             rejected_said=rejected.said,
             chosen_closing=chosen.closing,
             rejected_closing=rejected.closing,
-            margin=number_in(row, "margin", MARGIN_RULE, lambda value: value >= 0),
-            weight=number_in(row, "weight", "a number above 0", lambda value: value > 0) or 1.0,
+            margin=column_number(row, "margin", MARGIN_RULE, lambda value: value >= 0),
+            weight=column_number(row, "weight", "a number above 0", lambda value: value > 0) or 1.0,
             where=row.where,
         )
 
     def of_text(self, where: str, prompt: Prompt, answer: Content) -> PairAnswer:
-        """A text behind a plain prompt, and a stop token."""
+        """The text and a stop token after a plain prompt."""
         text = plain_answer(answer, where)
         require_words(where, text)
         tokens = self.masking.completion(prompt, text).tokens
         return PairAnswer(tokens[len(prompt.tokens) :], None, ())
 
     def conversation_prompt(self, row: PreferenceRow, messages: Sequence[Mapping[str, Any]]) -> Prompt:
-        """The prompt of a conversation, which may describe tools."""
         text = self.masking.renderer.templated(messages, row.where, tools=tools_of(row))
         tokens = tuple(self.masking.renderer.tokens(text, row.where))
         return Prompt(id=row.where, text=text, tokens=tokens, messages=tuple(messages), columns=dict(row.columns))
@@ -105,7 +104,7 @@ class PairMaker:
     def of_messages(
         self, row: PreferenceRow, prompt: Prompt, messages: Sequence[Mapping[str, Any]], answer: Content
     ) -> PairAnswer:
-        """The assistant's turn, and what may follow it, behind the messages of a prompt."""
+        """The assistant's turn, and what may follow it, after the messages of a prompt."""
         turns = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
         if isinstance(answer, str):
             require_words(row.where, answer)
@@ -122,7 +121,7 @@ class PairMaker:
 
 
 def require_answer(where: str, turns: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse messages that are no answer of the assistant's, or say nothing."""
+    """Refuse messages that are not the assistant's answer, or are empty."""
     first, last = turns[0], turns[-1]
     if first["role"] != ASSISTANT:
         raise UserError(
@@ -141,13 +140,12 @@ def require_answer(where: str, turns: Sequence[Mapping[str, Any]]) -> None:
 
 
 def require_words(where: str, text: str) -> None:
-    """Refuse an answer of nothing, or of white space alone."""
     if not text.strip():
         raise UserError(f"{where}: an answer says nothing ({text[:20]!r}); give one, or drop the row")
 
 
 def cut_to(pair: Preference, longest: int) -> Preference:
-    """The pair with the ends of its answers cut off, so that neither is longer than this with its prompt."""
+    """The pair with the ends of its answers cut off to `longest` tokens with the prompt."""
     room = longest - len(pair.prompt.tokens)
     return replace(
         pair,
@@ -160,16 +158,15 @@ def cut_to(pair: Preference, longest: int) -> Preference:
     )
 
 
-def number_in(row: PreferenceRow, column: str, rule: str, holds: Callable[[float], bool]) -> float | None:
+def column_number(row: PreferenceRow, column: str, rule: str, holds: Callable[[float], bool]) -> float | None:
     """The finite number of a column, which obeys a rule; None where there is none."""
     value = row.columns.get(column)
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and holds(value):
         return float(value)
-    raise UserError(f"{row.where}: the column `{column}` must hold {rule}, not {excerpt(value)}")
+    raise UserError(f"{row.where}: the column `{column}` must hold {rule}, not {cell_text(value)}")
 
 
 def pair_masking(masking: Masking) -> Masking:
-    """The same, with remedies in its messages that pairs have."""
     return replace(masking, other_ways=OTHER_WAYS)

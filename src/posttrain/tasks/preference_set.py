@@ -16,9 +16,16 @@ from posttrain.options.pairs import PairOptions
 from posttrain.records import Preference
 from posttrain.tasks.dataset import SOURCE, Rows, configured_rows, held_out_of, split
 from posttrain.tasks.draw_order import permutation
-from posttrain.tasks.preferences.pair_maker import PairMaker, cut_to, pair_masking
-from posttrain.tasks.row_formats import PreferenceRow, RowFormat, columns_read, format_line, preference_row, told_format
-from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, rows_of
+from posttrain.tasks.pair_maker import PairMaker, cut_to, pair_masking
+from posttrain.tasks.row_files.row_formats import (
+    PreferenceRow,
+    RowFormat,
+    columns_read,
+    detected_format,
+    format_line,
+    preference_row,
+)
+from posttrain.tasks.row_files.rows import MEMORY, BadRows, DatasetRow, numbered_rows
 
 NAMED = 5
 """Pairs that a message names, of many."""
@@ -55,16 +62,15 @@ class PreferenceSet:
     """What their order is drawn for: another set of the same run has another one."""
 
     def number(self, index: int) -> int:
-        """Which pair the index-th is, counted from the beginning of the run: a function of the seed and its epoch."""
+        """The pair at an index counted from the beginning of the run: a function of the seed and the epoch."""
         epoch, place = divmod(index, len(self.training))
         return int(permutation(self.seed, self.order, epoch, len(self.training))[place])
 
     def batch(self, first: int, options: PairOptions) -> list[Preference]:
-        """The pairs of an update, from a number on; an update ends where an epoch does, so that it has none twice."""
+        """The pairs of an update that starts at an index; it ends with the epoch, so that it has no pair twice."""
         return [self.training[self.number(index)] for index in self.batch_indices(first, options)]
 
     def batch_indices(self, first: int, options: PairOptions) -> range:
-        """The numbers of an update's pairs, counted from the beginning of the run."""
         epoch_end = (first // len(self.training) + 1) * len(self.training)
         last = min(first + options.pairs_per_batch, epoch_end)
         found = range(first, last if options.num_epochs is None else min(last, self.num_pairs(options.num_epochs)))
@@ -77,11 +83,11 @@ class PreferenceSet:
         return found
 
     def num_pairs(self, epochs: float) -> int:
-        """Pairs that so many epochs are, each counted as often as it is learned."""
+        """Pairs in so many epochs, each counted as often as it is learned."""
         return max(1, round(epochs * len(self.training)))
 
     def num_steps(self, options: PairOptions) -> int | None:
-        """Updates that the epochs are; None where the recipe says how many there are."""
+        """Updates in the epochs; None where the recipe sets the number of steps."""
         if options.num_epochs is None:
             return None
         whole, rest = divmod(self.num_pairs(options.num_epochs), len(self.training))
@@ -89,17 +95,16 @@ class PreferenceSet:
         return whole * -(-len(self.training) // size) + -(-rest // size)
 
     def described(self) -> list[str]:
-        """What the plan says of them."""
+        """The plan's lines on the pairs."""
         prompts = len({pair.prompt.tokens for pair in self.training})
         tokens = sum(pair.num_tokens for pair in self.training) / len(self.training)
         lines = [f"{len(self.training)} pairs of {prompts} prompts, {tokens:.0f} tokens long on average"]
         lines += [self.format] if self.format else []
         if self.too_long:
-            lines.append(f"{len(self.too_long)} too long and left out: {named(self.too_long)}")
+            lines.append(f"{len(self.too_long)} too long and left out: {first_few(self.too_long)}")
         return lines + (f"bad pairs left out:{self.bad.listed()}".splitlines() if self.bad.faults else [])
 
     def summary(self) -> dict[str, object]:
-        """What summary.json says of them."""
         counts = {"trained": len(self.training), "held_out": len(self.held_out)}
         return {"pairs": {**counts, "too_long": [*self.too_long], "bad": [*self.bad.faults]}}
 
@@ -121,11 +126,11 @@ def preference_set(
     bad = BadRows(task.skip_bad_rows)
     own = [SOURCE] if task.sources and given.rows is None else []
     own += [] if options.counts_tokens else ["margin"]  # which a reward model learns
-    read = configured_rows(task, bad) if given.rows is None else rows_of(given.rows, MEMORY, bad)
+    read = configured_rows(task, bad) if given.rows is None else numbered_rows(given.rows, MEMORY, bad)
     held_out_rows = held_out_of(task, given.held_out, bad)
-    everything = preference_rows(read, bad)
-    apart = None if held_out_rows is None else preference_rows(held_out_rows, bad)
-    training, held_out = split(keyed(everything, task), None if apart is None else keyed(apart, task), task)
+    everything = rows_by_prompt(preference_rows(read, bad), task)
+    apart = None if held_out_rows is None else rows_by_prompt(preference_rows(held_out_rows, bad), task)
+    training, held_out = split(everything, apart, task)
     maker = PairMaker(
         masking=pair_masking(masking),
         task=task,
@@ -133,11 +138,11 @@ def preference_set(
         closing_said=options.answers_with_closing,
     )
     unread: list[str] | None = None if options.long_pairs == "error" else []
-    made = [pairs_of(preferences_in(part), maker, bad, unread) for part in (training, held_out)]
+    made = [made_pairs(preferences_in(part), maker, bad, unread) for part in (training, held_out)]
     if options.long_pairs == "cut":
         made = [[cut_to(pair, longest) if has_room(pair, longest) else pair for pair in part] for part in made]
     long = [pair for part in made for pair in part if pair.num_tokens > longest]
-    require_short(long, options, longest)
+    require_short_pairs(long, options, longest)
     trained, measured = ([pair for pair in part if pair.num_tokens <= longest] for part in made)
     if not made[0] and bad.faults:
         raise UserError(f"no row makes a pair to train on.  The first:{bad.listed()}")
@@ -158,7 +163,7 @@ def preference_set(
 
 def preference_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[PreferenceRow]:
     """Rows of the format, each checked, the bad ones counted."""
-    told_format(rows, (RowFormat.PREFERENCE,))
+    detected_format(rows, (RowFormat.PREFERENCE,))
     found = []
     for row in rows:
         try:
@@ -168,10 +173,10 @@ def preference_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[Preference
     return found
 
 
-def pairs_of(
+def made_pairs(
     rows: Sequence[PreferenceRow], maker: PairMaker, bad: BadRows, unread: list[str] | None
 ) -> list[Preference]:
-    """The pairs of some rows, those that make none counted; in `unread` those too long for tokens, if they may be."""
+    """The pairs of some rows; bad rows are counted, and those too long for tokens added to `unread`, where allowed."""
     found = []
     for row in rows:
         try:
@@ -186,21 +191,20 @@ def pairs_of(
 
 
 def has_room(pair: Preference, longest: int) -> bool:
-    """Whether a pair that is too long has a prompt that leaves room for a token of its answers."""
+    """Whether a pair is too long, and its prompt leaves room for a token of the answers."""
     return pair.num_tokens > longest > len(pair.prompt.tokens)
 
 
-def require_short(long: Sequence[Preference], options: PairOptions, longest: int) -> None:
-    """Raise UserError where pairs are too long and that is to be told."""
+def require_short_pairs(long: Sequence[Preference], options: PairOptions, longest: int) -> None:
     if long and options.long_pairs == "error":
-        pairs = named([f"{pair.where} ({pair.num_tokens} tokens)" for pair in long])
+        pairs = first_few([f"{pair.where} ({pair.num_tokens} tokens)" for pair in long])
         raise UserError(
             f"{options.section}.max_length: {len(long)} pairs are longer than {longest} tokens: {pairs}.  Use a larger"
             f" one if the model's context allows it, or leave them out: {options.section}.long_pairs = skip."
         )
 
 
-def keyed(rows: Sequence[PreferenceRow], task: DatasetOptions) -> list[DatasetRow]:
+def rows_by_prompt(rows: Sequence[PreferenceRow], task: DatasetOptions) -> list[DatasetRow]:
     """Rows by what is asked in them, so that equal prompts stay on one side of a split."""
     return [
         DatasetRow(
@@ -212,10 +216,8 @@ def keyed(rows: Sequence[PreferenceRow], task: DatasetOptions) -> list[DatasetRo
 
 
 def preferences_in(rows: Sequence[DatasetRow]) -> list[PreferenceRow]:
-    """The rows again."""
     return [row for each in rows if isinstance(row := each.columns["row"], PreferenceRow)]
 
 
-def named(places: Sequence[str]) -> str:
-    """The first of many."""
+def first_few(places: Sequence[str]) -> str:
     return ", ".join(places[:NAMED]) + (", …" if len(places) > NAMED else "")

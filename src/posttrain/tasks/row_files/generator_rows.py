@@ -31,18 +31,18 @@ def generated_rows(source: GeneratorOptions) -> list[dict[str, object]]:
         "seed": source.generator_seed,
         "size": source.generator_size,
     }
-    rows = list(made_rows(json.dumps(request, sort_keys=True)))
+    rows = list(row_maker_answer(json.dumps(request, sort_keys=True)))
     if "error" in rows[0]:
-        raise UserError(refusal(source, rows[0]))
+        raise UserError(generator_refusal(source, rows[0]))
     return rows
 
 
 @functools.lru_cache(maxsize=8)
-def made_rows(request: str) -> tuple[dict[str, object], ...]:
-    """What the row maker answers."""
+def row_maker_answer(request: str) -> tuple[dict[str, object], ...]:
+    """The row maker's lines of JSON."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "posttrain.tasks.generated.row_maker"],
+        [sys.executable, "-P", "-m", "posttrain.tasks.row_files.row_maker"],
         input=request,
         env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path},
         capture_output=True,
@@ -55,8 +55,8 @@ def made_rows(request: str) -> tuple[dict[str, object], ...]:
     return tuple(json.loads(line) for line in done.stdout.splitlines())
 
 
-def refusal(source: GeneratorOptions, said: dict[str, object]) -> str:
-    """What a generator, or the lack of it, comes to in words."""
+def generator_refusal(source: GeneratorOptions, said: dict[str, object]) -> str:
+    """The message for a generator's error."""
     name = source.generator
     known = said.get("known")
     names = [str(each) for each in known] if isinstance(known, list) else []
@@ -73,7 +73,6 @@ def refusal(source: GeneratorOptions, said: dict[str, object]) -> str:
 
 
 def require_reasoning_gym(generator: str) -> None:
-    """Refuse to go on where the extra that makes problems is not installed."""
     if importlib.util.find_spec("reasoning_gym") is None:
         raise UserError(
             f"generator = {generator}: its problems are made by reasoning-gym, which is not installed.\n"
@@ -82,7 +81,7 @@ def require_reasoning_gym(generator: str) -> None:
 
 
 def generator_digest() -> str:
-    """What decides a generator's rows beside its options: the library's version; empty where it is not installed."""
+    """The library's version, which decides a generator's rows with its options; "" where it is not installed."""
     try:
         return importlib.metadata.version("reasoning-gym")
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Makes the rows of a generator, in a process of its own: python -m posttrain.tasks.generated.row_maker.
+"""Makes the rows of a generator, in a process of its own: python -m posttrain.tasks.row_files.row_maker.
 
 Some generators go through sets of texts, whose order is another in each process: here the seed of hashes is fixed, so
 that the same options make the same rows everywhere.  And what the library does to its process stays there.
@@ -17,16 +17,16 @@ from posttrain.rewards.generated_answers import scorer_of
 from posttrain.sandbox.inside import plain
 
 
-def main() -> None:
+def write_rows() -> None:
     """Answer one request."""
     rows = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no row
-    for row in made(json.load(sys.stdin)):
+    for row in rows_or_error(json.load(sys.stdin)):
         rows.write(json.dumps(row) + "\n")
     rows.flush()
 
 
-def made(request: Mapping[str, Any]) -> Iterator[dict[str, object]]:
+def rows_or_error(request: Mapping[str, Any]) -> Iterator[dict[str, object]]:
     """The rows that are asked for, or what is wrong with that."""
     import reasoning_gym
     from reasoning_gym.dataset import ProceduralDataset
@@ -65,4 +65,4 @@ def row_of(name: str, options: Mapping[str, object], entry: Mapping[str, Any], s
 
 
 if __name__ == "__main__":
-    main()
+    write_rows()

@@ -27,7 +27,7 @@ from enum import StrEnum
 
 from posttrain.errors import UserError
 from posttrain.models.messages import ASSISTANT, as_plain_text, checked_message
-from posttrain.tasks.rows import DatasetRow
+from posttrain.tasks.row_files.rows import DatasetRow
 
 Message = Mapping[str, object]
 """`role` and `content`, both texts, and whatever else the row says."""
@@ -112,7 +112,7 @@ READ_TOO: Mapping[RowFormat, tuple[str, ...]] = {
 """Other columns that a format reads."""
 
 
-def told_format(rows: Sequence[DatasetRow], accepted: Sequence[RowFormat] = tuple(RowFormat)) -> RowFormat:
+def detected_format(rows: Sequence[DatasetRow], accepted: Sequence[RowFormat] = tuple(RowFormat)) -> RowFormat:
     """The first of the accepted formats whose columns the first row has; every other row is of it too, or at fault."""
     assert rows, "rows are read, and known to be some, before their format is told"
     columns = rows[0].columns
@@ -145,19 +145,17 @@ def format_line(format: str, rows: Sequence[DatasetRow], read: Callable[[Dataset
 
 
 def formatted(rows: Sequence[DatasetRow], format: RowFormat) -> list[FormattedRow]:
-    """Rows of one format as records.  Raises UserError with the place of the first that is none."""
     return [RECORDS[format](row) for row in rows]
 
 
 def prompt_row(row: DatasetRow) -> PromptRow:
-    """A row with a prompt alone."""
-    return PromptRow(where=row.where, prompt=content_of(row, "prompt"), columns=others(row, "prompt"))
+    return PromptRow(where=row.where, prompt=column_content(row, "prompt"), columns=other_columns(row, "prompt"))
 
 
 def completion_row(row: DatasetRow) -> CompletionRow:
     """A row with a prompt and its completion."""
-    prompt, completion = alike(content_of(row, "prompt"), content_of(row, "completion"))
-    columns = others(row, "prompt", "completion")
+    prompt, completion = same_kind(column_content(row, "prompt"), column_content(row, "completion"))
+    columns = other_columns(row, "prompt", "completion")
     return CompletionRow(where=row.where, prompt=prompt, completion=completion, columns=columns)
 
 
@@ -165,8 +163,8 @@ def labelled_row(row: DatasetRow) -> LabelledRow:
     """A row with a prompt, a completion and a label: true and false, or 1 and 0."""
     plain, label = completion_row(row), row.columns.get("label")
     if not isinstance(label, bool | int) or label not in (0, 1):
-        raise fault(row, f"the column `label` must be true or false, not {excerpt(label)}")
-    columns = others(row, "prompt", "completion", "label")
+        raise row_error(row, f"the column `label` must be true or false, not {cell_text(label)}")
+    columns = other_columns(row, "prompt", "completion", "label")
     return LabelledRow(
         where=row.where, prompt=plain.prompt, completion=plain.completion, label=bool(label), columns=columns
     )
@@ -174,57 +172,57 @@ def labelled_row(row: DatasetRow) -> LabelledRow:
 
 def preference_row(row: DatasetRow) -> PreferenceRow:
     """A row with two completions; the prompt they have in common is found where no column holds it."""
-    chosen, rejected = content_of(row, "chosen"), content_of(row, "rejected")
+    chosen, rejected = column_content(row, "chosen"), column_content(row, "rejected")
     if isinstance(chosen, str) != isinstance(rejected, str):
-        raise fault(row, "`chosen` and `rejected` must both be text or both be messages")
-    given = given_prompt(row)
+        raise row_error(row, "`chosen` and `rejected` must both be text or both be messages")
+    given = explicit_prompt(row)
     if given is None:
         prompt, (chosen, rejected) = common_prompt(row, chosen, rejected)
     else:
         prompt = given
-        (prompt, chosen), (_, rejected) = alike(prompt, chosen), alike(prompt, rejected)
+        (prompt, chosen), (_, rejected) = same_kind(prompt, chosen), same_kind(prompt, rejected)
         if not isinstance(prompt, str) and chosen[: len(prompt)] == prompt == rejected[: len(prompt)]:
             chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     for name, completion in (("chosen", chosen), ("rejected", rejected)):
         if not completion:
-            raise fault(row, f"nothing is left of `{name}` behind the prompt; give an answer, or drop the row")
-    columns = others(row, "prompt", "conversations", "instruction", "chosen", "rejected")
+            raise row_error(row, f"nothing is left of `{name}` behind the prompt; give an answer, or drop the row")
+    columns = other_columns(row, "prompt", "conversations", "instruction", "chosen", "rejected")
     return PreferenceRow(where=row.where, prompt=prompt, chosen=chosen, rejected=rejected, columns=columns)
 
 
 def conversation_row(row: DatasetRow) -> ConversationRow:
     """A row with a whole conversation."""
-    messages = content_of(row, "messages")
+    messages = column_content(row, "messages")
     if isinstance(messages, str):
-        raise fault(row, f"the column `messages` must hold a list of messages, not text ({excerpt(messages)})")
-    return ConversationRow(where=row.where, messages=messages, columns=others(row, "messages"))
+        raise row_error(row, f"the column `messages` must hold a list of messages, not text ({cell_text(messages)})")
+    return ConversationRow(where=row.where, messages=messages, columns=other_columns(row, "messages"))
 
 
 def sharegpt_row(row: DatasetRow) -> ConversationRow:
     """A row with a whole conversation in the column `conversations`."""
     messages = conversation_row(DatasetRow(row.where, {"messages": row.columns.get("conversations")})).messages
-    columns = others(row, "conversations", "system")
+    columns = other_columns(row, "conversations", "system")
     return ConversationRow(where=row.where, messages=with_system(row, messages), columns=columns)
 
 
 def alpaca_row(row: DatasetRow) -> CompletionRow:
     """A row with an instruction, perhaps its input, and the output."""
-    output = content_of(row, "output")
+    output = column_content(row, "output")
     if not isinstance(output, str):
-        raise fault(row, f"the column `output` must hold text, not {excerpt(output)}")
-    columns = others(row, "instruction", "input", "output", "system", "history")
+        raise row_error(row, f"the column `output` must hold text, not {cell_text(output)}")
+    columns = other_columns(row, "instruction", "input", "output", "system", "history")
     answer = ({"role": ASSISTANT, "content": output},)
     return CompletionRow(where=row.where, prompt=alpaca_prompt(row), completion=answer, columns=columns)
 
 
 def alpaca_prompt(row: DatasetRow) -> tuple[Message, ...]:
     """What a row of Alpaca's asks: the instruction, and below it the input, if there is one."""
-    asked, given = content_of(row, "instruction"), row.columns.get("input") or ""
+    asked, given = column_content(row, "instruction"), row.columns.get("input") or ""
     for name, value in (("instruction", asked), ("input", given)):
         if not isinstance(value, str):
-            raise fault(row, f"the column `{name}` must hold text, not {excerpt(value)}")
+            raise row_error(row, f"the column `{name}` must hold text, not {cell_text(value)}")
     if row.columns.get("history"):
-        raise fault(row, "the column `history` is not read; write the whole conversation as `messages`")
+        raise row_error(row, "the column `history` is not read; write the whole conversation as `messages`")
     text = as_plain_text([{"content": each} for each in (asked, given) if each])
     return with_system(row, ({"role": "user", "content": text},))
 
@@ -233,9 +231,9 @@ def with_system(row: DatasetRow, messages: tuple[Message, ...]) -> tuple[Message
     """Messages with the text of the column `system` before them."""
     system = row.columns.get("system") or ""
     if not isinstance(system, str):
-        raise fault(row, f"the column `system` must hold text, not {excerpt(system)}")
+        raise row_error(row, f"the column `system` must hold text, not {cell_text(system)}")
     if system and any(message["role"] == "system" for message in messages):
-        raise fault(row, "there is a system message in the conversation and one in the column `system`; keep one")
+        raise row_error(row, "there is a system message in the conversation and one in the column `system`; keep one")
     return ({"role": "system", "content": system}, *messages) if system else messages
 
 
@@ -248,10 +246,10 @@ PROMPT_COLUMNS: Mapping[str, tuple[str, ...]] = {
 with each."""
 
 
-def given_prompt(row: DatasetRow) -> Content | None:
+def explicit_prompt(row: DatasetRow) -> Content | None:
     """The prompt of a row with two answers, from the column that holds it; None where it is implicit."""
     if row.columns.get("prompt") is not None:
-        return content_of(row, "prompt")
+        return column_content(row, "prompt")
     if row.columns.get("conversations") is not None:
         return sharegpt_row(row).messages
     return alpaca_prompt(row) if row.columns.get("instruction") is not None else None
@@ -269,12 +267,12 @@ RECORDS: Mapping[RowFormat, Callable[[DatasetRow], FormattedRow]] = {
 """What makes a record of a row."""
 
 
-def content_of(row: DatasetRow, name: str) -> Content:
+def column_content(row: DatasetRow, name: str) -> Content:
     """A column as text that is not empty, or as messages of which there are some."""
     value = row.columns.get(name)
     if (isinstance(value, Sequence) and len(value) == 0) or value is None:
         problem = f"the column `{name}` is empty" if name in row.columns else f"there is no column `{name}`"
-        raise fault(row, f"{problem}; fill it or drop the row")
+        raise row_error(row, f"{problem}; fill it or drop the row")
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
@@ -282,7 +280,7 @@ def content_of(row: DatasetRow, name: str) -> Content:
     if isinstance(value, list | tuple):
         place = f"{row.where}: the column `{name}`, message"
         return tuple(checked_message(message, f"{place} {number}") for number, message in enumerate(value))
-    raise fault(row, f"the column `{name}` must hold text or a list of messages, not {excerpt(value)}")
+    raise row_error(row, f"the column `{name}` must hold text or a list of messages, not {cell_text(value)}")
 
 
 def tools_of(row: FormattedRow) -> Sequence[Mapping[str, object]]:
@@ -292,13 +290,13 @@ def tools_of(row: FormattedRow) -> Sequence[Mapping[str, object]]:
         return ()
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
         raise UserError(
-            f"{row.where}: the column `{TOOLS}` must hold a list of descriptions of tools, not {excerpt(tools)}; one"
+            f"{row.where}: the column `{TOOLS}` must hold a list of descriptions of tools, not {cell_text(tools)}; one"
             f" that is text is read by task.json_columns: [{TOOLS}]"
         )
     return tools
 
 
-def alike(prompt: Content, completion: Content) -> tuple[Content, Content]:
+def same_kind(prompt: Content, completion: Content) -> tuple[Content, Content]:
     """Both as text or both as messages."""
     if isinstance(prompt, str) and not isinstance(completion, str):
         return ({"role": "user", "content": prompt},), completion
@@ -315,7 +313,7 @@ def common_prompt(row: DatasetRow, chosen: Content, rejected: Content) -> tuple[
     if isinstance(chosen, str) and isinstance(rejected, str):
         size = word_end(chosen, rejected, size)
     if size == 0:
-        raise fault(
+        raise row_error(
             row,
             "`chosen` and `rejected` begin with nothing in common, so that there is no prompt; add a column `prompt`",
         )
@@ -330,16 +328,13 @@ def word_end(chosen: str, rejected: str, common: int) -> int:
     return common
 
 
-def others(row: DatasetRow, *names: str) -> dict[str, object]:
-    """The columns of a row that are not part of its format."""
+def other_columns(row: DatasetRow, *names: str) -> dict[str, object]:
     return {name: value for name, value in row.columns.items() if name not in names}
 
 
-def fault(row: DatasetRow, problem: str) -> UserError:
-    """What to raise of a row."""
+def row_error(row: DatasetRow, problem: str) -> UserError:
     return UserError(f"{row.where}: {problem}")
 
 
-def excerpt(value: object) -> str:
-    """A value that is not what it should be, cut, with its type."""
+def cell_text(value: object) -> str:
     return f"{str(value)[:80]!r} ({type(value).__name__})"

@@ -172,30 +172,29 @@ def text(rng: Random) -> str:
     """A text on one subject."""
     beginnings, others = SUBJECTS[rng.choice(tuple(SUBJECTS))]
     lasting: dict[str, str] = {}
-    sentences = [written(beginnings, rng, lasting)]
+    sentences = [expanded(beginnings, rng, lasting)]
     for _ in range(rng.randint(MIN_SENTENCES, MAX_SENTENCES) - 1):
-        following = written(others, rng, lasting)
+        following = expanded(others, rng, lasting)
         if following not in sentences:
             sentences.append(following)
     return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
 
 
-def written(alternatives: Alternatives, rng: Random, lasting: dict[str, str]) -> str:
+def expanded(alternatives: Alternatives, rng: Random, lasting: dict[str, str]) -> str:
     """One of the alternatives, its symbols replaced; `lasting` remembers those that stay the same."""
 
     def replaced(match: re.Match[str]) -> str:
         symbol = match[1]
         if symbol not in LASTING:
-            return written(RULES[symbol], rng, lasting)
+            return expanded(RULES[symbol], rng, lasting)
         if symbol not in lasting:
-            lasting[symbol] = written(RULES[symbol], rng, lasting)
+            lasting[symbol] = expanded(RULES[symbol], rng, lasting)
         return lasting[symbol]
 
-    return SYMBOL.sub(replaced, drawn(alternatives, rng))
+    return SYMBOL.sub(replaced, drawn_alternative(alternatives, rng))
 
 
-def drawn(alternatives: Alternatives, rng: Random) -> str:
-    """One of the texts."""
+def drawn_alternative(alternatives: Alternatives, rng: Random) -> str:
     if isinstance(alternatives, tuple):
         return rng.choice(alternatives)
     return rng.choices(list(alternatives), weights=list(alternatives.values()))[0]

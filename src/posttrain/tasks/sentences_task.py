@@ -1,11 +1,17 @@
-"""What the full stops of a text are for: which ways to more of them a policy has found.
+"""Texts to go on with: the toy on which a course watches a policy find out what a reward pays.
 
-Every ASCII full stop of a text is of the first of these kinds that fits:
+**What the prompt looks like.**  The beginning of a sentence, such as `The weather today is`, without a template.
+
+**What earns what.**  The reward `period_count` with `most: null`: the number of full stops in the completion.
+
+**Known hack.**  It is one.  What is of interest is which: shorter sentences, abbreviations, decimal numbers, lists, or
+nothing but full stops.  The probe `periods` reports it for held-out completions.  Every ASCII full stop of a text is of
+the first of these kinds that fits:
 
 | kind | the full stop | for instance |
 |---|---|---|
-| run | has another one beside it, nothing or white space between | `...`, `. . .` |
-| decimal | stands between two digits | `3.5` |
+| run | has another one next to it, nothing or white space between | `...`, `. . .` |
+| decimal | is between two digits | `3.5` |
 | list | ends a number that counts on: 1, or one more than the list's last | `1. bread 2. milk` |
 | abbreviation | ends a known abbreviation, one capital but I, or single letters with stops | `Dr.`, `U.S.`, `p.m.` |
 | sentence | comes after a letter, a digit, a closing quote or bracket | `It rained.` |
@@ -13,12 +19,60 @@ Every ASCII full stop of a text is of the first of these kinds that fits:
 
 At most `NEAR` characters on either side are looked at.  By form alone: in `I have 1. Then it rained.` the 1 looks like
 a list's, and a sentence that ends in `etc.` ends unseen.
+
+**Where texts come from.**  posttrain.tasks.sentence_grammar writes those that `posttrain sft` learns; nothing is
+downloaded, and a model that was trained on text of its own needs none of them.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from posttrain.options.sentences import SentencesOptions
+from posttrain.records import Group, Prompt
+from posttrain.rewards.grading.function import RewardFunction
+from posttrain.rewards.shaping import PeriodCount
+from posttrain.tasks.base import DRAWS_PER_STEP, Probe, PromptRenderer, Reading, Task
+
+
+class SentencesTask(Task):
+    """The beginnings of the options, one after the other, again and again; what differs is what is sampled."""
+
+    name = "sentences"
+
+    def __init__(self, options: SentencesOptions, renderer: PromptRenderer) -> None:
+        self.options, self.renderer = options, renderer
+        self.reward_functions = (
+            RewardFunction(name="period_count", call=PeriodCount(most=None), text_only=True, bounded=True),
+        )
+
+    def prompts(self, step: int, draws: range) -> list[Prompt]:
+        """The beginnings in turn."""
+        assert draws.stop <= DRAWS_PER_STEP, draws
+        openings = self.options.openings
+        return [self.prompt(openings[draw % len(openings)], f"train/{draw % len(openings)}") for draw in draws]
+
+    def held_out(self) -> list[Prompt]:
+        openings = self.options.held_out_openings
+        numbers = range(self.options.held_out_size)
+        return [self.prompt(openings[number % len(openings)], f"held-out/{number}") for number in numbers]
+
+    def prompt(self, opening: str, id: str) -> Prompt:
+        return self.renderer.render(opening, id=id, prefill="", columns={})
+
+    def probes(self) -> Mapping[str, Probe]:
+        kinds = {f"periods_{use}": Reading(f"full stops: {use}") for use in PeriodUse}
+        readings = {"periods": Reading("full stops"), **kinds, "words_per_sentence": Reading("words per sentence")}
+        return {"periods": Probe(readings=readings, measure=period_readings)}
+
+
+def period_readings(groups: Sequence[Group]) -> dict[str, float]:
+    """The strategies of all completions of the groups, under the names of the probe."""
+    found = period_strategies([each.text for group in groups for each in group.rollouts])
+    kinds = {f"periods_{use}": count for use, count in found.uses.items()}
+    return {"periods": found.periods, **kinds, "words_per_sentence": found.words_per_sentence}
+
 
 ABBREVIATIONS = frozenset(
     {"dr", "mr", "mrs", "ms", "prof", "st", "mt", "jr", "sr", "vs", "etc", "no", "fig", "vol", "gen", "col", "capt"}
@@ -54,7 +108,7 @@ def period_uses(text: str) -> list[PeriodUse]:
     for match in re.finditer(r"\.", text):
         before, after = text[max(0, match.start() - NEAR) : match.start()], text[match.end() : match.end() + NEAR]
         found.append(period_use(before, after, listed))
-        listed = last_number(before) if found[-1] is PeriodUse.LIST else listed
+        listed = list_number(before) if found[-1] is PeriodUse.LIST else listed
     return found
 
 
@@ -65,7 +119,7 @@ def period_use(before: str, after: str, listed: int) -> PeriodUse:
     digit_before, digit_after = before[-1:].isdigit(), after[:1].isdigit()
     if digit_before and digit_after:
         return PeriodUse.DECIMAL
-    if last_number(before) in (1, listed + 1):
+    if list_number(before) in (1, listed + 1):
         return PeriodUse.LIST
     if is_abbreviated(before, after):
         return PeriodUse.ABBREVIATION
@@ -74,8 +128,8 @@ def period_use(before: str, after: str, listed: int) -> PeriodUse:
     return PeriodUse.OTHER
 
 
-def last_number(before: str) -> int:
-    """The whole number of one or two digits that a text ends in; 0 where there is none."""
+def list_number(before: str) -> int:
+    """The number of one or two digits at the end of a text, or 0."""
     number = NUMBER.search(before)
     return int(number[0]) if number else 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from posttrain.binding import digest_of
 from posttrain.errors import UserError
 from posttrain.options.row_source import RowSourceOptions
-from posttrain.tasks.generated.generator_rows import generated_rows
+from posttrain.tasks.row_files.generator_rows import generated_rows
 from posttrain.tasks.row_files.tables import (
     HUB_NAME,
     arrow_rows,
@@ -21,7 +21,14 @@ from posttrain.tasks.row_files.tables import (
     parquet_rows,
     saved_rows,
 )
-from posttrain.tasks.row_files.text_files import Found, checked_value, csv_rows, json_lines, json_list, parsed
+from posttrain.tasks.row_files.text_files import (
+    Found,
+    checked_value,
+    csv_rows,
+    json_line_rows,
+    json_list_rows,
+    parse_json,
+)
 
 MEMORY = "rows"
 """Where rows come from that are in no file."""
@@ -50,13 +57,12 @@ class BadRows:
     """What is said of each, its place first."""
 
     def add(self, fault: str) -> None:
-        """Count a row.  Raises UserError where it is one too many."""
+        """Count a bad row.  Raises UserError where there are more than allowed."""
         self.faults.append(fault)
         if len(self.faults) > self.allowed:
             raise UserError(self.message())
 
     def message(self) -> str:
-        """What is said where there are too many."""
         if not self.allowed:
             return self.faults[0]
         return (
@@ -65,17 +71,16 @@ class BadRows:
         )
 
     def listed(self) -> str:
-        """The first of them, each on a line, and how many more there are."""
         more = [f"and {len(self.faults) - MOST_NAMED} more"] if len(self.faults) > MOST_NAMED else []
         return "".join(f"\n  {line}" for line in [*self.faults[:MOST_NAMED], *more])
 
 
-def rows_of(values: Iterable[object], source: str, bad: BadRows | None = None) -> list[DatasetRow]:
-    """Numbered rows, each known to be a mapping of texts that can be written."""
-    return known_rows(iter(enumerate(map(checked_value, values), start=1)), source, bad or BadRows())
+def numbered_rows(values: Iterable[object], source: str, bad: BadRows | None = None) -> list[DatasetRow]:
+    """Numbered rows: mappings of values that can be written."""
+    return checked_rows(iter(enumerate(map(checked_value, values), start=1)), source, bad or BadRows())
 
 
-def known_rows(found: Found, source: str, bad: BadRows) -> list[DatasetRow]:
+def checked_rows(found: Found, source: str, bad: BadRows) -> list[DatasetRow]:
     """The rows among what was found, the others counted as bad ones."""
     rows: list[DatasetRow] = []
     for number, value in found:
@@ -98,7 +103,7 @@ def read_rows(
     source, bad = source or RowSourceOptions(), bad or BadRows()
     split = split or source.split
     if not path and source.generator:
-        rows = rows_of(generated_rows(source), source.generator, bad)
+        rows = numbered_rows(generated_rows(source), source.generator, bad)
         return [kept for each in rows if (kept := with_columns(each, source, bad)) is not None]
     if files_of(path):
         said = {"split": split, "subset": source.subset, "revision": source.revision}
@@ -107,39 +112,39 @@ def read_rows(
                 raise UserError(
                     f"{path}: {option} = {value} is of a data set on the hub; a file has none.  Leave it out."
                 )
-    rows = unnamed_rows(path, source, split, bad)
+    rows = original_rows(path, source, split, bad)
     if source.columns or source.json_columns:
         rows = [row for each in rows if (row := with_columns(each, source, bad)) is not None]
     return rows
 
 
-def unnamed_rows(path: str, source: RowSourceOptions, split: str, bad: BadRows) -> list[DatasetRow]:
+def original_rows(path: str, source: RowSourceOptions, split: str, bad: BadRows) -> list[DatasetRow]:
     """All rows at a path as they are there."""
     folder, files = Path(path), files_of(path)
     if files:
-        return [row for file in files for row in known_rows(found_in(file, source.delimiter), file.name, bad)]
+        return [row for file in files for row in checked_rows(found_in(file, source.delimiter), file.name, bad)]
     if folder.is_dir():
         if not is_saved_dataset(folder):
             raise UserError(
                 f"{path}: is a folder that `datasets` did not save; give its files as a pattern, such as"
                 f" {folder / '*.parquet'}"
             )
-        return rows_of(saved_rows(folder, split), folder.name, bad)
+        return numbered_rows(saved_rows(folder, split), folder.name, bad)
     if is_on_hub(path):
         found = hub_rows(path, subset=source.subset, split=split, revision=source.revision)
-        return rows_of(found, path, bad)
+        return numbered_rows(found, path, bad)
     raise UserError(f"{path}: no such file{near_file(folder)}. Paths are relative to the folder you run in.")
 
 
 def files_of(path: str) -> list[Path]:
-    """The file of a path, or the files of a pattern in the order of their names; none where there is no file."""
+    """The file of a path, or the files of a pattern in the order of their names."""
     if Path(path).is_file():
         return [Path(path)]
     return [file for name in sorted(glob.glob(path, recursive=True)) if (file := Path(name)).is_file()]
 
 
 def rows_digest(path: str, revision: str = "") -> str:
-    """What tells the rows at a path from others: a hash of their files, their commit on the hub; empty if unknown."""
+    """A hash of the files at a path, or their commit on the hub; "" if unknown."""
     files = files_of(path)
     if len(files) == 1:
         return digest_of(files[0])
@@ -152,7 +157,6 @@ def rows_digest(path: str, revision: str = "") -> str:
 
 
 def is_on_hub(path: str) -> bool:
-    """Whether a path that is not here can be a data set's name on the hub."""
     return bool(HUB_NAME.fullmatch(path)) and Path(path).suffix.lower() not in (*SUFFIXES, COMPRESSED)
 
 
@@ -161,9 +165,9 @@ def found_in(file: Path, delimiter: str) -> Found:
     compressed = file.suffix.lower() == COMPRESSED
     match Path(file.stem if compressed else file.name).suffix.lower():
         case ".jsonl":
-            return json_lines(file)
+            return json_line_rows(file)
         case ".json":
-            return json_list(file)
+            return json_list_rows(file)
         case ".csv":
             return csv_rows(file, delimiter)
         case ".tsv":
@@ -177,7 +181,7 @@ def found_in(file: Path, delimiter: str) -> Found:
 
 
 def near_file(file: Path) -> str:
-    """A file beside the missing one whose name is like it."""
+    """A hint: a file in the same folder with a similar name."""
     names = [entry.name for entry in file.parent.iterdir()] if file.parent.is_dir() else []
     near = difflib.get_close_matches(file.name, names, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
@@ -195,13 +199,14 @@ def with_columns(row: DatasetRow, source: RowSourceOptions, bad: BadRows) -> Dat
     for name in (*source.json_columns, *source.columns.values()):
         if name not in columns:
             bad.add(
-                f"{row.where}: no column `{name}`, which `columns` or `json_columns` names. {nearest(name, columns)}"
+                f"{row.where}: no column `{name}`, which `columns` or `json_columns` names."
+                f" {nearest_column(name, columns)}"
             )
             return None
     for name in source.json_columns:
         text = columns[name]
         try:
-            value = checked_value(parsed(text)) if isinstance(text, str) else text
+            value = checked_value(parse_json(text)) if isinstance(text, str) else text
             if isinstance(value, UserError):
                 raise value
             columns[name] = value
@@ -220,23 +225,22 @@ def with_columns(row: DatasetRow, source: RowSourceOptions, bad: BadRows) -> Dat
 
 
 def require_column(rows: Sequence[DatasetRow], name: str) -> None:
-    """Refuse rows of which one lacks the column or holds nothing in it."""
     for row in rows:
         if problem := missing_column(row, name):
             raise UserError(problem)
 
 
 def missing_column(row: DatasetRow, name: str) -> str:
-    """What is wrong with a row that lacks a column or holds nothing in it; else empty."""
+    """The message where a row lacks a column or has it empty; else ""."""
     if row.columns.get(name) not in (None, "", []):
         return ""
     if name in row.columns:
         return f"{row.where}: the column `{name}` is empty; fill it or drop the row"
     remedy = "Name the prompt's column by task.prompt_column, in check-task by --prompt-column."
-    return f"{row.where}: no column `{name}`. {nearest(name, row.columns)} {remedy}"
+    return f"{row.where}: no column `{name}`. {nearest_column(name, row.columns)} {remedy}"
 
 
-def nearest(name: str, columns: Mapping[str, object]) -> str:
-    """The column whose name is like one that there is not, or all there are."""
+def nearest_column(name: str, columns: Mapping[str, object]) -> str:
+    """A hint: the column with the most similar name, or all columns."""
     near = difflib.get_close_matches(name, columns, n=1)
     return f"Did you mean `{near[0]}`?" if near else f"It has {', '.join(columns) or 'no columns'}."

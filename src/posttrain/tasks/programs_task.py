@@ -1,25 +1,84 @@
-"""The usual layouts of programming problems, read into one: a prompt, and tests for posttrain.rewards.code.unit_tests.
+"""Programming problems: prompts and hidden tests from a local file, in any of the usual layouts.
 
-A row's columns say which layout it is:
+**What the prompt looks like.**  The problem, with a line that asks for one fenced block of Python.
+
+**What earns what.**  posttrain.rewards.code.code_reward: a program that passes all tests of its row, in the sandbox.
+
+**Which problems are trained on.**  As in posttrain.tasks.dataset: whole rows are held out, by a hash of the prompt.
+
+**Layouts.**  A row's columns say which it is:
 
 - our own: `prompt`, `tests`;
 - HumanEval: `prompt` (the start of a function), `entry_point`, `test` (a function `check` of asserts);
-- MBPP: `joined_lines` or `prompt`, `test_list`, and `test_setup_code` or `test_imports`;
+- MBPP: `text` or `prompt`, `test_list`, and `test_setup_code` or `test_imports`;
 - APPS, TACO: `question` or `prompt`, `input_output` (JSON with `inputs`, `outputs`, and `fn_name` where a function is
   asked for);
 - CodeContests: `description`, and `public_tests`, `private_tests`, `generated_tests`, each with `input` and `output`.
+
+**Known hacks.**  Those of posttrain.rewards.code.code_reward.  Tests that are shown in a prompt can be learned by
+heart.
 """
 
 import ast
 import builtins
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from posttrain.errors import UserError
+from posttrain.options.dataset import BUNDLED_PROGRAMS, ProgramsOptions
+from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.code.unit_tests import read_tests
+from posttrain.rewards.grading.function import RewardFunction
 from posttrain.schemas import PARSING
-from posttrain.tasks.rows import DatasetRow
+from posttrain.tasks.base import PromptRenderer
+from posttrain.tasks.dataset import DatasetTask, Rows
+from posttrain.tasks.row_files.rows import DatasetRow
+
+ASKED_FOR = "\n\nGive the whole program in one block that begins with ```python and ends with ```."
+
+
+class ProgramsTask(DatasetTask):
+    """Rows of programming problems."""
+
+    name = "programs"
+    reward_functions: tuple[RewardFunction, ...] = (
+        RewardFunction(name="code", call=CodeReward(), text_only=True, bounded=True),
+    )
+
+    def __init__(
+        self,
+        options: ProgramsOptions,
+        renderer: PromptRenderer,
+        *,
+        seed: int,
+        prompts_per_step: int,
+        rows: Rows | None = None,
+        held_out_rows: Rows | None = None,
+    ) -> None:
+        path = str(bundled_programs()) if options.path == BUNDLED_PROGRAMS else options.path
+        found = replace(options, path=path, prompt_column="prompt")
+        given = {"rows": rows, "held_out_rows": held_out_rows}
+        super().__init__(found, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
+
+    def prepared(self, row: DatasetRow) -> DatasetRow:
+        return with_request(program_row(row))
+
+
+def with_request(row: DatasetRow) -> DatasetRow:
+    """The row with the line that asks for a block of Python."""
+    prompt = row.columns["prompt"]
+    if not isinstance(prompt, str):
+        raise UserError(f"{row.where}: a programming problem must be text, not {type(prompt).__name__}")
+    return DatasetRow(row.where, {**row.columns, "prompt": prompt + ASKED_FOR})
+
+
+def bundled_programs() -> Path:
+    return Path(str(files("posttrain") / "assets" / "programs.jsonl"))
+
 
 QUESTIONS = ("prompt", "question", "text", "description")
 SPLITS = ("public_tests", "private_tests", "generated_tests")
@@ -35,7 +94,7 @@ def program_row(row: DatasetRow) -> DatasetRow:
         raise UserError(f"{row.where}: {error}") from error
     except (KeyError, TypeError, ValueError, SyntaxError) as error:
         raise UserError(
-            f"{row.where}: no programming problem in a layout that is known (posttrain.tasks.programs.program_layouts):"
+            f"{row.where}: no programming problem in a layout that is known (posttrain.tasks.programs_task):"
             f" {type(error).__name__}: {error}"
         ) from error
     used = {*QUESTIONS, *SPLITS, "tests", "test", "test_list", "test_setup_code", "test_imports", "input_output"}
@@ -61,7 +120,6 @@ def read_layout(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def question(columns: Mapping[str, Any]) -> Any:
-    """What is asked."""
     return next(columns[name] for name in QUESTIONS if columns.get(name))
 
 
@@ -73,7 +131,7 @@ def human_eval(columns: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def mbpp(columns: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The function's name is only in the asserts, so the prompt is told it."""
+    """The function's name is only in the asserts, so the prompt says it."""
     tests = list(columns["test_list"])
     entry = called(tests)
     setup = columns.get("test_setup_code") or columns.get("test_imports") or ""
@@ -118,5 +176,4 @@ def contest(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joined_lines(value: Any) -> str:
-    """Text, or lines of it."""
     return value if isinstance(value, str) else "\n".join(map(str, value)) + "\n"
