@@ -87,7 +87,7 @@ def sandbox_with_datasets(sandboxes: Sandboxes, datasets: Collection[str]) -> Pr
             "reward generated: reasoning-gym's own scorer is asked about such answers, and it is not installed.\n"
             "    `pip install posttrain[gym]`."
         )
-    source = PREPARE.read_text(encoding="utf-8") + f"\n\nprepare({sorted(datasets)!r})\n"
+    source = PREPARE.read_text(encoding="utf-8") + f"\n\nopen_datasets({sorted(datasets)!r})\n"
     return sandboxes.started_with(ServerOptions(modules=FEW, path=site_packages(), prepare=source))
 
 

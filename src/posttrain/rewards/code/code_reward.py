@@ -36,8 +36,7 @@ from posttrain.rewards.grading.answers import DetailedGrade, Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.rewards.parsing.tags import CODE, END_CODE, MAX_CHARACTERS, Fences, program_in
-from posttrain.sandbox.conversation import run
-from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.sandbox.execution import Execution, Exit, Limits, Process, run_all
 from posttrain.sandbox.sandboxes import Sandboxes
 
 LOST = "the sandbox lost a process that it was running"
@@ -227,7 +226,7 @@ class CourseReward:
         sources = [course_source(text) for text in completions]
         wanted = [source for source in sources if source is not None and not unwanted(source)]
         asked = [Process(kind="syntax", source=source) for source in wanted]
-        executions = iter(run(sandboxes.importing(), asked) if asked else [])
+        executions = iter(run_all(sandboxes.importing(), asked) if asked else [])
         graded: list[Graded | ScoringFailure] = []
         for source in sources:
             if source is None:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from posttrain.sandbox.conversation import Sandbox, StartedProcess
-from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.sandbox.execution import Execution, Exit, Limits, Process, Sandbox, StartedProcess
 from posttrain.sandbox.inside import plain
 
 MEMORY_BYTES = 512 << 20

@@ -4,8 +4,7 @@ import time
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from posttrain.sandbox.conversation import Conversation, Sandbox, StartedProcess
-from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.sandbox.execution import Conversation, Execution, Exit, Limits, Process, Sandbox, StartedProcess
 from posttrain.sandbox.processor_waits import PATIENCE, waited_here
 
 

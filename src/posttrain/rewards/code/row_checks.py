@@ -16,8 +16,7 @@ from posttrain.rewards.code.program_result import TestOutcome
 from posttrain.rewards.code.unit_test_runs import UnitTestRun, with_time
 from posttrain.rewards.code.unit_tests import AssertTests, CallTests, StdioTests, Tests, read_tests
 from posttrain.rewards.parsing.tags import program_in
-from posttrain.sandbox.conversation import Sandbox, StartedProcess
-from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.sandbox.execution import Execution, Exit, Limits, Process, Sandbox, StartedProcess
 
 NamedRow = tuple[str, Mapping[str, object]]
 """Where a row stands, and its columns."""

@@ -12,8 +12,7 @@ from typing import Protocol
 from posttrain.errors import UserError
 from posttrain.rewards.code.program_result import ProgramClock, ProgramResult, TestOutcome, outcome_of_end
 from posttrain.rewards.code.unit_tests import AssertTests, CallCase, CallTests, StdioTests, same_output, same_value
-from posttrain.sandbox.conversation import Conversation, Sandbox, StartedProcess
-from posttrain.sandbox.execution import Execution, Limits, Process
+from posttrain.sandbox.execution import Conversation, Execution, Limits, Process, Sandbox, StartedProcess
 from posttrain.sandbox.inside import plain
 from posttrain.sandbox.inside.frames import MAX_BYTES
 

@@ -82,7 +82,9 @@ def read_tests(column: object) -> Tests:
         if not len(tests):
             raise BrokenTests("no cases, so every program would pass; leave the row's tests out or add one")
     except (BrokenTests, ValueError) as error:  # of json: a ValueError
-        raise UserError(f"tests: {error}\n    given: {brief(column, 200)}\n    they are one of\n    {FORMS}") from error
+        raise UserError(
+            f"tests: {error}\n    given: {shown_value(column, 200)}\n    they are one of\n    {FORMS}"
+        ) from error
     return tests
 
 
@@ -109,9 +111,9 @@ def call_tests(given: Mapping[str, Any]) -> CallTests:
         arguments, named = case.get("args"), case.get("kwargs")
         arguments, named = () if arguments is None else arguments, {} if named is None else named
         if not isinstance(arguments, list | tuple):
-            raise BrokenTests(f"{where}.args = {brief(arguments)}: must be a list of arguments, such as [1, 2]")
+            raise BrokenTests(f"{where}.args = {shown_value(arguments)}: must be a list of arguments, such as [1, 2]")
         if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
-            raise BrokenTests(f"{where}.kwargs = {brief(named)}: must be an object of named arguments")
+            raise BrokenTests(f"{where}.kwargs = {shown_value(named)}: must be an object of named arguments")
         if "expected" not in case:
             raise BrokenTests(f"{where}: has no `expected`")
         arguments = tuple(plain_value(value, f"{where}.args[{at}]") for at, value in enumerate(arguments))
@@ -126,7 +128,7 @@ def assert_tests(given: Mapping[str, Any]) -> AssertTests:
     entry, tests = given.get("entry"), given.get("tests")
     names = entry if isinstance(entry, list | tuple) and entry else [entry]
     if not isinstance(tests, list | tuple):
-        raise BrokenTests(f"tests = {brief(tests)}: must be a list of texts, one for each test")
+        raise BrokenTests(f"tests = {shown_value(tests)}: must be a list of texts, one for each test")
     numbered_texts = {f"tests[{at}]": test for at, test in enumerate(tests)}
     return AssertTests(
         tuple(function_name(name, "entry") for name in names),
@@ -145,7 +147,7 @@ READERS: dict[str, Callable[[Mapping[str, Any]], Tests]] = {
 def require_keys(given: object, where: str, known: set[str]) -> None:
     """Refuse an unknown key, unless it is empty as in a table where another row has a value."""
     if not isinstance(given, Mapping):
-        raise BrokenTests(f"{where} = {brief(given)}: must be an object with {', '.join(sorted(known))}")
+        raise BrokenTests(f"{where} = {shown_value(given)}: must be an object with {', '.join(sorted(known))}")
     for key, value in given.items():
         if key not in known and value is not None:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.4)
@@ -157,7 +159,7 @@ def numbered(given: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
     """The cases, each with its path."""
     cases = given.get(name)
     if not isinstance(cases, list | tuple):
-        raise BrokenTests(f"{name} = {brief(cases)}: must be a list of objects")
+        raise BrokenTests(f"{name} = {shown_value(cases)}: must be a list of objects")
     return [(f"{name}[{at}]", case) for at, case in enumerate(cases)]
 
 
@@ -168,13 +170,13 @@ def text_of(given: Mapping[str, Any], where: str, key: str) -> str:
         raise BrokenTests(f"{where}: has no `{key}`")
     value = given[key]
     if not isinstance(value, str):
-        raise BrokenTests(f"{place} = {brief(value)}: must be text")
+        raise BrokenTests(f"{place} = {shown_value(value)}: must be text")
     return value
 
 
 def function_name(value: object, key: str) -> str:
     if not isinstance(value, str) or not value.isidentifier() or keyword.iskeyword(value):
-        raise BrokenTests(f"{key} = {brief(value)}: must be the name of a function, such as add")
+        raise BrokenTests(f"{key} = {shown_value(value)}: must be the name of a function, such as add")
     return value
 
 
@@ -184,7 +186,8 @@ def tolerance_of(value: object) -> float:
         return 0.0
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise BrokenTests(
-            f"tolerance = {brief(value)}: must be a number from 0 to 1, such as 1e-6: it is relative to the numbers"
+            f"tolerance = {shown_value(value)}: must be a number from 0 to 1, such as 1e-6: it is relative to the"
+            " numbers"
         )
     return float(value)
 
@@ -197,7 +200,7 @@ def plain_value(value: object, where: str) -> object:
         raise BrokenTests(f"{where}: {error}; give numbers, texts, lists and objects") from error
 
 
-def brief(value: object, most: int = 60) -> str:
+def shown_value(value: object, most: int = 60) -> str:
     try:
         written = repr(value)
     except ValueError:  # an integer beyond what Python writes out

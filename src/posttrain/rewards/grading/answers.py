@@ -87,7 +87,7 @@ def verdicts_in(result: object, *, one_by_one: bool, count: int) -> list[Verdict
         return [read_score(result)]
     wrong = f"{{}} for {count} completions; it must return a list of scores"
     try:
-        values = read_safely(as_list, result)
+        values = read_safely(score_list, result)
     except FunctionError as failed:
         text = f"returned what cannot be read, {value_and_type(result)},"
         return InvalidScore(wrong.format(text), failed.__cause__)
@@ -98,7 +98,7 @@ def verdicts_in(result: object, *, one_by_one: bool, count: int) -> list[Verdict
     return [read_score(value) for value in values]
 
 
-def as_list(result: object) -> list[object] | str:
+def score_list(result: object) -> list[object] | str:
     """The values of a list, or a text on what was returned instead."""
     if isinstance(result, list):
         return result
@@ -124,7 +124,7 @@ def read_score(value: object) -> Verdict:
     if isinstance(value, ScoringFailure):
         return value
     try:
-        number = value if type(value) is float else read_safely(as_number, value)
+        number = value if type(value) is float else read_safely(score_number, value)
     except FunctionError as failed:
         if isinstance(failed.__cause__, OverflowError):
             return InvalidScore(f"returned a number too large for a float. {RULE}", failed.__cause__)
@@ -161,8 +161,8 @@ def with_marks(said: Verdict, given: "ProcessReward") -> Verdict:
 def numbers_in(what: str, given: object) -> list[Any] | InvalidScore:
     """The finite numbers of a list, None for None, or what is wrong with it."""
     try:
-        values = read_safely(as_list, given)
-        numbers = values if isinstance(values, str) else [read_safely(as_number, value) for value in values]
+        values = read_safely(score_list, given)
+        numbers = values if isinstance(values, str) else [read_safely(score_number, value) for value in values]
     except FunctionError as failed:
         return InvalidScore(f"returned a ProcessReward whose {what} cannot be read", failed.__cause__)
     if isinstance(numbers, str):
@@ -179,7 +179,7 @@ def numbers_in(what: str, given: object) -> list[Any] | InvalidScore:
 def spans_in(given: object) -> list[Any] | InvalidScore:
     """The spans of a list as [start, end, value], or what is wrong with it."""
     try:
-        spans = read_safely(as_list, given)
+        spans = read_safely(score_list, given)
     except FunctionError as failed:
         return InvalidScore("returned a ProcessReward whose spans cannot be read", failed.__cause__)
     rule = "give a list of spans, each of start, end and value: the characters [start, end) earn value"
@@ -199,7 +199,7 @@ def spans_in(given: object) -> list[Any] | InvalidScore:
     return read
 
 
-def as_number(value: Any) -> float | str | None:
+def score_number(value: Any) -> float | str | None:
     """The number that a value is, None where it stands for none (masked by numpy, too), or a word for its type."""
     if value is None:
         return None

@@ -17,9 +17,9 @@ from posttrain.rewards.grading.answers import (
     InvalidScore,
     Score,
     Verdict,
-    as_list,
-    as_number,
     read_safely,
+    score_list,
+    score_number,
     value_and_type,
 )
 
@@ -46,7 +46,7 @@ class CallLog:
         asked = f"log_extra of {column!r:.60}"
         self.require_name(asked, column)
         try:
-            found = read_safely(as_list, values)
+            found = read_safely(score_list, values)
         except FunctionError as failed:
             self.refuse(f"{asked}: its values cannot be read: {value_and_type(failed.__cause__)}")
         if isinstance(found, str):
@@ -65,7 +65,7 @@ class CallLog:
         asked = f"log_metric of {name!r:.60}"
         self.require_name(asked, name)
         try:
-            number = read_safely(as_number, value)
+            number = read_safely(score_number, value)
         except FunctionError as failed:
             self.refuse(f"{asked}: its value cannot be read: {value_and_type(failed.__cause__)}")
         if number is None or isinstance(number, str):
@@ -135,7 +135,7 @@ def as_plain(value: object) -> object:
     if isinstance(value, int):
         json.dumps(int(value))  # an integer of thousands of digits has no text
         return int(value)
-    number = as_number(value)
+    number = score_number(value)
     if isinstance(number, str):
         raise TypeError(f"a {type(value).__name__} is {number}")
     return number if number is not None and math.isfinite(number) else None

@@ -140,10 +140,10 @@ def reward_arguments(call: Call) -> dict[str, object]:
     """The arguments that the function's signature asks for; every one is made anew for this call."""
     wanted = call.wanted
     if wanted.one_by_one:
-        values = single_arguments(call.rows[0], call.function) | call_arguments(call)
+        values = single_arguments(call.rows[0], call.function) | run_arguments(call)
         require_arguments(call, values.keys())
     else:
-        given = list_arguments(call.rows, call.function) | call_arguments(call)
+        given = list_arguments(call.rows, call.function) | run_arguments(call)
         columns = {name: None for row in call.rows for name in row.group.prompt.columns if name not in WITHHELD}
         texts: dict[str, object] = {name: [row.text for row in call.rows] for name in TEXTS & wanted.required}
         require_arguments(call, columns.keys() | given.keys() | texts.keys())
@@ -151,7 +151,7 @@ def reward_arguments(call: Call) -> dict[str, object]:
     return {name: value for name, value in values.items() if wanted.wants(name)}
 
 
-def call_arguments(call: Call) -> dict[str, object]:
+def run_arguments(call: Call) -> dict[str, object]:
     """Arguments that belong to no completion: the run's state, and the functions to log by."""
     given = {"trainer_state": call.trainer_state, **call.log.arguments()}
     cached = call.function.settings.cache

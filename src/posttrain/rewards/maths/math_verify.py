@@ -16,8 +16,7 @@ from posttrain.errors import UserError
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
 from posttrain.rewards.parsing.units import COEFFICIENT, NO_UNIT, WORDS, gold_value, measured_value, unit_of
 from posttrain.sandbox import inside
-from posttrain.sandbox.conversation import Sandbox
-from posttrain.sandbox.execution import FEW, ServerOptions
+from posttrain.sandbox.execution import FEW, Sandbox, ServerOptions
 from posttrain.sandbox.sandboxes import Sandboxes, site_packages
 
 RELATION = re.compile(r"=|<|>|[≈≅≡]|\\(?:leq?|geq?|neq?|approx|approxeq|sim|equiv|in|lt|gt|[bp]?mod)(?![a-zA-Z])")
@@ -216,7 +215,7 @@ def as_fraction(decimal: "re.Match[str]") -> str:
     return rf"\frac{{{digits}}}{{1{'0' * len(decimal[2])}}}"
 
 
-SOURCE = "from prepared import compare"
+SOURCE = "from prepared import compare_answers"
 PREPARE = Path(inside.__file__).with_name("math_check.py")
 
 
@@ -245,7 +244,9 @@ def compare_symbolically(
     """An answer for every question, each asked once."""
     different = list(dict.fromkeys(questions))
     asked = [(question.gold, question.answer) for question in different]
-    said = answers(sandbox_with_maths(sandboxes), SandboxFunction("compare", SOURCE), asked, cpu_seconds=cpu_seconds)
+    said = answers(
+        sandbox_with_maths(sandboxes), SandboxFunction("compare_answers", SOURCE), asked, cpu_seconds=cpu_seconds
+    )
     results = dict(zip(different, map(as_result, said), strict=True))
     return [results[question] for question in questions]
 
