@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.rewards.generated_answers import OURS
+from posttrain.rewards.exact_match import OURS
 from posttrain.rewards.generated_reward import GeneratedReward, dataset_key
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.resources import Resources

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.maths.math_reward import MathsReward
+from posttrain.rewards.math_reward import MathsReward
 from posttrain.rewards.parsing.exact_numbers import exact
 from posttrain.rewards.parsing.final_answers import last_number
 from posttrain.rewards.parsing.units import COUNTED, UNITS, unit_of

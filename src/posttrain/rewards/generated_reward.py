@@ -4,7 +4,7 @@ r"""Answers to the problems of reasoning-gym's generators.
 there is.
 
 **What earns what.**  A right answer is worth 1, all else 0.  What the row's `scorer` says decides how it is found right
-(posttrain.rewards.generated_answers): as the same text or number, as one of a list, as arithmetic over the problem's
+(posttrain.rewards.exact_match): as the same text or number, as one of a list, as arithmetic over the problem's
 numbers, or by the generator's own scorer, in the sandbox, of which full score is right.  With `partial_credit` what
 that gives below is paid as it is.
 
@@ -16,16 +16,15 @@ about (blanks, order, a tolerance), and guesses where there are few answers (yes
 
 import importlib.util
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from posttrain.errors import UserError
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
-from posttrain.rewards.generated_answers import (
+from posttrain.rewards.exact_match import (
     MAX_CHARACTERS,
     Scorer,
     final_text,
@@ -38,7 +37,7 @@ from posttrain.rewards.generated_answers import (
 )
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.grading.resources import Resources, default_resources
+from posttrain.rewards.grading.resources import Resources, SessionReward
 from posttrain.sandbox import inside
 from posttrain.sandbox.execution import FEW, ServerOptions
 from posttrain.sandbox.inside import plain
@@ -125,7 +124,7 @@ class GeneratedProblem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratedReward:
+class GeneratedReward(SessionReward):
     """Reward function: 1 for a right answer to a row that a generator made; other rows are not scored."""
 
     partial_credit: bool = False
@@ -134,12 +133,6 @@ class GeneratedReward:
     """Processor time for one answer in the sandbox."""
     rows_stand_alone: ClassVar[bool] = True
     modules: ClassVar[tuple[str, ...]] = ("reasoning_gym",)
-
-    def __call__(self, /, *, completions: Sequence[str], finish_reasons: Sequence[str], **columns: Any) -> list[object]:
-        return self.scores(default_resources(), completions=completions, finish_reasons=finish_reasons, **columns)
-
-    def with_resources(self, resources: Resources) -> Callable[..., list[object]]:
-        return partial(self.scores, resources)
 
     def scores(
         self,

@@ -23,8 +23,8 @@ BUILT_IN = {
     "exact_match": "posttrain.rewards.exact_match:exact_match",
     "generated": "posttrain.rewards.generated_reward:GeneratedReward",
     "judge": "posttrain.rewards.judge_reward:JudgeReward",
-    "math": "posttrain.rewards.maths.math_reward:MathsReward",
-    "maths": "posttrain.rewards.maths.math_reward:MathsReward",
+    "math": "posttrain.rewards.math_reward:MathsReward",
+    "maths": "posttrain.rewards.math_reward:MathsReward",
     **{
         name: f"posttrain.rewards.shaping:{kind}"
         for name, kind in {

@@ -11,8 +11,8 @@ from posttrain.rewards.code.code_reward import CodeReward, course_graded
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.maths.math_reward import slowly
-from posttrain.rewards.maths.math_verify import Question, as_result
+from posttrain.rewards.math_reward import slowly
+from posttrain.rewards.math_verify import Question, as_result
 from posttrain.sandbox import backends, processor_waits, sandboxed_process
 from posttrain.sandbox.backends import CommandBackend, Container
 from posttrain.sandbox.execution import Execution, Exit, Limits

@@ -11,9 +11,9 @@ from posttrain.options.dataset import DatasetOptions, GeneratedOptions
 from posttrain.options.generator import GeneratorOptions
 from posttrain.options.row_source import MixtureSourceOptions
 from posttrain.rewards.code.function_questions import Unanswered
-from posttrain.rewards.exact_match import exact_match
-from posttrain.rewards.generated_answers import (
+from posttrain.rewards.exact_match import (
     Scorer,
+    exact_match,
     final_text,
     is_expression,
     is_no_number,

@@ -4,9 +4,9 @@ import warnings
 
 import pytest
 
-from posttrain.rewards.maths import math_verify as maths_slowly
-from posttrain.rewards.maths.math_reward import MathsOutcome, MathsReward
-from posttrain.rewards.maths.math_verify import (
+from posttrain.rewards import math_verify as maths_slowly
+from posttrain.rewards.math_reward import MathsOutcome, MathsReward
+from posttrain.rewards.math_verify import (
     ComparisonResult,
     Question,
     as_asked,
@@ -253,7 +253,7 @@ def test_of_questions_that_share_a_process_only_the_one_that_hangs_or_crashes_is
 ) -> None:
     source = """
 import os
-def compare(gold, answer):
+def compare_answers(gold, answer):
     while answer == "hang":
         pass
     if answer == "crash":

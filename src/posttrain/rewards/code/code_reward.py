@@ -18,7 +18,7 @@ time.  Not stopped: a program that holds the expected outputs by heart, where th
 whatever the tests do not test.  `code_course` can be had with `<code>0</code>`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -34,7 +34,7 @@ from posttrain.rewards.code.unit_test_runs import RUN_KINDS, UnitTestRun
 from posttrain.rewards.code.unit_tests import Tests, read_tests
 from posttrain.rewards.grading.answers import DetailedGrade, Graded
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.grading.resources import Resources, default_resources
+from posttrain.rewards.grading.resources import Resources, SessionReward
 from posttrain.rewards.parsing.tags import CODE, END_CODE, MAX_CHARACTERS, Fences, program_in
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process, run_all
 from posttrain.sandbox.sandboxes import Sandboxes
@@ -69,7 +69,7 @@ class CodeOutcome(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeReward(Bounded):
+class CodeReward(Bounded, SessionReward):
     """Reward function: programs against their rows' tests."""
 
     score: Literal["binary", "fraction"] = "binary"
@@ -98,22 +98,6 @@ class CodeReward(Bounded):
             f"must be at least cpu_seconds = {self.cpu_seconds}, and at most {24 * 3600}",
         )
 
-    def __call__(
-        self,
-        /,
-        *,
-        completions: Sequence[str],
-        finish_reasons: Sequence[str],
-        tests: Sequence[object],
-        **_columns: object,
-    ) -> list[Graded | ScoringFailure]:
-        return self.scores(
-            default_resources().sandboxes, completions=completions, finish_reasons=finish_reasons, tests=tests
-        )
-
-    def with_resources(self, resources: Resources) -> Callable[..., list[Graded | ScoringFailure]]:
-        return partial(self.scores, resources.sandboxes)
-
     def check_rows(self, rows: Sequence[NamedRow], resources: Resources) -> None:
         """Refuse rows whose tests no program can pass.  Raises UserError."""
         if any(columns.get("tests") is not None for _, columns in rows):
@@ -122,7 +106,7 @@ class CodeReward(Bounded):
 
     def scores(
         self,
-        sandboxes: Sandboxes,
+        resources: Resources,
         /,
         *,
         completions: Sequence[str],
@@ -136,7 +120,7 @@ class CodeReward(Bounded):
             self.prepared(text, finish == "length", read[id(column)])
             for text, finish, column in zip(completions, finish_reasons, tests, strict=True)
         ]
-        results = iter(self.results(sandboxes, [item for item in found if not isinstance(item, Graded)]))
+        results = iter(self.results(resources.sandboxes, [item for item in found if not isinstance(item, Graded)]))
         return [item if isinstance(item, Graded) else self.graded(next(results)) for item in found]
 
     def prepared(self, text: str, cut_off: bool, tests: Tests | None) -> Graded | UnitTestRun:
@@ -210,23 +194,17 @@ COURSE_SCORES = {
 
 
 @dataclass(frozen=True)
-class CourseReward:
+class CourseReward(SessionReward):
     """Reward function: the course's variant, which rewards a tagged block of Python whatever it does."""
 
-    def __call__(self, /, *, completions: Sequence[str], **_columns: object) -> list[Graded | ScoringFailure]:
-        return self.scores(default_resources().sandboxes, completions=completions)
-
-    def with_resources(self, resources: Resources) -> Callable[..., list[Graded | ScoringFailure]]:
-        return partial(self.scores, resources.sandboxes)
-
     def scores(
-        self, sandboxes: Sandboxes, /, *, completions: Sequence[str], **_columns: object
+        self, resources: Resources, /, *, completions: Sequence[str], **_columns: object
     ) -> list[Graded | ScoringFailure]:
         """A score for each completion, or why it has none."""
         sources = [course_source(text) for text in completions]
         wanted = [source for source in sources if source is not None and not unwanted(source)]
         asked = [Process(kind="syntax", source=source) for source in wanted]
-        executions = iter(run_all(sandboxes.importing(), asked) if asked else [])
+        executions = iter(run_all(resources.sandboxes.importing(), asked) if asked else [])
         graded: list[Graded | ScoringFailure] = []
         for source in sources:
             if source is None:

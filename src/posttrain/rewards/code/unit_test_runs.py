@@ -5,47 +5,57 @@ for asserts in a second process that the program cannot reach: its ending well s
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from posttrain.errors import UserError
 from posttrain.rewards.code.program_result import ProgramClock, ProgramResult, TestOutcome, outcome_of_end
-from posttrain.rewards.code.unit_tests import AssertTests, CallCase, CallTests, StdioTests, same_output, same_value
-from posttrain.sandbox.execution import Conversation, Execution, Limits, Process, Sandbox, StartedProcess
+from posttrain.rewards.code.unit_tests import (
+    AssertTests,
+    CallCase,
+    CallTests,
+    StdioTests,
+    Tests,
+    same_output,
+    same_value,
+)
+from posttrain.sandbox.execution import Execution, Limits, Process, Sandbox, StartedProcess
 from posttrain.sandbox.inside import plain
 from posttrain.sandbox.inside.frames import MAX_BYTES
 
 
-class UnitTestRun(Conversation, Protocol):
-    """A conversation that fills in `result`."""
+class UnitTestRun:
+    """A conversation about one program and its tests that fills in `result`."""
 
-    @property
-    def result(self) -> ProgramResult: ...
+    def __init__(self, source: str, tests: Tests, limits: Limits, *, stop_at_failure: bool) -> None:
+        self.source, self.tests, self.limits = source, tests, limits
+        self.result = ProgramResult(len(tests), stop_at_failure)
+        self.clock = ProgramClock(limits)
+        self.used = 0.0  # processor time when the running test began
+        self.asked = True  # an answer of the program's is due
 
     def afresh(self) -> "UnitTestRun":
         """A new run of the same program on the same tests."""
-        ...
-
-
-class StdioTestRun:
-    """A whole program, once for each test."""
-
-    def __init__(self, source: str, tests: StdioTests, limits: Limits, *, stop_at_failure: bool) -> None:
-        self.source, self.limits = source, limits
-        self.result = ProgramResult(len(tests.cases), stop_at_failure)
-        self.tests, self.cases = tests, tests.cases
-        self.clock = ProgramClock(limits)
-
-    def afresh(self) -> "StdioTestRun":
-        return StdioTestRun(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
+        return type(self)(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
 
     def begin(self, sandbox: Sandbox) -> None:
-        given = self.cases[self.result.at].given.encode("utf-8", "surrogatepass")
-        self.clock.start(sandbox, self, Process(kind="program", source=self.source, stdin=given, limits=self.limits))
+        raise NotImplementedError
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
-        """Programs send nothing but their output."""
+        """A process that only prints sends nothing else that counts."""
+
+    def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
+        raise NotImplementedError
+
+
+class StdioTestRun(UnitTestRun):
+    """A whole program, once for each test."""
+
+    tests: StdioTests
+
+    def begin(self, sandbox: Sandbox) -> None:
+        given = self.tests.cases[self.result.at].given.encode("utf-8", "surrogatepass")
+        self.clock.start(sandbox, self, Process(kind="program", source=self.source, stdin=given, limits=self.limits))
 
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.result.note(execution)
@@ -57,26 +67,18 @@ class StdioTestRun:
         if not execution.succeeded:
             outcome = outcome_of_end(execution)
         else:
-            right = same_output(execution.stdout.decode("utf-8", "replace"), self.cases[self.result.at].printed)
+            right = same_output(execution.stdout.decode("utf-8", "replace"), self.tests.cases[self.result.at].printed)
             outcome = TestOutcome.PASSED if right else TestOutcome.WRONG
         self.result.record(outcome, execution.cpu_seconds)
         if not self.clock.fill(self.result):
             self.begin(sandbox)
 
 
-class CallTestRun:
+class CallTestRun(UnitTestRun):
     """A program whose function is called once for each test; a process that dies is replaced for the tests left."""
 
-    def __init__(self, source: str, tests: CallTests, limits: Limits, *, stop_at_failure: bool) -> None:
-        self.source, self.limits = source, limits
-        self.result = ProgramResult(len(tests.cases), stop_at_failure)
-        self.tests, self.clock = tests, ProgramClock(limits)
-        self.used = 0.0  # processor time when the running test began
-        self.loaded = False
-        self.asked = True  # an answer is due
-
-    def afresh(self) -> "CallTestRun":
-        return CallTestRun(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
+    tests: CallTests
+    loaded = False
 
     def begin(self, sandbox: Sandbox) -> None:
         self.loaded, self.asked, self.used = False, True, 0.0
@@ -130,22 +132,16 @@ class CallTestRun:
             self.begin(sandbox)
 
 
-class AssertTestRun:
+class AssertTestRun(UnitTestRun):
     """Two processes: the program, and the tests, whose calls are carried from the one to the other and back."""
 
-    def __init__(self, source: str, tests: AssertTests, limits: Limits, *, stop_at_failure: bool) -> None:
-        self.source, self.limits = source, limits
-        self.result = ProgramResult(len(tests.tests), stop_at_failure)
-        self.tests, self.clock = tests, ProgramClock(limits)
-        self.program: StartedProcess | None = None
-        self.tester: StartedProcess | None = None
-        self.ending: TestOutcome | None = None  # how the program's process ended, once it has
-        self.asked = True  # an answer of the program's is due
-        self.of_ended = 0.0  # processor time of the program's process, once it has ended
-        self.used = 0.0  # processor time when the running test began
-
-    def afresh(self) -> "AssertTestRun":
-        return AssertTestRun(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
+    tests: AssertTests
+    program: StartedProcess | None = None
+    tester: StartedProcess | None = None
+    ending: TestOutcome | None = None
+    """How the program's process ended, once it has."""
+    of_ended = 0.0
+    """Processor time of the program's process, once it has ended."""
 
     def begin(self, sandbox: Sandbox) -> None:
         in_all = (self.result.count + 1) * self.limits.cpu_seconds
@@ -281,7 +277,7 @@ def reply_of(said: TestOutcome, detail: object) -> list[object]:
     return ["error", "RuntimeError", "the result is no plain data"]
 
 
-RUN_KINDS: dict[type, Callable[..., UnitTestRun]] = {
+RUN_KINDS: dict[type, type[UnitTestRun]] = {
     StdioTests: StdioTestRun,
     CallTests: CallTestRun,
     AssertTests: AssertTestRun,

@@ -7,10 +7,12 @@ resources) works with `default_resources()`, which no session uses or changes.
 """
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.grading.score_cache import ScoreCaches
@@ -83,6 +85,26 @@ class ChecksRows(Protocol):
 
 def row_check(call: object) -> ChecksRows | None:
     return call if isinstance(call, ChecksRows) else None
+
+
+class SessionReward:
+    """A reward that scores on a session's resources, and called directly on those of the process.
+
+    A subclass defines `scores(resources, /, *, completions, …)`; the other parameters are the reward's signature.
+    """
+
+    scores: Callable[..., Any]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        _, *others = inspect.signature(self.scores).parameters.values()
+        return inspect.Signature(others)
+
+    def __call__(self, /, **columns: Any) -> Any:
+        return self.scores(default_resources(), **columns)
+
+    def with_resources(self, resources: Resources) -> Callable[..., Any]:
+        return partial(self.scores, resources)
 
 
 def bind_resources(call: Callable[..., object], resources: Resources) -> Callable[..., object]:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posttrain.rewards.generated_answers import scorer_of
+from posttrain.rewards.exact_match import scorer_of
 from posttrain.sandbox.inside import plain
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import default_resources
-from posttrain.rewards.maths.math_verify import sandbox_with_maths
+from posttrain.rewards.math_verify import sandbox_with_maths
 from posttrain.rewards.shaping import CosineLength
 from posttrain.trl.rewards.completion_rewards import CLOSING, content_of_completion
 

@@ -15,11 +15,11 @@ extra `math`), inside the sandbox, where a process that does not end is killed; 
 takes for equal at 15 digits has to agree in 50.
 
 **What earns what.**  CORRECT is worth 1, all else 0.  A row whose gold answer cannot be read
-(posttrain.rewards.maths.gold_answers) is not scored, and named once.
+(posttrain.rewards.gold_answers) is not scored, and named once.
 
 **Known hacks, and what stops them.**  A false chain (`9 = 5`), several answers where one is asked for, other words or
 letters that math-verify takes for units, characters that it passes over, and whatever else hides an answer from it
-(`\phantom`, a zero-width space): refused by posttrain.rewards.maths.math_verify.  Towers of powers and
+(`\phantom`, a zero-width space): refused by posttrain.rewards.math_verify.  Towers of powers and
 factorials that never end: refused, and killed if they get through.  `100\%` for 100: a percent is a hundredth,
 in words too.
 Answers inside the thinking: only what follows it is read.  A number that is cut off where it is right: not read.
@@ -32,17 +32,16 @@ tests/attacks/maths.jsonl has every miss that is known.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import ClassVar
 
+from posttrain.rewards.gold_answers import GoldAnswer, gold_answers, gold_name, same_name
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.grading.resources import Resources, default_resources
-from posttrain.rewards.maths.gold_answers import GoldAnswer, gold_answers, gold_name, same_name
-from posttrain.rewards.maths.math_verify import (
+from posttrain.rewards.grading.resources import Resources, SessionReward
+from posttrain.rewards.math_verify import (
     ASSIGNED,
     ComparisonResult,
     Question,
@@ -78,7 +77,7 @@ class MathsOutcome(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MathsReward:
+class MathsReward(SessionReward):
     """Reward function: 1 for an answer equal to the column `answer` (or `ground_truth`)."""
 
     symbolic: bool = True
@@ -90,27 +89,6 @@ class MathsReward:
     def __post_init__(self) -> None:
         if self.symbolic:  # told now, and not by the first answer that is no plain number, perhaps in step 500
             require_math_verify()
-
-    def __call__(
-        self,
-        /,
-        *,
-        completions: Sequence[str],
-        finish_reasons: Sequence[str],
-        answer: Sequence[object] | None = None,
-        ground_truth: Sequence[object] | None = None,
-        **_columns: object,
-    ) -> list[Graded | ScoringFailure]:
-        return self.scores(
-            default_resources(),
-            completions=completions,
-            finish_reasons=finish_reasons,
-            answer=answer,
-            ground_truth=ground_truth,
-        )
-
-    def with_resources(self, resources: Resources) -> Callable[..., list[Graded | ScoringFailure]]:
-        return partial(self.scores, resources)
 
     def scores(
         self,
