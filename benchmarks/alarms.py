@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.rewards.countdown.arithmetic import postfix, value
-from posttrain.rewards.countdown.partial_credit import CountdownCredit
+from posttrain.rewards.countdown.grader import CountdownCredit
+from posttrain.rewards.parsing.arithmetic import postfix, value
+from posttrain.rewards.parsing.tags import WHITE_SPACE, answer_text
 from posttrain.rewards.shaping import PeriodCount
-from posttrain.rewards.tags import WHITE_SPACE, answer_text
 from posttrain.runs.alarms import alarms, repeated_share
 
 RESULTS = Path(__file__).parent / "results" / "alarms.json"

@@ -38,12 +38,12 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.sampling import Sampling
 from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Grades, Group, Prompt
-from posttrain.rewards.countdown.tries import HIT, MISS
+from posttrain.rewards.countdown.step_rewards import HIT, MISS
 from posttrain.rewards.grading.grade import grade
 from posttrain.runs.reports import StepReport
-from posttrain.tasks.countdown.countdown_task import CountdownTask, compact, difficulty
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import training_problem
+from posttrain.tasks.countdown_task import CountdownTask, compact, difficulty
 from posttrain.training.distillation.privileged_prompts import PrivilegedPrompts
 from posttrain.training.update import group_logprobs
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from posttrain.options.demonstrator import Demonstrator
 from posttrain.rewards.countdown.grader import Countdown, countdown
-from posttrain.rewards.tags import END_THINK, THINK
+from posttrain.rewards.parsing.tags import END_THINK, THINK
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import Difficulty, training_problem
 

@@ -11,11 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from posttrain.rewards.generated.generated_reward import GeneratedReward
-from posttrain.rewards.generated.gym_scores import dataset_key
+from posttrain.rewards.generated_reward import GeneratedReward, dataset_key
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.resources import Resources
-from posttrain.tasks.generated.row_maker import made
+from posttrain.tasks.row_files.row_maker import rows_or_error
 
 REQUEST = {"options": {}, "seed": 0, "size": 3}
 COLUMNS = ("generator", "scorer", "answer", "entry")
@@ -75,7 +74,7 @@ def main() -> None:
     totals: Counter[str] = Counter()
     began = time.perf_counter()
     reward = GeneratedReward(cpu_seconds=1.0)
-    made_of = {name: list(made({**REQUEST, "generator": name})) for name in sys.argv[1:] or known_generators()}
+    made_of = {name: list(rows_or_error({**REQUEST, "generator": name})) for name in sys.argv[1:] or known_generators()}
     refused = {name: rows[0] for name, rows in made_of.items() if "error" in rows[0]}
     rows_of = {name: rows for name, rows in made_of.items() if name not in refused}
     with Resources() as resources:

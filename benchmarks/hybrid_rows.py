@@ -17,9 +17,9 @@ import sums_task
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.demonstrator import Demonstrator
 from posttrain.rewards.countdown.grader import Countdown
-from posttrain.tasks.countdown.countdown_task import compact, difficulty
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import training_problem
+from posttrain.tasks.countdown_task import compact, difficulty
 
 
 def problem(seed: int, index: int) -> Countdown:

@@ -22,7 +22,7 @@ from queue import Empty, Queue
 from threading import Thread
 from typing import Any
 
-from posttrain.rewards.maths.math_reward import MathsReward
+from posttrain.rewards.math_reward import MathsReward
 
 CORPUS = Path(__file__).parents[1] / "tests" / "attacks" / "maths.jsonl"
 SHOWN = 12

@@ -29,7 +29,7 @@ from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions
 from posttrain.options.sentences import SentencesOptions
 from posttrain.records import Finish, Group
-from posttrain.tasks.sentences.period_strategies import PeriodUse, period_strategies
+from posttrain.tasks.sentences_task import PeriodUse, period_strategies
 from posttrain.training.update import group_logprobs
 
 RESULTS = Path(__file__).parent / "results" / "period_count.json"

@@ -27,9 +27,9 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.demonstrator import Demonstrator
 from posttrain.options.model import ModelOptions
-from posttrain.rewards.countdown.grader import Outcome, outcome_of
-from posttrain.tasks.countdown.countdown_task import CountdownTask
+from posttrain.rewards.countdown.grader import Outcome, countdown_outcome
 from posttrain.tasks.countdown.demonstrator import demonstrate
+from posttrain.tasks.countdown_task import CountdownTask
 
 TRIES = 8
 """Answers to a problem, of which pairs are made."""
@@ -74,7 +74,7 @@ def pairs(writer: str, seed: int) -> Iterator[Mapping[str, str]]:
             ]
         for problem, prompt, said in zip(problems, prompts, answers, strict=True):
             said = [text.replace("!", ".") for text in said]
-            found = {text: outcome_of(problem, text) is Outcome.CORRECT for text in said}
+            found = {text: countdown_outcome(problem, text) is Outcome.CORRECT for text in said}
             right, wrong = ([text for text in found if found[text] is each] for each in (True, False))
             for chosen, rejected in islice(zip(right, wrong, strict=False), PER_PROBLEM):
                 yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}

@@ -16,7 +16,7 @@ from time import perf_counter
 
 from posttrain.rewards.countdown.grader import countdown
 from posttrain.rewards.format import strict_format
-from posttrain.rewards.maths.math_reward import MathsReward
+from posttrain.rewards.math_reward import MathsReward
 from posttrain.sandbox.backends import Bubblewrap, CommandBackend
 from posttrain.sandbox.execution import FEW, MANY, Process, ServerOptions
 from posttrain.sandbox.process_pool import ProcessPool

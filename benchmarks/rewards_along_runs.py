@@ -16,8 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from posttrain.rewards.countdown.grader import countdown
-from posttrain.rewards.countdown.partial_credit import CountdownCredit
+from posttrain.rewards.countdown.grader import CountdownCredit, countdown
 from posttrain.rewards.countdown.step_rewards import CountdownSteps
 from posttrain.rewards.format import graded_format
 

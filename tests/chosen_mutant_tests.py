@@ -15,7 +15,7 @@ TESTS = {
     ],
     "algorithms/aggregation.py": ["laws/test_reward_aggregation.py"],
     "rewards/grading/call_log.py": ["laws/rewards/test_logging.py"],
-    "rewards/grading/unscored_rows.py": ["laws/rewards/test_unscored_rows.py"],
+    "rewards/grading/gates.py": ["laws/rewards/test_unscored_rows.py"],
     "algorithms/token_weights.py": ["closed_form/test_token_weights.py", "reference/test_twins.py"],
     "algorithms/kl.py": ["closed_form/test_kl.py", "laws/test_kl.py"],
     "algorithms/losses.py": ["closed_form/test_losses.py", "reference/test_twins.py", "laws/test_losses.py"],

@@ -35,9 +35,9 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("rewards/grading/call_log.py", "self.close()\n", "pass\n", 0),
     ("rewards/grading/call_log.py", "self.over = True", "pass", 0),
     ("rewards/grading/call_log.py", "if not math.isnan(number):", "if True:", 0),
-    ("rewards/grading/unscored_rows.py", "terms.gate in found", "True", 0),
-    ("rewards/grading/unscored_rows.py", "if grades.num_failures:", "if False:", 0),
-    ("rewards/grading/unscored_rows.py", "or bool(terms.weight_to)", "", 0),
+    ("rewards/grading/gates.py", "terms.gate in found", "True", 0),
+    ("rewards/grading/gates.py", "if grades.num_failures:", "if False:", 0),
+    ("rewards/grading/gates.py", "or bool(terms.weight_to)", "", 0),
     (
         "algorithms/gae.py",
         "gamma * actions.next_values - actions.values, place",

@@ -135,9 +135,9 @@ GROUPS = [
     ),
     Group(files=["models/memory/*.py"], suites=["closed_form"], modules=["posttrain.models.memory"]),
     Group(
-        files=["tasks/draw_order.py", "tasks/row_formats.py"],
+        files=["tasks/draw_order.py", "tasks/row_files/row_formats.py"],
         suites=["closed_form", "laws"],
-        modules=["posttrain.tasks.draw_order", "posttrain.tasks.row_formats"],
+        modules=["posttrain.tasks.draw_order", "posttrain.tasks.row_files.row_formats"],
     ),
     Group(
         files=["irl/*.py", "neural_irl.py", "irl_runs/environment.py", "irl_runs/measures.py"],

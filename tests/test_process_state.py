@@ -9,14 +9,14 @@ import pytest
 from tests.test_architecture import SOURCES, each_source, module_name, syntax
 
 KEPT_FOR_THE_PROCESS = {
-    "posttrain.rewards.grading.async_calls.shared_loop": "clients that a user's async function keeps belong to"
+    "posttrain.rewards.grading.dispatch.shared_loop": "clients that a user's async function keeps belong to"
     " the loop they were made in; it runs whatever it is given, and no setting reaches it",
     "posttrain.rewards.grading.resources.default_resources": "for rewards that are called outside any session, with"
     " default options; a session has resources of its own",
     "posttrain.rewards.grading.score_cache.package": "a digest of our files, which do not change while it runs",
     "posttrain.models.chat_templates.LIMIT": "the bound on the template that is being rendered",
     "posttrain.sandbox.replay_script.texts": "sources of this package, which do not change while it runs",
-    "posttrain.rewards.grading.workers.worker_main.loop": "in a worker, which is a process of one function",
+    "posttrain.rewards.grading.worker_main.loop": "in a worker, which is a process of one function",
     "posttrain.runs.threads._PROCESS": "torch's number of threads is the process's, and this is how sessions agree",
 }
 OF_A_PROCESS_OF_ITS_OWN = {

@@ -25,7 +25,14 @@ from tests.support.pages import attribute
 from tests.test_option_names import KINDS, SOURCE, options_named, records
 
 ROOT = SOURCE.parents[1]
-PROGRAMS = ("sandbox/inside/", "sandbox/probes.py", "sandbox/backend", "sandbox/replay_", "rewards/attacks/")
+PROGRAMS = (
+    "sandbox/inside/",
+    "sandbox/probes.py",
+    "sandbox/backend",
+    "sandbox/replay_",
+    "rewards/cheap_",
+    "rewards/shaping_a",
+)
 PROGRAMS += ("sandbox/fork_server.py", "models/loading/new_model.py")
 """Where texts are programs, answers, templates, and flags of bubblewrap: they tell nobody anything."""
 READ_IN_A_TERMINAL = ("commands/", "cli.py")

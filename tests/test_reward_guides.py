@@ -11,8 +11,8 @@ from posttrain.commands import check_task, doctor
 from posttrain.config import load_recipe
 from posttrain.errors import UserError
 from posttrain.models.loading.new_model import new_model, new_tokenizer
-from posttrain.rewards.attacks.cheap_attacks import Answer
-from posttrain.rewards.generated.scorers import OURS, Scorer
+from posttrain.rewards.cheap_attacks import Answer
+from posttrain.rewards.exact_match import OURS, Scorer
 from posttrain.training.session import open_session
 from tests.support.pages import blocks, commands, programs, write_files
 from tests.support.reward_models import reward_folder

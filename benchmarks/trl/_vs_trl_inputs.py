@@ -27,7 +27,7 @@ from transformers import (
 
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.countdown import CountdownOptions
-from posttrain.tasks.countdown.countdown_task import CountdownTask
+from posttrain.tasks.countdown_task import CountdownTask
 
 END, PAD = "<|end|>", "<|pad|>"
 CHARACTERS = string.ascii_letters + string.digits + " .,:;?!+-*/()="

@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from posttrain.irl_runs.environment import LearnedReward
     from posttrain.irl_runs.run import recover
     from posttrain.models.policy import as_policy
-    from posttrain.rewards.ensemble import RewardModelEnsemble
     from posttrain.rewards.grading.answers import ProcessReward, Span
     from posttrain.rewards.grading.function import reward_function
-    from posttrain.rewards.model import RewardModel
+    from posttrain.rewards.model import RewardModel, RewardModelEnsemble
     from posttrain.runs.reports import Run
     from posttrain.runs.watchers import Watcher
     from posttrain.tasks.base import Probe, Reading, Task
@@ -99,7 +98,7 @@ HOMES = {
     "Span": "posttrain.rewards.grading.answers",
     "reward_function": "posttrain.rewards.grading.function",
     "RewardModel": "posttrain.rewards.model",
-    "RewardModelEnsemble": "posttrain.rewards.ensemble",
+    "RewardModelEnsemble": "posttrain.rewards.model",
     "Watcher": "posttrain.runs.watchers",
     "Probe": "posttrain.tasks.base",
     "Reading": "posttrain.tasks.base",

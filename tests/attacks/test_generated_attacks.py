@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.rewards.generated.generated_reward import GeneratedReward
-from posttrain.rewards.generated.gym_scores import dataset_key
-from posttrain.rewards.generated.scorers import OURS
+from posttrain.rewards.exact_match import OURS
+from posttrain.rewards.generated_reward import GeneratedReward, dataset_key
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.resources import Resources
-from posttrain.tasks.generated.row_maker import made
+from posttrain.tasks.row_files.row_maker import rows_or_error
 
 COLUMNS = ("generator", "scorer", "answer", "entry")
 GENERATORS = ("complex_arithmetic", "decimal_arithmetic", "jugs", "knights_knaves", "simple_integration", "sudoku")
@@ -24,7 +23,9 @@ REWARD = GeneratedReward(cpu_seconds=0.5)
 @pytest.fixture(scope="module")
 def rows() -> dict[str, dict[str, object]]:
     asked = {"options": {}, "seed": 3, "size": 1}
-    return {name: next(iter(made({**asked, "generator": name}))) for name in (*GENERATORS, "puzzle24", "countdown")}
+    return {
+        name: next(iter(rows_or_error({**asked, "generator": name}))) for name in (*GENERATORS, "puzzle24", "countdown")
+    }
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from posttrain.rewards.judge.judge_prompts import (
+from posttrain.rewards.judge_prompts import (
     VERDICT,
     forges_a_verdict,
     last_object,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.maths.math_reward import MathsOutcome, MathsReward, quickly
+from posttrain.rewards.math_reward import MathsOutcome, MathsReward, quickly
 from tests.support.corpus import built, read
 from tests.support.timing import idle_milliseconds, milliseconds
 

@@ -10,10 +10,10 @@ from itertools import product
 import pytest
 
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.maths.exact_numbers import exact
-from posttrain.rewards.maths.last_number import last_number
-from posttrain.rewards.maths.math_reward import MathsReward
-from posttrain.rewards.maths.units import COUNTED, UNITS, unit_of
+from posttrain.rewards.math_reward import MathsReward
+from posttrain.rewards.parsing.exact_numbers import exact
+from posttrain.rewards.parsing.final_answers import last_number
+from posttrain.rewards.parsing.units import COUNTED, UNITS, unit_of
 
 QUICK = MathsReward(symbolic=False)
 SENTENCES = ("{}", "The answer is {}.", "So we get {}", "**{}**", "$x$ is found:\n{}", "Therefore it is {}, as asked.")

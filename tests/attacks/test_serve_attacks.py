@@ -23,7 +23,7 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 from posttrain.records import Prompt
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.judge.judge_reward import JudgeReward
+from posttrain.rewards.judge_reward import JudgeReward
 from tests.support.served import JSON, QUESTION, asked, served_bundled_model
 
 ASKS = {"prompt": QUESTION, "max_tokens": 2}

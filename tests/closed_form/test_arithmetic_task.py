@@ -10,16 +10,20 @@ from posttrain.errors import UserError
 from posttrain.options.arithmetic import SYSTEM, ArithmeticOptions
 from posttrain.records import Finish, Group, Prompt, Rollout
 from posttrain.rewards.grading.grade import grade
-from posttrain.rewards.tags import answer_lines
-from posttrain.tasks.arithmetic.addition_answers import MANNERS, demonstrated_answer, demonstrated_question, working
-from posttrain.tasks.arithmetic.additions import (
+from posttrain.rewards.parsing.tags import answer_lines
+from posttrain.tasks.arithmetic_task import (
+    MANNERS,
     Addition,
+    ArithmeticTask,
     demonstrated_additions,
+    demonstrated_answer,
+    demonstrated_question,
     every_addition,
     held_out_additions,
+    last_written_number,
     training_additions,
+    working,
 )
-from posttrain.tasks.arithmetic.arithmetic_task import ArithmeticTask, last_number
 from posttrain.tasks.base import Messages, Probe
 
 FORMED = "<think>\n57 + 8: 7 + 8 = 15, 50 + 15 = 65\n</think>\n<answer>\n65\n</answer>"
@@ -126,7 +130,7 @@ def test_the_form_earns_the_reward_and_the_sum_is_measured_beside_it() -> None:
     ],
 )
 def test_the_last_number_of_a_response_is_read_whole(text: str, number: str) -> None:
-    assert last_number(text) == number
+    assert last_written_number(text) == number
 
 
 def test_probes_count_right_sums_and_those_in_the_form() -> None:

@@ -14,7 +14,7 @@ import posttrain.options
 from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded, NonEmptyStr, PositiveFloat, PositiveInt, Share, bounds_of
 from posttrain.rewards.code.code_reward import CodeReward
-from posttrain.rewards.judge.judge_reward import JudgeReward
+from posttrain.rewards.judge_reward import JudgeReward
 
 
 def bounded_classes() -> Iterator[Any]:

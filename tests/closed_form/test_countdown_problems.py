@@ -6,8 +6,8 @@ from itertools import combinations, combinations_with_replacement, permutations
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.rewards.countdown.arithmetic import apply
 from posttrain.rewards.countdown.grader import Countdown
+from posttrain.rewards.parsing.arithmetic import apply
 from posttrain.tasks.countdown.problems import COURSE, Difficulty, held_out, held_out_problems, training_problem
 from posttrain.tasks.countdown.solver import solvable
 

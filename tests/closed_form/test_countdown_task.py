@@ -11,9 +11,9 @@ from posttrain.records import Finish, Group, Prompt, Rollout
 from posttrain.rewards.countdown.grader import Countdown, Outcome, puzzle
 from posttrain.rewards.grading.grade import grade
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages
-from posttrain.tasks.countdown.countdown_task import CountdownTask, compact, conversation
 from posttrain.tasks.countdown.problems import held_out
 from posttrain.tasks.countdown.solver import solutions
+from posttrain.tasks.countdown_task import CountdownTask, chat_prompt, compact
 
 
 class CharacterRenderer:
@@ -45,7 +45,7 @@ def test_compact_prompts_are_the_lines_that_the_bundled_model_knows() -> None:
 
 
 def test_chat_prompts_state_numbers_target_tags_and_the_rule() -> None:
-    said = {rule: conversation(Countdown((11, 25, 4), 40, rule)) for rule in ("all", "subset")}
+    said = {rule: chat_prompt(Countdown((11, 25, 4), 40, rule)) for rule in ("all", "subset")}
     assert [turn["role"] for turn in said["all"]] == ["system", "user"]
     for turns in said.values():
         assert "11, 25, 4" in turns[1]["content"]

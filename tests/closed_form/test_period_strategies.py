@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.tasks.sentences.period_strategies import PeriodUse, period_strategies, period_uses
+from posttrain.tasks.sentences_task import PeriodUse, period_strategies, period_uses
 
 RUN, DECIMAL, LIST = PeriodUse.RUN, PeriodUse.DECIMAL, PeriodUse.LIST
 ABBREVIATION, SENTENCE, OTHER = PeriodUse.ABBREVIATION, PeriodUse.SENTENCE, PeriodUse.OTHER

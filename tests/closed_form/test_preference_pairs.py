@@ -15,8 +15,8 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference, Prompt
-from posttrain.tasks.preferences.preference_set import GivenPairs, PreferenceSet, preference_set
-from posttrain.tasks.rows import BadRows
+from posttrain.tasks.preference_set import GivenPairs, PreferenceSet, preference_set
+from posttrain.tasks.row_files.rows import BadRows
 from tests.support.conversations import CHATML, OPENING, THOUGHTLESS, WORDY, chat_tokenizer, turns
 from tests.support.dataset_rows import json_lines
 

@@ -7,8 +7,8 @@ import pytest
 
 from posttrain.errors import UserError
 from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
-from posttrain.tasks.programs.program_layouts import program_row
-from posttrain.tasks.rows import DatasetRow
+from posttrain.tasks.programs_task import program_row
+from posttrain.tasks.row_files.rows import DatasetRow
 
 ADD = "def add(a, b):\n    return a + b\n"
 PRINTS = "a, b = map(int, input().split())\nprint(a + b)\n"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.errors import UserError
-from posttrain.tasks.prompt_lengths import LengthLimit
+from posttrain.tasks.prompt_content import LengthLimit
 
 WORDS = st.lists(st.sampled_from(["a", "bc", "é", "ﷺ", "答案", "\U0001f600"]), max_size=8).map(" ".join)
 

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.tasks.row_formats import (
+from posttrain.tasks.row_files.row_formats import (
     CompletionRow,
     ConversationRow,
     LabelledRow,
     PreferenceRow,
     PromptRow,
     RowFormat,
+    detected_format,
     formatted,
-    told_format,
 )
-from posttrain.tasks.rows import DatasetRow
+from posttrain.tasks.row_files.rows import DatasetRow
 
 ASK, OTHER, YES, NO = (
     {"role": role, "content": text}
@@ -30,7 +30,7 @@ def row(columns: Mapping[str, object]) -> DatasetRow:
 
 def record(columns: Mapping[str, object], **accepted: Any) -> Any:
     rows = [row(columns)]
-    return formatted(rows, told_format(rows, **accepted))[0]
+    return formatted(rows, detected_format(rows, **accepted))[0]
 
 
 def test_the_columns_tell_the_format() -> None:
@@ -169,4 +169,4 @@ def test_a_row_of_no_format_is_told_with_its_place(columns: dict[str, object], c
 def test_rows_after_the_first_are_of_its_format() -> None:
     rows = [row({"prompt": "a", "completion": "b"}), DatasetRow("rows.jsonl:8", {"prompt": "a"})]
     with pytest.raises(UserError, match=r"^rows.jsonl:8: there is no column `completion`"):
-        formatted(rows, told_format(rows))
+        formatted(rows, detected_format(rows))

@@ -3,7 +3,7 @@
 import pytest
 
 from posttrain.rewards.countdown.grader import Countdown
-from posttrain.tasks.countdown.search import Search, search, search_statistics
+from posttrain.tasks.countdown_task import Search, search, search_statistics
 
 ALL = Countdown((3, 4, 5), 17, "all")
 SUBSET = Countdown((3, 4, 5), 12, "subset")

@@ -11,13 +11,12 @@ from posttrain.errors import UserError
 from posttrain.options.sentences import SentencesOptions
 from posttrain.records import Finish, Group, Prompt, Rollout
 from posttrain.rewards.grading.grade import grade
+from posttrain.tasks import sentence_grammar
 from posttrain.tasks.base import Messages
-from posttrain.tasks.sentences import grammar
-from posttrain.tasks.sentences.period_strategies import PeriodUse, period_strategies
-from posttrain.tasks.sentences.sentences_task import SentencesTask
+from posttrain.tasks.sentences_task import PeriodUse, SentencesTask, period_strategies
 from posttrain.training.sft.demonstration_set import SentenceDemonstrations
 
-MANY = [grammar.text(Random(f"text {number}")) for number in range(400)]
+MANY = [sentence_grammar.text(Random(f"text {number}")) for number in range(400)]
 
 
 class CharacterRenderer:
@@ -75,7 +74,7 @@ def test_options_that_leave_nothing_to_do_are_refused(options: dict[str, Any], t
 
 
 def test_texts_are_whole_sentences_and_the_same_for_the_same_seed() -> None:
-    assert MANY[:5] == [grammar.text(Random(f"text {number}")) for number in range(5)]
+    assert MANY[:5] == [sentence_grammar.text(Random(f"text {number}")) for number in range(5)]
     assert len(set(MANY)) > 390
     for text in MANY:
         assert not set("{}") & set(text)
@@ -83,9 +82,9 @@ def test_texts_are_whole_sentences_and_the_same_for_the_same_seed() -> None:
 
 
 def test_every_rule_of_the_grammar_is_used_and_no_symbol_is_without_one() -> None:
-    written = str(grammar.SUBJECTS) + str(grammar.RULES)
-    assert set(grammar.SYMBOL.findall(written)) == grammar.RULES.keys()
-    assert grammar.RULES.keys() >= grammar.LASTING
+    written = str(sentence_grammar.SUBJECTS) + str(sentence_grammar.RULES)
+    assert set(sentence_grammar.SYMBOL.findall(written)) == sentence_grammar.RULES.keys()
+    assert sentence_grammar.RULES.keys() >= sentence_grammar.LASTING
 
 
 def test_most_full_stops_of_the_texts_end_sentences_and_some_are_of_every_other_kind() -> None:
@@ -106,6 +105,6 @@ def test_a_place_or_a_hero_stays_the_same_within_a_text() -> None:
 
 def test_of_a_text_all_but_the_first_word_is_learned() -> None:
     [(prompt, rest)] = SentenceDemonstrations(CharacterRenderer()).held_out(1, Random("one"))
-    assert prompt.text + rest == grammar.text(Random("one"))
+    assert prompt.text + rest == sentence_grammar.text(Random("one"))
     assert " " not in prompt.text
     assert rest.startswith(" ")

@@ -14,7 +14,7 @@ import pytest
 
 from posttrain.cli import main
 from posttrain.commands.check_task import EXAMPLES, replayed, users_function
-from posttrain.rewards.attacks.cheap_attacks import Answer, AttackExample
+from posttrain.rewards.cheap_attacks import Answer, AttackExample
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.reward_registry import BUILT_IN
 from tests.support.faulty_endpoint import endpoint, says

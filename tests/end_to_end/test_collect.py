@@ -18,7 +18,7 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.runs.threads import claim_threads
-from posttrain.tasks.preferences.preference_set import preference_set
+from posttrain.tasks.preference_set import preference_set
 from posttrain.training.collection import prompt_sampler
 from posttrain.training.collection.collection import Collection, collect
 from tests.support.runs import SHAPE

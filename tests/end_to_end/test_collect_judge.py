@@ -17,7 +17,7 @@ import posttrain
 from posttrain.config import CollectConfig
 from posttrain.errors import RunError, UserError
 from posttrain.options.collect import LlmJudgeOptions
-from posttrain.rewards.judge import judge_reward
+from posttrain.rewards import judge_reward
 from posttrain.runs.reports import Run
 from posttrain.training.collection import collection
 from posttrain.training.collection.judge_answers import LlmJudge, read_principles

@@ -27,8 +27,7 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
 from posttrain.options.training import CheckpointOptions, RunOptions, SftOptions
 from posttrain.records import Group
-from posttrain.tasks.arithmetic.additions import held_out_additions
-from posttrain.tasks.arithmetic.arithmetic_task import ArithmeticTask
+from posttrain.tasks.arithmetic_task import ArithmeticTask, held_out_additions
 from posttrain.training.sft.demonstration_set import demonstrations_of
 from posttrain.training.sft.sft_run import train_sft
 from tests.support.pages import blocks

@@ -16,9 +16,9 @@ from posttrain.options.dataset import GeneratedOptions
 from posttrain.options.generator import GeneratorOptions
 from posttrain.runs.clock import Clock
 from posttrain.runs.named_inputs import generated
-from posttrain.tasks.generated.generated_task import GeneratedTask
-from posttrain.tasks.generated.generator_rows import generated_rows, made_rows
-from posttrain.tasks.generated.row_maker import made
+from posttrain.tasks.dataset import GeneratedTask
+from posttrain.tasks.row_files.generator_rows import generated_rows, row_maker_answer
+from posttrain.tasks.row_files.row_maker import rows_or_error
 from posttrain.training.collector import no_journal
 from posttrain.training.metrics import step_metrics
 from posttrain.training.session import open_session, require_sound_rows
@@ -34,7 +34,7 @@ def task(**given: Any) -> GeneratedTask:
 
 def rows_here(**given: Any) -> list[dict[str, Any]]:
     """Rows that are made in this process: what the other one does, without the time to start it."""
-    return [*made({"generator": "knights_knaves", "options": {}, "seed": 0, "size": 3, **given})]
+    return [*rows_or_error({"generator": "knights_knaves", "options": {}, "seed": 0, "size": 3, **given})]
 
 
 def test_rows_are_a_function_of_generator_options_seed_and_size() -> None:
@@ -54,7 +54,7 @@ def test_rows_are_made_where_sets_of_texts_have_one_order(monkeypatch: pytest.Mo
         return run(*arguments, **given)
 
     monkeypatch.setattr(subprocess, "run", watched)
-    made_rows.cache_clear()
+    row_maker_answer.cache_clear()
     rows = generated_rows(GeneratorOptions(generator="acre", generator_size=60))
     assert told == ["0"]
     assert [row["generator"] for row in rows] == ["acre"] * 60
@@ -93,7 +93,7 @@ def test_a_prompt_is_the_question_and_its_row_has_what_the_reward_reads() -> Non
 def test_what_a_generator_does_not_know_is_told_by_name(
     given: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("posttrain.tasks.generated.generator_rows.made_rows", lambda request: rows_here(**given))
+    monkeypatch.setattr("posttrain.tasks.row_files.generator_rows.row_maker_answer", lambda request: rows_here(**given))
     options = {"generator": "knights_knaves", **given}
     asked = GeneratorOptions(generator=options["generator"], generator_options=options.get("options", {}))
     with pytest.raises(UserError, match=re.escape(says)):

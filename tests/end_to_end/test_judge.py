@@ -16,12 +16,12 @@ from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import as_policy
 from posttrain.options.collect import LlmJudgeOptions
 from posttrain.options.new_model import NewModelOptions
+from posttrain.rewards import judge_reward as judges
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.rewards.grading.resources import default_resources
-from posttrain.rewards.judge import judge_reward as judges
-from posttrain.rewards.judge.judge_reward import JudgeOutcome, JudgeReward
+from posttrain.rewards.judge_reward import JudgeOutcome, JudgeReward
 from tests.support.faulty_endpoint import (
     Endpoint,
     drips,

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 import posttrain
-from posttrain.rewards.grading.trainer_state import TrainerState
+from posttrain.rewards.grading.function import TrainerState
 from posttrain.runs.prompt_preview import graded_lines
 from posttrain.training.caller.caller_objects import CallerObjects
 from posttrain.training.session import open_session

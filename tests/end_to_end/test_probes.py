@@ -14,7 +14,7 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.countdown import CountdownOptions
 from posttrain.records import Finish, Group
 from posttrain.runs.reports import EvaluationReport
-from posttrain.tasks.countdown.countdown_task import CountdownTask
+from posttrain.tasks.countdown_task import CountdownTask
 from tests.end_to_end.test_own_objects import Counts, Sums, config, policy_of
 from tests.support.dice import dice
 from tests.support.pages import documented

@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.errors import UserError
 from posttrain.options.reward import RewardOptions
-from posttrain.rewards.attacks.cheap_attacks import made_problem
+from posttrain.rewards.cheap_attacks import made_problem
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from tests.support.reward_rows import CHAT, group

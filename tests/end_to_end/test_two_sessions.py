@@ -27,7 +27,7 @@ from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.rewards.grading.resources import Resources, default_resources
-from posttrain.rewards.judge.judge_reward import JudgeReward
+from posttrain.rewards.judge_reward import JudgeReward
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.threads import claim_threads
 from posttrain.training.caller.caller_objects import CallerObjects
@@ -188,7 +188,7 @@ def test_what_is_open_is_closed_when_nobody_holds_it_and_when_the_process_ends(t
     assert servers() == before
     program = f"""
 from posttrain.rewards.grading.resources import Resources, default_resources
-from posttrain.rewards.grading.workers.worker_pool import WorkerPool
+from posttrain.rewards.grading.worker import WorkerPool
 from posttrain.sandbox.process_pool import ProcessPool
 from tests.support.worker_rows import function_of
 from pathlib import Path

@@ -24,7 +24,7 @@ from posttrain.options.pairs import PairOptions
 from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Preference
 from posttrain.rewards.model import RewardModel
-from posttrain.tasks.preferences.preference_set import GivenPairs, preference_set
+from posttrain.tasks.preference_set import GivenPairs, preference_set
 from posttrain.training.distillation.teacher import teacher_of
 from posttrain.training.reference import named_reference
 from posttrain.training.reward_model.pair_scores import pair_scores

@@ -17,7 +17,7 @@ from posttrain.models.rendering import TokenizerRenderer, token_ids
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
-from posttrain.tasks.rows import BadRows, DatasetRow
+from posttrain.tasks.row_files.rows import BadRows, DatasetRow
 from posttrain.training.sft.example_maker import ExampleMaker, learned_rows
 from tests.support.conversations import (
     CHATML,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.rewards.countdown.grader import Countdown, Outcome, outcome_of
+from posttrain.rewards.countdown.grader import Countdown, Outcome, countdown_outcome
 from posttrain.tasks.countdown.solver import solutions, solvable, values
 
 PUZZLE_NUMBERS = st.lists(st.integers(0, 12), min_size=1, max_size=3).map(tuple)
@@ -34,7 +34,7 @@ def reachable(numbers: tuple[int, ...]) -> set[Fraction]:
 
 
 def graded(problem: Countdown, expression: str) -> Outcome:
-    return outcome_of(problem, f"<think></think><answer>{expression}</answer>")
+    return countdown_outcome(problem, f"<think></think><answer>{expression}</answer>")
 
 
 @given(numbers=PUZZLE_NUMBERS)

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.options.demonstrator import Demonstrator
-from posttrain.rewards.countdown.arithmetic import literals, postfix, value
-from posttrain.rewards.countdown.grader import Countdown, Outcome, outcome_of
-from posttrain.rewards.countdown.tries import HIT, MISS, STEP, read_try
+from posttrain.rewards.countdown.grader import Countdown, Outcome, countdown_outcome
+from posttrain.rewards.countdown.step_rewards import HIT, MISS, STEP, read_try
+from posttrain.rewards.parsing.arithmetic import literals, postfix, value
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import Difficulty, training_problem
-from posttrain.tasks.countdown.search import search
+from posttrain.tasks.countdown_task import search
 
 PATIENT = Demonstrator(give_up=0.0)
 
@@ -51,7 +51,7 @@ def test_the_answer_is_the_last_try_and_earns_what_that_try_found(index, seed):
     assert Fraction(*value(tokens)) == int(tries[-1].rsplit("=", 1)[1])
     found = search(puzzle, completion)
     assert completion[completion.index("\n</think>") - 1] == (HIT if found.successes else MISS)
-    assert outcome_of(puzzle, completion) == (Outcome.CORRECT if found.successes else Outcome.WRONG_VALUE)
+    assert countdown_outcome(puzzle, completion) == (Outcome.CORRECT if found.successes else Outcome.WRONG_VALUE)
 
 
 @given(index=st.integers(0, 10_000), seed=st.integers(0, 9))

@@ -11,7 +11,7 @@ from posttrain.algorithms.preference_losses import OfPairs, PairObjective, ipo
 from posttrain.errors import RunError
 from posttrain.models.policy import Policy
 from posttrain.options.dpo import DpoOptions
-from posttrain.tasks.preferences.preference_set import PreferenceSet
+from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.dpo.dpo_state import TrainedOnPairs
 from posttrain.training.dpo.pair_reference import PairReference
 from posttrain.training.dpo.pair_update import (

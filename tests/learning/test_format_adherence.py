@@ -18,7 +18,7 @@ from posttrain.options.new_model import NewModelOptions
 from posttrain.options.training import CheckpointOptions, RunOptions, SftOptions
 from posttrain.rewards.format import line_format
 from posttrain.rewards.grading.function import reward_function
-from posttrain.tasks.arithmetic.additions import training_additions
+from posttrain.tasks.arithmetic_task import training_additions
 from posttrain.training.sft.sft_run import train_sft
 from tests.support.runs import metrics_of
 

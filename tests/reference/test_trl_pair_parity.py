@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from posttrain.runs.reports import StepReport
-from posttrain.tasks.preferences.preference_set import PreferenceSet
+from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.dpo.dpo_state import TrainedOnPairs
 from posttrain.training.reward_model.reward_state import TrainedByPreferences
 from posttrain.trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.rewards.grading.function import own_name
+from posttrain.rewards.grading.function import name_of_callable
 from posttrain.trl import rewards
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +30,9 @@ def test_the_questions_tell_right_from_wrong_from_unread() -> None:
 
 def test_every_name_of_trl_s_module_is_here_and_called_the_same_in_logs() -> None:
     assert {*rewards.__all__} == {question.partition(" ")[0].rstrip(",") for question in BY_TRL}
-    assert own_name(rewards.get_soft_overlong_punishment(9, 3)) == "soft_overlong_punishment_reward"
-    assert own_name(rewards.get_repetition_penalty_reward()) == "repetition_penalty_reward"
-    assert own_name(rewards.get_cosine_scaled_reward(9)) == "cosine_scaled_reward"
+    assert name_of_callable(rewards.get_soft_overlong_punishment(9, 3)) == "soft_overlong_punishment_reward"
+    assert name_of_callable(rewards.get_repetition_penalty_reward()) == "repetition_penalty_reward"
+    assert name_of_callable(rewards.get_cosine_scaled_reward(9)) == "cosine_scaled_reward"
 
 
 def test_what_was_read_goes_to_the_log() -> None:

@@ -35,7 +35,7 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs
 from posttrain.runs.threads import claim_threads
 from posttrain.tasks.base import Probe, Reading, Task
-from posttrain.tasks.countdown.countdown_task import CountdownTask
+from posttrain.tasks.countdown_task import CountdownTask
 from posttrain.training import rl
 from posttrain.training.sft import sft_run
 from posttrain.training.sft.demonstration_set import CountdownDemonstrations, DemonstrationSet

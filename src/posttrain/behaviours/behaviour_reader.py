@@ -18,7 +18,7 @@ from posttrain.behaviours.search_signs import Signs, read_search
 from posttrain.errors import UserError
 from posttrain.records import Group
 from posttrain.rewards.countdown.grader import puzzle
-from posttrain.rewards.tags import END_THINK
+from posttrain.rewards.parsing.tags import END_THINK
 from posttrain.tasks.base import Probe, Reading
 
 SHARE, SIGNS = "behaviour", "behaviour_signs"

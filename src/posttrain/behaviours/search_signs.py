@@ -1,16 +1,15 @@
 """Signs of behaviours in the bundled model's search notation: tries, right steps, verdicts, going back, giving up.
 
-The model writes no prose.  posttrain.rewards.countdown.tries defines how its lines are read.  Time is linear in the
-text; tries beyond the first `MOST_TRIES` are ignored.
+The model writes no prose.  posttrain.rewards.countdown.step_rewards defines how its lines are read.  Time is linear in
+the text; tries beyond the first `MOST_TRIES` are ignored.
 """
 
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from posttrain.rewards.countdown.grader import Countdown
-from posttrain.rewards.countdown.step_rewards import MOST_TRIES, lines_of_tries
-from posttrain.rewards.countdown.tries import HIT, MISS, Try, read_try
-from posttrain.rewards.tags import END_THINK
+from posttrain.rewards.countdown.step_rewards import HIT, MISS, MOST_TRIES, Try, lines_of_tries, read_try
+from posttrain.rewards.parsing.tags import END_THINK
 
 Key = tuple[tuple[str, int, int], ...]
 """The steps of a try, in order."""

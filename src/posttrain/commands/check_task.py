@@ -12,21 +12,20 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.task import TASK_OPTIONS
 from posttrain.records import Finish, Group, Prompt, Rollout
-from posttrain.rewards.attacks import cheap_attacks
-from posttrain.rewards.attacks.cheap_attacks import Answer, AttackExample, generic, most_common
-from posttrain.rewards.attacks.shaping_attacks import JUDGE, SHAPING
+from posttrain.rewards import cheap_attacks
+from posttrain.rewards.cheap_attacks import Answer, AttackExample, generic, most_common
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import CHAT_HINT, NEVER, RolloutRow, read_result
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
-from posttrain.rewards.grading.grade import DEFAULTS, checked_verdicts, grade, marks_in
-from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of
+from posttrain.rewards.grading.grade import DEFAULTS, PendingScores, checked_verdicts, grade, marks_in
 from posttrain.rewards.grading.resources import Resources, row_check
-from posttrain.rewards.grading.workers.worker_messages import NotWritableError, to_json
+from posttrain.rewards.grading.worker_messages import NotWritableError, to_json
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
+from posttrain.rewards.shaping_attacks import JUDGE, SHAPING
 from posttrain.tasks.dataset import content
-from posttrain.tasks.programs.program_layouts import program_row
-from posttrain.tasks.rows import DatasetRow, read_rows, require_column
+from posttrain.tasks.programs_task import program_row
+from posttrain.tasks.row_files.rows import DatasetRow, read_rows, require_column
 
 HELP = """usage: posttrain check-task REWARD|TASK|FILE.py:FUNCTION|package.module:FUNCTION [--rows FILE]
                              [--prompt-column NAME] [--chat] [--seconds N]
@@ -318,7 +317,7 @@ def graded(function: RewardFunction, example: AttackExample, group: Group, resou
 
 def asked_once(function: RewardFunction, group: Group, resources: Resources) -> float:
     """The same from a function in a worker, without other tries: a deadline that has passed once is enough."""
-    pending = PendingScores(function, [RolloutRow(group, group.rollouts[0])], bounds_of(function, 1, DEFAULTS, NEVER))
+    pending = PendingScores(function, [RolloutRow(group, group.rollouts[0])], DEFAULTS, NEVER)
     (call,) = pending.calls()
     (said,) = checked_verdicts(call, read_result(call, dispatch([call], resources)[0]), "stop", resources)
     if isinstance(said, Score):

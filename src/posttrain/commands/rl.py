@@ -81,7 +81,7 @@ def show_prompts(config: Config, count: int) -> None:
     from posttrain.models.loading.tokenizer_folder import load_tokenizer
     from posttrain.models.rendering import TokenizerRenderer
     from posttrain.runs.prompt_preview import Reader, preview_lines
-    from posttrain.tasks.answers_of_task import training_prompts
+    from posttrain.tasks.base import training_prompts
     from posttrain.tasks.task_registry import load_task
 
     model, size = config.model, config.rollout.prompts_per_step

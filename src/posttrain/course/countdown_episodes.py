@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from posttrain.course.formulas import compute_grpo_advantages
 from posttrain.errors import UserError
 from posttrain.options.countdown import NumbersRule
-from posttrain.rewards.countdown.grader import Outcome, outcome_of, puzzle
+from posttrain.rewards.countdown.grader import Outcome, countdown_outcome, puzzle
 from posttrain.rewards.format import SCORES, arithmetic_structure
 
 
@@ -51,7 +51,7 @@ def create_grpo_training_episodes(
         texts = [prefill + text for text in tokenizer.batch_decode([*map(list, group)], skip_special_tokens=True)]
         problem = puzzle(sample["nums"], sample["target"], rule)
         structure = [SCORES[arithmetic_structure(text, cut_off=False)] for text in texts]
-        equation = [float(outcome_of(problem, text) is Outcome.CORRECT) for text in texts]
+        equation = [float(countdown_outcome(problem, text) is Outcome.CORRECT) for text in texts]
         rewards = [sum(both) for both in zip(structure, equation, strict=True)]
         advantages = compute_grpo_advantages(torch.tensor(rewards)).tolist()
         episodes["all_query_token_ids"] += [sample["input_ids"]] * len(group)

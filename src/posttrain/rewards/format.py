@@ -1,6 +1,7 @@
 """Rewards for keeping to `<think>…</think> <answer>…</answer>`, whatever the answer says.
 
-`strict_format` and `last_format` give 1 where the structure of posttrain.rewards.tags is there in that mode, else 0.
+`strict_format` and `last_format` give 1 where a text has the structure of posttrain.rewards.parsing.tags in that mode,
+else 0.
 `line_format` asks for each tag on a line of its own besides, as templates for instruction-tuned models show it.
 `graded_format` is the course's variant over the strict structure: 1 where the answer, stripped of ASCII white space,
 holds arithmetic characters only (0-9, + - * / ( ) and space), 0.5 where it holds other text as well or nothing at
@@ -14,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from posttrain.options.countdown import FormatMode
-from posttrain.rewards.countdown.arithmetic import ALPHABET
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.tags import WHITE_SPACE, answer_lines, answer_text
+from posttrain.rewards.parsing.arithmetic import ALPHABET
+from posttrain.rewards.parsing.tags import WHITE_SPACE, answer_lines, answer_text
 
 
 class FormatOutcome(StrEnum):
@@ -46,7 +47,6 @@ def format_outcome(text: str, mode: FormatMode, *, cut_off: bool) -> FormatOutco
 
 
 def line_outcome(text: str, *, cut_off: bool) -> FormatOutcome:
-    """Whether the text has the structure line by line."""
     if answer_lines(text) is not None:
         return FormatOutcome.FORMATTED
     return FormatOutcome.TRUNCATED if cut_off else FormatOutcome.UNFORMATTED
@@ -86,5 +86,4 @@ def graded_format(*, completions: Sequence[str], finish_reasons: Sequence[str], 
 
 
 def format_grades(outcomes: Iterable[FormatOutcome]) -> list[Graded]:
-    """Each outcome with what it is worth."""
     return [Graded(SCORES[outcome], outcome) for outcome in outcomes]

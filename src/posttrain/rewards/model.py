@@ -1,4 +1,4 @@
-"""Reward models: sequence classifiers that learned from people's preferences, as reward functions.
+"""Reward models, one or several: sequence classifiers that learned from people's preferences, as reward functions.
 
 **What it reads.**  Prompt and completion as the model's own tokenizer and chat template have them
 (posttrain.models.classifiers.saved_classifier).
@@ -12,13 +12,15 @@ held-out completions by something else, and read them.  Tokens that would end th
 
 import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from torch import nn
+import torch
+from jaxtyping import Float64
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.binding import bind
@@ -28,6 +30,7 @@ from posttrain.models.classifiers.last_token_scores import ScoreReading, classif
 from posttrain.models.classifiers.saved_classifier import ClassifierText, TextReading
 from posttrain.models.context import num_embeddings, own_context, require_embeddings
 from posttrain.models.loading.folder_kinds import model_digest
+from posttrain.options.reward import RewardOptions
 from posttrain.options.reward_model import RewardModelOptions, folder_name
 from posttrain.rewards.grading.answers import Graded
 
@@ -68,7 +71,7 @@ class RewardModel:
         tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> None:
-        """Load the folder, or take the object, which is put into eval mode.  Raises UserError for what cannot score."""
+        """Load the folder, or take the object, which is put into eval mode."""
         found = model if isinstance(model, PreTrainedModel) else None
         path = (found.name_or_path or type(found).__name__) if found is not None else str(model)
         self.options = bind(RewardModelOptions, {"model": path, **options}, where=f"reward model {path}")
@@ -119,7 +122,6 @@ class RewardModel:
         return [Graded(score, outcome) for score, outcome in zip(scores, outcomes, strict=True)]
 
     def require_room(self, tokens: int) -> None:
-        """Refuse a text of more tokens than the model reads."""
         if tokens > self.limit:
             raise UserError(
                 f"prompt and completion have {tokens} tokens, and the reward model reads {self.limit}.  Shorten them"
@@ -129,11 +131,10 @@ class RewardModel:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of its weights."""
         return sum(each.numel() * each.element_size() for each in self.model.parameters())
 
     def require_apart(self, policy: PreTrainedModel) -> None:
-        """Refuse weights that are the policy's too: training would change what it is judged by."""
+        """Refuse weights shared with the policy: training would change the judge."""
         trained = {each.data_ptr() for each in policy.parameters()} - {0}
         shared = [name for name, each in self.model.named_parameters() if each.data_ptr() in trained]
         if shared:
@@ -144,7 +145,6 @@ class RewardModel:
 
 
 def label_names(model: PreTrainedModel) -> list[str]:
-    """What the model's numbers are called, in their order."""
     return [str(name) for _, name in sorted(cast(Mapping[int, object], model.config.id2label).items())]
 
 
@@ -185,7 +185,7 @@ def positions_behind_padding(model: PreTrainedModel) -> int | None:
 
 
 def require_no_loading(options: Mapping[str, object], where: str) -> None:
-    """Refuse options of how a folder is loaded where there is an object already."""
+    """Refuse options that only apply to a folder."""
     for name in OF_FOLDERS:
         if name in options:
             raise UserError(
@@ -195,6 +195,105 @@ def require_no_loading(options: Mapping[str, object], where: str) -> None:
 
 
 def some_weights(model: PreTrainedModel) -> str:
-    """The SHA-256 of the first numbers of every parameter."""
     some = [each.detach().flatten()[:SOME_WEIGHTS].double().tolist() for each in model.parameters()]
     return hashlib.sha256(repr(some).encode()).hexdigest()
+
+
+Combine = Literal["mean", "least", "mean_minus_deviation"]
+
+
+def combined_scores(
+    scores: Float64[Tensor, "model text"], combine: Combine, deviation_weight: float = 1.0
+) -> Float64[Tensor, " text"]:
+    """One score for each text; of equal scores it is that score, whatever the rule."""
+    if combine == "least":
+        return scores.amin(dim=0)
+    mean = scores.mean(dim=0)
+    if combine == "mean":
+        return mean
+    return mean - deviation_weight * deviations(scores)
+
+
+def deviations(scores: Float64[Tensor, "model text"]) -> Float64[Tensor, " text"]:
+    return scores.std(dim=0, correction=0)
+
+
+@dataclass(eq=False)
+class RewardModelEnsemble:
+    """Reward function: the scores r_1 … r_n of several reward models for a text, as one.
+
+        RewardModelEnsemble([RewardModel("rm-0"), RewardModel("rm-1")], combine="least")
+
+        mean                   r̄ = Σ r_i / n
+        least                  min r_i                        the "worst case" of Coste et al. 2023, arXiv:2310.02743
+        mean_minus_deviation   r̄ - k·√(Σ (r_i - r̄)² / n)     their uncertainty weighting, with the deviation in place
+                                                              of the variance: it has the scores' unit
+
+    A policy that is trained against a reward model finds what that model overrates.  Models trained on the same pairs
+    from other seeds overrate other things, and disagree there.  The models must have learned the same pairs, centred
+    (`reward_model.center_coefficient` above 0): scores of different kinds have no common unit, and one may always be
+    least.  Known hack: what all of them overrate, which is more the more alike they are (Eisenstein et al. 2023,
+    arXiv:2312.09244).  Models that share their base share its mistakes.
+
+    It logs `deviation`, by which the models disagree: the mean as a metric, and each completion's with its score.
+    """
+
+    models: Sequence[RewardModel]
+    combine: Combine = "mean"
+    deviation_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if len(self.models) < 2:
+            raise UserError(f"reward models: an ensemble of {len(self.models)}; give two or more, or a RewardModel.")
+        self.__name__ = "ensemble"
+
+    def __call__(
+        self,
+        /,
+        *,
+        prompts: Sequence[object],
+        completions: Sequence[object],
+        log_metric: Callable[[str, float], None] | None = None,
+        log_extra: Callable[[str, list[float]], None] | None = None,
+        **_columns: object,
+    ) -> list[float] | list[Graded]:
+        """A score for each completion, and the outcome `cut` where a model has read only the end of one."""
+        said = [model(prompts=prompts, completions=completions) for model in self.models]
+        scores = torch.tensor([[score_of(each) for each in of_model] for of_model in said], dtype=torch.float64)
+        spread = deviations(scores)
+        if log_metric is not None and len(completions):
+            log_metric("deviation", spread.mean().item())
+        if log_extra is not None:
+            log_extra("deviation", spread.tolist())
+        combined = combined_scores(scores, self.combine, self.deviation_weight).tolist()
+        if not any(isinstance(each, Graded) for of_model in said for each in of_model):
+            return combined
+        cut = [any(is_cut(of_model[place]) for of_model in said) for place in range(len(combined))]
+        outcomes = [ReadText.CUT if each else ReadText.WHOLE for each in cut]
+        return [Graded(score, outcome) for score, outcome in zip(combined, outcomes, strict=True)]
+
+
+def score_of(said: float | Graded) -> float:
+    """The number in a reward model's score."""
+    score = said.score if isinstance(said, Graded) else said
+    assert score is not None
+    return score
+
+
+def is_cut(said: float | Graded) -> bool:
+    return isinstance(said, Graded) and said.outcome is ReadText.CUT
+
+
+def reward_model_of(options: RewardOptions) -> RewardModel | RewardModelEnsemble:
+    """The reward model of an item of a recipe's `rewards`, or several as one."""
+    models = [RewardModel(model, **options.model_options) for model in (options.model, *options.ensemble)]
+    if len(models) == 1:
+        return models[0]
+    return RewardModelEnsemble(models, combine=options.combine, deviation_weight=options.deviation_weight)
+
+
+def reward_models_in(call: object) -> tuple[RewardModel, ...]:
+    """The reward models of a reward function, if any."""
+    if isinstance(call, RewardModelEnsemble):
+        return tuple(call.models)
+    return (call,) if isinstance(call, RewardModel) else ()

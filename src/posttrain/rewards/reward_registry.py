@@ -1,19 +1,18 @@
 """From the name or path in a recipe to a reward function."""
 
 import importlib
-from collections.abc import Callable
 from pathlib import Path
 
-from posttrain.binding import bind, object_in_file, object_in_module
-from posttrain.errors import UserError, exit_call
+from posttrain.binding import bind
+from posttrain.errors import UserError
 from posttrain.options.reward import RewardOptions
-from posttrain.rewards.grading.function import RewardFunction, source_in_file, source_in_module
+from posttrain.rewards.grading.function import RewardFunction, load_function, source_in_file, source_in_module
 from posttrain.schemas import did_you_mean
 
 BUILT_IN = {
     "countdown": "posttrain.rewards.countdown.grader:countdown",
     "countdown_last": "posttrain.rewards.countdown.grader:countdown_last",
-    "countdown_credit": "posttrain.rewards.countdown.partial_credit:CountdownCredit",
+    "countdown_credit": "posttrain.rewards.countdown.grader:CountdownCredit",
     "countdown_steps": "posttrain.rewards.countdown.step_rewards:CountdownSteps",
     "strict_format": "posttrain.rewards.format:strict_format",
     "last_format": "posttrain.rewards.format:last_format",
@@ -22,10 +21,10 @@ BUILT_IN = {
     "code": "posttrain.rewards.code.code_reward:CodeReward",
     "code_course": "posttrain.rewards.code.code_reward:code_course",
     "exact_match": "posttrain.rewards.exact_match:exact_match",
-    "generated": "posttrain.rewards.generated.generated_reward:GeneratedReward",
-    "judge": "posttrain.rewards.judge.judge_reward:JudgeReward",
-    "math": "posttrain.rewards.maths.math_reward:MathsReward",
-    "maths": "posttrain.rewards.maths.math_reward:MathsReward",
+    "generated": "posttrain.rewards.generated_reward:GeneratedReward",
+    "judge": "posttrain.rewards.judge_reward:JudgeReward",
+    "math": "posttrain.rewards.math_reward:MathsReward",
+    "maths": "posttrain.rewards.math_reward:MathsReward",
     **{
         name: f"posttrain.rewards.shaping:{kind}"
         for name, kind in {
@@ -51,13 +50,13 @@ A module is imported when a recipe asks for it.
 def load_reward(options: RewardOptions) -> RewardFunction:
     """The function, or the reward model, that an item of a recipe's `rewards` names, with its weight."""
     if options.model:
-        from posttrain.rewards.ensemble import reward_model_of  # it loads transformers
+        from posttrain.rewards.model import reward_model_of  # it loads transformers
 
         scored = reward_model_of(options)
         return RewardFunction(name=options.called, call=scored, settings=options, bounded=True)
     if options.path:
         place, _, name = options.path.rpartition(":")
-        call = own_function(options.path)
+        call = load_function(options.path)
         of_file = place.endswith(".py")
         source = source_in_file(Path(place), name) if of_file else source_in_module(call, place, name)
         return RewardFunction(name=name, call=call, settings=options, source=source)
@@ -74,30 +73,3 @@ def load_reward(options: RewardOptions) -> RewardFunction:
     elif options.options:
         raise UserError(f"rewards: {options.name} has no options, but is given {dict(options.options)}")
     return RewardFunction(name=options.name, call=call, settings=options, text_only=True, bounded=True)
-
-
-def function_at(place: str, name: str) -> object:
-    """The function of a source, in another process than the one that made the source."""
-    if place.endswith(".py"):
-        return own_function(f"{place}:{name}")
-    try:
-        found: object = importlib.import_module(place)
-    except SystemExit as leave:
-        raise UserError(f"rewards: module {place} cannot be imported: it calls {exit_call(leave)}") from leave
-    except Exception as error:
-        raise UserError(f"rewards: module {place} cannot be imported: {type(error).__name__}: {error}") from error
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def own_function(path: str) -> Callable[..., object]:
-    """The function that FILE.py:FUNCTION or package.module:FUNCTION names."""
-    place, _, name = path.rpartition(":")
-    found = object_in_file(path, where="rewards") if place.endswith(".py") else object_in_module(path, where="rewards")
-    if not callable(found) or isinstance(found, type):
-        raise UserError(
-            f"rewards: `{name}` in {place} is a {type(found).__name__} and cannot score completions; name a function,"
-            " or an object with a __call__ method"
-        )
-    return found

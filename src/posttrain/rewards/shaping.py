@@ -65,7 +65,6 @@ class CosineLength(Bounded):
         require(self.wrong_short <= self.wrong_long, self, "wrong_short", "must be at most wrong_long")
 
     def value(self, num_tokens: int, correct: bool) -> float:
-        """The reward of one completion."""
         at_zero, at_limit = (self.correct_short, self.correct_long) if correct else (self.wrong_short, self.wrong_long)
         share = min(num_tokens, self.max_tokens) / self.max_tokens
         return at_limit + 0.5 * (at_zero - at_limit) * (1 + math.cos(math.pi * share))

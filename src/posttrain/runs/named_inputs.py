@@ -21,8 +21,8 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.row_source import RowSourceOptions
 from posttrain.runs.run_inputs import MODEL, RunInput, RunInputs, began_with, changed_files, rows_input
-from posttrain.tasks.generated.generator_rows import generator_digest
-from posttrain.tasks.rows import is_on_hub, rows_digest
+from posttrain.tasks.row_files.generator_rows import generator_digest
+from posttrain.tasks.row_files.rows import is_on_hub, rows_digest
 
 Rows = Iterable[object]
 Named = dict[str, Callable[[str], dict[str, RunInput]]]

@@ -1,8 +1,15 @@
-"""Places on this machine, beside the sealed fork-server, where a program can be run once: bubblewrap and containers."""
+"""Places on this machine, besides the sealed fork-server, where a program can be run once: bubblewrap and containers.
 
+In bubblewrap a seccomp filter refuses namespaces, mounts and hidden memory.  Without it a program could be root in a
+namespace, with a file system in memory that no limit of ours counts, or files in memory that belong to no process.
+"""
+
+import errno
 import os
+import platform
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,7 +24,45 @@ from posttrain.sandbox.execution import Exit
 from posttrain.sandbox.fork_server import ENVIRONMENT
 from posttrain.sandbox.processor_waits import PATIENCE, MachineWaits
 from posttrain.sandbox.replay_script import FILE_BYTES, PROCESSES, START_CPU_SECONDS, Conditions, ReplayRun, RunEnd
-from posttrain.sandbox.seccomp_denylist import filter_bytes
+
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
+LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+NAMESPACES = 0x7E020000
+"""CLONE_NEW*, all of them."""
+X32_BIT = 0x40000000
+
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+CLONE = {"x86_64": 56, "aarch64": 220}
+CLONE3 = 435
+NEW_CALLS = (425, 426, 427, 428, 429, 430, 431, 432, 442, 447)
+"""io_uring, open_tree, move_mount, fsopen, fsconfig, fsmount, mount_setattr, memfd_secret: the same everywhere."""
+REFUSED = {
+    # ptrace, pivot_root, mount, umount2, kexec_load, add_key, request_key, keyctl, unshare, perf_event_open,
+    # open_by_handle_at, setns, memfd_create, bpf, userfaultfd, shmget
+    "x86_64": (101, 155, 165, 166, 246, 248, 249, 250, 272, 298, 304, 308, 319, 321, 323, 29, *NEW_CALLS),
+    "aarch64": (117, 41, 40, 39, 104, 217, 218, 219, 97, 241, 265, 268, 279, 280, 282, 194, *NEW_CALLS),
+}
+
+
+def filter_bytes(machine: str = platform.machine()) -> bytes:
+    """`struct sock_filter` after `struct sock_filter`."""
+    refuse = REFUSE | errno.EPERM
+    steps = [(LOAD, 0, 0, 4), (JUMP_EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
+    if machine == "x86_64":
+        steps += [(JUMP_AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]
+    for number in REFUSED[machine]:
+        steps += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, refuse)]
+    # Without clone3 the C library makes processes with clone, whose flags can be seen.
+    steps += [(JUMP_EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]
+    steps += [
+        (JUMP_EQUAL, 0, 3, CLONE[machine]),
+        (LOAD, 0, 0, 16),
+        (JUMP_BITS, 0, 1, NAMESPACES),
+        (RETURN, 0, 0, refuse),
+    ]
+    steps += [(RETURN, 0, 0, ALLOW)]
+    return b"".join(struct.pack("=HBBI", *step) for step in steps)
+
 
 POLL_SECONDS = 0.005
 READ_BYTES = 1 << 16
@@ -45,9 +90,7 @@ class Backend(Protocol):
         """Run it, from any thread."""
         ...
 
-    def stop(self) -> None:
-        """End all runs."""
-        ...
+    def stop(self) -> None: ...
 
 
 class Launcher(Protocol):
@@ -62,7 +105,7 @@ class Launcher(Protocol):
     """What starting may take beyond the program's time."""
 
     def command(self, run: ReplayRun, arguments: Sequence[str], passed: Sequence[int]) -> list[str]:
-        """What to start, ending in an interpreter with these arguments; `passed` are descriptors that it is handed."""
+        """The command, ending in an interpreter with these arguments; it inherits the descriptors `passed`."""
         ...
 
     def passed(self) -> AbstractContextManager[tuple[int, ...]]:
@@ -78,7 +121,7 @@ class Launcher(Protocol):
         ...
 
     def removed(self, run: ReplayRun) -> None:
-        """See to it that nothing of a run is left where ending the command does not end it."""
+        """Remove what is left of a run where ending the command does not end it."""
         ...
 
 
@@ -168,7 +211,7 @@ class CommandBackend:
 
 @contextmanager
 def given_as_file(content: bytes) -> Iterator[IO[bytes]]:
-    """A file of this content without a name, only to be read where the system can say so."""
+    """A nameless file of this content, read-only where the system supports that."""
     with tempfile.TemporaryFile() as file:
         file.write(content)
         file.seek(0)
@@ -181,7 +224,7 @@ def given_as_file(content: bytes) -> Iterator[IO[bytes]]:
 
 
 class BoundedPipeReader:
-    """What a pipe carries, read by a thread of its own, up to a limit; beyond it is read and dropped."""
+    """The content of a pipe, read by a thread up to a limit; the rest is dropped."""
 
     def __init__(self, pipe: IO[bytes], most: int) -> None:
         self.pipe, self.most = pipe, most
@@ -198,7 +241,7 @@ class BoundedPipeReader:
         return len(self.content) >= self.most
 
     def taken(self) -> bytes:
-        """All of it, once the process is gone; what others hold open is not waited for."""
+        """All of it, once the process has ended; a pipe that others hold open is not waited for."""
         self.thread.join(timeout=1.0)
         if not self.thread.is_alive():
             self.pipe.close()
@@ -206,14 +249,12 @@ class BoundedPipeReader:
 
 
 def lost(reason: str, wall_seconds: float) -> RunEnd:
-    """A run that never was."""
     return RunEnd(
         status=-1, stdout=b"", stderr=reason.encode("utf-8", "replace"), wall_seconds=wall_seconds, stopped=Exit.LOST
     )
 
 
 def hash_seed(run: ReplayRun) -> dict[str, str]:
-    """The variable from which an interpreter takes the seed of its hashes."""
     return {} if run.seed is None else {"PYTHONHASHSEED": str(run.seed)}
 
 
@@ -237,7 +278,6 @@ class Bubblewrap:
 
     @contextmanager
     def passed(self) -> Iterator[tuple[int, ...]]:
-        """The filter of system calls."""
         with given_as_file(filter_bytes()) as file:
             yield (file.fileno(),)
 
@@ -248,12 +288,7 @@ class Bubblewrap:
         command = [
             shutil.which("bwrap") or "bwrap",
             *UNSHARED,
-            "--hostname",
-            "sandbox",
-            "--die-with-parent",
-            "--new-session",
-            "--cap-drop",
-            "ALL",
+            *("--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
         ]
         if self.conditions.gives_up_root:
             command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
@@ -283,7 +318,7 @@ class Bubblewrap:
         return max(known, sum(seen.values()))
 
     def removed(self, run: ReplayRun) -> None:
-        """Nothing is left: what runs dies with its parent."""
+        """Nothing is left: what runs ends with its parent."""
 
 
 def processes_below(pid: int) -> Iterator[tuple[int, float, float]]:
@@ -315,18 +350,10 @@ class Container:
     def command(self, run: ReplayRun, arguments: Sequence[str], passed: Sequence[int]) -> list[str]:
         memory = run.limits.memory_bytes + (256 << 20)
         return [
-            *(*self.program, "run", "--rm", "--interactive", "--name", named(run), "--pull", "never"),
+            *(*self.program, "run", "--rm", "--interactive", "--name", container_name(run), "--pull", "never"),
             *("--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
-            *(
-                "--user",
-                f"{run.user}:{run.user}",
-                "--pids-limit",
-                str(PROCESSES),
-                "--memory",
-                str(memory),
-                "--cpus",
-                "1",
-            ),
+            *("--user", f"{run.user}:{run.user}", "--pids-limit", str(PROCESSES)),
+            *("--memory", str(memory), "--cpus", "1"),
             *("--ulimit", "nofile=256:256", "--ulimit", "nproc=1024:1024"),
             *("--tmpfs", f"/tmp:rw,exec,size={FILE_BYTES},mode=1777", "--workdir", "/tmp", "--env", "HOME=/tmp"),
             *(part for name, value in hash_seed(run).items() for part in ("--env", f"{name}={value}")),
@@ -334,11 +361,10 @@ class Container:
         ]
 
     def environment(self, run: ReplayRun, ours: Mapping[str, str]) -> dict[str, str]:
-        """Ours, which the command needs to find its service; the container sees nothing of it."""
+        """Ours, which the command needs to find its service; the container does not see it."""
         return dict(ours)
 
     def passed(self) -> AbstractContextManager[tuple[int, ...]]:
-        """None."""
         return nullcontext(())
 
     def cpu_seconds(self, pid: int, seen: dict[int, float]) -> float:
@@ -348,7 +374,7 @@ class Container:
     def removed(self, run: ReplayRun) -> None:
         """Ending the command leaves the container running: it is ended by name."""
         subprocess.run(
-            [*self.program, "rm", "--force", named(run)],
+            [*self.program, "rm", "--force", container_name(run)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             check=False,
@@ -356,5 +382,5 @@ class Container:
         )
 
 
-def named(run: ReplayRun) -> str:
+def container_name(run: ReplayRun) -> str:
     return f"posttrain-{run.mark}"

@@ -1,10 +1,14 @@
-"""What is asked of the sandbox, and what it says."""
+"""What is asked of the sandbox, and what it answers: limits, processes, executions, conversations.
+
+A Conversation starts processes in a Sandbox, and each is a StartedProcess.  A process's message goes to
+`Conversation.message`, its end to `Conversation.ended`.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Protocol
 
 _FEW = """
 bisect collections copy datetime fractions functools heapq io itertools json math operator random re statistics string
@@ -108,7 +112,7 @@ class Execution:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it ended by itself with status 0; about what it computed that says nothing."""
+        """Whether it ended by itself with status 0; this says nothing about what it computed."""
         return self.exit is Exit.FINISHED and self.status == 0
 
 
@@ -123,3 +127,83 @@ class ServerOptions:
     """Source of ours that is run once before anything is forked, as the module `prepared`."""
     sealed: bool = True
     """False runs programs with limits and nothing else: only where somebody asked for that and said so twice."""
+
+
+class StartedProcess(Protocol):
+    """A process that has been asked for."""
+
+    def allow(self, cpu_seconds: float) -> None:
+        """Let it use that much more processor time from now on, within its total."""
+        ...
+
+    def rest(self) -> None:
+        """It waits for a message, so its wall clock stops."""
+        ...
+
+    def send(self, payload: bytes) -> None: ...
+
+    def cpu_seconds(self) -> float:
+        """Processor time used so far, where it is known."""
+        ...
+
+    def waited_seconds(self) -> float:
+        """How long it was ready to run without a processor, where it is known."""
+        ...
+
+    def end(self, why: Exit = Exit.ENDED) -> None:
+        """End it; `ended` follows."""
+        ...
+
+
+class Conversation(Protocol):
+    """One piece of work: the processes that it needs, and what their messages mean."""
+
+    def begin(self, sandbox: "Sandbox") -> None: ...
+
+    def message(self, sandbox: "Sandbox", process: StartedProcess, payload: bytes) -> None: ...
+
+    def ended(self, sandbox: "Sandbox", process: StartedProcess, execution: Execution) -> None: ...
+
+
+class Sandbox(Protocol):
+    """Runs programs that a model wrote; for one thread."""
+
+    @property
+    def start_seconds(self) -> float:
+        """What starting a process, or telling it something, may take beyond the program's own time."""
+        ...
+
+    def start(self, conversation: Conversation, asked: Process) -> StartedProcess: ...
+
+    def converse(self, conversations: Sequence[Conversation]) -> None:
+        """Run all conversations in order, as many at once as there is room for."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class RunConversation:
+    """A conversation with a program that is only run."""
+
+    def __init__(self, asked: Process) -> None:
+        self.asked = asked
+        self.execution: Execution | None = None
+
+    def begin(self, sandbox: Sandbox) -> None:
+        sandbox.start(self, self.asked)
+
+    def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
+        """Nothing that it sends counts."""
+
+    def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
+        self.execution = execution
+
+
+def run_all(sandbox: Sandbox, processes: Iterable[Process]) -> list[Execution]:
+    """Run programs; those that waited too long for a processor run once more, one at a time."""
+    singles = [RunConversation(process) for process in processes]
+    sandbox.converse(singles)
+    for single in singles:
+        if single.execution is not None and single.execution.starved:
+            sandbox.converse([single])
+    return [single.execution for single in singles if single.execution is not None]

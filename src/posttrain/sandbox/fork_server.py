@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.sandbox.execution import Kind, Limits, ServerOptions
-from posttrain.sandbox.inside import wire
+from posttrain.sandbox.inside import frames
 
 INSIDE = Path(__file__).parent / "inside"
 BOOTSTRAP = "import sys; exec(compile(open(sys.argv[1] + '/main.py', encoding='utf-8').read(), '<main>', 'exec'))"
@@ -70,19 +70,18 @@ class ForkServerClient:
         return self.control.fileno()
 
     def start(self, job: int, kind: Kind, limits: Limits, descriptors: Sequence[int]) -> None:
-        """Have a process forked that takes these descriptors as input, output, error and channel; ours are closed."""
+        """Fork a process with these descriptors as input, output, error and channel; ours are closed."""
         seconds = int(limits.cpu_seconds) + 2  # the pool ends it on time; this is in case the pool cannot
-        request = wire.start.pack(wire.START, job, wire.KINDS.index(kind), seconds, limits.memory_bytes)
+        request = frames.start.pack(frames.START, job, frames.KINDS.index(kind), seconds, limits.memory_bytes)
         self.unsent.append((request, descriptors))
         self.flush()
 
     def kill(self, job: int) -> None:
-        """End a process, if it has not ended."""
-        self.unsent.append((wire.kill.pack(wire.KILL, job), []))
+        self.unsent.append((frames.kill.pack(frames.KILL, job), []))
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it; descriptors that were sent are closed here."""
+        """Send what waits, as far as the socket takes it; sent descriptors are closed here."""
         while self.unsent:
             request, descriptors = self.unsent[0]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
@@ -102,7 +101,7 @@ class ForkServerClient:
             raise ServerLost(self.last_words()) from error
 
     def receive(self) -> bytes:
-        """The next message.  Raises BlockingIOError where none is there, and ServerLost."""
+        """The next message.  Raises BlockingIOError where there is none yet, and ServerLost."""
         try:
             payload = self.control.recv(MESSAGE_BYTES)
         except BlockingIOError:
@@ -114,13 +113,11 @@ class ForkServerClient:
         return payload
 
     def last_words(self) -> str:
-        """What it printed before it went."""
         self.process.kill()
         _, errors = self.process.communicate()
         return errors.decode("utf-8", "replace")[-2000:] or "no message"
 
     def close(self) -> None:
-        """End it; its children are killed with it."""
         for _, descriptors in self.unsent:
             close(descriptors)
         self.unsent.clear()
@@ -132,6 +129,5 @@ class ForkServerClient:
 
 
 def close(descriptors: Sequence[int]) -> None:
-    """Close our copies of what a process was given."""
     for descriptor in descriptors:
         os.close(descriptor)

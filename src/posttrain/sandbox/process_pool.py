@@ -6,11 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from posttrain.sandbox.conversation import Conversation, RunConversation, run
-from posttrain.sandbox.execution import Execution, Exit, Process, ServerOptions
+from posttrain.sandbox.execution import Conversation, Execution, Exit, Process, RunConversation, ServerOptions, run_all
 from posttrain.sandbox.fork_server import ForkServerClient, ServerLost
-from posttrain.sandbox.inside import wire
-from posttrain.sandbox.probes import Finding, findings, processes, require_passed
+from posttrain.sandbox.inside import frames
+from posttrain.sandbox.probes import Finding, probe_findings, probe_processes, require_passed
 from posttrain.sandbox.sandboxed_process import SandboxedProcess
 
 TICK_SECONDS = 0.02
@@ -31,7 +30,7 @@ class ProcessPool:
         at_once: int | None = None,
         server: ForkServerClient | None = None,
     ) -> None:
-        """`server` is one that runs already and is not probed again; else one is started when needed, and probed."""
+        """A `server` that is given is running and is not probed again; else one is started when needed."""
         self.options = options or ServerOptions()
         self.at_once = at_once or max(1, os.cpu_count() or 1)
         self.server: ForkServerClient | None = None
@@ -52,11 +51,9 @@ class ProcessPool:
         self.close()
 
     def run(self, processes: Iterable[Process]) -> list[Execution]:
-        """Run programs that only print."""
-        return run(self, processes)
+        return run_all(self, processes)
 
     def converse(self, conversations: Sequence[Conversation]) -> None:
-        """Have all conversations, as many at once as there is room for, in order."""
         waiting = deque(conversations)
         try:
             while waiting or self.running:
@@ -72,7 +69,6 @@ class ProcessPool:
         return self._ready()
 
     def start(self, conversation: Conversation, asked: Process) -> SandboxedProcess:
-        """Start a process for a conversation."""
         server = self._ready()
         self._number += 1
         number = self._number
@@ -92,7 +88,6 @@ class ProcessPool:
         return process
 
     def end(self, process: SandboxedProcess, why: Exit = Exit.ENDED) -> None:
-        """End a process; `ended` follows."""
         if process.condemned is not None:
             return
         process.verdict, process.condemned = why, time.monotonic()
@@ -103,7 +98,6 @@ class ProcessPool:
                 self._lose()
 
     def close(self) -> None:
-        """End everything."""
         for process in self.running.values():
             self._forget(process)
         self.running.clear()
@@ -139,7 +133,7 @@ class ProcessPool:
         self.selector.register(descriptor, selectors.EVENT_READ, ready)
 
     def _wait(self) -> None:
-        """Deal with what has happened, or with the passing of time."""
+        """Handle what has happened since."""
         now = time.monotonic()  # before what has arrived is read: a limit is not passed by an answer that waits for us
         for key, _ in self.selector.select(TICK_SECONDS):
             if self.selector.get_map().get(key.fileobj) is key:  # not closed meanwhile, its number given to another
@@ -154,7 +148,7 @@ class ProcessPool:
             self._look(now)
 
     def _look(self, now: float) -> None:
-        """Hold every process to its limits, and the server to doing as it is told."""
+        """Enforce the limits of every process, and the server's duty to end those that we end."""
         for process in list(self.running.values()):
             if process.outgoing:
                 process.flush()
@@ -168,17 +162,17 @@ class ProcessPool:
                 self.end(process, over)
 
     def _hear(self) -> None:
-        """What the server says."""
+        """Handle the server's messages."""
         assert self.server is not None
         try:
             while True:
                 message = self.server.receive()
-                if message[0] == wire.STARTED:
-                    _, job, pid = wire.started.unpack(message)
+                if message[0] == frames.STARTED:
+                    _, job, pid = frames.started.unpack(message)
                     if job in self.running:
                         self.running[job].pid = pid
                 else:
-                    _, job, status, cpu_seconds, memory_bytes = wire.ended.unpack(message)
+                    _, job, status, cpu_seconds, memory_bytes = frames.ended.unpack(message)
                     if job in self.running:
                         self._over(job, status, cpu_seconds, memory_bytes)
         except BlockingIOError:
@@ -193,7 +187,7 @@ class ProcessPool:
         conversation.ended(self, process, execution)
 
     def _lose(self) -> None:
-        """The server is gone: so are its processes.  The next start makes another."""
+        """The server has ended, and its processes with it.  The next start makes another."""
         if self.server is not None:
             self.selector.unregister(self.server)
             self.server.close()
@@ -213,11 +207,11 @@ class ProcessPool:
 
 
 def probed(server: ForkServerClient, options: ServerOptions) -> list[Finding]:
-    """Try the probes in a server's children."""
+    """The findings of the probes in a server's children."""
     pool = ProcessPool(options, server=server)
-    singles = [RunConversation(process) for process in processes()]
+    singles = [RunConversation(process) for process in probe_processes()]
     try:
         pool.converse(singles)
     finally:
         pool.selector.close()  # the pool only borrowed the server
-    return findings([single.execution for single in singles if single.execution is not None])
+    return probe_findings([single.execution for single in singles if single.execution is not None])

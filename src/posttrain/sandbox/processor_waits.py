@@ -22,7 +22,6 @@ def thread_waits(pid: int) -> dict[str, float] | None:
 
 
 def waited_by(thread: str) -> float:
-    """Seconds that one thread has waited, by its folder in /proc."""
     with open(f"/proc/{thread}/schedstat", encoding="ascii") as file:
         return int(file.read().split()[1]) / 1e9  # nanoseconds that it ran and waited, and how many times
 
@@ -42,7 +41,7 @@ class MachineWaits:
         self.began, self.before = time.monotonic(), pressure_seconds()
 
     def seconds(self) -> float:
-        """So far.  Without the kernel's count: all of them where more wants to run than there are cores, else none."""
+        """So far.  Without the kernel's count: all of them where the machine is overloaded, else none."""
         now = pressure_seconds()
         if now is None or self.before is None:
             return time.monotonic() - self.began if overloaded() else 0.0
@@ -50,7 +49,6 @@ class MachineWaits:
 
 
 def pressure_seconds() -> float | None:
-    """The kernel's count since the machine started; None where it keeps none."""
     try:
         some = Path("/proc/pressure/cpu").read_text(encoding="ascii").splitlines()[0]
         return int(some.rpartition("total=")[2]) / 1e6
@@ -59,7 +57,6 @@ def pressure_seconds() -> float | None:
 
 
 def overloaded() -> bool:
-    """Whether more wants to run on this machine than it has cores."""
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1)
 
 

@@ -49,14 +49,14 @@ class Remote:
         )
 
     def stop(self) -> None:
-        """Requests that are under way end by themselves, at their time limit."""
+        """Requests under way end at their time limit."""
 
     def run(self, run: ReplayRun) -> RunEnd:
         ended = self.told(run.text, run.stdin.decode("utf-8", "surrogatepass"), run.limits.wall_seconds)
         return replace(ended, starved=True) if ended.stopped is Exit.WALL_LIMIT and self.busy() else ended
 
     def told(self, code: str, stdin: str, seconds: float) -> RunEnd:
-        """How a run ended that has some seconds by the clock."""
+        """The end of a run that has some seconds by the clock."""
         began = time.monotonic()
         body = {
             "code": code,
@@ -100,7 +100,7 @@ class Remote:
 
 
 def read_within(response: IO[bytes], until: float) -> bytes:
-    """All of a reply.  Raises OSError where it does not come in time, however little of it comes at a time."""
+    """All of a reply.  Raises OSError where it is late, even if parts of it keep coming."""
     content = bytearray()
     while part := response.read1(READ_BYTES):  # type: ignore[attr-defined]  # as every HTTP response has it
         content += part
@@ -110,7 +110,7 @@ def read_within(response: IO[bytes], until: float) -> bytes:
 
 
 def read_reply(reply: dict[str, Any], wall_seconds: float, allowed: float) -> RunEnd:
-    """How a run ended that was allowed some seconds, by the service's word."""
+    """The end of a run that was allowed some seconds, by the service's word."""
     result = reply.get("run_result")
     if reply["status"] == "SandboxError" or result is None:
         return lost(f"the service failed: {str(reply.get('message'))[:1000]}", wall_seconds)

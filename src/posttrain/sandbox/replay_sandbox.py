@@ -12,12 +12,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from posttrain.sandbox.backend_probes import Finding, MachineBait, probes
 from posttrain.sandbox.backends import Backend, lost
-from posttrain.sandbox.conversation import Conversation, run
-from posttrain.sandbox.execution import Execution, Exit, Process
+from posttrain.sandbox.execution import Conversation, Execution, Exit, Process, run_all
 from posttrain.sandbox.inside.frames import MAX_BYTES
-from posttrain.sandbox.probes import SandboxUnavailable, require_passed
+from posttrain.sandbox.probes import Finding, MachineBait, SandboxUnavailable, probes, require_passed
 from posttrain.sandbox.replay_script import ReplayResult, ReplayRun, execution_of, replay_run
 
 SAID_BYTES = 4 * MAX_BYTES
@@ -44,7 +42,7 @@ class RepeatedRun:
         """Every run draws the same numbers, so that what it did before it does again."""
 
     def allow(self, cpu_seconds: float) -> None:
-        """A run repeats what was done before: it may take as long as that took, and as the new part may."""
+        """A run repeats what was done before: it may take as long as that took, plus the new part."""
         before = self.latest.cpu_seconds if self.sandbox.backend.tells_cpu else self.allowed
         self.allowed = before + cpu_seconds
 
@@ -52,24 +50,21 @@ class RepeatedRun:
         """No process waits, so no clock runs."""
 
     def send(self, payload: bytes) -> None:
-        """One more message, and with it another run."""
         self.messages.append(payload)
         self.sandbox.again(self)
 
     def cpu_seconds(self) -> float:
-        """Of its latest run, which did all of it."""
+        """That of its latest run, which did all of it."""
         return self.latest.cpu_seconds
 
     def waited_seconds(self) -> float:
-        """Of all its runs."""
         return self.waited
 
     def end(self, why: Exit = Exit.ENDED) -> None:
-        """It is not run again, and a run that is under way is not waited for."""
+        """It is not run again, and a run under way is not waited for."""
         self.sandbox.finish(self, replace(self.latest, exit=why))
 
     def as_run(self, backend: Backend) -> ReplayRun:
-        """The next run."""
         limits, kind = self.asked.limits, self.asked.kind
         if kind in ("calls", "tests"):
             cpu_seconds = min(self.allowed, limits.cpu_seconds) if self.allowed else limits.cpu_seconds
@@ -78,7 +73,7 @@ class RepeatedRun:
         return replace(replay_run(kind, told, limits, backend.conditions), canary=self.sandbox.canary)
 
     def take(self, execution: Execution) -> list[bytes]:
-        """What a run said for the first time."""
+        """The new messages of a run."""
         self.latest = execution
         self.waited += execution.waited_seconds
         if self.asked.kind not in ("calls", "tests"):
@@ -91,14 +86,14 @@ class RepeatedRun:
         return said
 
     def waits(self, said: Sequence[bytes]) -> bool:
-        """Whether it would be waiting for a message now, rather than having ended."""
+        """Whether the process would now wait for a message, rather than having ended."""
         if not said or not self.latest.succeeded:
             return False
         return self.asked.kind == "calls" or said[-1].startswith(b'["call"')
 
 
 def message(line: bytes) -> bytes:
-    """What was said; what a program wrote there past our own code is no base64, and passed on for others to refuse."""
+    """A line's message; what a program wrote there itself is not base64, and is left for others to refuse."""
     try:
         return binascii.a2b_base64(line, strict_mode=True)
     except ValueError:
@@ -120,7 +115,7 @@ class ReplaySandbox:
     def __init__(
         self, backend: Backend, *, at_once: int, probed: bool = False, canary: Mapping[str, str] | None = None
     ) -> None:
-        """`canary` are variables that programs are started beside, and must not see."""
+        """`canary` are variables of the starting environment that programs must not see."""
         self.backend, self.at_once, self.probed, self.canary = backend, at_once, probed, canary or {}
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.alive: dict[RepeatedRun, None] = {}
@@ -138,15 +133,13 @@ class ReplaySandbox:
 
     @property
     def start_seconds(self) -> float:
-        """What each run may take to start."""
         return self.backend.start_seconds
 
     def run(self, processes: Iterable[Process]) -> list[Execution]:
-        """Run programs that only print."""
-        return run(self, processes)
+        return run_all(self, processes)
 
     def probe(self) -> None:
-        """Try the place, once, before anything else is run there.  Raises SandboxUnavailable."""
+        """Probe the place, once, before anything else is run there.  Raises SandboxUnavailable."""
         if self.probed:
             return
         trusted = ReplaySandbox(self.backend, at_once=self.at_once, probed=True)
@@ -165,7 +158,6 @@ class ReplaySandbox:
         self.probed = True
 
     def converse(self, conversations: Sequence[Conversation]) -> None:
-        """Have all conversations, as many at once as there is room for, in order."""
         self.probe()
         waiting = deque(conversations)
         try:
@@ -180,7 +172,7 @@ class ReplaySandbox:
             raise
 
     def next_event(self) -> Event:
-        """What happens next; where nothing can, as each process waits for another, the conversations have failed."""
+        """The next event; where none can come, as each process waits for another, the conversations have failed."""
         if not self.under_way and self.events.empty():
             for process in self.alive:
                 self.finish(process, replace(process.latest, exit=Exit.LOST))
@@ -195,18 +187,15 @@ class ReplaySandbox:
         return process
 
     def again(self, process: RepeatedRun) -> None:
-        """Have a process run once more, now that there is a message more for it."""
         if process in self.alive:
             self.to_run.append(process)
 
     def finish(self, process: RepeatedRun, execution: Execution) -> None:
-        """Have a process be over."""
         if process in self.alive and not process.over:
             process.over = True
             self.events.put(Event(process, execution, by_itself=False))
 
     def launch(self) -> None:
-        """Start what is to run, each run in a thread of its own."""
         for process in self.to_run:
             arguments = (process, process.as_run(self.backend), self.events)
             threading.Thread(target=self.run_once, args=arguments, daemon=True).start()
@@ -214,7 +203,7 @@ class ReplaySandbox:
         self.to_run.clear()
 
     def run_once(self, process: RepeatedRun, made: ReplayRun, events: "queue.SimpleQueue[Event]") -> None:
-        """One run, in its thread; whatever happens, its end is told."""
+        """One run, in its thread; whatever happens, its end is reported."""
         try:
             ended = self.backend.run(made)
         except Exception as error:  # noqa: BLE001  # the place's own fault, which says nothing about the program
@@ -222,7 +211,6 @@ class ReplaySandbox:
         events.put(Event(process, execution_of(made, ended), by_itself=True))
 
     def hear(self, event: Event) -> None:
-        """Deal with what has happened."""
         process, conversation = event.process, event.process.conversation
         if process not in self.alive:  # it was ended while this run was under way
             return
@@ -240,7 +228,7 @@ class ReplaySandbox:
             conversation.ended(self, process, event.execution)
 
     def close(self) -> None:
-        """End everything; what is still under way is heard of no more."""
+        """End everything; later ends of runs under way are ignored."""
         self.alive.clear()
         self.to_run.clear()
         self.under_way = 0

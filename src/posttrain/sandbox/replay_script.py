@@ -40,7 +40,6 @@ class ReplayRun:
 
     @property
     def user(self) -> int:
-        """A user to run it as, where there is a choice."""
         return USERS[int(self.mark, 16) % len(USERS)]
 
 
@@ -106,12 +105,11 @@ def replay_run(kind: Kind, told: ReplayResult, limits: Limits, conditions: Condi
         "path": list(conditions.path),
         "uid": run.user if conditions.gives_up_root else None,
     }
-    return replace(run, text=f"{texts()['replay']}\nmain({modules()!a}, {job!a})\n")
+    return replace(run, text=f"{texts()['replay']}\nreplay_job({modules()!a}, {job!a})\n")
 
 
 @cache
 def texts() -> dict[str, str]:
-    """Our own sources that run elsewhere."""
     return {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in ("replay", *MODULES)}
 
 
@@ -119,12 +117,11 @@ MODULES = ("frames", "plain", "runner")
 
 
 def modules() -> dict[str, str]:
-    """Those that the main text loads as modules."""
     return {name: texts()[name] for name in MODULES}
 
 
 def execution_of(run: ReplayRun, ended: RunEnd) -> Execution:
-    """What a run's end says."""
+    """The execution that a run's end shows."""
     before, ready, stderr = ended.stderr.partition(run.mark.encode() + b" ready\n")
     if not ready:
         stderr = before

@@ -56,34 +56,28 @@ class SandboxedProcess:
         self.send(asked.source.encode("utf-8", "surrogatepass"))
 
     def handed_over(self) -> None:
-        """Close our copies of the process's descriptors."""
         for descriptor in self.given:
             os.close(descriptor)
         self.given = []
 
     def allow(self, cpu_seconds: float) -> None:
-        """Let it use that much more processor time from now on, within what it has in all."""
         self.cpu_until = min(self.cpu_seconds() + cpu_seconds, self.asked.limits.cpu_seconds)
         now, more = time.monotonic(), replace(self.asked.limits, cpu_seconds=cpu_seconds).wall_seconds
         self.wall_until = min(now - self.waited_seconds() + more, self.most_until)
         self.patience_until = now + PATIENCE * more
 
     def rest(self) -> None:
-        """Let its wall clock stand still until it is allowed something again."""
         self.wall_until = self.most_until
         self.patience_until = self.began + PATIENCE * self.asked.limits.most_seconds
 
     def end(self, why: Exit = Exit.ENDED) -> None:
-        """Have it ended."""
         self.on_end(self, why)
 
     def send(self, payload: bytes) -> None:
-        """Queue a message."""
         self.outgoing += len(payload).to_bytes(4, "little") + payload
         self.flush()
 
     def flush(self) -> None:
-        """Write what the socket takes."""
         try:
             while self.outgoing:
                 del self.outgoing[: self.channel.send(self.outgoing)]
@@ -93,7 +87,7 @@ class SandboxedProcess:
             self.outgoing.clear()
 
     def read_channel(self) -> bool:
-        """Take what it sent and pass whole messages on; False at the end."""
+        """Read what it sent and pass complete messages on; False at the end."""
         try:
             part = self.channel.recv(READ_BYTES)
         except BlockingIOError:
@@ -114,7 +108,7 @@ class SandboxedProcess:
         return bool(part)
 
     def take(self, payload: bytes) -> None:
-        """One message: the sandbox's own first word, then what the program's side says."""
+        """One message: first the sandbox's own, then those of the program's side."""
         if self.condemned is not None:  # told to end, and still talking
             return
         if not self.compiled:
@@ -123,7 +117,7 @@ class SandboxedProcess:
             self.on_message(self, payload)
 
     def read_output(self) -> bool:
-        """Take standard output, up to the limit; False at the end, or beyond it."""
+        """Read standard output up to the limit; False at the end, or beyond it."""
         part = read_pipe(self.output)
         if part is None:
             return True
@@ -133,7 +127,7 @@ class SandboxedProcess:
         return bool(part) and not self.overflowed
 
     def read_errors(self) -> bool:
-        """Take standard error and drop what is beyond the limit; False at the end."""
+        """Read standard error and drop what is beyond the limit; False at the end."""
         part = read_pipe(self.errors)
         if part is None:
             return True
@@ -141,7 +135,7 @@ class SandboxedProcess:
         return bool(part)
 
     def cpu_seconds(self) -> float:
-        """Processor time used so far, from the kernel's clock of that process; 0 before it runs and after it ends."""
+        """Processor time so far, from the kernel's clock of that process; 0 before it runs and after it ends."""
         if self.pid is None:
             return 0.0
         try:
@@ -150,14 +144,13 @@ class SandboxedProcess:
             return 0.0
 
     def threads(self) -> int:
-        """How many it has now, by the folders that it has for them; 0 where that cannot be seen."""
+        """How many it has now, by their folders in /proc; 0 where that cannot be seen."""
         try:
             return os.stat(f"/proc/{self.pid}/task").st_nlink - 2
         except OSError:
             return 0
 
     def over_limit(self, now: float) -> Exit | None:
-        """The limit that it has passed, if any."""
         if self.overflowed:
             return Exit.OUTPUT_LIMIT
         if self.broken:  # what comes over the channel is no message
@@ -172,7 +165,6 @@ class SandboxedProcess:
         return Exit.WALL_LIMIT if self.starved else None
 
     def waited_seconds(self) -> float:
-        """How long it was ready to run and had no processor, as of now or of the last time that somebody looked."""
         self.waits.look(self.pid, time.monotonic())
         return self.waits.total
 
@@ -212,7 +204,6 @@ class SandboxedProcess:
         )
 
     def close(self) -> None:
-        """Let go of every descriptor."""
         self.handed_over()
         for descriptor in (self.output, self.errors):
             os.close(descriptor)
@@ -238,7 +229,7 @@ def readable(content: bytes) -> int:
 
 
 def read_pipe(descriptor: int) -> bytes | None:
-    """What is there; empty at the end, None where nothing is there yet."""
+    """The content so far: empty at the end, None where there is nothing yet."""
     try:
         return os.read(descriptor, READ_BYTES)
     except BlockingIOError:

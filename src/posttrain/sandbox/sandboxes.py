@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from posttrain.errors import UserError
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.sandbox.backends import Backend, Bubblewrap, CommandBackend, Container
-from posttrain.sandbox.conversation import Sandbox
-from posttrain.sandbox.execution import MANY, ServerOptions
+from posttrain.sandbox.execution import MANY, Sandbox, ServerOptions
 from posttrain.sandbox.probes import SandboxUnavailable
 from posttrain.sandbox.process_pool import ProcessPool
 from posttrain.sandbox.remote import Remote
@@ -38,7 +37,7 @@ class Sandboxes:
         self.close()
 
     def importing(self, modules: tuple[str, ...] = ()) -> Sandbox:
-        """Where programs are run that import these modules besides the usual ones."""
+        """The sandbox for programs that import these modules besides the usual ones."""
         path = site_packages() if modules else ()
         if self.options.kind not in ("sealed", "none"):
             return self._over_backend(path)
@@ -50,21 +49,20 @@ class Sandboxes:
         return pool
 
     def started_with(self, server: ServerOptions) -> ProcessPool:
-        """The pool of a fork-server that is started in this way, sealed where this says so whatever the options say."""
+        """The pool of a fork-server with these options, sealed where they say so whatever the recipe says."""
         if server not in self._pools:
             require_linux()
             self._pools[server] = ProcessPool(server, at_once=self.options.at_once or None)
         return self._pools[server]
 
     def close(self) -> None:
-        """End every fork-server and whatever runs elsewhere; the next program starts another."""
+        """End every fork-server and everything elsewhere; the next program starts another."""
         while self._pools:
             self._pools.popitem()[1].close()
         while self._replaying:
             self._replaying.popitem()[1].close()
 
     def _over_backend(self, path: tuple[str, ...]) -> ReplaySandbox:
-        """The sandbox over the backend that the options name."""
         if path not in self._replaying:
             at_once = self.options.at_once or os.cpu_count() or 1
             self._replaying[path] = ReplaySandbox(backend_for(self.options, path), at_once=at_once)
@@ -72,7 +70,6 @@ class Sandboxes:
 
 
 def require_linux() -> None:
-    """Refuse the sealed kind where there is none."""
     if sys.platform != "linux":
         raise SandboxUnavailable(
             f"sandbox: the sealed fork-server needs Linux, and this is {sys.platform}.  Set sandbox.kind: container,"
@@ -81,7 +78,7 @@ def require_linux() -> None:
 
 
 def require_imported(modules: Sequence[str], missing: Mapping[str, str]) -> None:
-    """Refuse modules that a recipe asks for and nobody has: programs that need them would all fail."""
+    """Refuse modules that cannot be imported: programs that need them would all fail."""
     for name in modules:
         if name in missing:
             raise UserError(
@@ -99,5 +96,4 @@ def backend_for(options: SandboxOptions, path: Sequence[str] = ()) -> Backend:
 
 
 def site_packages() -> tuple[str, ...]:
-    """Folders with this environment's packages, for modules that a recipe asks for by name."""
     return tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))

@@ -1,12 +1,15 @@
-"""What a task is: where prompts come from, what is held out, and what earns reward."""
+"""What a task is: where prompts come from, what is held out, and what earns reward; and checks of what a task gives.
 
-from collections.abc import Callable, Mapping, Sequence
+A mistake in a user's own task is reported where the answer is used, by the name of its method.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from posttrain.errors import UserError
 from posttrain.records import Group, Prompt
-from posttrain.rewards.grading.function import RewardFunction
+from posttrain.rewards.grading.function import RewardFunction, reward_function
 
 DRAWS_PER_STEP = 2**20
 """Room for draws within one step: draw d of step s is problem s · DRAWS_PER_STEP + d, whatever the step's size."""
@@ -65,7 +68,7 @@ class Probe:
 
     @property
     def samples_anew(self) -> bool:
-        """Whether it needs completions of its own."""
+        """Whether it needs new completions."""
         return bool(self.suppressed) or self.endless
 
 
@@ -90,9 +93,78 @@ class Task(Protocol):
         ...
 
     def longest_prompts(self) -> list[Prompt]:
-        """Training prompts among which the longest is likely to be, so that a run can refuse it before it starts."""
+        """Training prompts that probably include the longest, so that a run can refuse it before it starts."""
         return self.prompts(1, range(FIRST_PROMPTS))
 
     def probes(self) -> Mapping[str, Probe]:
-        """What else to measure of a policy, by name; nothing unless a task says so."""
+        """What else to measure of a policy, by name."""
         return {}
+
+
+def training_prompts(task: Task, step: int, draws: range) -> list[Prompt]:
+    """The task's prompts for these draws, one for each."""
+    called = f"task {task.name}: prompts({step}, range({draws.start}, {draws.stop}))"
+    prompts = checked_prompts(task.prompts(step, draws), called)
+    if len(prompts) != len(draws):
+        raise UserError(f"{called} gave {len(prompts)} prompts for {len(draws)} draws; give one for each, in order.")
+    return prompts
+
+
+def held_out_prompts(task: Task) -> list[Prompt]:
+    return checked_prompts(task.held_out(), f"task {task.name}: held_out()")
+
+
+def longest_prompts(task: Task) -> list[Prompt]:
+    """Training prompts that probably include the longest, so that a run can refuse it before it starts."""
+    if type(task).longest_prompts is Task.longest_prompts:
+        return training_prompts(task, 1, range(FIRST_PROMPTS))  # what that does, and what its messages are to say
+    return checked_prompts(task.longest_prompts(), f"task {task.name}: longest_prompts()")
+
+
+def checked_prompts(answer: object, called: str) -> list[Prompt]:
+    """The answer of a task's method as a list of prompts.  Raises UserError for anything else."""
+    if not isinstance(answer, Sequence) or isinstance(answer, str):
+        raise UserError(f"{called} gave {shown_answer(answer)}; give a list of prompts, as renderer.render makes them.")
+    for index, each in enumerate(answer):
+        if not isinstance(each, Prompt):
+            raise UserError(
+                f"{called} gave a list with {shown_answer(each)} at {index}; give prompts, as renderer.render makes"
+                " them."
+            )
+    return list(answer)
+
+
+def task_rewards(task: Task) -> tuple[RewardFunction, ...]:
+    """The task's reward functions, plain ones under their names."""
+    return as_reward_functions(task.reward_functions, f"task {task.name}: reward_functions")
+
+
+def as_reward_functions(given: object, where: str) -> tuple[RewardFunction, ...]:
+    if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
+        raise UserError(f"{where} = {shown_answer(given)} should be a list of functions, such as [my_reward].")
+    try:
+        return tuple(each if isinstance(each, RewardFunction) else reward_function(each) for each in given)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def task_probes(task: Task) -> Mapping[str, Probe]:
+    """The task's probes by name."""
+    probes, where = task.probes(), f"task {task.name}: probes()"
+    if not isinstance(probes, Mapping):
+        raise UserError(f"{where} gave {shown_answer(probes)}; give a mapping of names to probes, or {{}}.")
+    for name, probe in probes.items():
+        if not isinstance(probe, Probe):
+            raise UserError(f"{where} gave {shown_answer(probe)} as {name!r}; give a posttrain.Probe.")
+        readings = probe.readings.items() if isinstance(probe.readings, Mapping) else [("", probe.readings)]
+        for key, reading in readings:
+            if not isinstance(key, str) or not isinstance(reading, Reading):
+                raise UserError(
+                    f"{where}: probe {name!r} has readings = {shown_answer(probe.readings)}, which should be a mapping"
+                    ' such as {"my_share": posttrain.Reading("share of mine")}.'
+                )
+    return probes
+
+
+def shown_answer(value: object) -> str:
+    return "None" if value is None else f"{value!r:.60} ({type(value).__name__})"

@@ -25,14 +25,20 @@ from posttrain.errors import UserError
 from posttrain.models.messages import checked_messages
 from posttrain.options.dataset import DatasetOptions
 from posttrain.records import Prompt
+from posttrain.rewards.generated_reward import GeneratedReward
 from posttrain.rewards.grading.calls import GIVEN, WITHHELD
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.tasks.base import Messages, PromptRenderer, Task
 from posttrain.tasks.draw_order import DrawOrder, quotas_of
-from posttrain.tasks.prompt_content import prompt_content
-from posttrain.tasks.prompt_lengths import LengthLimit, role_shape
-from posttrain.tasks.row_formats import RowFormat, alpaca_prompt, conversation_row, preference_row, sharegpt_row
-from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, missing_column, read_rows, rows_of
+from posttrain.tasks.prompt_content import LengthLimit, prompt_content, role_shape
+from posttrain.tasks.row_files.row_formats import (
+    RowFormat,
+    alpaca_prompt,
+    conversation_row,
+    preference_row,
+    sharegpt_row,
+)
+from posttrain.tasks.row_files.rows import MEMORY, BadRows, DatasetRow, missing_column, numbered_rows, read_rows
 
 LONG_ROWS = 64
 """Rows, of those with the most text, whose tokens are counted before a run starts."""
@@ -69,7 +75,7 @@ class DatasetTask(Task):
         """Where the prompts are, if in no column of their own."""
         self.names = source_names(options) if rows is None else []
         everything = self.usable(
-            configured_rows(options, self.bad) if rows is None else rows_of(rows, MEMORY, self.bad)
+            configured_rows(options, self.bad) if rows is None else numbered_rows(rows, MEMORY, self.bad)
         )
         apart = held_out_of(options, held_out_rows, self.bad)
         training, held_out = split(everything, None if apart is None else self.usable(apart), options)
@@ -77,11 +83,11 @@ class DatasetTask(Task):
         self.order = self.draw_order(seed, prompts_per_step)
 
     def prepared(self, row: DatasetRow) -> DatasetRow:
-        """A row as the task takes it.  Raises UserError of a bad one."""
+        """The row as this kind of task needs it.  Raises UserError for a bad one."""
         return row
 
     def usable(self, rows: Sequence[DatasetRow]) -> list[DatasetRow]:
-        """The rows as the task takes them, the bad ones counted: a fault in any row shows now, not in step 900."""
+        """The usable rows; bad ones are counted now, so that a fault does not show in step 900."""
         kept = []
         with_prompt, found = prompt_reader(rows, self.options)
         self.found = self.found or found
@@ -100,16 +106,15 @@ class DatasetTask(Task):
         return kept
 
     def of_length(self, rows: list[DatasetRow]) -> list[DatasetRow]:
-        """The rows whose prompts are short enough, or are made so."""
         if self.options.max_prompt_tokens is None:
             return rows
         limit = LengthLimit(self.options.max_prompt_tokens, self.num_tokens)
         return [kept for row in rows if (kept := self.row_of_length(row, limit)) is not None]
 
     def row_of_length(self, row: DatasetRow, limit: LengthLimit) -> DatasetRow | None:
-        """The row, or with its prompt cut; None where it is left out."""
+        """The row, perhaps with its prompt cut; None where it is left out."""
         column, over_long = self.options.prompt_column, self.options.over_long
-        given = prompt_of(row, column)
+        given = row_prompt(row, column)
         try:
             tokens = limit.exceeded(given)
             if not tokens:
@@ -127,12 +132,10 @@ class DatasetTask(Task):
         return kept
 
     def num_tokens(self, prompt: str | Messages) -> int:
-        """Tokens that the policy sees of a prompt."""
         row = DatasetRow("a prompt", {self.options.prompt_column: prompt})
         return len(self.prompt(row).tokens)
 
     def draw_order(self, seed: int, size: int) -> DrawOrder:
-        """The order in which the training rows are drawn."""
         if not self.names:
             num_rows = (len(self.training_rows),)
             return DrawOrder(seed=seed, size=size, counts=num_rows, quotas=num_rows, shuffled=self.options.shuffle)
@@ -151,11 +154,10 @@ class DatasetTask(Task):
         )
 
     def prompts(self, step: int, draws: range) -> list[Prompt]:
-        """Draws below `prompts_per_step` go through the epochs; those above are refills, from the rest of the rows."""
+        """Draws below `prompts_per_step` go through the epochs; those above are refills from the other rows."""
         return [self.prompt(self.training_rows[self.order.row(step, draw)]) for draw in draws]
 
     def held_out(self) -> list[Prompt]:
-        """At most `held_out_size` rows that are never trained on, in the file's order."""
         return [self.prompt(row) for row in self.held_out_rows]
 
     def longest_prompts(self) -> list[Prompt]:
@@ -170,20 +172,19 @@ class DatasetTask(Task):
         return [self.prompt(self.training_rows[number]) for number in dict.fromkeys([*chosen, *shapes.values()])]
 
     def prompt(self, row: DatasetRow) -> Prompt:
-        """A row as the policy sees it."""
         columns = {name: value for name, value in row.columns.items() if name != self.options.prompt_column}
         given = content(row, self.options)
         prompt = self.renderer.render(given, id=row.where, prefill=self.options.prefill, columns=columns)
         return replace(prompt, source=str(row.columns.get(SOURCE, ""))) if self.names else prompt
 
     def notes(self) -> list[str]:
-        """What the plan says of the rows: how many there are, and which were left out or cut."""
+        """The plan's lines on the rows: how many there are, and which were left out or cut."""
         shares = [
             f"{name} {quota / sum(self.order.quotas):.1%} of the draws"
             for name, quota in zip(self.names, self.order.quotas, strict=False)
         ]
         notes = [
-            f"{counted(len(self.training_rows), 'row')} to train on" + (f": {', '.join(shares)}" if shares else "")
+            f"{count_text(len(self.training_rows), 'row')} to train on" + (f": {', '.join(shares)}" if shares else "")
         ]
         if self.found:
             notes.append(self.found)
@@ -198,17 +199,17 @@ class DatasetTask(Task):
             begun = sum(roles[-1:] == ("assistant",) for roles in prompts)
             if begun:
                 notes.append(
-                    f"{counted(begun, 'prompt')} whose last message is the assistant's, which begins the answer"
+                    f"{count_text(begun, 'prompt')} whose last message is the assistant's, which begins the answer"
                 )
         if self.too_long:
             done = "left out" if self.options.over_long == "skip" else "cut from their beginning"
             more = f" and {len(self.too_long) - PLACES} more" if len(self.too_long) > PLACES else ""
             notes.append(
-                f"{counted(len(self.too_long), 'prompt')} of more than {self.options.max_prompt_tokens} tokens {done}:"
-                f" {', '.join(self.too_long[:PLACES])}{more}"
+                f"{count_text(len(self.too_long), 'prompt')} of more than {self.options.max_prompt_tokens} tokens"
+                f" {done}: {', '.join(self.too_long[:PLACES])}{more}"
             )
         if self.bad.faults:
-            notes += f"{counted(len(self.bad.faults), 'bad row')} left out:{self.bad.listed()}".splitlines()
+            notes += f"{count_text(len(self.bad.faults), 'bad row')} left out:{self.bad.listed()}".splitlines()
         return notes
 
 
@@ -223,12 +224,11 @@ def content(row: DatasetRow, options: DatasetOptions) -> str | Messages:
     return prompt_content(given, options, row.where)
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things in words."""
+def count_text(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def prompt_of(row: DatasetRow, column: str) -> str | Messages:
+def row_prompt(row: DatasetRow, column: str) -> str | Messages:
     """A row's prompt, which is known to be one; the content of its messages is text."""
     prompt = row.columns[column]
     assert isinstance(prompt, str | Sequence)
@@ -238,7 +238,7 @@ def prompt_of(row: DatasetRow, column: str) -> str | Messages:
 def prompt_reader(
     rows: Sequence[DatasetRow], options: DatasetOptions
 ) -> tuple[Callable[[DatasetRow], DatasetRow], str]:
-    """What finds the prompt of a row in its column, or in those of another format; and where that is."""
+    """The function that finds a row's prompt, in its column or in those of another format, and a note on where."""
     column = options.prompt_column
 
     def with_prompt(find: Callable[[DatasetRow], object]) -> Callable[[DatasetRow], DatasetRow]:
@@ -261,13 +261,11 @@ def question_of(row: DatasetRow) -> list[Mapping[str, object]]:
 
 
 def common_question_of(row: DatasetRow) -> str | list[Mapping[str, object]]:
-    """What the two completions of a preference answer."""
     prompt = preference_row(row).prompt
     return prompt if isinstance(prompt, str) else [*prompt]
 
 
 def instruction_of(row: DatasetRow) -> list[Mapping[str, object]]:
-    """What a row of Alpaca's asks."""
     return [*alpaca_prompt(row)]
 
 
@@ -284,7 +282,7 @@ def configured_rows(options: DatasetOptions, bad: BadRows) -> list[DatasetRow]:
     """The rows of the options' path, or of its sources one after the other."""
     if options.sources:
         read = zip(source_names(options), options.sources, strict=True)
-        return [*chain.from_iterable(of_source(read_rows(each.path, each, bad), name) for name, each in read)]
+        return [*chain.from_iterable(with_source(read_rows(each.path, each, bad), name) for name, each in read)]
     if not options.path and not options.generator:
         raise UserError("task.path is missing: name the file of rows, such as `path: rows.jsonl`")
     return read_rows(options.path, options, bad)
@@ -299,8 +297,7 @@ def source_names(options: DatasetOptions) -> list[str]:
     return names
 
 
-def of_source(rows: Sequence[DatasetRow], name: str) -> list[DatasetRow]:
-    """The rows with the column that says which data set they are of."""
+def with_source(rows: Sequence[DatasetRow], name: str) -> list[DatasetRow]:
     for row in rows:
         if SOURCE in row.columns:
             raise UserError(
@@ -313,7 +310,7 @@ def of_source(rows: Sequence[DatasetRow], name: str) -> list[DatasetRow]:
 def held_out_of(options: DatasetOptions, rows: Rows | None, bad: BadRows) -> list[DatasetRow] | None:
     """The rows that are held out by name; None where a share of all is."""
     if rows is not None:
-        return rows_of(rows, f"held_out_{MEMORY}", bad)
+        return numbered_rows(rows, f"held_out_{MEMORY}", bad)
     if options.held_out_path:
         return read_rows(options.held_out_path, replace(options, split=options.held_out_split, generator=""), bad)
     if options.held_out_split:
@@ -348,3 +345,18 @@ def fingerprint(row: DatasetRow, column: str) -> int:
     prompt = row.columns[column]
     text = prompt.strip() if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+class GeneratedTask(DatasetTask):
+    """Problems of a generator of reasoning-gym (extra `gym`): puzzles, logic, algorithms and arithmetic without end.
+
+    The prompt is the generator's question, word for word; `task.system` may ask for `<answer>` tags.  The reward is
+    `generated` (posttrain.rewards.generated_reward): 1 for a right answer.  Equal questions stay together, and a share
+    of the different ones, chosen by a hash, is held out.  The rows are those of the generator's own seed, whatever the
+    run's is.  reasoning-gym is Apache-2.0; problems are made on this machine.
+    """
+
+    name = "generated"
+    reward_functions: tuple[RewardFunction, ...] = (
+        RewardFunction(name="generated", call=GeneratedReward(), text_only=True, bounded=True),
+    )

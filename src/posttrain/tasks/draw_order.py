@@ -48,7 +48,7 @@ class DrawOrder:
         return self.first_row(source) + int(self.order(source, "epoch", own_epoch)[place])
 
     def draw_of_source(self, purpose: str, index: int, position: int) -> tuple[int, int]:
-        """The source at a position of an epoch, and how many draws it had there before."""
+        """The source at a position of an epoch, and the number of its earlier draws there."""
         sources, numbers = schedule(self.seed, purpose, index, self.quotas)
         return int(sources[position]), int(numbers[position])
 
@@ -60,7 +60,6 @@ class DrawOrder:
         return permutation(self.seed, own, index, self.counts[source])
 
     def first_row(self, source: int) -> int:
-        """The number of a source's first row."""
         return sum(self.counts[:source])
 
 

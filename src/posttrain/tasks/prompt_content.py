@@ -1,9 +1,17 @@
-"""A prompt as a dataset has it, in the shape that the options ask for: text as it stands, or messages."""
+"""A prompt as a dataset has it, in the shape that the options ask for: text or messages, short enough.
 
-from collections.abc import Mapping, Sequence
+Prompts of too many tokens are found without counting the tokens of all: no token stands for less than a byte of its
+text, so a text of few enough bytes needs no tokenizer.
+"""
+
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from posttrain.errors import UserError
 from posttrain.models.messages import as_plain_text, checked_messages
+from posttrain.models.rendering import TooLongText
 from posttrain.options.dataset import DatasetOptions
 from posttrain.tasks.base import Messages
 
@@ -28,7 +36,7 @@ def prompt_content(given: str | Sequence[Mapping[str, object]], options: Dataset
 
 
 def open_messages(messages: list[dict[str, str]], options: DatasetOptions, where: str) -> list[dict[str, str]]:
-    """Messages that leave the assistant to speak, or begin what it says, as `last_assistant_message` has it."""
+    """Messages that end before the assistant's answer, or begin it, as `last_assistant_message` says."""
     if messages[-1]["role"] != "assistant" or options.last_assistant_message == "prefill":
         return messages
     if options.last_assistant_message == "drop":
@@ -38,3 +46,75 @@ def open_messages(messages: list[dict[str, str]], options: DatasetOptions, where
         " task.last_assistant_message what it is: `drop` leaves it out, as the answer that it is in rows for supervised"
         " training; `prefill` gives it to the model as the beginning of its answer."
     )
+
+
+Rendered = TypeVar("Rendered")
+CountTokens = Callable[[str | Messages], int]
+"""Tokens of a prompt as the policy sees it: system message, template and prefill included."""
+SPARE = 16
+"""Tokens that a template may add to what it adds to the shortest texts."""
+
+
+class LengthLimit:
+    """At most so many tokens."""
+
+    def __init__(self, limit: int, count: CountTokens) -> None:
+        self.limit, self.count = limit, count
+        self.added: dict[tuple[str, ...], int] = {}
+        """Tokens around the texts of a conversation, by the roles in it."""
+
+    def exceeded(self, prompt: str | Messages) -> str:
+        """The number of tokens of a prompt that has too many, in words; else ""."""
+        roles = () if isinstance(prompt, str) else tuple(message["role"] for message in prompt)
+        if roles not in self.added:
+            self.added[roles] = self.count(
+                "a" if isinstance(prompt, str) else [{**each, "content": "a"} for each in prompt]
+            )
+        texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+        if self.added[roles] + SPARE + sum(map(most_tokens, texts)) <= self.limit:
+            return ""
+        try:
+            tokens = self.count(prompt)
+        except TooLongText as error:  # than the model can read, and so than the limit
+            return f"more than {error.more_than}"
+        return str(tokens) if tokens > self.limit else ""
+
+    def cut(self, prompt: str | Messages) -> str | Messages:
+        """The longest end of a prompt that fits.  Raises UserError where none does."""
+        if isinstance(prompt, str):
+            return self.longest_end(prompt, lambda text: text)
+        opening = [message for message in prompt[:1] if message["role"] == "system"]
+        turns = prompt[len(opening) :]
+        for first in range(1, len(turns)):
+            kept = [*opening, *turns[first:]]
+            if turns[first]["role"] == "user" and not self.exceeded(kept):
+                return kept
+        last = turns[-1]
+        return self.longest_end(last["content"], lambda text: [*opening, {**last, "content": text}])
+
+    def longest_end(self, text: str, prompt_of: Callable[[str], str | Messages]) -> str | Messages:
+        """A prompt with the longest end of a text with which it fits, to where its tokens grow with the text."""
+
+        def fits(start: int) -> bool:
+            return not self.exceeded(prompt_of(text[start:]))
+
+        start = bisect_left(range(len(text)), True, key=fits)
+        if start == len(text):
+            raise UserError(
+                f"nothing of the prompt fits into {self.limit} tokens; allow more by task.max_prompt_tokens"
+            )
+        return prompt_of(text[start:])
+
+
+def most_tokens(text: str) -> int:
+    """An upper bound of a text's tokens: its bytes, also where a tokenizer decomposes letters first."""
+    if text.isascii():
+        return len(text)
+    return max(len(text.encode()), len(unicodedata.normalize("NFKD", text).encode()))
+
+
+def role_shape(prompt: object) -> tuple[str, ...]:
+    """The roles of a conversation, on which a template's refusal depends; empty for text."""
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str):
+        return ()
+    return tuple(str(message.get("role", message.get("from"))) for message in prompt if isinstance(message, Mapping))

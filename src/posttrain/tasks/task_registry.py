@@ -11,13 +11,12 @@ from posttrain.options.countdown import CountdownOptions
 from posttrain.options.dataset import DatasetOptions, GeneratedOptions, ProgramsOptions
 from posttrain.options.sentences import SentencesOptions
 from posttrain.options.task import TaskOptions
-from posttrain.tasks.arithmetic.arithmetic_task import ArithmeticTask
+from posttrain.tasks.arithmetic_task import ArithmeticTask
 from posttrain.tasks.base import PromptRenderer, Task
-from posttrain.tasks.countdown.countdown_task import CountdownTask
-from posttrain.tasks.dataset import DatasetTask, Rows
-from posttrain.tasks.generated.generated_task import GeneratedTask
-from posttrain.tasks.programs.programs_task import ProgramsTask
-from posttrain.tasks.sentences.sentences_task import SentencesTask
+from posttrain.tasks.countdown_task import CountdownTask
+from posttrain.tasks.dataset import DatasetTask, GeneratedTask, Rows
+from posttrain.tasks.programs_task import ProgramsTask
+from posttrain.tasks.sentences_task import SentencesTask
 
 WITHOUT_DEFAULT = ("prompts", "held_out")
 """What a class that inherits from Task still has to say."""
@@ -42,7 +41,7 @@ def load_task(
         kind = options["path"] if isinstance(options, Mapping) else options.name
         raise UserError(f"{named}: the task is {kind}, which makes its own prompts.  Use task.name = dataset.")
     if isinstance(options, Mapping):
-        return own_task(options, renderer, seed=seed)
+        return user_task(options, renderer, seed=seed)
     if isinstance(options, CountdownOptions):
         return CountdownTask(options, renderer, seed=seed)
     if isinstance(options, ArithmeticOptions):
@@ -56,8 +55,7 @@ def load_task(
     return DatasetTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
 
 
-def own_task(options: Mapping[str, object], renderer: PromptRenderer, *, seed: int) -> Task:
-    """An object of the user's class."""
+def user_task(options: Mapping[str, object], renderer: PromptRenderer, *, seed: int) -> Task:
     return require_task(build_own("task", options, renderer, seed=seed), f"task: {options['path']}")
 
 

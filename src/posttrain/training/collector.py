@@ -13,14 +13,12 @@ from posttrain.generation.streams import StreamKey
 from posttrain.options.grading import GradingOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.records import Grades, Group
-from posttrain.rewards.grading.function import RewardFunction
+from posttrain.rewards.grading.function import RewardFunction, TrainerState
+from posttrain.rewards.grading.gates import UnscoredRows
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.resources import Resources
-from posttrain.rewards.grading.trainer_state import TrainerState
-from posttrain.rewards.grading.unscored_rows import UnscoredRows
 from posttrain.runs.clock import Clock
-from posttrain.tasks.answers_of_task import training_prompts
-from posttrain.tasks.base import Task
+from posttrain.tasks.base import Task, training_prompts
 
 Journal = Callable[[int, Sequence[Group], Grades], None]
 """(step, groups, grades): is given every score before it is used."""

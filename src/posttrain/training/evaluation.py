@@ -20,9 +20,9 @@ from posttrain.options.sampling import Sampling
 from posttrain.options.training import EvaluationOptions
 from posttrain.records import Grades, Group, Prompt
 from posttrain.rewards.grading.calls import NO_RUN
+from posttrain.rewards.grading.function import TrainerState
 from posttrain.rewards.grading.grade import OnError, RewardFunction, grade
 from posttrain.rewards.grading.resources import Resources
-from posttrain.rewards.grading.trainer_state import TrainerState
 from posttrain.runs.intervals import Interval, score_interval, share_interval
 from posttrain.runs.reports import as_number
 from posttrain.runs.summary import HELD_OUT, LEFT_OUT, REWARD, SCORE

@@ -17,7 +17,7 @@ from posttrain.models.loading.description import adapter_lines, model_lines, unu
 from posttrain.models.loading.saving import save_trained
 from posttrain.models.memory.memory_plan import memory_plan
 from posttrain.options.adapter import run_model
-from posttrain.rewards.ensemble import reward_models_in
+from posttrain.rewards.model import reward_models_in
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
 from posttrain.runs.folder import resume_command, shown
@@ -25,7 +25,7 @@ from posttrain.runs.planned_memory import machine_memory, memory_line, memory_wa
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import HELD_OUT, REWARD, SCORE, build_summary
 from posttrain.tasks.base import Probe, Reading
-from posttrain.tasks.dataset import DatasetTask, counted
+from posttrain.tasks.dataset import DatasetTask, count_text
 from posttrain.training.actor_critic.critic_folder import save_critic
 from posttrain.training.caller.caller_objects import given_rewards
 from posttrain.training.collector import CollectedStep
@@ -70,8 +70,8 @@ def plan_lines(
         f"algorithm  {session.algorithm.name}, learning rate {config.update.largest_rate:g}",
         f"rewards    {', '.join(f'{item.name} × {item.settings.weight:g}' for item in session.rewards)}",
         (
-            f"one step   {counted(rollout.prompts_per_step, 'prompt')} ×"
-            f" {counted(rollout.group_size, 'completion')}{share} (limit {rollout.max_completion_tokens})"
+            f"one step   {count_text(rollout.prompts_per_step, 'prompt')} ×"
+            f" {count_text(rollout.group_size, 'completion')}{share} (limit {rollout.max_completion_tokens})"
         ),
         f"steps      {config.run.num_steps}{pace}",
         *time,

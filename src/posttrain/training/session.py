@@ -21,17 +21,16 @@ from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.task import TaskOptions
-from posttrain.rewards.ensemble import reward_models_in
-from posttrain.rewards.grading.function import RewardFunction, with_own_names
-from posttrain.rewards.grading.pending_scores import require_enforceable
+from posttrain.rewards.grading.function import RewardFunction, with_distinct_names
+from posttrain.rewards.grading.gates import require_rewarded_rows
+from posttrain.rewards.grading.grade import require_enforceable
 from posttrain.rewards.grading.resources import Resources, row_check
 from posttrain.rewards.grading.score_cache import require_use_for_cache
-from posttrain.rewards.grading.unscored_rows import require_rewarded_rows
+from posttrain.rewards.model import reward_models_in
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.summary import LEFT_OUT
 from posttrain.runs.threads import ThreadClaim, claim_threads
-from posttrain.tasks.answers_of_task import held_out_prompts, longest_prompts, task_probes, task_rewards
-from posttrain.tasks.base import Probe, Task
+from posttrain.tasks.base import Probe, Task, held_out_prompts, longest_prompts, task_probes, task_rewards
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObjects, given_rewards
@@ -266,7 +265,7 @@ def rewards_of(config: Config, own: CallerObjects, task: Task, policy: Policy) -
         require_enforceable(function, config.grading)
         for model in reward_models_in(function.call):
             model.require_apart(policy.model)
-    return with_own_names(rewards)
+    return with_distinct_names(rewards)
 
 
 def require_sound_rows(session: Session) -> None:

@@ -9,10 +9,9 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
-from posttrain.rewards.ensemble import RewardModelEnsemble
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.grading.function import TEXTS, RewardFunction, keywords, own_name, reward_function
-from posttrain.rewards.model import RewardModel
+from posttrain.rewards.grading.function import TEXTS, RewardFunction, keywords, name_of_callable, reward_function
+from posttrain.rewards.model import RewardModel, RewardModelEnsemble
 
 COMPLETION_IDS = "completion_ids"
 Reward = Callable[..., object]
@@ -30,7 +29,7 @@ class DecodedReward:
     def __init__(self, call: Reward, tokenizer: PreTrainedTokenizerBase, state: Callable[[], object]) -> None:
         """`state` gives what the function sees as `trainer_state`."""
         self.call, self.tokenizer, self.state = call, tokenizer, state
-        self.__name__ = own_name(call)
+        self.__name__ = name_of_callable(call)
         signature = inspect.signature(call)
         parameters = signature.parameters.values()
         self.takes_ids = COMPLETION_IDS in signature.parameters or any(
@@ -131,7 +130,7 @@ def reward_functions(
     made: list[RewardFunction] = []
     names: list[str] = []
     for place, call in enumerate(calls):
-        name = own_name(call)
+        name = name_of_callable(call)
         names.append(name)
         if names.count(name) > 1:
             name = f"{name}_{names.count(name)}"
@@ -153,6 +152,6 @@ def decoded(
             f"reward_funcs: {call!r:.80} ({type(call).__name__}) cannot score completions.  Give a function, an object"
             " with a __call__ method, a sequence classifier of transformers, or the folder of one."
         )
-    if keywords(RewardFunction(name=own_name(call), call=call)).one_by_one:
+    if keywords(RewardFunction(name=name_of_callable(call), call=call)).one_by_one:
         return call
     return DecodedReward(call, tokenizer, state)

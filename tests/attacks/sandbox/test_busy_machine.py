@@ -8,11 +8,11 @@ import pytest
 
 from posttrain.rewards.code import program_result
 from posttrain.rewards.code.code_reward import CodeReward, course_graded
-from posttrain.rewards.function_questions import AskedFunction, Unanswered, answers
+from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.maths.math_reward import slowly
-from posttrain.rewards.maths.symbolic import Question, as_result
+from posttrain.rewards.math_reward import slowly
+from posttrain.rewards.math_verify import Question, as_result
 from posttrain.sandbox import backends, processor_waits, sandboxed_process
 from posttrain.sandbox.backends import CommandBackend, Container
 from posttrain.sandbox.execution import Execution, Exit, Limits
@@ -98,7 +98,7 @@ def test_the_limit_of_one_run_keeps_its_name_where_the_programs_ends_as_well(mon
 
 def test_a_comparison_that_had_no_processor_is_a_failure_and_the_next_ones_are_answered() -> None:
     # A stand-in for sympy, which never sleeps: what it takes by the clock and does not compute, it waited.
-    function = AskedFunction("compare", "import time\ndef compare(n):\n    time.sleep(n)\n    return 'same'")
+    function = SandboxFunction("compare", "import time\ndef compare(n):\n    time.sleep(n)\n    return 'same'")
     with ProcessPool() as pool:
         said = answers(pool, function, [[60], [0]], cpu_seconds=1.0)
     assert said == [Unanswered.LOST, "same"]

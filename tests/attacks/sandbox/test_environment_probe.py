@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from posttrain.sandbox import replay_sandbox
-from posttrain.sandbox.backend_probes import MachineBait, of_environment, probes
 from posttrain.sandbox.backends import CommandBackend, Container
 from posttrain.sandbox.execution import Process
-from posttrain.sandbox.probes import Finding, SandboxUnavailable
+from posttrain.sandbox.probes import Finding, MachineBait, SandboxUnavailable, of_environment, probes
 from posttrain.sandbox.remote import Remote
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
 

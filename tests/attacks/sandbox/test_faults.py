@@ -13,9 +13,9 @@ import pytest
 from posttrain.errors import UserError
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
-from posttrain.rewards.code.program_text import program_in
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.parsing.tags import program_in
 from posttrain.sandbox import sandboxed_process as processes
 from posttrain.sandbox.backends import Bubblewrap, CommandBackend
 from posttrain.sandbox.execution import Exit, Limits, Process, ServerOptions

@@ -39,7 +39,7 @@ import ctypes, errno, os, platform, sys
 sys.path.insert(0, INSIDE)
 import filter as bpf
 import lockdown
-from syscalls import ARCHITECTURES
+from filter import ARCHITECTURES
 sys.path.remove(INSIDE)
 machine = platform.machine()
 denied = {

@@ -34,7 +34,7 @@ frame, names = sys._getframe(), []
 while frame:
     names += [frame.f_code.co_filename, *(str(value) for value in frame.f_globals.values() if isinstance(value, str))]
     frame = frame.f_back
-print(names, [vars(sys.modules[name]).get("__file__") for name in ("runner", "frames", "plain", "lockdown", "wire")])
+print(names, [vars(sys.modules[name]).get("__file__") for name in ("runner", "frames", "plain", "lockdown", "filter")])
 """
     said = run(source).stdout.decode()
     first = "sandbox sandbox sandbox ['program.py'] ['python3', 'program.py'] [] /usr/bin/python3\n"

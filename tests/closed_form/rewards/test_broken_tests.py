@@ -12,8 +12,8 @@ from posttrain.errors import UserError
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.code.unit_tests import CallTests, read_tests
 from posttrain.rewards.grading.resources import default_resources
-from posttrain.tasks.programs.program_layouts import program_row
-from posttrain.tasks.rows import DatasetRow
+from posttrain.tasks.programs_task import program_row
+from posttrain.tasks.row_files.rows import DatasetRow
 
 GOOD = {"kind": "asserts", "entry": "add", "tests": ["x = add(1, 2)", "assert x == 3"]}
 

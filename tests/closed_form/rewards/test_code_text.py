@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.rewards.code.program_text import program_in
+from posttrain.rewards.parsing.tags import program_in
 from tests.support.timing import LINEAR, time_ratio
 
 

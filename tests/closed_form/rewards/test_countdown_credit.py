@@ -3,8 +3,7 @@
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.rewards.countdown.grader import Outcome
-from posttrain.rewards.countdown.partial_credit import CountdownCredit
+from posttrain.rewards.countdown.grader import CountdownCredit, Outcome
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from posttrain.errors import UserError
 from posttrain.records import Finish
-from posttrain.rewards.countdown.grader import Countdown, Outcome, countdown, countdown_last, outcome_of
+from posttrain.rewards.countdown.grader import Countdown, Outcome, countdown, countdown_last, countdown_outcome
 from posttrain.rewards.format import FormatOutcome, graded_format, last_format, strict_format
 
 RIGHT = "<think>hm</think>\n<answer>(17-5)*3</answer>"
@@ -59,16 +59,16 @@ def test_the_finish_reason_of_the_records_is_the_one_that_is_read() -> None:
 # Trap: stated as "at most once", graded as "exactly once".  Here the rule is one value of the problem.
 def test_using_a_part_of_the_numbers_is_wrong_under_all_and_right_under_subset() -> None:
     text = "<think></think><answer>17-5</answer>"
-    assert outcome_of(Countdown((17, 5, 3), 12, "all"), text) is Outcome.WRONG_NUMBERS
-    assert outcome_of(Countdown((17, 5, 3), 12, "subset"), text) is Outcome.CORRECT
+    assert countdown_outcome(Countdown((17, 5, 3), 12, "all"), text) is Outcome.WRONG_NUMBERS
+    assert countdown_outcome(Countdown((17, 5, 3), 12, "subset"), text) is Outcome.CORRECT
 
 
 # Trap: a subset check by membership, under which 17+17+5-3 = 36 passes.
 def test_a_number_given_once_cannot_be_used_twice_under_either_rule() -> None:
     text = "<think></think><answer>17+17+5-3</answer>"
-    assert outcome_of(Countdown((17, 5, 3), 36, "all"), text) is Outcome.WRONG_NUMBERS
-    assert outcome_of(Countdown((17, 5, 3), 36, "subset"), text) is Outcome.WRONG_NUMBERS
-    assert outcome_of(Countdown((17, 17, 5, 3), 36, "all"), text) is Outcome.CORRECT
+    assert countdown_outcome(Countdown((17, 5, 3), 36, "all"), text) is Outcome.WRONG_NUMBERS
+    assert countdown_outcome(Countdown((17, 5, 3), 36, "subset"), text) is Outcome.WRONG_NUMBERS
+    assert countdown_outcome(Countdown((17, 17, 5, 3), 36, "all"), text) is Outcome.CORRECT
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,19 @@ from posttrain.errors import UserError
 from posttrain.options.dataset import DatasetOptions, GeneratedOptions
 from posttrain.options.generator import GeneratorOptions
 from posttrain.options.row_source import MixtureSourceOptions
-from posttrain.rewards.exact_match import exact_match
-from posttrain.rewards.function_questions import Unanswered
-from posttrain.rewards.generated.generated_reward import GeneratedReward
-from posttrain.rewards.generated.own_scoring import (
+from posttrain.rewards.code.function_questions import Unanswered
+from posttrain.rewards.exact_match import (
+    Scorer,
+    exact_match,
     final_text,
     is_expression,
     is_no_number,
     makes_target,
-    same,
+    same_answer,
     same_text,
+    scorer_of,
 )
-from posttrain.rewards.generated.scorers import Scorer, scorer_of
+from posttrain.rewards.generated_reward import GeneratedReward
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.sandbox.inside import plain
@@ -69,11 +70,11 @@ def test_of_a_text_that_was_cut_off_only_what_is_marked_is_an_answer() -> None:
     ],
 )
 def test_the_same_answer_is_the_same_text_or_the_same_number(answer: str, gold: str, is_same: bool) -> None:
-    assert same(answer, gold) is is_same
+    assert same_answer(answer, gold) is is_same
 
 
 def test_of_a_fraction_to_simplify_the_text_counts_and_not_its_value() -> None:
-    assert same("13524/57134", "138/583")  # the question itself, which an equal number would pay
+    assert same_answer("13524/57134", "138/583")  # the question itself, which an equal number would pay
     assert not same_text("13524/57134", "138/583")
     assert same_text(r"\frac{79}{173}", r"$\dfrac{79}{173}$")
 

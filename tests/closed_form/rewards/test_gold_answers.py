@@ -10,9 +10,9 @@ import pytest
 
 from posttrain.errors import UserError
 from posttrain.options.reward import RewardOptions
+from posttrain.rewards.gold_answers import gold_answer
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.maths.gold_answers import gold_answer
-from posttrain.rewards.maths.math_reward import MathsOutcome, MathsReward
+from posttrain.rewards.math_reward import MathsOutcome, MathsReward
 from posttrain.rewards.reward_registry import load_reward
 
 QUICK = MathsReward(symbolic=False)

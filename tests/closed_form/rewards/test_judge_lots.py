@@ -1,6 +1,6 @@
 """Which candidate a judge is shown first: by a lot that is the same each time, and even."""
 
-from posttrain.rewards.judge.judge_prompts import shown_second
+from posttrain.rewards.judge_prompts import shown_second
 
 
 def test_the_lot_hangs_on_what_is_compared_alone_and_is_even() -> None:

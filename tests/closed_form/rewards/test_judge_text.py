@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from posttrain.rewards.judge.judge_prompts import (
+from posttrain.rewards.judge_prompts import (
     MAX_CHARACTERS,
     VERDICT,
     NoVerdict,

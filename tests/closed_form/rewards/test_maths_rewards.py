@@ -4,11 +4,18 @@ import warnings
 
 import pytest
 
-from posttrain.rewards.maths import symbolic as maths_slowly
-from posttrain.rewards.maths.final_answers import answer_in, last_boxed
-from posttrain.rewards.maths.math_reward import MathsOutcome, MathsReward
-from posttrain.rewards.maths.math_verify_guards import as_asked, other_letters, refused, tower, without_dollars
-from posttrain.rewards.maths.symbolic import ComparisonResult, Question
+from posttrain.rewards import math_verify as maths_slowly
+from posttrain.rewards.math_reward import MathsOutcome, MathsReward
+from posttrain.rewards.math_verify import (
+    ComparisonResult,
+    Question,
+    as_asked,
+    is_refused,
+    other_letters,
+    tower,
+    without_dollars,
+)
+from posttrain.rewards.parsing.final_answers import answer_in, last_boxed
 from posttrain.sandbox.sandboxes import Sandboxes
 from tests.support.timing import LINEAR, time_ratio
 
@@ -114,7 +121,7 @@ def test_of_a_text_that_was_cut_off_no_last_number_is_read(text: str, expected: 
     ],
 )
 def test_what_math_verify_would_take_or_not_come_back_from_is_refused(answer: str, gold: str) -> None:
-    assert refused(answer, gold)
+    assert is_refused(answer, gold)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +144,7 @@ def test_what_math_verify_would_take_or_not_come_back_from_is_refused(answer: st
     ],
 )
 def test_what_may_be_right_is_asked_about(answer: str, gold: str) -> None:
-    assert not refused(answer, gold)
+    assert not is_refused(answer, gold)
     assert not other_letters(answer, gold)
 
 
@@ -246,7 +253,7 @@ def test_of_questions_that_share_a_process_only_the_one_that_hangs_or_crashes_is
 ) -> None:
     source = """
 import os
-def compare(gold, answer):
+def compare_answers(gold, answer):
     while answer == "hang":
         pass
     if answer == "crash":

@@ -4,7 +4,7 @@ from fractions import Fraction as F
 
 import pytest
 
-from posttrain.rewards.maths.exact_numbers import MAX_CHARACTERS, ExactValue, exact
+from posttrain.rewards.parsing.exact_numbers import MAX_CHARACTERS, ExactValue, exact
 
 
 def value(number: F | int) -> ExactValue:

@@ -21,8 +21,8 @@ from posttrain.rewards.grading.function import RewardFunction, may_be_cached
 from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.rewards.grading.resources import default_resources
 from posttrain.rewards.grading.score_cache import Cache
-from posttrain.rewards.judge.judge_reward import JudgeReward
-from posttrain.rewards.maths.math_reward import MathsReward
+from posttrain.rewards.judge_reward import JudgeReward
+from posttrain.rewards.math_reward import MathsReward
 from posttrain.rewards.reward_registry import load_reward
 from tests.support.reward_rows import CHAT, group
 from tests.support.worker_rows import function_of

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.rewards.countdown.arithmetic import literals, postfix, value
-from posttrain.rewards.countdown.grader import Countdown, Outcome, outcome_of
-from posttrain.rewards.tags import ANSWER, END_ANSWER, END_THINK, THINK, answer_text
+from posttrain.rewards.countdown.grader import Countdown, Outcome, countdown_outcome
+from posttrain.rewards.parsing.arithmetic import literals, postfix, value
+from posttrain.rewards.parsing.tags import ANSWER, END_ANSWER, END_THINK, THINK, answer_text
 
 # An expression tree: a number, a signed tree, or two trees and an operator.
 NUMBERS = st.integers(0, 60)
@@ -74,7 +74,7 @@ def test_a_written_tree_has_the_value_and_the_numbers_of_the_tree(tree: Any, see
 def test_the_verdict_on_the_right_numbers_is_that_of_exact_arithmetic(tree: Any, seed: int, off: int) -> None:
     result = exact(tree)
     target = (0 if result is None else int(result)) + off
-    verdict = outcome_of(Countdown(tuple(leaves(tree)), target), completion(written(tree, Random(seed))))
+    verdict = countdown_outcome(Countdown(tuple(leaves(tree)), target), completion(written(tree, Random(seed))))
     assert verdict == (Outcome.CORRECT if result == target else Outcome.WRONG_VALUE)
 
 
@@ -85,7 +85,7 @@ def test_numbers_are_compared_as_multisets(tree: Any, data: st.DataObject) -> No
     text = completion(written(tree, Random(0)))
     may = {"all": used == available, "subset": used <= available}
     for rule, legal in may.items():
-        wrong = outcome_of(Countdown(tuple(given_numbers), 7, rule), text) is Outcome.WRONG_NUMBERS
+        wrong = countdown_outcome(Countdown(tuple(given_numbers), 7, rule), text) is Outcome.WRONG_NUMBERS
         assert wrong == (not legal)
 
 
@@ -94,7 +94,7 @@ def test_the_order_of_the_given_numbers_does_not_matter(tree: Any, data: st.Data
     numbers = [*leaves(tree), *data.draw(st.lists(NUMBERS, max_size=1))]
     shuffled = data.draw(st.permutations(numbers))
     text = completion(written(tree, Random(1)))
-    assert outcome_of(Countdown(tuple(numbers), target, rule), text) == outcome_of(
+    assert countdown_outcome(Countdown(tuple(numbers), target, rule), text) == countdown_outcome(
         Countdown(tuple(shuffled), target, rule), text
     )
 
@@ -120,5 +120,5 @@ def test_tags_are_read_as_the_definition_says(pieces: list[str]) -> None:
 @given(text=st.text(alphabet=st.characters(), max_size=60), cut_off=st.booleans())
 def test_any_text_at_all_gets_some_verdict(text: str, cut_off: bool) -> None:
     puzzle = Countdown((17, 5, 3), 36)
-    assert outcome_of(puzzle, text, cut_off=cut_off) in Outcome
-    assert outcome_of(puzzle, completion(text), cut_off=cut_off) in Outcome
+    assert countdown_outcome(puzzle, text, cut_off=cut_off) in Outcome
+    assert countdown_outcome(puzzle, completion(text), cut_off=cut_off) in Outcome

@@ -187,7 +187,7 @@ def test_an_async_function_that_will_not_be_cancelled_holds_nobody_up() -> None:
 
 
 def test_an_async_function_that_blocks_its_loop_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.rewards.grading.async_calls.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("posttrain.rewards.grading.dispatch.GRACE_SECONDS", 0.1)
 
     async def blocks(response: str) -> float:
         time.sleep(1.0)

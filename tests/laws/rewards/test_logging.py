@@ -16,10 +16,9 @@ import torch
 from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
 from posttrain.records import Grades
-from posttrain.rewards.grading.function import ScoringFailure, reward_function, with_own_names
+from posttrain.rewards.grading.function import ScoringFailure, TrainerState, reward_function, with_distinct_names
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.resources import Resources, default_resources
-from posttrain.rewards.grading.trainer_state import TrainerState
 from posttrain.runs.run_folder import RunFolder
 from posttrain.training.metrics import logged_metrics
 from tests.support.reward_rows import graded, group
@@ -321,7 +320,7 @@ def test_what_was_logged_follows_its_groups() -> None:
 
 def named(*names: str) -> list[str]:
     functions = [reward_function(lambda completions: [0.0], name=name) for name in names]
-    return [each.name for each in with_own_names(functions)]
+    return [each.name for each in with_distinct_names(functions)]
 
 
 def test_functions_of_one_name_are_told_apart_and_others_keep_theirs() -> None:

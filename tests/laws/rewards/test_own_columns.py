@@ -4,7 +4,7 @@ from threading import Lock
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from posttrain.rewards.grading.calls import unshared
+from posttrain.rewards.grading.calls import private_copy
 
 
 class Puzzle:
@@ -17,12 +17,12 @@ class Puzzle:
 def test_objects_of_a_users_own_are_copied_where_that_works() -> None:
     mine, space, proxy, lock = Puzzle(), SimpleNamespace(numbers=[3, 8]), MappingProxyType({"numbers": [3, 8]}), Lock()
     for given in (mine, space):
-        copied: Any = unshared(given)
+        copied: Any = private_copy(given)
         copied.numbers.remove(3)
         assert type(copied) is type(given)
         assert given.numbers == [3, 8]
-    seen: Any = unshared(proxy)
+    seen: Any = private_copy(proxy)
     seen["numbers"].remove(3)
     assert type(seen) is MappingProxyType
     assert proxy["numbers"] == [3, 8]
-    assert unshared(lock) is lock
+    assert private_copy(lock) is lock

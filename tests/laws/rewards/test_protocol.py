@@ -14,8 +14,8 @@ import torch
 
 from posttrain.errors import RunError
 from posttrain.rewards.grading.answers import DetailedGrade, Graded
+from posttrain.rewards.grading.function import TrainerState
 from posttrain.rewards.grading.grade import grade, reward_function
-from posttrain.rewards.grading.trainer_state import TrainerState
 from tests.support.reward_rows import CHAT, Outcome, graded, group, scores
 
 # What a function is given.

@@ -16,7 +16,7 @@ import torch
 
 from posttrain.errors import RunError, UserError
 from posttrain.rewards.countdown.grader import Countdown, countdown, puzzle
-from posttrain.rewards.grading.calls import unshared
+from posttrain.rewards.grading.calls import private_copy
 from posttrain.rewards.grading.grade import ScoringFailure, grade, reward_function
 from tests.support.reward_rows import CHAT, graded, group, scores
 from tests.support.worker_rows import function_of
@@ -105,7 +105,7 @@ def test_in_a_worker_leaving_is_the_functions_failure_too(tmp_path: Any, leaves:
 
 
 def test_a_loop_whose_thread_is_gone_gives_way_to_another() -> None:
-    from posttrain.rewards.grading.async_calls import LoopThread
+    from posttrain.rewards.grading.dispatch import LoopThread
 
     thread = LoopThread()
     first = thread.running()
@@ -141,7 +141,7 @@ def test_a_function_that_closes_the_standard_output_is_named(monkeypatch: pytest
 
 
 def test_what_is_waited_for_is_told_once_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.rewards.grading.precautions.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("posttrain.rewards.grading.dispatch.PATIENCE_SECONDS", 0.05)
 
     def slow(completions: list[str]) -> list[float]:
         time.sleep(0.3)
@@ -330,10 +330,10 @@ def np_view(value: Any) -> Any:
 
 def test_what_nobody_can_change_is_not_copied() -> None:
     pair, text, fixed = (1, "a"), "x" * 10, memoryview(b"ab")
-    assert all(unshared(value) is value for value in (pair, text, fixed, None, 1.5))
+    assert all(private_copy(value) is value for value in (pair, text, fixed, None, 1.5))
     numbers = [3, 8]
-    assert unshared(numbers) == numbers
-    assert unshared(numbers) is not numbers
+    assert private_copy(numbers) == numbers
+    assert private_copy(numbers) is not numbers
 
 
 # Countdown's columns.

@@ -9,8 +9,8 @@ from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
 from posttrain.records import Grades
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function
+from posttrain.rewards.grading.gates import UnscoredRows, require_rewarded_rows
 from posttrain.rewards.grading.grade import grade
-from posttrain.rewards.grading.unscored_rows import UnscoredRows, require_rewarded_rows
 from tests.support.reward_rows import graded, group
 
 

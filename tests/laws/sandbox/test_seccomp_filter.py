@@ -13,7 +13,6 @@ from posttrain.sandbox import inside
 INSIDE = str(Path(inside.__file__).parent)
 sys.path.insert(0, INSIDE)  # these files import each other as the server does
 import filter as compiled  # noqa: E402
-import syscalls  # noqa: E402
 
 sys.path.remove(INSIDE)
 
@@ -52,7 +51,7 @@ def verdict(steps: list[tuple[int, int, int, int]], machine: int, number: int, a
 
 def rule(machine: str, number: int, arguments: list[int]) -> int:
     """The same in plain words."""
-    names = {given: name for name, given in syscalls.NUMBERS[machine].items()}
+    names = {given: name for name, given in compiled.NUMBERS[machine].items()}
     if machine == "x86_64" and number >= compiled.X32_BIT:
         return ABSENT
     name = names.get(number, "")
@@ -79,7 +78,7 @@ def rule(machine: str, number: int, arguments: list[int]) -> int:
         "prlimit64": low[0] == 0 and arguments[2] == 0,
         "clone": not low[0] & compiled.NAMESPACES and bool(low[0] & compiled.CLONE_THREAD),
     }
-    allowed = checks.get(name, name in syscalls.ALLOWED)
+    allowed = checks.get(name, name in compiled.ALLOWED)
     if name == "sched_getaffinity" and not allowed:
         return ABSENT
     return ALLOW if allowed else REFUSE
@@ -97,7 +96,7 @@ def test_every_call_gets_the_verdict_of_the_rules(machine: str) -> None:
     for number in [*range(600), 0x40000000, 0x40000001, 0x7FFFFFFF, 0xFFFFFFFF]:
         for _ in range(60):
             arguments = [draw.choice([*VALUES, *FLAGS, *CLOCKS]) for _ in range(6)]
-            said = verdict(steps, syscalls.ARCHITECTURES[machine], number, arguments)
+            said = verdict(steps, compiled.ARCHITECTURES[machine], number, arguments)
             assert said == rule(machine, number, arguments), (number, arguments)
             seen.add(said)
     assert seen == {ALLOW, REFUSE, ABSENT}
@@ -106,7 +105,7 @@ def test_every_call_gets_the_verdict_of_the_rules(machine: str) -> None:
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_a_call_that_is_checked_is_tried_with_every_value_in_every_place(machine: str) -> None:
-    steps, numbers = compiled.filter_program(machine), syscalls.NUMBERS[machine]
+    steps, numbers = compiled.filter_program(machine), compiled.NUMBERS[machine]
     every = [*VALUES, *FLAGS, *CLOCKS]
     for name in compiled.conditions():
         if name not in numbers:
@@ -115,7 +114,7 @@ def test_a_call_that_is_checked_is_tried_with_every_value_in_every_place(machine
         for index, before, value in itertools.product(range(6), (0, 4), every):
             arguments = [0] * 6
             arguments[index - 1], arguments[index] = before, value  # F_SETFL is 4
-            said = verdict(steps, syscalls.ARCHITECTURES[machine], numbers[name], arguments)
+            said = verdict(steps, compiled.ARCHITECTURES[machine], numbers[name], arguments)
             assert said == rule(machine, numbers[name], arguments), (name, arguments)
             seen.add(said)
         assert len(seen) == 2, name  # it is allowed to some and refused to others
@@ -123,20 +122,20 @@ def test_a_call_that_is_checked_is_tried_with_every_value_in_every_place(machine
 
 def test_what_tells_of_others_is_on_no_list_without_a_condition() -> None:
     asks_by_pid = {"getpgid", "getsid", "sched_getaffinity", "get_robust_list", "kill", "tgkill", "prlimit64"}
-    assert not (asks_by_pid | {"clock_gettime", "getsockopt", "sendto", "recvfrom", "uname"}) & set(syscalls.ALLOWED)
+    assert not (asks_by_pid | {"clock_gettime", "getsockopt", "sendto", "recvfrom", "uname"}) & set(compiled.ALLOWED)
     for machine in ("x86_64", "aarch64"):
-        assert syscalls.NUMBERS[machine].keys() >= (asks_by_pid | {"clock_gettime", "getsockopt", "sendto", "recvfrom"})
+        assert compiled.NUMBERS[machine].keys() >= (asks_by_pid | {"clock_gettime", "getsockopt", "sendto", "recvfrom"})
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_a_call_of_another_machine_kills(machine: str) -> None:
     steps = compiled.filter_program(machine)
     for other in (0, 0x40000003, 0xC0000028, 0xC00000B7 if machine == "x86_64" else 0xC000003E):
-        assert verdict(steps, other, syscalls.NUMBERS[machine]["getpid"], [0] * 6) == KILL
+        assert verdict(steps, other, compiled.NUMBERS[machine]["getpid"], [0] * 6) == KILL
 
 
 def test_the_tables_name_the_same_calls_and_the_files_are_ours() -> None:
     assert isinstance(compiled, ModuleType)
     assert Path(str(compiled.__file__)).parent == Path(INSIDE)
-    every = {name for numbers in syscalls.NUMBERS.values() for name in numbers}
-    assert set(syscalls.ALLOWED) <= every
+    every = {name for numbers in compiled.NUMBERS.values() for name in numbers}
+    assert set(compiled.ALLOWED) <= every

@@ -6,7 +6,7 @@ from posttrain.commands.voting.terminal_ballot import barred
 from posttrain.config import CollectConfig
 from posttrain.options.collect import LlmJudgeOptions, RewardJudgeOptions
 from posttrain.runs.progress import visible
-from posttrain.tasks.dataset import counted
+from posttrain.tasks.dataset import count_text
 from posttrain.training.collection.judge_answers import LlmJudge
 from posttrain.training.collection.pair_choice import choose_pairs
 from posttrain.training.collection.prompt_sampler import PairObjects, PromptSampler
@@ -37,7 +37,7 @@ def collection_plan_lines(config: CollectConfig, calls_per_pair: int) -> list[st
     return [
         f"model      {config.model.path}",
         (
-            f"samples    {counted(options.num_prompts, 'prompt')} × {counted(options.group_size, 'completion')},"
+            f"samples    {count_text(options.num_prompts, 'prompt')} × {count_text(options.group_size, 'completion')},"
             f" round {options.round}"
         ),
         f"pairs      {options.pairs}: at most {pairs}",

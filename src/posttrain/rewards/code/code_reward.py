@@ -1,7 +1,7 @@
 """Rewards for programs: run in the sandbox against a row's tests.
 
 **What is run.**  The last closed Python fence or `<code>…</code>` outside of `<think>`, else the last fence without a
-language (posttrain.rewards.code.program_text), on the row's `tests` (posttrain.rewards.code.unit_tests): standard
+language (posttrain.rewards.parsing.tags), on the row's `tests` (posttrain.rewards.code.unit_tests): standard
 input and output, calls of a function, or asserts.  A row without tests is not scored; one whose tests no program can
 pass is refused before training (posttrain.rewards.code.row_checks).
 
@@ -18,7 +18,7 @@ time.  Not stopped: a program that holds the expected outputs by heart, where th
 whatever the tests do not test.  `code_course` can be had with `<code>0</code>`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -29,15 +29,14 @@ from annotated_types import Ge, Gt, Le, Lt
 from posttrain.errors import require
 from posttrain.options.bounds import Bounded
 from posttrain.rewards.code.program_result import ProgramResult, TestOutcome
-from posttrain.rewards.code.program_text import CODE, END_CODE, MAX_CHARACTERS, Fences, program_in
 from posttrain.rewards.code.row_checks import NamedRow, require_passable
-from posttrain.rewards.code.unit_test_runs import JUDGINGS, UnitTestRun
+from posttrain.rewards.code.unit_test_runs import RUN_KINDS, UnitTestRun
 from posttrain.rewards.code.unit_tests import Tests, read_tests
 from posttrain.rewards.grading.answers import DetailedGrade, Graded
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.grading.resources import Resources, default_resources
-from posttrain.sandbox.conversation import run
-from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.rewards.grading.resources import Resources, SessionReward
+from posttrain.rewards.parsing.tags import CODE, END_CODE, MAX_CHARACTERS, Fences, program_in
+from posttrain.sandbox.execution import Execution, Exit, Limits, Process, run_all
 from posttrain.sandbox.sandboxes import Sandboxes
 
 LOST = "the sandbox lost a process that it was running"
@@ -70,7 +69,7 @@ class CodeOutcome(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeReward(Bounded):
+class CodeReward(Bounded, SessionReward):
     """Reward function: programs against their rows' tests."""
 
     score: Literal["binary", "fraction"] = "binary"
@@ -99,23 +98,6 @@ class CodeReward(Bounded):
             f"must be at least cpu_seconds = {self.cpu_seconds}, and at most {24 * 3600}",
         )
 
-    def __call__(
-        self,
-        /,
-        *,
-        completions: Sequence[str],
-        finish_reasons: Sequence[str],
-        tests: Sequence[object],
-        **_columns: object,
-    ) -> list[Graded | ScoringFailure]:
-        return self.scores(
-            default_resources().sandboxes, completions=completions, finish_reasons=finish_reasons, tests=tests
-        )
-
-    def with_resources(self, resources: Resources) -> Callable[..., list[Graded | ScoringFailure]]:
-        """The same in a session's sandboxes."""
-        return partial(self.scores, resources.sandboxes)
-
     def check_rows(self, rows: Sequence[NamedRow], resources: Resources) -> None:
         """Refuse rows whose tests no program can pass.  Raises UserError."""
         if any(columns.get("tests") is not None for _, columns in rows):
@@ -124,7 +106,7 @@ class CodeReward(Bounded):
 
     def scores(
         self,
-        sandboxes: Sandboxes,
+        resources: Resources,
         /,
         *,
         completions: Sequence[str],
@@ -132,13 +114,13 @@ class CodeReward(Bounded):
         tests: Sequence[object],
         **_columns: object,
     ) -> list[Graded | ScoringFailure]:
-        """A score for each completion, or what kept it from having one."""
+        """A score for each completion, or why it has none."""
         read = {id(column): None if column is None else read_tests(column) for column in tests}  # a group has one
         found: list[Graded | UnitTestRun] = [
             self.prepared(text, finish == "length", read[id(column)])
             for text, finish, column in zip(completions, finish_reasons, tests, strict=True)
         ]
-        results = iter(self.results(sandboxes, [item for item in found if not isinstance(item, Graded)]))
+        results = iter(self.results(resources.sandboxes, [item for item in found if not isinstance(item, Graded)]))
         return [item if isinstance(item, Graded) else self.graded(next(results)) for item in found]
 
     def prepared(self, text: str, cut_off: bool, tests: Tests | None) -> Graded | UnitTestRun:
@@ -153,17 +135,15 @@ class CodeReward(Bounded):
         return self.run_of(source, tests, stop_at_failure=self.score == "binary")
 
     def run_of(self, source: str, tests: Tests, *, stop_at_failure: bool) -> UnitTestRun:
-        """A program on its tests, within this reward's limits."""
-        return JUDGINGS[type(tests)](source, tests, self.limits(), stop_at_failure=stop_at_failure)
+        return RUN_KINDS[type(tests)](source, tests, self.limits(), stop_at_failure=stop_at_failure)
 
     def limits(self) -> Limits:
-        """What a program may use."""
         return Limits(
             cpu_seconds=self.cpu_seconds, memory_bytes=self.memory_mib << 20, most_seconds=self.program_seconds
         )
 
     def results(self, sandboxes: Sandboxes, judgings: Sequence[UnitTestRun]) -> list[ProgramResult]:
-        """Run them all; what starved on a busy machine once more, alone."""
+        """Run them all; programs that waited too long for a processor run once more, one at a time."""
         if not judgings:
             return []
         sandbox = sandboxes.importing(self.modules)
@@ -177,7 +157,6 @@ class CodeReward(Bounded):
         return finished
 
     def graded(self, result: ProgramResult) -> Graded | ScoringFailure:
-        """The score of a program's results."""
         if result.lost:
             return ScoringFailure(LOST)
         if result.starved:
@@ -215,24 +194,17 @@ COURSE_SCORES = {
 
 
 @dataclass(frozen=True)
-class CourseReward:
+class CourseReward(SessionReward):
     """Reward function: the course's variant, which rewards a tagged block of Python whatever it does."""
 
-    def __call__(self, /, *, completions: Sequence[str], **_columns: object) -> list[Graded | ScoringFailure]:
-        return self.scores(default_resources().sandboxes, completions=completions)
-
-    def with_resources(self, resources: Resources) -> Callable[..., list[Graded | ScoringFailure]]:
-        """The same in a session's sandboxes."""
-        return partial(self.scores, resources.sandboxes)
-
     def scores(
-        self, sandboxes: Sandboxes, /, *, completions: Sequence[str], **_columns: object
+        self, resources: Resources, /, *, completions: Sequence[str], **_columns: object
     ) -> list[Graded | ScoringFailure]:
-        """A score for each completion, or what kept it from having one."""
+        """A score for each completion, or why it has none."""
         sources = [course_source(text) for text in completions]
         wanted = [source for source in sources if source is not None and not unwanted(source)]
         asked = [Process(kind="syntax", source=source) for source in wanted]
-        executions = iter(run(sandboxes.importing(), asked) if asked else [])
+        executions = iter(run_all(resources.sandboxes.importing(), asked) if asked else [])
         graded: list[Graded | ScoringFailure] = []
         for source in sources:
             if source is None:
@@ -255,12 +227,11 @@ def course_source(text: str) -> str | None:
 
 
 def unwanted(source: str) -> bool:
-    """Whether it has one of the words."""
     return any(word in source for word in UNWANTED)
 
 
 def course_graded(execution: Execution) -> Graded | ScoringFailure:
-    """What a block is worth that Python was asked to parse."""
+    """The score of a block from whether Python can parse it."""
     if execution.exit is Exit.LOST:
         return ScoringFailure(LOST)
     if execution.starved:
@@ -269,7 +240,6 @@ def course_graded(execution: Execution) -> Graded | ScoringFailure:
 
 
 def worth(outcome: CourseOutcome) -> Graded:
-    """An outcome with its score."""
     return Graded(COURSE_SCORES[outcome], outcome)
 
 

@@ -4,8 +4,7 @@ import time
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from posttrain.sandbox.conversation import Conversation, Sandbox, StartedProcess
-from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.sandbox.execution import Conversation, Execution, Exit, Limits, Process, Sandbox, StartedProcess
 from posttrain.sandbox.processor_waits import PATIENCE, waited_here
 
 
@@ -39,7 +38,7 @@ ENDINGS = {
 """What the end of a process says of the test that it was in; any other end is RAISED."""
 
 
-def ending(execution: Execution) -> TestOutcome:
+def outcome_of_end(execution: Execution) -> TestOutcome:
     """What the end of a process that did not pass says."""
     if not execution.compiled and execution.exit is Exit.FINISHED and execution.status == 1:
         return TestOutcome.SYNTAX_ERROR
@@ -68,16 +67,15 @@ class ProgramResult:
 
     @property
     def at(self) -> int:
-        """The test that is next, or running."""
+        """The index of the test that is next, or running."""
         return len(self.outcomes)
 
     @property
     def complete(self) -> bool:
-        """Whether every test has its outcome."""
         return self.at == self.count
 
     def record(self, outcome: TestOutcome, cpu_seconds: float) -> bool:
-        """Note a test's result; whether there is another to run."""
+        """Add a test's result; returns whether there is another test to run."""
         self.outcomes.append(outcome)
         self.cpu_seconds.append(cpu_seconds)
         if outcome is not TestOutcome.PASSED and self.stop_at_failure:
@@ -85,13 +83,13 @@ class ProgramResult:
         return not self.complete
 
     def fill(self, outcome: TestOutcome) -> None:
-        """The same result for all tests that are left."""
+        """Give all tests that are left the same result."""
         left = self.count - self.at
         self.outcomes += [outcome] * left
         self.cpu_seconds += [0.0] * left
 
     def note(self, execution: Execution) -> None:
-        """What the end of any process adds."""
+        """Add what the end of a process shows."""
         self.memory_bytes = max(self.memory_bytes, execution.memory_bytes)
         self.compiled |= execution.compiled
         self.lost |= execution.exit is Exit.LOST
@@ -124,21 +122,19 @@ class ProgramClock:
         return process
 
     def message(self, sandbox: Sandbox) -> None:
-        """Something was said to a process, which costs a run where none stays alive."""
+        """Add the time that a message costs where each run starts anew."""
         self.granted += sandbox.start_seconds
 
     def until(self) -> float:
-        """When time is up."""
         assert self.began is not None
         waited = waited_here() - self.waited_here + sum(each.waited_seconds() for each in self.processes)
         return self.began + self.limits.most_seconds + self.granted + waited
 
     def over(self) -> bool:
-        """Whether the program has had its time."""
         return time.monotonic() >= self.until()
 
     def fill(self, result: ProgramResult) -> bool:
-        """Where time is up, no test that is left is run; whether none is."""
+        """Where time is up, mark the tests left as not run; returns whether none is left to run."""
         assert self.began is not None
         if result.complete or result.starved:
             return True

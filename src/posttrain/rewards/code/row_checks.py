@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from posttrain.errors import UserError
 from posttrain.rewards.code.program_result import TestOutcome
-from posttrain.rewards.code.program_text import program_in
 from posttrain.rewards.code.unit_test_runs import UnitTestRun, with_time
 from posttrain.rewards.code.unit_tests import AssertTests, CallTests, StdioTests, Tests, read_tests
-from posttrain.sandbox.conversation import Sandbox, StartedProcess
-from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.rewards.parsing.tags import program_in
+from posttrain.sandbox.execution import Execution, Exit, Limits, Process, Sandbox, StartedProcess
 
 NamedRow = tuple[str, Mapping[str, object]]
 """Where a row stands, and its columns."""
@@ -42,7 +41,6 @@ class AssertTestCheck:
 
     @property
     def conversation(self) -> "AssertTestCheck":
-        """What the sandbox is to have."""
         return self
 
     def begin(self, sandbox: Sandbox) -> None:
@@ -51,7 +49,7 @@ class AssertTestCheck:
         sandbox.start(self, Process(kind="tests", source=json.dumps(names), limits=limits))
 
     def cpu_seconds(self, number: int) -> float:
-        """What a run gives the setup and the first test together, and each test after them."""
+        """The setup and the first test share theirs, as in a run."""
         return self.limits.cpu_seconds * (len(self.tests) + 1 if number < 2 else 1)
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
@@ -79,11 +77,10 @@ class AssertTestCheck:
             self.fault = self.first_fault()
 
     def place(self, number: int) -> str:
-        """What the setup and the tests are called in a message."""
         return f"tests[{number - 1}]" if number else "the setup"
 
     def first_fault(self) -> str:
-        """The first result that is bad whatever the program is; empty where there is none."""
+        """The first result that is bad whatever the program is, or ""."""
         asked_before = False
         for number, (asked, said) in enumerate(self.results):
             if said[0] == "not_plain" and not asked:
@@ -108,16 +105,16 @@ class AssertTestCheck:
             return True
         earlier = "\n".join(texts[asked[0] : number])
         if said and said[1] == "NameError" and (missing := re.match(r"name '(\w+)' is not defined", said[2])):
-            known = words("\n".join(texts[:number])) | bound(texts[number])
+            known = names_in("\n".join(texts[:number])) | bound(texts[number])
             return missing[1] not in known and not re.search(r"\bimport\s*\*", earlier)
-        own = words(texts[number])
-        if own & words(self.tests.setup):  # which may hold for it what others have left
-            own |= words(self.tests.setup)
-        return not own & (words(earlier) - self.only_called(earlier))
+        own = names_in(texts[number])
+        if own & names_in(self.tests.setup):  # which may hold for it what others have left
+            own |= names_in(self.tests.setup)
+        return not own & (names_in(earlier) - self.only_called(earlier))
 
     def only_called(self, text: str) -> set[str]:
-        """Functions that are asked for, where a text does nothing with them but call them."""
-        free = set(self.tests.entry) - words(self.tests.setup)
+        """Tested functions that a text only calls."""
+        free = set(self.tests.entry) - names_in(self.tests.setup)
         return {name for name in free if not re.search(rf"\bdef\s+{name}\b|\b{name}\b(?!\s*\()", text)}
 
 
@@ -131,7 +128,7 @@ class SolutionCheck:
 
     @property
     def fault(self) -> str:
-        """What keeps it from passing; text that is no program says nothing."""
+        """Why it does not pass, or ""; text that is not a program says nothing."""
         result = self.conversation.result
         failed = [at for at, outcome in enumerate(result.outcomes) if outcome is not TestOutcome.PASSED]
         if result.lost or result.starved or not failed:
@@ -177,22 +174,21 @@ def require_passable(sandbox: Sandbox, rows: Iterable[NamedRow], limits: Limits,
 
 
 def refuse(faults: Sequence[str]) -> None:
-    """Name the rows."""
     raise UserError(
         f"{len(faults)} row(s) have tests that no program can be judged by.  Mend them, or leave the rows out."
-        + listed(faults)
+        + shown_faults(faults)
     )
 
 
-def words(text: str) -> set[str]:
-    """The names in a piece of Python, those in its texts and comments included."""
+def names_in(text: str) -> set[str]:
+    """The names in a piece of Python, those in its strings and comments included."""
     return set(re.findall(r"[^\W\d]\w*", text)) - set(keyword.kwlist)
 
 
 def bound(text: str) -> set[str]:
     """The names that a piece of Python may give a value to, and some more."""
     targets = re.findall(r"^(.*[^=!<>\n])?=(?!=)|\b(?:for|def|class|import|as)\b(.*)", text, re.MULTILINE)
-    return words("\n".join(part for parts in targets for part in parts))
+    return names_in("\n".join(part for parts in targets for part in parts))
 
 
 def name_unprompted(rows: Sequence[tuple[str, Mapping[str, object], Tests]]) -> None:
@@ -203,23 +199,23 @@ def name_unprompted(rows: Sequence[tuple[str, Mapping[str, object], Tests]]) -> 
         if prompt is None or columns.get(SOLUTION) or isinstance(tests, StdioTests):
             continue
         names = [tests.entry] if isinstance(tests, CallTests) else tests.entry
-        told = words(re.sub(r"\\[nrt]", " ", str(prompt)))  # of messages: as Python shows them
+        told = names_in(re.sub(r"\\[nrt]", " ", str(prompt)))  # of messages: as Python shows them
         faults += [f"{where}: {name}" for name in names if name not in told]
     if faults:
         warnings.warn(
             f"reward code: {len(faults)} function(s) that the tests call and that the prompt does not name, so that a"
-            " program can only guess; is `entry` spelt right?" + listed(faults),
+            " program can only guess; is `entry` spelt right?" + shown_faults(faults),
             stacklevel=2,
         )
 
 
-def listed(faults: Sequence[str]) -> str:
-    """The first of them, each on a line, and how many more there are."""
+def shown_faults(faults: Sequence[str]) -> str:
+    """The first few, each on a line, and the number of others."""
     more = f"\n  and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
     return "\n  " + "\n  ".join(faults[:MOST_NAMED]) + more
 
 
 def unnamed_entry(tests: AssertTests) -> str:
-    """A function that is asked for and occurs nowhere in the tests."""
+    """A tested function that occurs nowhere in the tests, or ""."""
     text = "\n".join([tests.setup, *tests.tests])
     return next((name for name in tests.entry if not re.search(rf"\b{re.escape(name)}\b", text)), "")

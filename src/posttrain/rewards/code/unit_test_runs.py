@@ -5,81 +5,80 @@ for asserts in a second process that the program cannot reach: its ending well s
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from posttrain.errors import UserError
-from posttrain.rewards.code.program_result import ProgramClock, ProgramResult, TestOutcome, ending
-from posttrain.rewards.code.unit_tests import AssertTests, CallCase, CallTests, StdioTests, same_output, same_value
-from posttrain.sandbox.conversation import Conversation, Sandbox, StartedProcess
-from posttrain.sandbox.execution import Execution, Limits, Process
+from posttrain.rewards.code.program_result import ProgramClock, ProgramResult, TestOutcome, outcome_of_end
+from posttrain.rewards.code.unit_tests import (
+    AssertTests,
+    CallCase,
+    CallTests,
+    StdioTests,
+    Tests,
+    same_output,
+    same_value,
+)
+from posttrain.sandbox.execution import Execution, Limits, Process, Sandbox, StartedProcess
 from posttrain.sandbox.inside import plain
 from posttrain.sandbox.inside.frames import MAX_BYTES
 
 
-class UnitTestRun(Conversation, Protocol):
-    """A conversation that fills in `result`."""
+class UnitTestRun:
+    """A conversation about one program and its tests that fills in `result`."""
 
-    @property
-    def result(self) -> ProgramResult:
-        """What has come of the program so far."""
-        ...
+    def __init__(self, source: str, tests: Tests, limits: Limits, *, stop_at_failure: bool) -> None:
+        self.source, self.tests, self.limits = source, tests, limits
+        self.result = ProgramResult(len(tests), stop_at_failure)
+        self.clock = ProgramClock(limits)
+        self.used = 0.0  # processor time when the running test began
+        self.asked = True  # an answer of the program's is due
 
     def afresh(self) -> "UnitTestRun":
-        """The same to be done, with nothing done of it."""
-        ...
-
-
-class StdioTestRun:
-    """A whole program, once for each test."""
-
-    def __init__(self, source: str, tests: StdioTests, limits: Limits, *, stop_at_failure: bool) -> None:
-        self.source, self.limits = source, limits
-        self.result = ProgramResult(len(tests.cases), stop_at_failure)
-        self.tests, self.cases = tests, tests.cases
-        self.clock = ProgramClock(limits)
-
-    def afresh(self) -> "StdioTestRun":
-        return StdioTestRun(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
+        """A new run of the same program on the same tests."""
+        return type(self)(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
 
     def begin(self, sandbox: Sandbox) -> None:
-        given = self.cases[self.result.at].given.encode("utf-8", "surrogatepass")
-        self.clock.start(sandbox, self, Process(kind="program", source=self.source, stdin=given, limits=self.limits))
+        raise NotImplementedError
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
-        """Programs have nothing to say but their output."""
+        """A process that only prints sends nothing else that counts."""
+
+    def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
+        raise NotImplementedError
+
+
+class StdioTestRun(UnitTestRun):
+    """A whole program, once for each test."""
+
+    tests: StdioTests
+
+    def begin(self, sandbox: Sandbox) -> None:
+        given = self.tests.cases[self.result.at].given.encode("utf-8", "surrogatepass")
+        self.clock.start(sandbox, self, Process(kind="program", source=self.source, stdin=given, limits=self.limits))
 
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.result.note(execution)
         if self.result.lost:
             return
         if not execution.compiled:
-            self.result.fill(ending(execution))
+            self.result.fill(outcome_of_end(execution))
             return
         if not execution.succeeded:
-            outcome = ending(execution)
+            outcome = outcome_of_end(execution)
         else:
-            right = same_output(execution.stdout.decode("utf-8", "replace"), self.cases[self.result.at].printed)
+            right = same_output(execution.stdout.decode("utf-8", "replace"), self.tests.cases[self.result.at].printed)
             outcome = TestOutcome.PASSED if right else TestOutcome.WRONG
         self.result.record(outcome, execution.cpu_seconds)
         if not self.clock.fill(self.result):
             self.begin(sandbox)
 
 
-class CallTestRun:
+class CallTestRun(UnitTestRun):
     """A program whose function is called once for each test; a process that dies is replaced for the tests left."""
 
-    def __init__(self, source: str, tests: CallTests, limits: Limits, *, stop_at_failure: bool) -> None:
-        self.source, self.limits = source, limits
-        self.result = ProgramResult(len(tests.cases), stop_at_failure)
-        self.tests, self.clock = tests, ProgramClock(limits)
-        self.used = 0.0  # processor time when the running test began
-        self.loaded = False
-        self.asked = True  # an answer is due
-
-    def afresh(self) -> "CallTestRun":
-        return CallTestRun(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
+    tests: CallTests
+    loaded = False
 
     def begin(self, sandbox: Sandbox) -> None:
         self.loaded, self.asked, self.used = False, True, 0.0
@@ -124,7 +123,7 @@ class CallTestRun:
         self.result.note(execution)
         if self.result.lost or self.result.complete:
             return
-        outcome = ending(execution)
+        outcome = outcome_of_end(execution)
         if not self.loaded:
             self.result.fill(outcome)
             return
@@ -133,22 +132,16 @@ class CallTestRun:
             self.begin(sandbox)
 
 
-class AssertTestRun:
+class AssertTestRun(UnitTestRun):
     """Two processes: the program, and the tests, whose calls are carried from the one to the other and back."""
 
-    def __init__(self, source: str, tests: AssertTests, limits: Limits, *, stop_at_failure: bool) -> None:
-        self.source, self.limits = source, limits
-        self.result = ProgramResult(len(tests.tests), stop_at_failure)
-        self.tests, self.clock = tests, ProgramClock(limits)
-        self.program: StartedProcess | None = None
-        self.tester: StartedProcess | None = None
-        self.ending: TestOutcome | None = None  # how the program's process ended, once it has
-        self.asked = True  # an answer of the program's is due
-        self.of_ended = 0.0  # processor time of the program's process, once it has ended
-        self.used = 0.0  # processor time when the running test began
-
-    def afresh(self) -> "AssertTestRun":
-        return AssertTestRun(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
+    tests: AssertTests
+    program: StartedProcess | None = None
+    tester: StartedProcess | None = None
+    ending: TestOutcome | None = None
+    """How the program's process ended, once it has."""
+    of_ended = 0.0
+    """Processor time of the program's process, once it has ended."""
 
     def begin(self, sandbox: Sandbox) -> None:
         in_all = (self.result.count + 1) * self.limits.cpu_seconds
@@ -206,12 +199,12 @@ class AssertTestRun:
             self.program.send(said.encode("utf-8", "surrogatepass"))
 
     def cpu_seconds(self) -> float:
-        """Processor time that the program and the tests have used, as far as it is known."""
+        """Processor time of the program and the tests, as far as it is known."""
         running = [each for each in (self.program if self.ending is None else None, self.tester) if each is not None]
         return self.of_ended + sum(each.cpu_seconds() for each in running)
 
     def told(self, result: list[object]) -> TestOutcome:
-        """What the tests' process says of one test."""
+        """The outcome of one test, as the tests' process reports it."""
         if result[0] == "value":
             return TestOutcome.PASSED
         if result == GONE:
@@ -231,14 +224,14 @@ class AssertTestRun:
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.result.note(execution)
         if process is self.program:
-            self.ending, self.of_ended = ending(execution), execution.cpu_seconds
+            self.ending, self.of_ended = outcome_of_end(execution), execution.cpu_seconds
             if self.tester is None:
                 self.result.fill(self.ending)
             elif not self.result.complete:
                 self.reply(GONE)  # it was in a call, or will hear it at the next
         elif not self.result.complete and not self.result.lost:
             # The tests did not come to their end: their own loop, or a program that answers without end.
-            self.result.fill(ending(execution))
+            self.result.fill(outcome_of_end(execution))
             self.finish()
 
 
@@ -254,20 +247,15 @@ GONE = ["error", "RuntimeError", "the program has ended"]
 
 
 def candidate(source: str, limits: Limits, cpu_seconds: float) -> Process:
-    """The program as a process that answers calls."""
     return Process(kind="calls", source=source, limits=with_time(limits, cpu_seconds))
 
 
 def with_time(limits: Limits, cpu_seconds: float) -> Limits:
-    """The same limits but for processor time."""
     return replace(limits, cpu_seconds=cpu_seconds)
 
 
 def call_result(payload: bytes) -> tuple[TestOutcome, object]:
-    """What a program's process says of a call, read as what a hostile program may have written itself.
-
-    PASSED here means that there is a value; whether it is right, others decide.
-    """
+    """A program's reply to a call, which a hostile program may have written itself."""
     try:
         said = json.loads(payload)
         match said:
@@ -281,7 +269,7 @@ def call_result(payload: bytes) -> tuple[TestOutcome, object]:
 
 
 def reply_of(said: TestOutcome, detail: object) -> list[object]:
-    """The same for the tests' process."""
+    """A call's result as the tests' process reads it."""
     if said is TestOutcome.PASSED:
         return ["value", plain.dump(detail).decode("utf-8", "surrogatepass")]  # what was read can be written
     if isinstance(detail, tuple):
@@ -289,7 +277,7 @@ def reply_of(said: TestOutcome, detail: object) -> list[object]:
     return ["error", "RuntimeError", "the result is no plain data"]
 
 
-JUDGINGS: dict[type, Callable[..., UnitTestRun]] = {
+RUN_KINDS: dict[type, type[UnitTestRun]] = {
     StdioTests: StdioTestRun,
     CallTests: CallTestRun,
     AssertTests: AssertTestRun,

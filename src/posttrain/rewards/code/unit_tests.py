@@ -35,7 +35,7 @@ class CallCase:
 
 @dataclass(frozen=True, slots=True)
 class StdioTests:
-    """A whole program's tests."""
+    """Tests of what a whole program prints."""
 
     cases: tuple[StdioCase, ...]
 
@@ -73,7 +73,7 @@ Tests = StdioTests | CallTests | AssertTests
 
 
 def read_tests(column: object) -> Tests:
-    """The tests that one row holds: a mapping, or JSON text of one.  Raises UserError."""
+    """The tests of one row: a mapping, or its JSON text.  Raises UserError."""
     try:
         given: Any = json.loads(column) if isinstance(column, str) else column
         if not isinstance(given, Mapping) or given.get("kind") not in READERS:
@@ -83,7 +83,7 @@ def read_tests(column: object) -> Tests:
             raise BrokenTests("no cases, so every program would pass; leave the row's tests out or add one")
     except (BrokenTests, ValueError) as error:  # of json: a ValueError
         raise UserError(
-            f"tests: {error}\n    given: {shortly(column, 200)}\n    they are one of\n    {FORMS}"
+            f"tests: {error}\n    given: {shown_value(column, 200)}\n    they are one of\n    {FORMS}"
         ) from error
     return tests
 
@@ -111,15 +111,15 @@ def call_tests(given: Mapping[str, Any]) -> CallTests:
         arguments, named = case.get("args"), case.get("kwargs")
         arguments, named = () if arguments is None else arguments, {} if named is None else named
         if not isinstance(arguments, list | tuple):
-            raise BrokenTests(f"{where}.args = {shortly(arguments)}: must be a list of arguments, such as [1, 2]")
+            raise BrokenTests(f"{where}.args = {shown_value(arguments)}: must be a list of arguments, such as [1, 2]")
         if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
-            raise BrokenTests(f"{where}.kwargs = {shortly(named)}: must be an object of named arguments")
+            raise BrokenTests(f"{where}.kwargs = {shown_value(named)}: must be an object of named arguments")
         if "expected" not in case:
             raise BrokenTests(f"{where}: has no `expected`")
-        arguments = tuple(plainly(value, f"{where}.args[{at}]") for at, value in enumerate(arguments))
-        named = {name: plainly(value, f"{where}.kwargs.{name}") for name, value in named.items()}
-        cases.append(CallCase(arguments, named, plainly(case["expected"], f"{where}.expected")))
-    return CallTests(name_of(given.get("entry"), "entry"), tuple(cases), tolerance_of(given.get("tolerance")))
+        arguments = tuple(plain_value(value, f"{where}.args[{at}]") for at, value in enumerate(arguments))
+        named = {name: plain_value(value, f"{where}.kwargs.{name}") for name, value in named.items()}
+        cases.append(CallCase(arguments, named, plain_value(case["expected"], f"{where}.expected")))
+    return CallTests(function_name(given.get("entry"), "entry"), tuple(cases), tolerance_of(given.get("tolerance")))
 
 
 def assert_tests(given: Mapping[str, Any]) -> AssertTests:
@@ -128,10 +128,10 @@ def assert_tests(given: Mapping[str, Any]) -> AssertTests:
     entry, tests = given.get("entry"), given.get("tests")
     names = entry if isinstance(entry, list | tuple) and entry else [entry]
     if not isinstance(tests, list | tuple):
-        raise BrokenTests(f"tests = {shortly(tests)}: must be a list of texts, one for each test")
+        raise BrokenTests(f"tests = {shown_value(tests)}: must be a list of texts, one for each test")
     numbered_texts = {f"tests[{at}]": test for at, test in enumerate(tests)}
     return AssertTests(
-        tuple(name_of(name, "entry") for name in names),
+        tuple(function_name(name, "entry") for name in names),
         "" if given.get("setup") is None else text_of(given, "", "setup"),
         tuple(text_of(numbered_texts, "", where) for where in numbered_texts),
     )
@@ -145,9 +145,9 @@ READERS: dict[str, Callable[[Mapping[str, Any]], Tests]] = {
 
 
 def require_keys(given: object, where: str, known: set[str]) -> None:
-    """Refuse a key that nobody reads; one that holds nothing is what tables have where another row has something."""
+    """Refuse an unknown key, unless it is empty as in a table where another row has a value."""
     if not isinstance(given, Mapping):
-        raise BrokenTests(f"{where} = {shortly(given)}: must be an object with {', '.join(sorted(known))}")
+        raise BrokenTests(f"{where} = {shown_value(given)}: must be an object with {', '.join(sorted(known))}")
     for key, value in given.items():
         if key not in known and value is not None:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.4)
@@ -156,10 +156,10 @@ def require_keys(given: object, where: str, known: set[str]) -> None:
 
 
 def numbered(given: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    """The cases, each with where it is."""
+    """The cases, each with its path."""
     cases = given.get(name)
     if not isinstance(cases, list | tuple):
-        raise BrokenTests(f"{name} = {shortly(cases)}: must be a list of objects")
+        raise BrokenTests(f"{name} = {shown_value(cases)}: must be a list of objects")
     return [(f"{name}[{at}]", case) for at, case in enumerate(cases)]
 
 
@@ -170,14 +170,13 @@ def text_of(given: Mapping[str, Any], where: str, key: str) -> str:
         raise BrokenTests(f"{where}: has no `{key}`")
     value = given[key]
     if not isinstance(value, str):
-        raise BrokenTests(f"{place} = {shortly(value)}: must be text")
+        raise BrokenTests(f"{place} = {shown_value(value)}: must be text")
     return value
 
 
-def name_of(value: object, key: str) -> str:
-    """A name that a program can give to a function."""
+def function_name(value: object, key: str) -> str:
     if not isinstance(value, str) or not value.isidentifier() or keyword.iskeyword(value):
-        raise BrokenTests(f"{key} = {shortly(value)}: must be the name of a function, such as add")
+        raise BrokenTests(f"{key} = {shown_value(value)}: must be the name of a function, such as add")
     return value
 
 
@@ -187,12 +186,13 @@ def tolerance_of(value: object) -> float:
         return 0.0
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise BrokenTests(
-            f"tolerance = {shortly(value)}: must be a number from 0 to 1, such as 1e-6: it is relative to the numbers"
+            f"tolerance = {shown_value(value)}: must be a number from 0 to 1, such as 1e-6: it is relative to the"
+            " numbers"
         )
     return float(value)
 
 
-def plainly(value: object, where: str) -> object:
+def plain_value(value: object, where: str) -> object:
     """A value as it reaches a process or is compared: plain, and numpy's as Python's."""
     try:
         return plain.load(plain.dump(value))
@@ -200,8 +200,7 @@ def plainly(value: object, where: str) -> object:
         raise BrokenTests(f"{where}: {error}; give numbers, texts, lists and objects") from error
 
 
-def shortly(value: object, most: int = 60) -> str:
-    """A value for a message."""
+def shown_value(value: object, most: int = 60) -> str:
     try:
         written = repr(value)
     except ValueError:  # an integer beyond what Python writes out
@@ -218,7 +217,7 @@ def same_output(printed: str, expected: str) -> bool:
 
 
 def lines(output: str) -> list[str]:
-    """What counts of an output: nothing but a line feed ends a line, and ASCII alone is white space."""
+    """The lines that count; only a line feed ends a line, and white space is ASCII's."""
     return [line.rstrip(WHITE_SPACE) for line in output.rstrip(WHITE_SPACE).split("\n")]
 
 

@@ -1,8 +1,8 @@
-"""Countdown's puzzle and the verdict on an answer to it.
+"""Countdown's puzzle, the verdict on an answer to it, and credit for coming near.
 
 **What is read.**  The graded text is the prefilled start of the answer plus the completion, its stop token removed.
-Its answer is found by the structure of posttrain.rewards.tags, in mode `strict` or `last`; stripped of ASCII white
-space at both ends, it must be an expression of posttrain.rewards.countdown.arithmetic.
+Its answer is found by the structure of posttrain.rewards.parsing.tags, in mode `strict` or `last`; stripped of ASCII
+white space at both ends, it must be an expression of posttrain.rewards.parsing.arithmetic.
 
 **What earns what.**  CORRECT is worth 1, every other outcome 0.  The first of these that holds is the outcome:
 
@@ -13,25 +13,35 @@ space at both ends, it must be an expression of posttrain.rewards.countdown.arit
 - WRONG_VALUE: the exact value is not the target, or there is a division by zero.
 - CORRECT.
 
+`CountdownCredit` is an option for tasks that are too hard to be solved by chance: WRONG_VALUE, with the numbers used as
+the rule says, is worth `credit · max(0, 1 - |value - target| / max(target, 1))`.
+
 **Known hacks, and what stops them.**  Code and giant powers in the answer: parsed, never evaluated.  One number used
 twice: multisets.  A near miss or a float tolerance: exact fractions.  Several answers: `strict` admits one, `last`
 the last.  Text that is slow to read: linear time.  Not stopped: a guess without any thinking earns the same as a
 search.
 
 Problems are generated (posttrain.tasks.countdown.problems); there is no data and no licence to heed.
+With credit, near is cheaper than right: a policy learns to add the numbers up, which is often near, and stops searching
+as soon as a try is close.  Its reward rises while its accuracy does not: watch the held-out accuracy, keep the credit
+small, or let its weight fall to 0 (`weight_to`).
 """
 
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, cast, get_args
+from fractions import Fraction
+from typing import Annotated, Any, cast, get_args
+
+from annotated_types import Gt, Lt
 
 from posttrain.errors import UserError
+from posttrain.options.bounds import Bounded
 from posttrain.options.countdown import FormatMode, NumbersRule
-from posttrain.rewards.countdown.arithmetic import literals, postfix, value
 from posttrain.rewards.grading.answers import Array, Graded
-from posttrain.rewards.tags import WHITE_SPACE, answer_text, gives_answer
+from posttrain.rewards.parsing.arithmetic import literals, postfix, value
+from posttrain.rewards.parsing.tags import WHITE_SPACE, answer_text, gives_answer
 
 RULES = get_args(NumbersRule)
 INTEGERS = frozenset((int,))
@@ -60,7 +70,7 @@ class Outcome(StrEnum):
     TRUNCATED = "truncated"
 
 
-def outcome_of(puzzle: Countdown, text: str, *, mode: FormatMode = "strict", cut_off: bool = False) -> Outcome:
+def countdown_outcome(puzzle: Countdown, text: str, *, mode: FormatMode = "strict", cut_off: bool = False) -> Outcome:
     """Whether a text solves the puzzle, or the first way in which it fails; `cut_off`: the length limit ended it."""
     answer = answer_text(text, mode)
     if answer is None:
@@ -115,17 +125,16 @@ def countdown_last(
 
 
 def puzzles(numbers: Column, target: Column, rule: Column | None) -> list[Countdown]:
-    """The puzzles that a data set's columns hold."""
     rules = ["all"] * len(target) if rule is None else rule
     return [puzzle(*row) for row in zip(numbers, target, rules, strict=True)]
 
 
 def puzzle(numbers: Any, target: object, rule: object) -> Countdown:
     """The puzzle that a row of a data set holds; a target of "36" would otherwise be a zero for every completion."""
-    given = whole_numbers(numbers)
+    given = as_integers(numbers)
     if given is None or (given and min(given) < 0):
         raise UserError(f"numbers = {numbers!r}: must be a list of whole numbers >= 0, as answers can write them")
-    goal = target if type(target) is int else whole_number(target)
+    goal = target if type(target) is int else as_integer(target)
     if goal is None:
         raise UserError(f"target = {target!r}: must be a whole number, neither text nor true or false")
     if rule not in RULES:
@@ -133,19 +142,19 @@ def puzzle(numbers: Any, target: object, rule: object) -> Countdown:
     return Countdown(given, goal, cast(NumbersRule, rule))
 
 
-def whole_numbers(values: Any) -> tuple[int, ...] | None:
+def as_integers(values: Any) -> tuple[int, ...] | None:
     """The whole numbers in a list, a tuple or an array, where it is one and holds nothing else."""
     is_list = isinstance(values, (list, tuple))  # `list | tuple` would be made anew for every row
     if is_list and INTEGERS.issuperset(map(type, values)):
         return tuple(values)
     if not is_list and not (isinstance(values, Array) and len(values.shape) == 1):
         return None
-    numbers = [whole_number(each) for each in values]
+    numbers = [as_integer(each) for each in values]
     known = tuple(each for each in numbers if each is not None)
     return known if len(known) == len(numbers) else None
 
 
-def whole_number(value: Any) -> int | None:
+def as_integer(value: Any) -> int | None:
     """The whole number that a value is, numpy's and torch's too; a truth value is none."""
     if type(value) is int:
         return value
@@ -162,5 +171,37 @@ def scores(
 ) -> list[Graded]:
     """One score and outcome per completion."""
     rows = zip(problems, completions, finish_reasons, strict=True)
-    outcomes = [outcome_of(puzzle, text, mode=mode, cut_off=finish == "length") for puzzle, text, finish in rows]
+    outcomes = [countdown_outcome(puzzle, text, mode=mode, cut_off=finish == "length") for puzzle, text, finish in rows]
     return [Graded(float(outcome is Outcome.CORRECT), outcome) for outcome in outcomes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountdownCredit(Bounded):
+    """Reward function: 1 for a correct answer, and up to `credit` for one that is near."""
+
+    credit: Annotated[float, Gt(0), Lt(1)] = 0.1
+    """What an answer just beside the target approaches."""
+    mode: FormatMode = "strict"
+    """How much of a text has to keep to the structure."""
+
+    def __call__(
+        self, /, *, completions: Sequence[str], numbers: Column, target: Column, **columns: Any
+    ) -> list[Graded]:
+        grader = countdown if self.mode == "strict" else countdown_last
+        verdicts = grader(completions=completions, numbers=numbers, target=target, **columns)
+        return [self.credited(*row) for row in zip(verdicts, completions, target, strict=True)]
+
+    def credited(self, graded: Graded, text: str, target: Any) -> Graded:
+        if graded.outcome is not Outcome.WRONG_VALUE:
+            return graded
+        return Graded(self.credit * nearness(target, text, self.mode), graded.outcome)
+
+
+def nearness(target: int, text: str, mode: FormatMode) -> float:
+    """max(0, 1 - |value - target| / max(target, 1)) of an answer whose numbers are right; 0 for a division by zero."""
+    tokens = postfix((answer_text(text, mode) or "").strip(WHITE_SPACE))
+    found = value(tokens) if tokens is not None else None
+    if found is None:
+        return 0.0
+    off = abs(Fraction(*found) - target) / max(target, 1)
+    return 1.0 - float(off) if off < 1 else 0.0

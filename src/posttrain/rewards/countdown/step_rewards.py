@@ -1,18 +1,23 @@
-"""Countdown's process reward: for single steps and tries of a search, beside whatever its answer earns.
+"""Countdown's process reward: for single steps and tries of a search, apart from what the answer earns.
 
-**What is read.**  The thinking: what stands between `<think>`, or the beginning, and `</think>`, or the end.  Its
-lines are tries in the notation of posttrain.rewards.countdown.tries, the bundled model's; any other line is passed
-over.  It is parsed, never evaluated, in linear time; tries beyond the first MOST_TRIES are not read.
+**What is read.**  The thinking: the text between `<think>` (or the beginning) and `</think>` (or the end).  Its lines
+are tries in the bundled model's notation: steps `a+b=c,c*d=e`, with or without a verdict behind; other lines are
+skipped.  Lines are parsed, never evaluated, in linear time; tries beyond the first MOST_TRIES are not read.
+
+A step is right when its numbers are on the table, once each, and its result is correct: an integer, not below 0.  It
+takes them off the table and puts the result there.  A try is complete when all of its steps are right and, under the
+rule `all`, one number is left; it hits when the last result is then the target.  A try is read up to its first fault:
+what rests on a wrong step is neither right nor wrong.
 
 **What earns what.**  The score is 0.  Spans are marked, in the order of the text:
 
-- a right step that this completion has not made before: `step`; made again: 0;
+- a right step that is new in this completion: `step`; made again: 0;
 - a wrong step: minus `cost`;
-- a complete try that this completion has not made before: `hit` for the first that reaches the target, else `attempt`;
-  made again: minus `cost`.  The mark is on the whole line.
+- a complete try that is new in this completion: `hit` for the first that reaches the target, else `attempt`; made
+  again: minus `cost`.  The mark is on the whole line.
 
-What is earned in all stops at `most`, and so does what is charged: then marks are 0.  The answer, which earns 1, always
-weighs more, as long as this reward's weight is at most that of the answer's.
+Earnings in all stop at `most`, and so do charges: then marks are 0.  The answer, which earns 1, always weighs more, as
+long as this reward's weight is at most that of the answer's.
 
 **Known hacks, and what stops them.**  One right step, or one try, over and over: paid once, also with its numbers the
 other way round.  Sums about other numbers: they are not on the table.  Every sum that there is: `most`.  Big numbers:
@@ -20,6 +25,7 @@ nine digits.  Not stopped: making up new tries without looking for the target, w
 hit that is then not given as the answer; look at the accuracy.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -30,9 +36,9 @@ from annotated_types import Gt, Lt
 from posttrain.errors import require
 from posttrain.options.bounds import Bounded
 from posttrain.rewards.countdown.grader import Column, Countdown, puzzles
-from posttrain.rewards.countdown.tries import STEP, read_try
 from posttrain.rewards.grading.answers import ProcessReward, Span
-from posttrain.rewards.tags import END_THINK, THINK
+from posttrain.rewards.parsing.arithmetic import apply
+from posttrain.rewards.parsing.tags import END_THINK, THINK
 
 MOST_TRIES = 1000
 """A search of the bundled model has about seven tries, and a completion of 400 tokens has room for about 50."""
@@ -72,7 +78,7 @@ class CountdownSteps(Bounded):
         return [ProcessReward(0.0, spans=self.bounded(puzzle, text)) for puzzle, text in rows]
 
     def bounded(self, puzzle: Countdown, text: str) -> list[Span]:
-        """The marks on a completion, cut where `most` is reached."""
+        """The marks on a completion, with `most` applied."""
         earned, charged = 0.0, 0.0
         spans: list[Span] = []
         for start, end, value in self.marks(puzzle, text):
@@ -86,7 +92,7 @@ class CountdownSteps(Bounded):
         return spans
 
     def marks(self, puzzle: Countdown, text: str) -> Iterator[Span]:
-        """What each step and try is worth by itself, in the order in which they end."""
+        """The value of each step and try without `most`, in the order in which they end."""
         steps_made, tries_made, found = set[tuple[str, int, int]](), set[frozenset[tuple[str, int, int]]](), False
         for start, line in islice(lines_of_tries(text), MOST_TRIES):
             attempt = read_try(puzzle, line)
@@ -113,3 +119,58 @@ def lines_of_tries(text: str) -> Iterator[tuple[int, str]]:
         if STEP.match(stripped) is not None:
             yield start + line.index(stripped), stripped
         start += len(line) + 1
+
+
+HIT, MISS = "!", "."
+"""The verdict of whoever searches on a try: it found the target, or it did not."""
+STEP = re.compile(r"([0-9]{1,9})([-+*/])([0-9]{1,9})=([0-9]{1,9})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """One equation of a try."""
+
+    start: int
+    end: int
+    """Its characters in the line are [start, end)."""
+    key: tuple[str, int, int]
+    """Operator and numbers; the order of the numbers is kept only where it matters."""
+    right: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One line of a search."""
+
+    steps: tuple[Equation, ...]
+    """Up to the first that is wrong, or to what is no step."""
+    complete: bool
+    hits: bool
+
+
+def read_try(puzzle: Countdown, line: str) -> Try:
+    """The steps of a line, and whether it is complete and hits the target."""
+    table, steps, start = list(puzzle.numbers), list[Equation](), 0
+    for piece in line.rstrip(HIT + MISS).split(","):
+        found = STEP.fullmatch(piece.strip())
+        if found is None:
+            return Try(tuple(steps), complete=False, hits=False)
+        operator, a, b, result = found[2], int(found[1]), int(found[3]), int(found[4])
+        right = taken(table, a) and taken(table, b) and apply(operator, a, b) == result
+        sides = (min(a, b), max(a, b)) if operator in "+*" else (a, b)
+        begin = start + piece.index(found[0])
+        steps.append(Equation(begin, begin + len(found[0]), (operator, *sides), right))
+        if not right:
+            return Try(tuple(steps), complete=False, hits=False)
+        table.append(result)
+        start += len(piece) + 1
+    complete = puzzle.rule == "subset" or len(table) == 1
+    return Try(tuple(steps), complete, hits=complete and table[-1] == puzzle.target)
+
+
+def taken(table: list[int], number: int) -> bool:
+    """Take a number off the table, if it is there."""
+    if number not in table:
+        return False
+    table.remove(number)
+    return True

@@ -31,7 +31,7 @@ Read = TypeVar("Read")
 
 
 class Score(NamedTuple):
-    """What a function said of one completion."""
+    """A function's verdict on one completion."""
 
     value: float
     """NaN where it said nothing."""
@@ -50,14 +50,14 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InvalidScore:
-    """What is wrong with a function's answer, for one row or for a whole call."""
+    """Why an answer is invalid, for one row or for a whole call."""
 
     text: str
     cause: BaseException | None = None
 
 
 class OutOfTime(ScoringFailure):
-    """There was no time left to ask, or too much had gone wrong before."""
+    """There was no time left for a call, or too many before had failed."""
 
 
 Verdict = Score | ScoringFailure | InvalidScore
@@ -66,7 +66,7 @@ UNSCORED = Score(math.nan)
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """What a call came to where its verdicts have been read already, in a worker."""
+    """A call's verdicts, already read in a worker."""
 
     verdicts: list[Verdict] | InvalidScore
 
@@ -87,7 +87,7 @@ def verdicts_in(result: object, *, one_by_one: bool, count: int) -> list[Verdict
         return [read_score(result)]
     wrong = f"{{}} for {count} completions; it must return a list of scores"
     try:
-        values = attempt(listed, result)
+        values = read_safely(score_list, result)
     except FunctionError as failed:
         text = f"returned what cannot be read, {value_and_type(result)},"
         return InvalidScore(wrong.format(text), failed.__cause__)
@@ -98,8 +98,8 @@ def verdicts_in(result: object, *, one_by_one: bool, count: int) -> list[Verdict
     return [read_score(value) for value in values]
 
 
-def listed(result: object) -> list[object] | str:
-    """The values of a list, or what the function returned in place of one."""
+def score_list(result: object) -> list[object] | str:
+    """The values of a list, or a text on what was returned instead."""
     if isinstance(result, list):
         return result
     if isinstance(result, Set):
@@ -112,7 +112,7 @@ def listed(result: object) -> list[object] | str:
 
 
 def read_score(value: object) -> Verdict:
-    """The score that one returned value stands for."""
+    """The score that one returned value stands for, or what is wrong with it."""
     outcome, details = "", None
     if isinstance(value, ProcessReward):
         return with_marks(read_score(value.score), value)
@@ -124,7 +124,7 @@ def read_score(value: object) -> Verdict:
     if isinstance(value, ScoringFailure):
         return value
     try:
-        number = value if type(value) is float else attempt(number_in, value)
+        number = value if type(value) is float else read_safely(score_number, value)
     except FunctionError as failed:
         if isinstance(failed.__cause__, OverflowError):
             return InvalidScore(f"returned a number too large for a float. {RULE}", failed.__cause__)
@@ -161,8 +161,8 @@ def with_marks(said: Verdict, given: "ProcessReward") -> Verdict:
 def numbers_in(what: str, given: object) -> list[Any] | InvalidScore:
     """The finite numbers of a list, None for None, or what is wrong with it."""
     try:
-        values = attempt(listed, given)
-        numbers = values if isinstance(values, str) else [attempt(number_in, value) for value in values]
+        values = read_safely(score_list, given)
+        numbers = values if isinstance(values, str) else [read_safely(score_number, value) for value in values]
     except FunctionError as failed:
         return InvalidScore(f"returned a ProcessReward whose {what} cannot be read", failed.__cause__)
     if isinstance(numbers, str):
@@ -179,7 +179,7 @@ def numbers_in(what: str, given: object) -> list[Any] | InvalidScore:
 def spans_in(given: object) -> list[Any] | InvalidScore:
     """The spans of a list as [start, end, value], or what is wrong with it."""
     try:
-        spans = attempt(listed, given)
+        spans = read_safely(score_list, given)
     except FunctionError as failed:
         return InvalidScore("returned a ProcessReward whose spans cannot be read", failed.__cause__)
     rule = "give a list of spans, each of start, end and value: the characters [start, end) earn value"
@@ -199,8 +199,8 @@ def spans_in(given: object) -> list[Any] | InvalidScore:
     return read
 
 
-def number_in(value: Any) -> float | str | None:
-    """The number that a value is, None where it stands for none (masked by numpy, too), or a word for what it is."""
+def score_number(value: Any) -> float | str | None:
+    """The number that a value is, None where it stands for none (masked by numpy, too), or a word for its type."""
     if value is None:
         return None
     if isinstance(value, Array) and math.prod(value.shape) == 1:
@@ -213,7 +213,6 @@ def number_in(value: Any) -> float | str | None:
 
 
 def is_json(details: object) -> bool:
-    """Whether something can be written down as JSON."""
     try:
         json.dumps(details, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -222,12 +221,10 @@ def is_json(details: object) -> bool:
 
 
 def raised(cause: BaseException) -> InvalidScore:
-    """What is wrong where the function raised."""
     return InvalidScore(f"raised {type(cause).__name__}: {safe_text(cause, str)[:EXCERPT]}", cause)
 
 
 def value_and_type(value: object) -> str:
-    """A value of the wrong kind, in few words."""
     text = safe_text(value, repr)
     return f"{text if len(text) <= 60 else text[:60] + '…'} ({type(value).__name__})"
 
@@ -280,7 +277,7 @@ class FunctionError(Exception):
 
 
 def invoke(call: Callable[..., object], arguments: Mapping[str, object]) -> object:
-    """What the function returns, an awaitable perhaps.  Raises FunctionError, ScoringFailure and RunError."""
+    """The function's result, perhaps an awaitable.  Raises FunctionError, ScoringFailure and RunError."""
     try:
         result = call(**arguments)
         return list(result) if isinstance(result, Iterator) else result
@@ -291,7 +288,7 @@ def invoke(call: Callable[..., object], arguments: Mapping[str, object]) -> obje
 
 
 async def settled(awaitable: Awaitable[object]) -> object:
-    """What an awaitable comes to; what would end the event loop, which others wait for too, is told as raised."""
+    """The result of an awaitable; what would end the event loop, which others share, becomes a FunctionError."""
     try:
         return await awaitable
     except (SystemExit, KeyboardInterrupt) as error:  # no Ctrl-C: that is the main thread's, and no worker's
@@ -299,7 +296,7 @@ async def settled(awaitable: Awaitable[object]) -> object:
 
 
 def as_raised(result: object) -> object:
-    """What an awaitable came to, an exception told as `invoke` would tell it."""
+    """An awaitable's result; exceptions become what `invoke` raises."""
     if isinstance(result, RunError):
         raise result
     if isinstance(result, BaseException) and not isinstance(result, ScoringFailure | FunctionError):
@@ -308,14 +305,14 @@ def as_raised(result: object) -> object:
 
 
 def function_error(cause: BaseException) -> FunctionError:
-    """The error of a function that raised this."""
+    """The error of a function that raised `cause`."""
     failed = FunctionError()
     failed.__cause__ = cause
     return failed
 
 
-def attempt(read: Callable[[Given], Read], value: Given) -> Read:
-    """What is read of a value that a function of the user's made; whatever that raises is the function's error."""
+def read_safely(read: Callable[[Given], Read], value: Given) -> Read:
+    """`read(value)` of a user's value; any exception becomes a FunctionError."""
     try:
         return read(value)
     except Exception as error:
@@ -323,8 +320,8 @@ def attempt(read: Callable[[Given], Read], value: Given) -> Read:
 
 
 def safe_text(value: object, read: Callable[[object], str]) -> str:
-    """A value's `str` or `repr`, whatever its class makes of that."""
+    """A value's `str` or `repr`, even where its class raises."""
     try:
-        return attempt(read, value)
+        return read_safely(read, value)
     except FunctionError as failed:
         return f"<a {type(value).__name__}, whose {read.__name__} raises {type(failed.__cause__).__name__}>"

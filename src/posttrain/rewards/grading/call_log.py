@@ -17,9 +17,9 @@ from posttrain.rewards.grading.answers import (
     InvalidScore,
     Score,
     Verdict,
-    attempt,
-    listed,
-    number_in,
+    read_safely,
+    score_list,
+    score_number,
     value_and_type,
 )
 
@@ -31,7 +31,6 @@ class CallLog:
     """Takes what a function logs in one call, and says at once what is wrong with it."""
 
     def __init__(self, reward: str, count: int) -> None:
-        """`count` completions are scored by the call."""
         self.reward, self.count = reward, count
         self.extra: dict[str, list[object]] = {}
         self.numbers: dict[str, list[float]] = {}
@@ -40,15 +39,14 @@ class CallLog:
         self.over = False
 
     def arguments(self) -> dict[str, Callable[[str, object], None]]:
-        """What the function is called with."""
         return {"log_extra": self.log_extra, "log_metric": self.log_metric}
 
     def log_extra(self, column: str, values: object) -> None:
-        """Keep a value for each completion of the call, which is plain data."""
+        """Keep a plain value for each completion of the call."""
         asked = f"log_extra of {column!r:.60}"
         self.require_name(asked, column)
         try:
-            found = attempt(listed, values)
+            found = read_safely(score_list, values)
         except FunctionError as failed:
             self.refuse(f"{asked}: its values cannot be read: {value_and_type(failed.__cause__)}")
         if isinstance(found, str):
@@ -63,11 +61,11 @@ class CallLog:
         self.extra[column] = [self.plain(asked, value) for value in found]
 
     def log_metric(self, name: str, value: object) -> None:
-        """Keep a number of the call; NaN says that there is none."""
+        """Keep a number of the call; NaN means that there is none."""
         asked = f"log_metric of {name!r:.60}"
         self.require_name(asked, name)
         try:
-            number = attempt(number_in, value)
+            number = read_safely(score_number, value)
         except FunctionError as failed:
             self.refuse(f"{asked}: its value cannot be read: {value_and_type(failed.__cause__)}")
         if number is None or isinstance(number, str):
@@ -78,14 +76,13 @@ class CallLog:
             self.numbers.setdefault(name, []).append(number)
 
     def require_name(self, asked: str, name: object) -> None:
-        """Refuse what is no name, and whatever is logged when the call is over."""
+        """Refuse an invalid name, and any log after the call has returned."""
         if self.over:
             self.refuse(f"{asked} was called after the call that it belongs to had returned")
         if not isinstance(name, str) or not name or not name.isprintable():
             self.refuse(f"{asked}: its first argument is a name, which is a printable text; here it is {name!r:.60}")
 
     def plain(self, asked: str, value: object) -> object:
-        """A copy of a value as JSON has it; a number that is not finite is no value."""
         try:
             return as_plain(value)
         except (TypeError, ValueError, RecursionError) as error:
@@ -95,18 +92,17 @@ class CallLog:
             )
 
     def refuse(self, says: str) -> NoReturn:
-        """End the run: no completion is at fault."""
         self.problem = f"reward {self.reward!r}: {says}."
         raise RunError(self.problem)
 
     def close(self) -> None:
-        """Take nothing any more.  Raises RunError where something was wrong and the function has caught it."""
+        """Refuse further logs.  Raises RunError for a mistake that the function has caught."""
         self.over = True
         if self.problem:
             raise RunError(self.problem)
 
     def kept_with(self, verdicts: list[Verdict] | InvalidScore) -> list[Verdict] | InvalidScore:
-        """The verdicts of the call, each score with what was logged of it."""
+        """The verdicts of the call, each score with its logs."""
         self.close()
         if isinstance(verdicts, InvalidScore) or not (self.extra or self.numbers):
             return verdicts
@@ -120,7 +116,7 @@ class CallLog:
 
 
 def mean(values: list[float]) -> float:
-    """Their mean; exactly x where all are x, and NaN where infinities cancel."""
+    """The mean: exactly x where all are x, NaN where infinities cancel."""
     return values[0] if min(values) == max(values) else sum(values) / len(values)
 
 
@@ -139,7 +135,7 @@ def as_plain(value: object) -> object:
     if isinstance(value, int):
         json.dumps(int(value))  # an integer of thousands of digits has no text
         return int(value)
-    number = number_in(value)
+    number = score_number(value)
     if isinstance(number, str):
         raise TypeError(f"a {type(value).__name__} is {number}")
     return number if number is not None and math.isfinite(number) else None

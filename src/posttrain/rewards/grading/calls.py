@@ -25,8 +25,7 @@ from posttrain.rewards.grading.answers import (
     verdicts_in,
 )
 from posttrain.rewards.grading.call_log import LOGS, CallLog
-from posttrain.rewards.grading.function import TEXTS, Keywords, RewardFunction, ScoringFailure
-from posttrain.rewards.grading.trainer_state import TrainerState
+from posttrain.rewards.grading.function import TEXTS, Keywords, RewardFunction, ScoringFailure, TrainerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,11 @@ class Deadline:
     """What has come to pass then, as a failure tells it."""
 
     def left(self) -> float:
-        """Seconds until then; infinite where there is no limit, negative where it is over."""
+        """Seconds until then: infinite without a limit, negative afterwards."""
         return self.at - time.monotonic()
 
     @property
     def passed(self) -> bool:
-        """Whether it is over."""
         return self.left() <= 0
 
 
@@ -52,12 +50,11 @@ NEVER = Deadline(math.inf, "")
 
 
 def after(seconds: float, says: str) -> Deadline:
-    """So many seconds from now; 0 sets no limit."""
+    """The deadline in `seconds` from now; 0 sets none."""
     return Deadline(time.monotonic() + seconds, says) if seconds else NEVER
 
 
 def sooner(*deadlines: Deadline) -> Deadline:
-    """The first of them."""
     return min(deadlines, key=lambda deadline: deadline.at)
 
 
@@ -84,13 +81,13 @@ class RolloutRow:
 
     @property
     def text(self) -> str:
-        """What is graded: the prefilled start of the answer and the completion."""
+        """The graded text: the prefilled start of the answer and the completion."""
         return self.group.graded_text(self.rollout)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How far the calls of a function may go."""
+    """Limits on the calls of a function."""
 
     until: Deadline = NEVER
     may_lose: float = 0.0
@@ -119,7 +116,7 @@ class Call:
         object.__setattr__(self, "log", CallLog(self.function.name, len(self.rows)))
 
     def deadline(self) -> Deadline:
-        """When it has to be done, if it begins now."""
+        """The deadline of a call that begins now."""
         each, rows = self.function.settings.item_seconds, len(self.rows)
         of = "" if rows == 1 else f" for each of {rows} completions"
         return sooner(after(each * rows, f"it took longer than item_seconds = {each:g}{of}"), self.bounds.until)
@@ -143,43 +140,43 @@ def reward_arguments(call: Call) -> dict[str, object]:
     """The arguments that the function's signature asks for; every one is made anew for this call."""
     wanted = call.wanted
     if wanted.one_by_one:
-        values = single(call.rows[0], call.function) | of_the_call(call)
-        require_known(call, values.keys())
+        values = single_arguments(call.rows[0], call.function) | run_arguments(call)
+        require_arguments(call, values.keys())
     else:
-        given = standard(call.rows, call.function) | of_the_call(call)
+        given = list_arguments(call.rows, call.function) | run_arguments(call)
         columns = {name: None for row in call.rows for name in row.group.prompt.columns if name not in WITHHELD}
         texts: dict[str, object] = {name: [row.text for row in call.rows] for name in TEXTS & wanted.required}
-        require_known(call, columns.keys() | given.keys() | texts.keys())
+        require_arguments(call, columns.keys() | given.keys() | texts.keys())
         values = texts | {name: column(name, call.rows) for name in columns if wanted.wants(name)} | given
     return {name: value for name, value in values.items() if wanted.wants(name)}
 
 
-def of_the_call(call: Call) -> dict[str, object]:
-    """What belongs to no completion: where the run is, and what takes a function's own columns and metrics."""
+def run_arguments(call: Call) -> dict[str, object]:
+    """Arguments that belong to no completion: the run's state, and the functions to log by."""
     given = {"trainer_state": call.trainer_state, **call.log.arguments()}
     cached = call.function.settings.cache
     return {name: value for name, value in given.items() if not (cached and name in NOT_CACHED)}
 
 
-def standard(rows: Sequence[RolloutRow], function: RewardFunction) -> dict[str, object]:
-    """The four lists that every reward function can have; they take precedence over columns of these names."""
+def list_arguments(rows: Sequence[RolloutRow], function: RewardFunction) -> dict[str, object]:
+    """The arguments of functions of lists; they win over columns of the same names."""
     return {
-        "prompts": [prompt_of(row, function) for row in rows],
-        "completions": [completion_of(row, function) for row in rows],
+        "prompts": [reward_prompt(row, function) for row in rows],
+        "completions": [reward_completion(row, function) for row in rows],
         "completion_ids": [list(row.rollout.tokens) for row in rows],
         "finish_reasons": [row.rollout.finish for row in rows],
         **({"base": [row.base for row in rows]} if function.settings.of else {}),
     }
 
 
-def single(row: RolloutRow, function: RewardFunction) -> dict[str, object]:
-    """The same for a function that scores one response; columns may have another name, as `STANDS_FOR` says."""
-    values = {name: unshared(value) for name, value in row.group.prompt.columns.items()}
+def single_arguments(row: RolloutRow, function: RewardFunction) -> dict[str, object]:
+    """The arguments of a function of one response; `STANDS_FOR` gives columns other names."""
+    values = {name: private_copy(value) for name, value in row.group.prompt.columns.items()}
     for name, column_name in STANDS_FOR.items():
         if name not in values and column_name in values:
-            values[name] = unshared(values[column_name])
+            values[name] = private_copy(values[column_name])
     return values | {
-        "prompt": prompt_of(row, function),
+        "prompt": reward_prompt(row, function),
         "response": row.text,
         "completion": row.text,
         "finish_reason": row.rollout.finish,
@@ -188,8 +185,7 @@ def single(row: RolloutRow, function: RewardFunction) -> dict[str, object]:
 
 
 def column(name: str, rows: Iterable[RolloutRow]) -> list[object]:
-    """One column of the prompts' dataset rows, None where a row lacks it."""
-    return [unshared(row.group.prompt.columns.get(name)) for row in rows]
+    return [private_copy(row.group.prompt.columns.get(name)) for row in rows]
 
 
 SIMPLE = frozenset((str, int, float, bool, complex, bytes, range, type(None)))
@@ -200,8 +196,8 @@ UNCOPIED = (TypeError, AttributeError, ValueError, RuntimeError, CopyError)
 """What `deepcopy` raises for what has no copy, such as a lock or a tensor with a gradient's history."""
 
 
-def unshared(value: Any) -> object:
-    """A copy of what could be changed: `numbers.remove(3)` in a reward function must not alter the problem."""
+def private_copy(value: Any) -> object:
+    """A copy of a value that could be changed: `numbers.remove(3)` in a reward must not alter the problem."""
     kind = type(value)
     if kind in SIMPLE:
         return value
@@ -221,7 +217,7 @@ def unshared(value: Any) -> object:
         return value
 
 
-def prompt_of(row: RolloutRow, function: RewardFunction) -> object:
+def reward_prompt(row: RolloutRow, function: RewardFunction) -> object:
     """The prompt without the start of the answer: messages where there are any, else text."""
     prompt = row.group.prompt
     if prompt.messages is not None and not function.text_only:
@@ -229,15 +225,14 @@ def prompt_of(row: RolloutRow, function: RewardFunction) -> object:
     return prompt.text.removesuffix(prompt.prefill)
 
 
-def completion_of(row: RolloutRow, function: RewardFunction) -> object:
-    """The graded text: as an assistant's message where the prompt is a conversation, else as it is."""
+def reward_completion(row: RolloutRow, function: RewardFunction) -> object:
     if row.group.prompt.messages is not None and not function.text_only:
         return [{"role": "assistant", "content": row.text}]
     return row.text
 
 
-def require_known(call: Call, offered: Set[str]) -> None:
-    """Refuse a function that needs an argument which nothing here supplies."""
+def require_arguments(call: Call, offered: Set[str]) -> None:
+    """Refuse a function with a required argument that does not exist."""
     for name in sorted(call.wanted.required - offered):
         near = difflib.get_close_matches(name, offered, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "Rename the parameter, give it a default, or add the column."
@@ -268,11 +263,11 @@ def read_result(call: Call, result: Result) -> list[Verdict] | InvalidScore:
     verdicts = call.log.kept_with(verdicts_of(call, result))
     if isinstance(verdicts, InvalidScore):
         return verdicts
-    return [misplaced(row, said) or said for row, said in zip(call.rows, verdicts, strict=True)]
+    return [misplaced_marks(row, said) or said for row, said in zip(call.rows, verdicts, strict=True)]
 
 
-def misplaced(row: RolloutRow, said: Verdict) -> InvalidScore | None:
-    """What is wrong with marks that are not on the completion; None where all are, or there are none."""
+def misplaced_marks(row: RolloutRow, said: Verdict) -> InvalidScore | None:
+    """What is wrong with marks outside of the completion; None where nothing is."""
     if not isinstance(said, Score) or said.marks is None:
         return None
     given, num_tokens, num_characters = len(said.marks["tokens"]), len(row.rollout.tokens), len(row.text)
@@ -291,7 +286,7 @@ def misplaced(row: RolloutRow, said: Verdict) -> InvalidScore | None:
 
 
 def verdicts_of(call: Call, result: Result) -> list[Verdict] | InvalidScore:
-    """What a result says of each row of its call."""
+    """The verdicts in a call's result."""
     if isinstance(result, WorkerAnswer):
         return result.verdicts
     if isinstance(result, ScoringFailure):
@@ -303,20 +298,20 @@ def verdicts_of(call: Call, result: Result) -> list[Verdict] | InvalidScore:
 
 
 def run_error(call: Call, problem: InvalidScore, row: RolloutRow | None) -> RunError:
-    """The error that stops the run, with the row where it is known; to be raised from the problem's cause."""
+    """The error that stops the run, with the row where it is known; raise it from the problem's cause."""
     where = f"reward {call.function.name!r}"
     if row is None:
         return RunError(f"{where} {problem.text}")
     return RunError(
         f"{where}, prompt {row.group.prompt.id!r}, sample {row.rollout.sample}: {problem.text}"
-        f"\n    The completion: {excerpt(row.text)}{chat_hint(problem, row)}"
+        f"\n    The completion: {text_excerpt(row.text)}{chat_hint(problem, row)}"
         '\n    To go on without such scores set rollout.on_reward_error = none, or grade(on_error="none") in'
         " Python: they are then left out and counted."
     )
 
 
 def chat_hint(problem: InvalidScore, row: RolloutRow) -> str:
-    """What to do where a function that reads conversations was given plain text."""
+    """The remedy where a function that reads conversations got plain text."""
     is_type_error = type(problem.cause).__name__ == "TypeError"  # of a worker's too, which has this name alone
     if (
         not is_type_error
@@ -333,8 +328,7 @@ CHAT_HINT = (
 )
 
 
-def excerpt(text: str) -> str:
-    """The beginning and the end of a text, on one line and safe to print."""
+def text_excerpt(text: str) -> str:
     if len(text) > EXCERPT:
         return f"{text[: EXCERPT // 2]!a} … {text[-EXCERPT // 2 :]!a} ({len(text)} characters)"
     return ascii(text)

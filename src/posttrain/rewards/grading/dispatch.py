@@ -1,60 +1,215 @@
-"""Making the calls of a round: in our process in order, asynchronous ones side by side, the others in workers."""
+"""Makes the calls of a round: in the trainer's process in order, asynchronous ones at once, others in workers.
 
+Asynchronous calls run on an event loop in a background thread, each until its deadline, while workers do theirs.  A
+call in the trainer's process cannot be ended, so a slow one is reported, and changes to the process are undone.
+"""
+
+import asyncio
+import functools
 import inspect
-from collections.abc import Sequence
+import math
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
-from posttrain.rewards.grading.answers import FunctionError, OutOfTime, invoke
-from posttrain.rewards.grading.async_calls import AsyncCall, start_async_calls
-from posttrain.rewards.grading.calls import Call, Result, reward_arguments
+from posttrain.errors import RunError
+from posttrain.rewards.grading.answers import FunctionError, OutOfTime, as_raised, invoke, settled
+from posttrain.rewards.grading.calls import Call, Deadline, Result, reward_arguments
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.grading.precautions import keeping_stdout, keeping_torch, telling_what_is_waited_for
 from posttrain.rewards.grading.resources import Resources, bind_resources
-from posttrain.rewards.grading.workers.shared_workers import WorkerPools
-from posttrain.rewards.grading.workers.worker_pool import Job, have_done
+from posttrain.rewards.grading.worker import Job, finish_jobs
+
+GRACE_SECONDS = 5.0
+"""How long after the last deadline an event loop that does not respond is waited for."""
+PATIENCE_SECONDS = 60.0
+"""How long functions without a deadline may take before a warning names them."""
 
 
 def dispatch(calls: Sequence[Call], resources: Resources) -> list[Result]:
-    """What the calls come to, on a session's resources.
-
-    Those in our process are made in their order; what turns out to be awaitable then runs beside the workers.
-    """
-    with telling_what_is_waited_for(calls):
-        results = [None if call.function.settings.workers else start_calls(call, resources) for call in calls]
+    """The results of the calls, in their order, on a session's resources."""
+    with warning_when_slow(calls):
+        results = [None if call.function.settings.workers else call_here(call, resources) for call in calls]
         waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
-        if not waiting and not any(call.function.settings.workers for call in calls):
+        in_workers: dict[str, list[int]] = {}
+        for index, call in enumerate(calls):
+            if call.function.settings.workers:
+                in_workers.setdefault(call.function.name, []).append(index)
+        if not waiting and not in_workers:
             return results
         names = ", ".join(dict.fromkeys(repr(calls[index].function.name) for index in waiting))
-        started = [AsyncCall(calls[index], results[index]) for index in waiting]
-        with keeping_stdout(names), keeping_torch(), start_async_calls(started) as finished:
-            for index, result in in_workers(calls, resources.workers):
-                results[index] = result
+        started = [(calls[index], results[index]) for index in waiting]
+        with requiring_open_stdout(names), restoring_torch_state(), awaiting(started) as finished:
+            pools = [resources.workers.pool_for(calls[indices[0]].function) for indices in in_workers.values()]
+            jobs = [
+                Job(pool, [calls[index] for index in indices])
+                for pool, indices in zip(pools, in_workers.values(), strict=True)
+            ]
+            finish_jobs(jobs)
+            for indices, job in zip(in_workers.values(), jobs, strict=True):
+                for index, result in zip(indices, job.results, strict=True):
+                    results[index] = result
             for index, result in zip(waiting, finished(), strict=True):
                 results[index] = result
     return results
 
 
-def start_calls(call: Call, resources: Resources) -> Result:
+def call_here(call: Call, resources: Resources) -> Result:
     """The call's result, its awaitable, or what it raised."""
     if call.bounds.until.passed:
         return OutOfTime(call.bounds.until.says)
     arguments = reward_arguments(call)
     try:
-        with keeping_stdout(repr(call.function.name)), keeping_torch():
+        with requiring_open_stdout(repr(call.function.name)), restoring_torch_state():
             return invoke(bind_resources(call.function.call, resources), arguments)
     except (ScoringFailure, FunctionError) as failure:
         return failure
 
 
-def in_workers(calls: Sequence[Call], pools: WorkerPools) -> list[tuple[int, Result]]:
-    """What those calls come to that are made in workers, each with its place."""
-    places: dict[str, list[int]] = {}
-    for index, call in enumerate(calls):
-        if call.function.settings.workers:
-            places.setdefault(call.function.name, []).append(index)
-    jobs = [Job(pools.pool_for(calls[of[0]].function), [calls[index] for index in of]) for of in places.values()]
-    have_done(jobs)
-    return [
-        (index, result)
-        for of, job in zip(places.values(), jobs, strict=True)
-        for index, result in zip(of, job.results, strict=True)
-    ]
+@contextmanager
+def awaiting(started: Sequence[tuple[Call, Any]]) -> Iterator[Callable[[], list[Result]]]:
+    """Run the awaitables of calls in the background; yields a function that waits for their results.
+
+    Leaving without asking for results cancels them.
+    """
+    if not started:
+        yield list
+        return
+    deadlines = [call.deadline() for call, _ in started]
+    names = ", ".join(dict.fromkeys(repr(call.function.name) for call, _ in started))
+
+    async def together() -> list[object]:
+        pairs = zip(started, deadlines, strict=True)
+        return await asyncio.gather(*(in_time(awaitable, deadline) for (_, awaitable), deadline in pairs))
+
+    future = asyncio.run_coroutine_threadsafe(together(), shared_loop().running())
+
+    def results() -> list[Result]:
+        last = max(deadlines, key=lambda deadline: deadline.at).left()
+        try:
+            done = future.result(None if last == math.inf else max(0.0, last) + GRACE_SECONDS)
+        except TimeoutError as error:
+            raise RunError(
+                f"reward {names}: nothing can end it at its deadline, as it never gives control back to its event loop."
+                "  Await what takes long (asyncio.sleep and not time.sleep), or give it workers."
+            ) from error
+        return [as_raised(result) for result in done]
+
+    try:
+        yield results
+    finally:
+        future.cancel()  # after an interrupt nothing runs on in the background; otherwise this does nothing
+
+
+async def in_time(awaitable: Any, deadline: Deadline) -> object:
+    """Its result or exception; where the deadline comes first it is cancelled, and this is a failure."""
+    task = asyncio.ensure_future(settled(awaitable))
+    left = deadline.left()
+    try:
+        # Not wait_for, which waits as long as a function takes that does not want to be cancelled.
+        done, _ = await asyncio.wait([task], timeout=None if left == math.inf else max(0.0, left))
+    finally:
+        task.cancel()  # does nothing to a finished task
+    if not done:
+        task.add_done_callback(lambda late: late.cancelled() or late.exception())  # asyncio warns of exceptions unread
+        return ScoringFailure(deadline.says)
+    if task.cancelled():
+        return asyncio.CancelledError()
+    error = task.exception()
+    return task.result() if error is None else error
+
+
+class LoopThread:
+    """An event loop in a background thread, since notebooks already run a loop in theirs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def running(self) -> asyncio.AbstractEventLoop:
+        """The loop; a new one where its thread is dead, as after a fork, or where somebody has closed it."""
+        with self._lock:
+            alive = self._thread is not None and self._thread.is_alive()
+            if self._loop is None or not alive or self._loop.is_closed():
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=run_on, args=[self._loop], name="async rewards", daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+def run_on(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is closed: a task that a function has started may stop it, or raise what ends it."""
+    while not loop.is_closed():
+        with suppress(SystemExit, KeyboardInterrupt):  # the task has it as its exception already
+            loop.run_forever()
+
+
+@functools.cache
+def shared_loop() -> LoopThread:
+    """One loop for all steps, since clients that a function keeps belong to the loop that made them."""
+    return LoopThread()
+
+
+@contextmanager
+def warning_when_slow(calls: Sequence[Call]) -> Iterator[None]:
+    """Warn, after a while, of functions among the calls that have no deadline."""
+    endless = [call.function for call in calls if not call.function.bounded and math.isinf(call.deadline().at)]
+    if not endless:
+        yield
+        return
+    timer = threading.Timer(PATIENCE_SECONDS, warn_of, [", ".join(dict.fromkeys(repr(each.name) for each in endless))])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def warn_of(names: str) -> None:
+    """Name the functions without a deadline, and how to give them one."""
+    warnings.warn(
+        f"reward {names}: still waiting for it after {PATIENCE_SECONDS:g} s, and it has no deadline.  To have one that"
+        " takes too long ended, give it `workers: 1` and `item_seconds` in the recipe, or"
+        " reward_function(call, workers=1, item_seconds=...) in Python.",
+        RuntimeWarning,
+        stacklevel=1,
+    )
+
+
+@contextmanager
+def requiring_open_stdout(names: str) -> Iterator[None]:
+    """Refuse functions that close the standard output, which the run prints to."""
+    closed = stdout_is_closed()
+    try:
+        yield
+    finally:
+        if stdout_is_closed() and not closed:
+            sys.stdout = sys.stderr  # for what is printed until the end
+            raise RunError(
+                f"reward {names}: closed the standard output, which the run prints to.  Leave it open, or give the"
+                " reward `workers: 1` in the recipe, reward_function(call, workers=1) in Python."
+            )
+
+
+def stdout_is_closed() -> bool:
+    """Whether printing would fail; a program without a standard output prints nothing anyway."""
+    return sys.stdout is not None and sys.stdout.closed
+
+
+@contextmanager
+def restoring_torch_state() -> Iterator[None]:
+    """Restore torch's settings that functions may change for the whole thread: gradients, the default type."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(gradients)
+        torch.set_default_dtype(dtype)

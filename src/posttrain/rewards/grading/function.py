@@ -1,6 +1,7 @@
 """What a reward function is, and what it asks to be called with."""
 
 import functools
+import importlib
 import inspect
 import itertools
 import sys
@@ -9,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from posttrain.binding import bind, code_digest
-from posttrain.errors import RunError, UserError
+from posttrain.binding import bind, code_digest, object_in_file, object_in_module
+from posttrain.errors import RunError, UserError, exit_call
 from posttrain.options.reward import RewardSettings
 
 
@@ -28,7 +29,7 @@ class FunctionSource:
     """The SHA-256 of the file, and of those beside it that it imports, when it was loaded."""
 
     def require_unchanged(self) -> None:
-        """Refuse to go on with a function that is no longer the one that scored so far."""
+        """Refuse to use a function whose file has changed since it was loaded."""
         if code_digest(Path(self.file)) != self.digest:
             raise RunError(
                 f"{self.file} has changed since `{self.name}` was loaded from it, or a file that it imports has,"
@@ -37,7 +38,6 @@ class FunctionSource:
 
 
 def source_in_file(file: Path, name: str) -> FunctionSource:
-    """The source of a function that a recipe names as FILE.py:FUNCTION."""
     return FunctionSource(place=str(file.resolve()), name=name, file=str(file.resolve()), digest=code_digest(file))
 
 
@@ -112,17 +112,16 @@ class RewardFunction:
             )
 
     def find_source(self) -> FunctionSource:
-        """Where another process finds it by name.  Raises UserError where none can."""
+        """Where another process finds it by name.  Raises UserError where it cannot."""
         return self.source or source_of(self.call, self.name)
 
     def unconditional(self) -> "RewardFunction":
-        """The same for the same rows, whatever other rewards say, and with neither clip nor schedule."""
+        """The function without gate, `of`, clip and schedule."""
         plain = replace(self.settings, gate="", of="", clip=None, weight_to=None, over_steps=0)
         return replace(self, settings=plain)
 
     @property
     def is_async(self) -> bool:
-        """Whether it is an `async def`, or an object whose call is one."""
         call = self.call
         while isinstance(call, functools.partial):
             call = call.func
@@ -142,12 +141,12 @@ def reward_function(
     `settings` are what a recipe says of a reward beside its name and weight, the fields of
     posttrain.options.reward.RewardSettings: `gate="solved"`, `clip=(0, 1)`, `workers=2`.
     """
-    named = name or own_name(call)
+    named = name or name_of_callable(call)
     made = bind(RewardSettings, {"weight": weight, **settings}, where=f"reward {named!r}")
     return RewardFunction(name=named, call=call, settings=made, text_only=text_only)
 
 
-def with_own_names(functions: Sequence[RewardFunction]) -> tuple[RewardFunction, ...]:
+def with_distinct_names(functions: Sequence[RewardFunction]) -> tuple[RewardFunction, ...]:
     """The functions, those that share a name told apart: `solved`, `solved_2`, `solved_3`.
 
     The first keeps the name, and is the one that gates and `of` mean by it; a name that another function has is left
@@ -163,8 +162,8 @@ def with_own_names(functions: Sequence[RewardFunction]) -> tuple[RewardFunction,
     return tuple(told.values())
 
 
-def own_name(call: object) -> str:
-    """A function's name, also from under functools.partial; an object's class."""
+def name_of_callable(call: object) -> str:
+    """A function's name, or an object's class; of what functools.partial holds."""
     while isinstance(call, functools.partial):
         call = call.func
     return str(getattr(call, "__name__", type(call).__name__))
@@ -195,12 +194,11 @@ class Keywords:
         return bool(named & {"response", "completion"}) and not named & OF_ALL
 
     def wants(self, name: str) -> bool:
-        """Whether an argument of this name can be given."""
         return self.takes_any or name in self.required or name in self.optional
 
 
 def keywords(function: RewardFunction) -> Keywords:
-    """What a reward function may and must be called with."""
+    """The keywords of a function's signature."""
     try:
         parameters = inspect.signature(function.call).parameters.values()
     except (TypeError, ValueError) as error:
@@ -221,11 +219,52 @@ def keywords(function: RewardFunction) -> Keywords:
 
 
 def may_be_cached(function: RewardFunction) -> bool:
-    """Whether its scores may be remembered."""
     standing = as_standing(function.call)
     return function.settings.cache if standing is None else standing.rows_stand_alone
 
 
 def as_standing(call: object) -> Cacheable | None:
-    """A reward of this package that says whether it may be remembered."""
     return call if isinstance(call, Cacheable) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerState:
+    """A run's progress, under the names that transformers' TrainerState has for it; outside of a run all is 0."""
+
+    global_step: int = 0
+    """Steps finished: 0 while completions of the first one are scored."""
+    max_steps: int = 0
+    """Steps of the whole run."""
+    epoch: float | None = None
+    """Passes over the training rows so far; None where prompts are made and not read."""
+    is_world_process_zero: bool = True
+    """Whether this process is the one that prints, which a run of one process is."""
+    is_local_process_zero: bool = True
+    """The same of one machine."""
+
+
+def function_at(place: str, name: str) -> object:
+    """The function of a source, in another process than the one that made the source."""
+    if place.endswith(".py"):
+        return load_function(f"{place}:{name}")
+    try:
+        found: object = importlib.import_module(place)
+    except SystemExit as leave:
+        raise UserError(f"rewards: module {place} cannot be imported: it calls {exit_call(leave)}") from leave
+    except Exception as error:
+        raise UserError(f"rewards: module {place} cannot be imported: {type(error).__name__}: {error}") from error
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def load_function(path: str) -> Callable[..., object]:
+    """The function that FILE.py:FUNCTION or package.module:FUNCTION names."""
+    place, _, name = path.rpartition(":")
+    found = object_in_file(path, where="rewards") if place.endswith(".py") else object_in_module(path, where="rewards")
+    if not callable(found) or isinstance(found, type):
+        raise UserError(
+            f"rewards: `{name}` in {place} is a {type(found).__name__} and cannot score completions; name a function,"
+            " or an object with a __call__ method"
+        )
+    return found

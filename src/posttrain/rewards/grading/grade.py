@@ -2,7 +2,7 @@
 
 **How a function is called.**  Once per batch and by keyword, with what its signature asks for (everything, if it has
 `**kwargs`): `prompts`, `completions`, `completion_ids`, `finish_reasons` and every dataset column, as lists with one
-entry per completion; `trainer_state`, a posttrain.rewards.grading.trainer_state.TrainerState; and, to log by,
+entry per completion; `trainer_state`, a posttrain.rewards.grading.function.TrainerState; and, to log by,
 `log_extra(column, values)` and `log_metric(name, value)` of posttrain.rewards.grading.call_log.  For a plain prompt
 prompts and completions are strings.  For a conversation `prompts[i]` is the list of messages and `completions[i]` is
 `[{"role": "assistant", "content": ...}]`.  A completion's text is what was prefilled plus what was sampled, tags kept,
@@ -27,7 +27,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Float64
@@ -35,34 +35,42 @@ from torch import Tensor
 
 from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
-from posttrain.options.reward import RewardTerms
 from posttrain.records import Grades, Group, Marks
 from posttrain.rewards.grading.answers import UNSCORED, InvalidScore, OutOfTime, Score, Verdict, safe_text
-from posttrain.rewards.grading.calls import Call, RolloutRow, after, read_result, run_error
+from posttrain.rewards.grading.calls import (
+    NO_RUN,
+    Bounds,
+    Call,
+    Deadline,
+    RolloutRow,
+    after,
+    calls_for,
+    read_result,
+    run_error,
+    sooner,
+)
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import (
     RewardFunction,
     ScoringFailure,
+    TrainerState,
+    keywords,
     may_be_cached,
     reward_function,
-    with_own_names,
+    with_distinct_names,
 )
-from posttrain.rewards.grading.pending_scores import PendingScores, bounds_of, require_enforceable
+from posttrain.rewards.grading.gates import dependency_rounds, row_for
 from posttrain.rewards.grading.resources import Resources, default_resources
-from posttrain.rewards.grading.trainer_state import TrainerState
+from posttrain.rewards.grading.score_cache import Cache, keys_of
 
 __all__ = ["Journal", "OnError", "RewardFunction", "ScoringFailure", "grade", "reward_function"]
 
 RETRY_WAITS_SECONDS = (0.5, 2.0)
 """Pauses before a failed scoring is tried again."""
-
 DEFAULTS = GradingOptions()
 
-GATED = "gated"
-"""Outcome of a row that a function is not asked about, as its gate is shut."""
-
 OnError = Literal["stop", "none"]
-Told = TypeVar("Told")
+Read = TypeVar("Read")
 Journal = Callable[[Sequence[Group], Grades], None]
 
 
@@ -83,32 +91,34 @@ def grade(
 
     Weights are those of the step, and scores are clipped where a function's terms say so.
 
-    `journal` is handed all scores before anything uses them, also when too many failures then stop the run.
-    `resources` are the session's; without a session the process's own are used, with default options.  Functions that
-    ask for it are told `trainer_state`; without one, that of a run before its step.
+    `journal` gets all scores before anything uses them, even where too many failures then stop the run.  `resources`
+    are the session's; the default is one set per process with default options.  Functions that ask for it get
+    `trainer_state`; the default is that of a run before this step.
     """
-    require_some(functions)
-    functions = with_own_names(functions)
+    if not functions:
+        raise UserError(
+            "no reward function: name one under `rewards` in the recipe (such as `my_rewards.py:solved`), or give"
+            " rewards=[...] in Python"
+        )
+    functions = with_distinct_names(functions)
     require_equal_sizes(groups)
     for function in functions:
         require_enforceable(function, grading)
     rows = [RolloutRow(group, rollout) for group in groups for rollout in group.rollouts]
     state = TrainerState(global_step=step - 1) if trainer_state is None else trainer_state
     pending = score_rows(rows, functions, on_error, grading, resources or default_resources(), state)
-    verdicts = [waiting.verdicts for waiting in pending]
-    grades = as_grades(groups, functions, verdicts, step)
-    grades = replace(grades, num_cached=sum(waiting.num_cached for waiting in pending))
+    grades = as_grades(groups, pending, step)
     if journal is not None:
         journal(groups, grades)
     for waiting in pending:
-        waiting.remember()  # after the journal, which a cache that fails must not keep a score from
-    for function, column in zip(functions, verdicts, strict=True):
-        require_few_failures(function, column, grading.max_failure_share)
+        waiting.remember()  # after the journal: a cache that fails must not keep a score from it
+    for waiting in pending:
+        require_few_failures(waiting.function, waiting.verdicts, grading.max_failure_share)
     return grades
 
 
 def require_equal_sizes(groups: Sequence[Group]) -> None:
-    """Refuse groups that make no rectangle of scores, before any function is asked."""
+    """Refuse groups of different sizes, before any function is called."""
     for group in groups:
         if len(group.rollouts) != len(groups[0].rollouts):
             raise UserError(
@@ -118,13 +128,95 @@ def require_equal_sizes(groups: Sequence[Group]) -> None:
             )
 
 
-def require_some(functions: Sequence[RewardFunction]) -> None:
-    """Refuse to score with nothing."""
-    if not functions:
-        raise UserError(
-            "no reward function: name one under `rewards` in the recipe (such as `my_rewards.py:solved`), or give"
-            " rewards=[...] in Python"
-        )
+def require_enforceable(function: RewardFunction, grading: GradingOptions) -> None:
+    """Refuse time limits that nothing could enforce, and workers or a cache for a function without a name to load."""
+    settings = function.settings
+    if settings.workers or settings.cache:
+        function.find_source()
+    if settings.workers or function.is_async:
+        return
+    limits = {"item_seconds": settings.item_seconds, "seconds": settings.seconds}
+    if not function.bounded:
+        limits["grading.seconds"] = grading.seconds
+    for name, value in limits.items():
+        if value:
+            raise UserError(
+                f"{name} = {value:g} cannot end reward {function.name!r}, a plain function in the trainer's process."
+                "  Give it `workers: 1` or more in the recipe, reward_function(call, workers=1) in Python, or make it"
+                " an `async def`."
+            )
+
+
+class PendingScores:
+    """The rows that one function scores in a round, and its verdicts so far."""
+
+    def __init__(
+        self,
+        function: RewardFunction,
+        rows: Sequence[RolloutRow | Score],
+        grading: GradingOptions,
+        until: Deadline,
+        cache: Cache | None = None,
+        trainer_state: object = NO_RUN,
+    ) -> None:
+        """A Score among `rows` needs no call; `until` is when all functions have to be done."""
+        seconds = function.settings.seconds
+        limit = after(seconds, f"the reward's seconds = {seconds:g} for a batch were over")
+        self.bounds = Bounds(until=sooner(limit, until), may_lose=grading.max_failure_share * len(rows))
+        self.function, self.cache, self.trainer_state = function, cache, trainer_state
+        self.rows = {index: row for index, row in enumerate(rows) if isinstance(row, RolloutRow)}
+        no_time = OutOfTime(self.bounds.until.says)
+        self.verdicts: list[Verdict] = [row if isinstance(row, Score) else no_time for row in rows]
+        self.unscored = list(self.rows)
+        """Indices of rows without a score; after each try those where scoring failed."""
+        self.keys: dict[int, bytes] = {}
+        """The cache's key of each row that has one."""
+        self.duplicates: dict[int, int] = {}
+        """Rows that look to the function like an earlier one, and the index of that one."""
+        if cache is not None:
+            self._look_up(cache)
+        self.num_cached = len(self.rows) - len(self.unscored)
+        """Rows that need no call: their score is known, or will be that of a duplicate."""
+
+    def _look_up(self, cache: Cache) -> None:
+        keys = zip(self.rows, keys_of(self.function, list(self.rows.values()), cache.sandbox), strict=True)
+        self.keys = {index: key for index, key in keys if key is not None}
+        known = cache.known(self.keys.values())
+        first: dict[bytes, int] = {}
+        for index, key in self.keys.items():
+            if key in known:
+                self.verdicts[index] = known[key]
+                self.unscored.remove(index)
+            elif first.setdefault(key, index) != index:
+                self.duplicates[index] = first[key]
+                self.unscored.remove(index)
+
+    @property
+    def open(self) -> bool:
+        """Whether a row is without a score and time is left."""
+        return bool(self.unscored) and not self.bounds.until.passed
+
+    def calls(self) -> list[Call]:
+        rows = tuple(self.rows[index] for index in self.unscored)
+        return calls_for(Call(self.function, rows, keywords(self.function), self.bounds, self.trainer_state))
+
+    def take(self, fresh: Sequence[Verdict]) -> None:
+        """Record the verdicts of the calls; rows that failed are tried again, those without a call first."""
+        for index, verdict in zip(self.unscored, fresh, strict=True):
+            self.verdicts[index] = verdict
+        failed = [index for index in self.unscored if isinstance(self.verdicts[index], ScoringFailure)]
+        self.unscored = sorted(failed, key=lambda index: not isinstance(self.verdicts[index], OutOfTime))
+
+    def conclude(self) -> list[Verdict]:
+        """The verdicts on all rows, duplicates included."""
+        for index, first in self.duplicates.items():
+            self.verdicts[index] = self.verdicts[first]
+        return self.verdicts
+
+    def remember(self) -> None:
+        if self.cache is not None:
+            verdicts = {key: self.verdicts[index] for index, key in self.keys.items()}
+            self.cache.remember({key: each for key, each in verdicts.items() if isinstance(each, Score)})
 
 
 def score_rows(
@@ -135,50 +227,24 @@ def score_rows(
     resources: Resources,
     trainer_state: object,
 ) -> list[PendingScores]:
-    """What each function says of each row: a score, or a failure that came back after every retry."""
+    """The verdicts of each function on each row: a score, or a failure that came back after every retry."""
     until = after(grading.seconds, f"grading.seconds = {grading.seconds:g} for all rewards of a batch were over")
-    verdicts: list[list[Verdict]] = [[UNSCORED] * len(rows) for _ in functions]
+    verdicts: dict[str, list[Verdict]] = {}
     pending: dict[int, PendingScores] = {}
-    places = {function.name: place for place, function in enumerate(functions)}
-    for together in dependency_rounds(functions):
-        for place in together:
-            function = functions[place]
-            seen = [row_for(row, i, function, verdicts, places) for i, row in enumerate(rows)]
+    for indices in dependency_rounds(functions):
+        for index in indices:
+            function = functions[index]
+            seen = [row_for(row, i, function, verdicts) for i, row in enumerate(rows)]
             cache = resources.caches.cache_for(grading) if may_be_cached(function) else None
-            bounds = bounds_of(function, len(rows), grading, until)
-            pending[place] = PendingScores(function, seen, bounds, cache, trainer_state)
-        call_with_retries([pending[place] for place in together], on_error, resources)
-        for place in together:
-            verdicts[place] = pending[place].conclude()
-    return [pending[place] for place in range(len(functions))]
-
-
-def row_for(
-    row: RolloutRow,
-    index: int,
-    function: RewardFunction,
-    verdicts: Sequence[Sequence[Verdict]],
-    places: Mapping[str, int],
-) -> RolloutRow | Score:
-    """The row as the function is asked about it, or what is settled without asking."""
-    terms = function.settings
-    if not terms.applies(row.group.prompt.columns):
-        return UNSCORED
-    if terms.gate:
-        gate = verdicts[places[terms.gate]][index]
-        if not isinstance(gate, Score) or math.isnan(gate.value):
-            return UNSCORED
-        if gate.value <= 0:
-            return Score(0.0, GATED)
-    if terms.of:
-        base = verdicts[places[terms.of]][index]
-        known = isinstance(base, Score) and not math.isnan(base.value)
-        return replace(row, base=base.value if known and isinstance(base, Score) else None)
-    return row
+            pending[index] = PendingScores(function, seen, grading, until, cache, trainer_state)
+        call_with_retries([pending[index] for index in indices], on_error, resources)
+        for index in indices:
+            verdicts[functions[index].name] = pending[index].conclude()
+    return [pending[index] for index in range(len(functions))]
 
 
 def call_with_retries(pending: Sequence[PendingScores], on_error: OnError, resources: Resources) -> None:
-    """Ask functions that wait for none of each other, and again where scoring failed while there is time."""
+    """Call the functions of a round, and again where scoring failed, while there is time."""
     for wait in (0.0, *RETRY_WAITS_SECONDS):
         still = [waiting for waiting in pending if waiting.open]
         if not still:
@@ -187,78 +253,77 @@ def call_with_retries(pending: Sequence[PendingScores], on_error: OnError, resou
         calls = [waiting.calls() for waiting in still]
         results = iter(dispatch([call for of_function in calls for call in of_function], resources))
         for waiting, of_function in zip(still, calls, strict=True):
-            waiting.take(
-                [
-                    said
-                    for call in of_function
-                    for said in checked_verdicts(call, read_result(call, next(results)), on_error, resources)
-                ]
-            )
+            fresh = [
+                checked_verdicts(call, read_result(call, next(results)), on_error, resources) for call in of_function
+            ]
+            waiting.take([verdict for of_call in fresh for verdict in of_call])
 
 
 def checked_verdicts(
     call: Call, answer: list[Verdict] | InvalidScore, on_error: OnError, resources: Resources
 ) -> list[Verdict]:
-    """The verdicts of a call; a problem stops the run, or stays beside the row it belongs to."""
-    if isinstance(answer, InvalidScore):
-        return bisect_failure(call, answer, on_error, resources)
-    for row, said in zip(call.rows, answer, strict=True):
-        if isinstance(said, InvalidScore) and on_error == "stop":
-            raise run_error(call, said, row) from said.cause
-    return answer
+    """The verdicts of a call; an invalid score stops the run, or stays with its row.
 
-
-def bisect_failure(call: Call, problem: InvalidScore, on_error: OnError, resources: Resources) -> list[Verdict]:
-    """Find the rows behind a problem of a whole call by calling again with each half of them.
-
-    On "stop" this ends with the error at the first row found, or without a row where no half repeats the problem.
+    Where a call of several rows raised, each half of them is called again, to find the rows behind it: "stop" ends with
+    the error of the first such row, or without a row where no half repeats the error.
     """
-    if len(call.rows) == 1 or problem.cause is None:  # a wrong length or type is no single row's fault
-        if on_error == "stop":
-            raise run_error(call, problem, call.rows[0] if len(call.rows) == 1 else None) from problem.cause
-        return [problem] * len(call.rows)
-    middle = len(call.rows) // 2
-    verdicts: list[Verdict] = []
-    for half in (call.rows[:middle], call.rows[middle:]):
-        again = replace(call, rows=half)
-        verdicts += checked_verdicts(again, read_result(again, dispatch([again], resources)[0]), on_error, resources)
+    if not isinstance(answer, InvalidScore):
+        for row, verdict in zip(call.rows, answer, strict=True):
+            if isinstance(verdict, InvalidScore) and on_error == "stop":
+                raise run_error(call, verdict, row) from verdict.cause
+        return answer
+    verdicts: list[Verdict] = [answer] * len(call.rows)
+    if len(call.rows) > 1 and answer.cause is not None:  # a wrong length or type is not the fault of one row
+        middle = len(call.rows) // 2
+        verdicts = []
+        for rows in (call.rows[:middle], call.rows[middle:]):
+            half = replace(call, rows=rows)
+            again = read_result(half, dispatch([half], resources)[0])
+            verdicts += checked_verdicts(half, again, on_error, resources)
     if on_error == "stop":
-        raise run_error(call, problem, None) from problem.cause
+        raise run_error(call, answer, call.rows[0] if len(call.rows) == 1 else None) from answer.cause
     return verdicts
 
 
-def as_grades(
-    groups: Sequence[Group], functions: Sequence[RewardFunction], verdicts: Sequence[Sequence[Verdict]], step: int
-) -> Grades:
+def as_grades(groups: Sequence[Group], pending: Sequence[PendingScores], step: int) -> Grades:
     """The verdicts as one record."""
+    functions = [each.function for each in pending]
     shape = (len(groups), len(groups[0].rollouts) if groups else 0)
-    said = [[one if isinstance(one, Score) else UNSCORED for one in column] for column in verdicts]
-    values = torch.tensor([[one.value for one in column] for column in said], dtype=torch.float64)
-    scores = values.reshape(len(functions), *shape)
-    by_name = {function.name: column for function, column in zip(functions, said, strict=True)}
-    outcomes = {name: [one.outcome for one in column] for name, column in by_name.items()}
-    details = {name: [one.details for one in column] for name, column in by_name.items()}
-    extras = {name: [one.extra for one in column] for name, column in by_name.items()}
-    logged = {name: [one.metrics for one in column] for name, column in by_name.items()}
-    marks = {name: [marks_in(one) for one in column] for name, column in by_name.items()}
+    scores = {
+        each.function.name: [one if isinstance(one, Score) else UNSCORED for one in each.verdicts] for each in pending
+    }
+    values = torch.tensor([[one.value for one in column] for column in scores.values()], dtype=torch.float64)
     grades = Grades(
-        names=tuple(function.name for function in functions),
-        scores=scores,
+        names=tuple(scores),
+        scores=values.reshape(len(functions), *shape),
         weights=torch.tensor([function.settings.weight_at(step) for function in functions], dtype=torch.float64),
         rewards=torch.full(shape, math.nan, dtype=torch.float64),
         clips={each.name: each.settings.clip for each in functions if each.settings.clip is not None},
-        outcomes={name: grouped(column, shape[1]) for name, column in outcomes.items() if any(column)},
-        details={name: grouped(column, shape[1]) for name, column in details.items() if any(column)},
-        extras={name: grouped(column, shape[1]) for name, column in extras.items() if any(column)},
-        logged={name: grouped(column, shape[1]) for name, column in logged.items() if any(column)},
-        marks={name: grouped(column, shape[1]) for name, column in marks.items() if any(column)},
-        num_failures=sum(not isinstance(one, Score) for column in verdicts for one in column),
+        outcomes=by_group(scores, shape[1], lambda score: score.outcome),
+        details=by_group(scores, shape[1], lambda score: score.details),
+        extras=by_group(scores, shape[1], lambda score: score.extra),
+        logged=by_group(scores, shape[1], lambda score: score.metrics),
+        marks=by_group(scores, shape[1], marks_in),
+        num_failures=sum(not isinstance(one, Score) for each in pending for one in each.verdicts),
+        num_cached=sum(each.num_cached for each in pending),
     )
     return replace(grades, rewards=weighted_sum(grades.clipped, grades.weights))
 
 
+def by_group(
+    scores: Mapping[str, Sequence[Score]], size: int, read: Callable[[Score], Read]
+) -> dict[str, tuple[tuple[Read, ...], ...]]:
+    """What `read` finds in each score, by function and group; functions where it finds nothing are left out."""
+    found = {name: [read(score) for score in column] for name, column in scores.items()}
+    return {
+        name: tuple(tuple(column[start : start + size]) for start in range(0, len(column), size))
+        for name, column in found.items()
+        if any(column)
+    }
+
+
 def marks_in(score: Score) -> Marks | None:
-    """What a function gave tokens and spans."""
+    """The rewards of single tokens and spans."""
     if score.marks is None:
         return None
     spans = tuple((start, end, value) for start, end, value in score.marks["spans"])
@@ -275,53 +340,14 @@ def weighted_sum(
     return torch.where(counted.any(dim=0), total, math.nan)
 
 
-def grouped(column: Sequence[Told], size: int) -> tuple[tuple[Told, ...], ...]:
-    """One entry for each rollout, in groups."""
-    return tuple(tuple(column[start : start + size]) for start in range(0, len(column), size))
-
-
 def require_few_failures(function: RewardFunction, verdicts: Sequence[Verdict], share: float) -> None:
-    """Stop where so many scores failed that what is left may be a biased selection."""
-    failures = [said for said in verdicts if isinstance(said, ScoringFailure)]
+    """Stop where so many scores failed that those left may be a biased selection."""
+    failures = [verdict for verdict in verdicts if isinstance(verdict, ScoringFailure)]
     if len(failures) > share * len(verdicts):
-        last = next((said for said in reversed(failures) if not isinstance(said, OutOfTime)), failures[-1])
+        last = next((each for each in reversed(failures) if not isinstance(each, OutOfTime)), failures[-1])
         raise RunError(
             f"reward {function.name!r}: scoring failed for {len(failures)} of {len(verdicts)} completions, each tried"
             f" up to {1 + len(RETRY_WAITS_SECONDS)} times; at most {100 * share:g}% may fail in a step"
             f" (grading.max_failure_share). The last failure: {safe_text(last, str)}. Mend what is behind it and resume"
             " the run."
         ) from last
-
-
-@runtime_checkable
-class NamedFunction(Protocol):
-    """A reward function, as far as ordering asks."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def settings(self) -> RewardTerms: ...
-
-
-def dependency_rounds(functions: Sequence[NamedFunction]) -> list[list[int]]:
-    """The functions, by place, in rounds: each after those that its gate and `of` name."""
-    names = [function.name for function in functions]
-    needs = [{name for name in (function.settings.gate, function.settings.of) if name} for function in functions]
-    for function, needed in zip(functions, needs, strict=True):
-        for name in sorted(needed - set(names)):
-            raise UserError(
-                f"reward {function.name!r} waits for a reward {name!r}, but there are only {', '.join(names)}."
-                "  Add it, with weight 0 if it is to count for nothing itself."
-            )
-    done: set[str] = set()
-    ordered: list[list[int]] = []
-    left = list(range(len(functions)))
-    while left:
-        ready = [place for place in left if needs[place] <= done]
-        if not ready:
-            raise UserError(f"rewards {', '.join(names[place] for place in left)} wait for each other")
-        ordered.append(ready)
-        left = [place for place in left if place not in ready]
-        done |= {names[place] for place in ready}
-    return ordered

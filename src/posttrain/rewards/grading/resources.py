@@ -7,14 +7,16 @@ resources) works with `default_resources()`, which no session uses or changes.
 """
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.grading.score_cache import ScoreCaches
-from posttrain.rewards.grading.workers.shared_workers import WorkerPools
+from posttrain.rewards.grading.worker import WorkerPools
 from posttrain.sandbox.sandboxes import Sandboxes
 
 Kept = TypeVar("Kept")
@@ -41,11 +43,11 @@ class Resources:
         self.close()
 
     def memory(self, reward: Hashable, kind: Callable[[], Kept]) -> Kept:
-        """What a reward remembers from batch to batch, made by `kind` when first asked for; equal rewards share it."""
+        """A reward's state from batch to batch, made by `kind` on first use; equal rewards share it."""
         return cast(Kept, self._memory.setdefault((reward, kind), kind()))
 
     def close(self) -> None:
-        """End every process, let go of every file and forget; what is used again is opened again."""
+        """End every process, close every file and forget; later use opens them again."""
         self._memory.clear()
         close_all(self.sandboxes, self.workers, self.caches)
 
@@ -57,7 +59,7 @@ class Closable(Protocol):
 
 
 def close_all(*opened: Closable) -> None:
-    """Close each, whatever befalls the others."""
+    """Close each, even where closing another fails."""
     with ExitStack() as stack:
         for each in opened:
             stack.callback(each.close)
@@ -68,7 +70,7 @@ class NeedsResources(Protocol):
     """A reward that runs programs, or remembers something from batch to batch."""
 
     def with_resources(self, resources: Resources) -> Callable[..., object]:
-        """The reward as it is called in a session: with the same arguments, on the session's resources."""
+        """The reward bound to the session's resources, with the same arguments."""
         ...
 
 
@@ -77,21 +79,39 @@ class ChecksRows(Protocol):
     """A reward that can tell before training which rows nobody could be scored by."""
 
     def check_rows(self, rows: Sequence[tuple[str, Mapping[str, object]]], resources: Resources) -> None:
-        """Look at rows, each with where it stands.  Raises UserError that names those that cannot do."""
+        """Check rows (name, columns).  Raises UserError that names the invalid ones."""
         ...
 
 
 def row_check(call: object) -> ChecksRows | None:
-    """The reward as one that checks rows, if it is one."""
     return call if isinstance(call, ChecksRows) else None
 
 
+class SessionReward:
+    """A reward that scores on a session's resources, and called directly on those of the process.
+
+    A subclass defines `scores(resources, /, *, completions, …)`; the other parameters are the reward's signature.
+    """
+
+    scores: Callable[..., Any]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        _, *others = inspect.signature(self.scores).parameters.values()
+        return inspect.Signature(others)
+
+    def __call__(self, /, **columns: Any) -> Any:
+        return self.scores(default_resources(), **columns)
+
+    def with_resources(self, resources: Resources) -> Callable[..., Any]:
+        return partial(self.scores, resources)
+
+
 def bind_resources(call: Callable[..., object], resources: Resources) -> Callable[..., object]:
-    """A reward on these resources, where it needs any."""
     return call.with_resources(resources) if isinstance(call, NeedsResources) else call
 
 
 @functools.cache
 def default_resources() -> Resources:
-    """Those of whoever scores outside any session: with default options, one for the process and for one thread."""
+    """Resources with default options for scoring outside any session; for one thread."""
     return Resources()

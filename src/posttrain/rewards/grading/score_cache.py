@@ -24,9 +24,9 @@ from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.grading.answers import Score
-from posttrain.rewards.grading.calls import WITHHELD, RolloutRow, completion_of, prompt_of
+from posttrain.rewards.grading.calls import WITHHELD, RolloutRow, reward_completion, reward_prompt
 from posttrain.rewards.grading.function import Keywords, RewardFunction, as_standing, keywords, may_be_cached
-from posttrain.rewards.grading.workers.worker_messages import NotWritableError, dump, to_json
+from posttrain.rewards.grading.worker_messages import NotWritableError, message_bytes, to_json
 
 FORMAT = 1
 """Of the file; another one is refused."""
@@ -42,14 +42,14 @@ class NeedsModules(Protocol):
 
     @property
     def modules(self) -> Sequence[str]:
-        """Their names."""
+        """Names of modules."""
 
 
 class Cache:
     """Scores by key, the oldest forgotten first; open until closed."""
 
     def __init__(self, entries: int, file: str = "", *, sandbox: SandboxOptions | None = None) -> None:
-        """`sandbox` is where the programs run whose scores it is asked for."""
+        """`sandbox` is where the programs of the scored completions run."""
         self.entries, self.file = entries, str(Path(file).absolute()) if file else ""
         self.sandbox = sandbox or SandboxOptions()
         with self._told():
@@ -64,7 +64,7 @@ class Cache:
             raise
 
     def _prepare(self) -> None:
-        """Make the table in a new file; refuse a file that is something else."""
+        """Make the table in a new file; refuse any other file."""
         self.database.execute("BEGIN IMMEDIATE")
         (application,) = self.database.execute("PRAGMA application_id").fetchone()
         (version,) = self.database.execute("PRAGMA user_version").fetchone()
@@ -80,7 +80,7 @@ class Cache:
         self.database.execute("COMMIT")
 
     def known(self, keys: Iterable[bytes]) -> dict[bytes, Score]:
-        """The scores that are remembered for some of the keys."""
+        """The remembered scores among the keys."""
         found = {}
         with self._told():
             for key in set(keys):
@@ -90,8 +90,8 @@ class Cache:
         return found
 
     def remember(self, scores: Mapping[bytes, Score]) -> None:
-        """Add scores, and forget the oldest beyond the number that there is room for."""
-        rows = [(key, said_of(score), seal(key, said_of(score))) for key, score in scores.items()]
+        """Add scores, and forget the oldest beyond `entries`."""
+        rows = [(key, score_text(score), seal(key, score_text(score))) for key, score in scores.items()]
         with self._told():
             self.database.execute("BEGIN IMMEDIATE")
             try:
@@ -104,11 +104,10 @@ class Cache:
             self.database.execute("COMMIT")
 
     def close(self) -> None:
-        """Let go of the file."""
         self.database.close()
 
     def _opened(self, key: bytes, said: object, sealed: object) -> Score:
-        """A remembered score, once it is sure that it is the one written for this key."""
+        """A remembered score.  Raises RunError where its seal does not match."""
         if not isinstance(said, str) or sealed != seal(key, said):
             raise self._unusable("a score in it has been damaged")
         value, *more = json.loads(said)
@@ -116,7 +115,6 @@ class Cache:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """SQLite's complaints, for a person."""
         try:
             yield
         except sqlite3.Error as error:
@@ -130,7 +128,7 @@ class Cache:
 
 
 def require_use_for_cache(functions: Iterable[RewardFunction], grading: GradingOptions) -> None:
-    """Refuse a file for scores where no reward's scores may be remembered.  Raises UserError."""
+    """Refuse a cache file where no reward's scores may be remembered."""
     if grading.cache_file and not any(map(may_be_cached, functions)):
         raise UserError(
             f"grading.cache_file = {grading.cache_file}: no reward here is remembered.  Leave it out, or set"
@@ -138,15 +136,15 @@ def require_use_for_cache(functions: Iterable[RewardFunction], grading: GradingO
         )
 
 
-def said_of(score: Score) -> str:
-    """A score as text."""
+def score_text(score: Score) -> str:
+    """A score as JSON text."""
     value = None if math.isnan(score.value) else score.value
     more = [score.extra, None, score.marks] if score.marks else [score.extra] if score.extra is not None else []
     return json.dumps([value, score.outcome, score.details, *more])
 
 
 def seal(key: bytes, said: str) -> bytes:
-    """What shows that a score was written for this key and has not changed since."""
+    """Shows that a score was written for this key and has not changed since."""
     return hashlib.sha256(key + said.encode()).digest()[:8]
 
 
@@ -158,7 +156,6 @@ class ScoreCaches:
         self._opened: dict[GradingOptions, Cache] = {}
 
     def cache_for(self, grading: GradingOptions) -> Cache | None:
-        """The cache that a recipe asks for, if any."""
         if not grading.cache_entries:
             return None
         if grading not in self._opened:
@@ -166,7 +163,6 @@ class ScoreCaches:
         return self._opened[grading]
 
     def close(self) -> None:
-        """Close every cache; what is in memory alone is forgotten."""
         while self._opened:
             self._opened.popitem()[1].close()
 
@@ -186,10 +182,15 @@ def keys_of(function: RewardFunction, rows: Sequence[RolloutRow], sandbox: Sandb
             told = dict(given) if wanted.one_by_one else {name: given.get(name) for name in everywhere}
             columns[id(row.group)] = digest_of_columns(function, wanted, told)
         of_columns = columns[id(row.group)]
-        own: list[object] = [prompt_of(row, function), completion_of(row, function), row.rollout.finish, row.base]
+        own: list[object] = [
+            reward_prompt(row, function),
+            reward_completion(row, function),
+            row.rollout.finish,
+            row.base,
+        ]
         if wanted.wants("completion_ids"):
             own.append(list(row.rollout.tokens))
-        content = dump([function.name, source, of_columns, to_json(own)])
+        content = message_bytes([function.name, source, of_columns, to_json(own)])
         keys.append(None if of_columns is None else hashlib.sha256(content).digest())
     return keys
 
@@ -200,7 +201,7 @@ def digest_of_columns(function: RewardFunction, wanted: Keywords, columns: Mappi
     digest = hashlib.sha256()
     for name in sorted(name for name in columns if wanted.wants(name) or name in truth):
         try:
-            digest.update(dump([name, to_json(columns[name])]) + b"\n")
+            digest.update(message_bytes([name, to_json(columns[name])]) + b"\n")
         except NotWritableError as error:
             if not function.settings.cache:
                 return None
@@ -212,7 +213,7 @@ def digest_of_columns(function: RewardFunction, wanted: Keywords, columns: Mappi
 
 
 def identity(function: RewardFunction, sandbox: SandboxOptions) -> list[str]:
-    """What decides a function's scores beside its arguments."""
+    """What decides a function's scores apart from its arguments."""
     if as_standing(function.call) is not None:
         place = replace(sandbox, at_once=0)  # how many run side by side decides no score
         modules = function.call.modules if isinstance(function.call, NeedsModules) else ()

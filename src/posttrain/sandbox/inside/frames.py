@@ -1,6 +1,11 @@
-"""Messages over a stream socket: four bytes of length, then that many bytes."""
+"""Messages: frames over a stream socket (four bytes of length, then that many bytes), and packed ones to the server.
+
+Those between the pool and a ready fork-server are packed rather than written out: reading JSON touches memory that the
+server shares with its children, and every page that is touched is copied.  The first byte says which message it is.
+"""
 
 import os
+import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` takes longer to import than a small program to run
@@ -15,6 +20,20 @@ if TYPE_CHECKING:  # `typing` takes longer to import than a small program to run
 
         def close(self) -> None: ...
 
+
+KINDS = ("syntax", "program", "calls", "tests")
+
+START, KILL = 1, 2
+STARTED, ENDED = 1, 2
+
+start = struct.Struct("<BQBQQ")
+"""START, job, place of the kind, seconds of processor time, bytes of memory; with four descriptors."""
+kill = struct.Struct("<BQ")
+"""KILL, job."""
+started = struct.Struct("<BQQ")
+"""STARTED, job, process id."""
+ended = struct.Struct("<BQidQ")
+"""ENDED, job, status as `wait` gives it, seconds of processor time, bytes of the largest resident set."""
 
 MAX_BYTES = 4 << 20
 """Longest message; a longer one ends the conversation."""

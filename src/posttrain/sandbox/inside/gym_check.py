@@ -21,12 +21,11 @@ def data_set(key: str) -> "Any":
 
 
 def score(key: str, answer: str, entry: "dict[str, object]") -> float:
-    """What the generator's own scorer gives for an answer."""
     return float(data_set(key).score_answer(answer, entry))
 
 
-def prepare(keys: "list[str]") -> None:
-    """Open the data sets, and have each score once."""
+def open_datasets(keys: "list[str]") -> None:
+    """Open the data sets, and score once with each."""
     for key in keys:
         entry = data_set(key)[0]
         score(key, entry["answer"], entry)

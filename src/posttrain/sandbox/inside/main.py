@@ -4,7 +4,7 @@
 
 It is started fresh, never forked from a trainer, with an empty environment and one descriptor, a SEQPACKET socket.
 What to load comes as JSON and is answered by {"ready": ...}.  Then come jobs, each with four descriptors (standard
-input, output, error, channel), and orders to kill one; each job is answered when it starts and when it ends (wire.py).
+input, output, error, channel), and orders to kill one; each job is answered at its start and its end (frames.py).
 When the socket closes the server ends, and its children with it.  It runs one thread, so that a fork copies no lock
 that somebody holds.
 """
@@ -64,10 +64,9 @@ class Siblings:
 siblings = Siblings(sys.argv[1])
 sys.meta_path.insert(0, siblings)
 
+import frames  # noqa: E402
 import runner  # noqa: E402
-import surroundings  # noqa: E402
-import wire  # noqa: E402
-from lockdown import Seal  # noqa: E402
+from lockdown import Seal, be_nowhere  # noqa: E402
 
 del sys.meta_path[0]
 siblings.folder = ""
@@ -84,7 +83,7 @@ class ForkServer:
 
     def __init__(self, control: socket.socket, seal: Seal) -> None:
         self.control, self.seal = control, seal
-        self.channel = runner.frames.Descriptor(3)
+        self.channel = frames.Descriptor(3)
         self.fork = ctypes.PyDLL(None).fork
         self.jobs: dict[int, int] = {}  # pid -> job
         self.pids: dict[int, int] = {}
@@ -107,11 +106,11 @@ class ForkServer:
         message, ancillary, _, _ = self.control.recvmsg(MESSAGE_BYTES, RIGHTS_BYTES)
         if not message:
             return False
-        if message[0] == wire.KILL:
-            self.kill(wire.kill.unpack(message)[1])
+        if message[0] == frames.KILL:
+            self.kill(frames.kill.unpack(message)[1])
         else:
             descriptors = FOUR.unpack(ancillary[0][2])
-            self.start(wire.start.unpack(message), descriptors)
+            self.start(frames.start.unpack(message), descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
         return True
@@ -124,10 +123,10 @@ class ForkServer:
             self.become_child(request, descriptors)
         job = request[1]
         if pid < 0:  # no room for a process: this job is lost, and only this one
-            self.control.send(wire.ended.pack(wire.ENDED, job, NOT_SEALED << 8, 0.0, 0))
+            self.control.send(frames.ended.pack(frames.ENDED, job, NOT_SEALED << 8, 0.0, 0))
             return
         self.jobs[pid], self.pids[job] = job, pid
-        self.control.send(wire.started.pack(wire.STARTED, job, pid))
+        self.control.send(frames.started.pack(frames.STARTED, job, pid))
 
     def become_child(self, request: tuple[int, ...], descriptors: tuple[int, ...]) -> None:
         """In the child: never returns."""
@@ -139,11 +138,11 @@ class ForkServer:
             os.closerange(4, 1 << 16)
             _, _, kind, cpu_seconds, memory_bytes = request
             self.seal.seal(cpu_seconds, memory_bytes)
-            status = runner.run(wire.KINDS[kind], self.channel)
+            status = runner.run_kind(frames.KINDS[kind], self.channel)
         except BaseException as error:  # noqa: BLE001  # nothing may unwind into the server's own frames
             os.write(2, f"{type(error).__name__}: {error}\n".encode("utf-8", "backslashreplace"))
         finally:
-            runner.end(status)
+            runner.leave_process(status)
 
     def kill(self, job: int) -> None:
         if job in self.pids:
@@ -158,7 +157,7 @@ class ForkServer:
             job = self.jobs.pop(pid)
             del self.pids[job]
             cpu = usage.ru_utime + usage.ru_stime
-            self.control.send(wire.ended.pack(wire.ENDED, job, status, cpu, usage.ru_maxrss * 1024))
+            self.control.send(frames.ended.pack(frames.ENDED, job, status, cpu, usage.ru_maxrss * 1024))
 
 
 def preload(modules: list[str]) -> dict[str, str]:
@@ -173,7 +172,7 @@ def preload(modules: list[str]) -> dict[str, str]:
     return missing
 
 
-def prepare(source: str) -> None:
+def run_prepared(source: str) -> None:
     """Run our own source as the module `prepared`, so that what it loads and warms up is there in every child."""
     module = types.ModuleType("prepared")
     sys.modules["prepared"] = module
@@ -188,7 +187,7 @@ def forget_exit_functions() -> None:
     )  # else its functions would be forgotten as well
 
 
-def main() -> None:
+def start_server() -> None:
     """Load what was asked for, then serve."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=int(sys.argv[2]))
     asked = json.loads(control.recv(MESSAGE_BYTES))
@@ -200,7 +199,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the poll; children have no children, so it may stay
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    prepare(asked["prepare"])
+    run_prepared(asked["prepare"])
     sys.path[:] = before
     server = ForkServer(control, Seal(sealed=asked["sealed"]))
     kept = os.dup(2)
@@ -211,7 +210,7 @@ def main() -> None:
     forget_exit_functions()
     runner.be_like_a_script()
     if asked["sealed"]:
-        surroundings.be_nowhere(platform.machine())
+        be_nowhere(platform.machine())
     gc.collect()
     gc.freeze()
     server.seal.confine(asked["uid"])
@@ -220,4 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start_server()

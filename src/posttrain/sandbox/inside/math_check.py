@@ -49,7 +49,7 @@ def parse_text(text: str) -> list[object]:
     return found
 
 
-def compare(gold: str, answer: str) -> str:
+def compare_answers(gold: str, answer: str) -> str:
     """Whether an answer says the same as the gold one: same, different, unreadable or no_gold."""
     expected = parse_text(gold)
     if not expected:
@@ -59,7 +59,7 @@ def compare(gold: str, answer: str) -> str:
         return "unreadable"
     if not math_verify.verify(expected, given, timeout_seconds=None, strict=True):
         return "different"
-    return "different" if apart(expected[0], given[0]) else "same"
+    return "different" if differ_precisely(expected[0], given[0]) else "same"
 
 
 def compare_first_latex(gold: str, text: str) -> list[str]:
@@ -74,7 +74,7 @@ def compare_first_latex(gold: str, text: str) -> list[str]:
     return ["same" if same else "different", str(expected)[:SHOWN], str(given)[:SHOWN] if given else ""]
 
 
-def apart(gold: object, answer: object) -> bool:
+def differ_precisely(gold: object, answer: object) -> bool:
     """Whether two values that math-verify takes for the same, at its 15 digits, differ within `DIGITS` of them.
 
     Parts of tuples, matrices, equations and the like are compared one by one; sets by looking for each other's parts.
@@ -87,12 +87,12 @@ def apart(gold: object, answer: object) -> bool:
         scale = 1 + abs(sympy.N(gold, DIGITS)) if gold.is_number else 1
         return bool(size.is_finite and size > scale * sympy.Rational(10) ** -(DIGITS - 10))
     if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
-        return any(all(apart(one, other) for other in answer.args) for one in gold.args)
+        return any(all(differ_precisely(one, other) for other in answer.args) for one in gold.args)
     if isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
-        return any(apart(one, other) for one, other in zip(gold, answer, strict=True))
+        return any(differ_precisely(one, other) for one, other in zip(gold, answer, strict=True))
     if isinstance(gold, sympy.Basic) and isinstance(answer, sympy.Basic) and type(gold) is type(answer):
         parts = zip(gold.args, answer.args, strict=True) if len(gold.args) == len(answer.args) else ()
-        return any(apart(one, other) for one, other in parts)
+        return any(differ_precisely(one, other) for one, other in parts)
     return False
 
 
@@ -106,7 +106,7 @@ def warm_up() -> None:
                 except ImportError:  # an optional dependency of its own
                     continue
     for gold, answer in PAIRS:
-        compare(gold, answer)
+        compare_answers(gold, answer)
     for gold, answer in PAIRS[:2]:
         compare_first_latex(gold, rf"So \boxed{{{answer}}}")
 

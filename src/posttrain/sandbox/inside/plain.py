@@ -32,7 +32,6 @@ class NotPlainError(Exception):
 
 
 def dump(value: object) -> bytes:
-    """A value as bytes."""
     return json.dumps(_Writer().write(value, 0), separators=(",", ":"), allow_nan=False).encode(
         "utf-8", "surrogatepass"
     )
@@ -82,12 +81,12 @@ class _Writer(_Counter):
             return ["c", value.real.hex(), value.imag.hex()]
         if kind is range:
             return ["r", *(self.write(part, depth + 1) for part in (value.start, value.stop, value.step))]
-        if kind is loaded("fractions", "Fraction"):
+        if kind is imported_class("fractions", "Fraction"):
             return ["q", *(self.write(part, depth + 1) for part in (value.numerator, value.denominator))]
         return self.write(base_value(value, kind), depth + 1)
 
 
-def loaded(module: str, name: str) -> object:
+def imported_class(module: str, name: str) -> object:
     """A class of a module that somebody has imported; no value is of it where nobody has."""
     return getattr(sys.modules.get(module), name, None)
 
@@ -97,7 +96,7 @@ def base_value(value: "Any", kind: type) -> object:
     for base, write in BASES.items():
         if issubclass(kind, base):
             return write(value)
-    array, scalar = loaded("numpy", "ndarray"), loaded("numpy", "generic")
+    array, scalar = imported_class("numpy", "ndarray"), imported_class("numpy", "generic")
     if isinstance(array, type) and issubclass(kind, array):
         if array.size.__get__(value) > MAX_ITEMS:  # type: ignore[attr-defined]  # numpy's own
             raise NotPlainError(f"more than {MAX_ITEMS:,} values")

@@ -1,6 +1,6 @@
 """One run of a program in a place that keeps no process alive between messages: what was said before is said again.
 
-    python -c THIS_TEXT   (posttrain.sandbox.replay_script writes the last line, which calls `main`)
+    python -c THIS_TEXT   (posttrain.sandbox.replay_script writes the last line, which calls `replay_job`)
 
 Standard input and output are the program's own, but for one that answers calls or runs tests: there standard output
 carries what it says, a line of base64 for each message that no earlier run delivered, and what is printed goes to
@@ -75,7 +75,6 @@ def leave(status: int) -> "NoReturn":
 
 
 def say(mark: str, word: str) -> None:
-    """A line under the mark."""
     write(2, f"{mark} {word}\n".encode())
 
 
@@ -104,8 +103,8 @@ def set_limits(limits: "dict[str, int]") -> None:
         resource.setrlimit(kind, (within[0], within[1]))
 
 
-def become(uid: int) -> None:
-    """Give up root."""
+def give_up_root(uid: int) -> None:
+    """Become an unprivileged user."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -129,7 +128,7 @@ def hash_as_before(seed: "int | None") -> None:
         os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
-def main(modules: "dict[str, str]", job: "dict[str, Any]") -> None:
+def replay_job(modules: "dict[str, str]", job: "dict[str, Any]") -> None:
     """Run what the job says: {kind, messages, delivered, mark, seed, limits, path, uid}."""
     be_no_init()
     hash_as_before(job["seed"])
@@ -143,7 +142,7 @@ def main(modules: "dict[str, str]", job: "dict[str, Any]") -> None:
     vars(runner)["be_like_a_script"]()
     sys.path += job["path"]
     if job["uid"] is not None:
-        become(job["uid"])
+        give_up_root(job["uid"])
     set_limits(job["limits"])
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # they are text streams
@@ -154,4 +153,4 @@ def main(modules: "dict[str, str]", job: "dict[str, Any]") -> None:
         os.dup2(2, 1)
     messages = [each.encode("latin-1") for each in job["messages"]]
     channel = Channel(messages, job["delivered"], job["mark"], output)
-    leave(runner.run(job["kind"], channel))
+    leave(runner.run_kind(job["kind"], channel))

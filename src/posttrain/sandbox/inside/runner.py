@@ -53,7 +53,7 @@ def be_like_a_script() -> None:
     sys.argv[:] = [PROGRAM]
 
 
-def run(kind: str, channel: "frames.Channel") -> int:
+def run_kind(kind: str, channel: "frames.Channel") -> int:
     """Do what the job is, with the source that the channel sends first; returns the exit status.
 
     The first thing said is how compiling went.  It is our word, as none of the source has run by then, and that it is
@@ -75,7 +75,6 @@ def run(kind: str, channel: "frames.Channel") -> int:
 
 
 def nothing(_compiled: types.CodeType, _channel: "frames.Channel") -> int:
-    """It was only to be compiled."""
     return 0
 
 
@@ -199,7 +198,6 @@ def fresh_main() -> types.ModuleType:
 
 
 def execute(code: str | types.CodeType, module: types.ModuleType) -> None:
-    """Run code in a module."""
     exec(code, module.__dict__)  # noqa: S102  # sealed: this is what the sandbox is for
 
 
@@ -214,7 +212,7 @@ def exit_status(ending: SystemExit) -> int:
 
 
 def flushed(status: int) -> int:
-    """The status, once what was printed is out; a closed output is a failure as it is for a program."""
+    """The status after flushing; a closed output is a failure as it is for a program."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -222,6 +220,6 @@ def flushed(status: int) -> int:
     return status
 
 
-def end(status: int) -> None:
+def leave_process(status: int) -> None:
     """Leave without unwinding anything of the server's."""
     os._exit(status)

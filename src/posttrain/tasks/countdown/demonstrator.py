@@ -21,9 +21,9 @@ from random import Random
 
 from posttrain.errors import UserError
 from posttrain.options.demonstrator import Demonstrator
-from posttrain.rewards.countdown.arithmetic import apply
 from posttrain.rewards.countdown.grader import Countdown
-from posttrain.rewards.countdown.tries import HIT, MISS
+from posttrain.rewards.countdown.step_rewards import HIT, MISS
+from posttrain.rewards.parsing.arithmetic import apply
 
 MAX_DRAWS = 10_000
 """Random tries, most of them abandoned half-way, before a problem is found to have none that is allowed."""
@@ -68,11 +68,11 @@ def demonstrate(problem: Countdown, rng: Random, who: Demonstrator) -> str:
         if out_of_ideas or tries[-1].result.value == problem.target or rng.random() < who.give_up:
             break
     lines = "\n".join(tried.steps + (HIT if tried.result.value == problem.target else MISS) for tried in tries)
-    return f"<think>{lines}\n</think>\n<answer>{bare(tries[-1].result.expression)}</answer>"
+    return f"<think>{lines}\n</think>\n<answer>{without_outer_parentheses(tries[-1].result.expression)}</answer>"
 
 
 def new_try(problem: Countdown, rng: Random, largest: int, known: set[frozenset[str]]) -> Attempt | None:
-    """A try unlike those known, if one comes to mind."""
+    """A try unlike those known, if one is found in a few attempts."""
     for _ in range(IDEAS):
         attempt = one_try(problem, rng, largest)
         if attempt.key not in known:
@@ -117,6 +117,5 @@ def combine(a: TableNumber, operator: str, b: TableNumber, rest: list[TableNumbe
     return Step(f"{a.value}{operator}{b.value}={value}", f"{sides[0]}{operator}{sides[1]}", [*rest, made])
 
 
-def bare(expression: str) -> str:
-    """An expression without the parentheses around the whole of it."""
+def without_outer_parentheses(expression: str) -> str:
     return expression[1:-1] if expression.startswith("(") else expression

@@ -18,8 +18,8 @@ from random import Random
 
 from posttrain.errors import UserError
 from posttrain.options.countdown import NumbersRule
-from posttrain.rewards.countdown.arithmetic import apply
 from posttrain.rewards.countdown.grader import Countdown
+from posttrain.rewards.parsing.arithmetic import apply
 from posttrain.tasks.countdown.solver import Numbers, solvable, splits
 
 HELD_OUT_SHARE = 10
@@ -82,17 +82,17 @@ def make_target(numbers: tuple[int, ...], operators: str, rng: Random) -> int | 
 
 
 def draws(difficulty: Difficulty, rule: NumbersRule, rng: Random) -> Iterator[Countdown | None]:
-    """Random solvable problems, endlessly; None for each draw that came to nothing."""
+    """Random solvable problems, endlessly; None for each draw that made none."""
     while True:
         numbers = tuple(difficulty.pool[rng.randrange(len(difficulty.pool))] for _ in range(difficulty.num_numbers))
         used = numbers
         if difficulty.num_spare:
             used = tuple(rng.sample(numbers, difficulty.num_numbers - difficulty.num_spare))
         target = make_target(used, difficulty.operators, rng)
-        yield None if target is None else wanted(difficulty, Countdown(numbers, target, rule))
+        yield None if target is None else allowed_problem(difficulty, Countdown(numbers, target, rule))
 
 
-def wanted(difficulty: Difficulty, problem: Countdown) -> Countdown | None:
+def allowed_problem(difficulty: Difficulty, problem: Countdown) -> Countdown | None:
     """The problem, if its target is one that the difficulty allows and its rule can reach."""
     low, high = difficulty.targets
     if not low <= problem.target <= high:
@@ -111,7 +111,7 @@ def training_problem(difficulty: Difficulty, rule: NumbersRule, *, seed: int, in
         if problem is not None and not held_out(problem.numbers):
             return problem
     raise UserError(
-        f"task: {MAX_DRAWS} draws gave no training problem of {described(difficulty, rule)}."
+        f"task: {MAX_DRAWS} draws gave no training problem of {difficulty_text(difficulty, rule)}."
         "  Widen the range of targets or of numbers, or allow more operators."
     )
 
@@ -140,26 +140,24 @@ def held_out_problems(difficulty: Difficulty, rule: NumbersRule, size: int) -> l
             found.setdefault((problem.numbers, problem.target), problem)
     if len(found) < size:
         raise UserError(
-            f"task.held_out_size = {size}: found only {len(found)} held-out problems of {described(difficulty, rule)}."
-            "  Ask for fewer, or widen the range of numbers or targets."
+            f"task.held_out_size = {size}: found only {len(found)} held-out problems of"
+            f" {difficulty_text(difficulty, rule)}.  Ask for fewer, or widen the range of numbers or targets."
         )
     return list(found.values())[:size]
 
 
 def all_held_out_problems(difficulty: Difficulty, rule: NumbersRule) -> Iterator[Countdown]:
-    """Every held-out problem, once."""
     for numbers in combinations_with_replacement(sorted(set(difficulty.pool)), difficulty.num_numbers):
         if not held_out(numbers):
             continue
         parts = set(combinations(numbers, difficulty.num_numbers - difficulty.num_spare))
         for target in sorted(set().union(*(makeable(part, difficulty.operators) for part in parts))):
-            problem = wanted(difficulty, Countdown(numbers, target, rule))
+            problem = allowed_problem(difficulty, Countdown(numbers, target, rule))
             if problem is not None:
                 yield problem
 
 
-def described(difficulty: Difficulty, rule: NumbersRule) -> str:
-    """A difficulty in words, for messages."""
+def difficulty_text(difficulty: Difficulty, rule: NumbersRule) -> str:
     pool, (low, high) = sorted(set(difficulty.pool)), difficulty.targets
     return (
         f"{difficulty.num_numbers} numbers out of {len(pool)} from {pool[0]} to {pool[-1]},"

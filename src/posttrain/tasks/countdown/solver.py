@@ -70,7 +70,6 @@ def splits(numbers: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
 
 
 def ratio(numerator: int, denominator: int) -> Rational:
-    """The quotient in lowest terms."""
     common = gcd(numerator, denominator)
     return numerator // common, denominator // common
 
@@ -154,7 +153,7 @@ def join(first: Combination, operator: Operator, second: Combination) -> Combina
 
 
 def parts(term: Combination, chain: Literal["+", "*"]) -> tuple[tuple[Combination, ...], tuple[Combination, ...]]:
-    """What a term adds to a chain, and what it takes away."""
+    """The parts that a term adds to a chain, and those that it takes away."""
     return (term.plus, term.minus) if term.chain == chain else ((term,), ())
 
 

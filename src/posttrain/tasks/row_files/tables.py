@@ -48,7 +48,6 @@ def arrow_rows(file: Path) -> Sequence[object]:
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Whether `save_to_disk` of the library `datasets` wrote a folder."""
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
@@ -74,7 +73,6 @@ def chosen_split(path: str, names: Iterable[str], split: str) -> str:
 
 
 def saved_files(folder: Path) -> list[Path]:
-    """The files of rows in the folder of a saved data set."""
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     return [folder / each["filename"] for each in state["_data_files"]]
 
@@ -95,7 +93,6 @@ def saved_rows(folder: Path, split: str) -> Sequence[object]:
 
 
 def arrow_table(file: Path) -> "Table":
-    """The table of an Arrow stream."""
     import pyarrow as pa
 
     with pa.memory_map(str(file)) as content:

@@ -30,7 +30,7 @@ DELIMITERS = (",", ";", "\t", "|")
 """Those that are looked for, the first of those that make as many columns."""
 
 
-def content_of(file: Path) -> bytes:
+def file_content(file: Path) -> bytes:
     """What a file holds, uncompressed, without a byte order mark."""
     content = file.read_bytes()
     if file.suffix.lower() == ".gz":
@@ -43,19 +43,19 @@ def content_of(file: Path) -> bytes:
     return content.removeprefix(BYTE_ORDER_MARK)
 
 
-def json_lines(file: Path) -> Found:
-    """One row per line; blank lines are passed over."""
+def json_line_rows(file: Path) -> Found:
+    """One row per line; blank lines are skipped."""
     # Only "\n" ends a line: JSON strings may hold the other line ends that str.splitlines() splits at.
-    for number, line in enumerate(content_of(file).split(b"\n"), start=1):
+    for number, line in enumerate(file_content(file).split(b"\n"), start=1):
         if line.strip():
             yield number, json_line(line)
 
 
 def json_line(line: bytes) -> object:
-    """What a line holds, or what is wrong with it."""
+    """The value of a line, or its error."""
     try:
         text = line.decode("utf-8")
-        value = parsed(text)
+        value = parse_json(text)
         return checked_value(value) if to_check(text) else value
     except UnicodeDecodeError as error:
         return UserError(f"not UTF-8 at byte {error.start} of the line; save the file as UTF-8")
@@ -68,11 +68,11 @@ def json_line(line: bytes) -> object:
         return error
 
 
-def json_list(file: Path) -> Found:
+def json_list_rows(file: Path) -> Found:
     """The items of a file that holds one JSON list; they count from 1, as lines tell nothing of them."""
     try:
-        text = content_of(file).decode("utf-8")
-        value = parsed(text)
+        text = file_content(file).decode("utf-8")
+        value = parse_json(text)
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
     except json.JSONDecodeError as error:
@@ -87,8 +87,8 @@ def json_list(file: Path) -> Found:
     return iter(enumerate(map(checked_value, value) if to_check(text) else value, start=1))
 
 
-def parsed(text: str) -> Any:
-    """What a JSON text says.  Raises UserError where Python has no room for it, else JSONDecodeError."""
+def parse_json(text: str) -> Any:
+    """The value of a JSON text.  Raises UserError where Python has no room for it, else JSONDecodeError."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -128,7 +128,7 @@ def checked_value(value: object) -> object:
 
 
 def half_character(text: str) -> str:
-    """The beginning of a text that UTF-8 cannot write; empty where it can."""
+    """The beginning of a text that UTF-8 cannot write, or ""."""
     if text.isascii():
         return ""
     try:
@@ -141,7 +141,7 @@ def half_character(text: str) -> str:
 def csv_rows(file: Path, delimiter: str) -> Found:
     """The rows below the first line of a CSV file, all cells text; a cell in quotes may go over several lines."""
     # A byte that is no UTF-8 becomes half a character, by which its row is known.
-    text = content_of(file).decode("utf-8", "surrogateescape")
+    text = file_content(file).decode("utf-8", "surrogateescape")
     delimiter = delimiter or likely_delimiter(text.partition("\n")[0])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     number = 1
@@ -175,8 +175,6 @@ def csv_row(header: Sequence[str], cells: Sequence[str]) -> object:
 
 
 def likely_delimiter(line: str) -> str:
-    """The delimiter that makes most columns of a header."""
-
     def num_columns(delimiter: str) -> int:
         return max((len(cells) for cells in csv.reader([line], delimiter=delimiter)), default=0)
 

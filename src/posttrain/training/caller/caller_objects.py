@@ -12,8 +12,7 @@ from posttrain.models.policy import Policy
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.reward_registry import load_reward
-from posttrain.tasks.answers_of_task import as_reward_functions
-from posttrain.tasks.base import Task
+from posttrain.tasks.base import Task, as_reward_functions
 from posttrain.training.optimizer import OwnOptimizer
 
 Rows = Iterable[Mapping[str, object]]

@@ -1,6 +1,6 @@
 """A language model as the judge of pairs: by a rubric or by principles, each pair in both orders.
 
-**What is asked.**  Which of two answers is better, in the words of posttrain.rewards.judge.judge_prompts, which holds
+**What is asked.**  Which of two answers is better, in the words of posttrain.rewards.judge_prompts, which holds
 candidates to be data between fences; once with each of the two in front, for a judge may like what comes first (Zheng
 et al. 2023, arXiv:2306.05685).  Where the two replies name different winners the pair is a tie by that principle.
 
@@ -22,8 +22,8 @@ from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.errors import UserError
 from posttrain.options.collect import LlmJudgeOptions
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.judge.judge_prompts import judged_part, pair_messages, shortened, winner_in
-from posttrain.rewards.judge.judge_reward import JudgeBatch, JudgeBudget, JudgeReward, settled_early
+from posttrain.rewards.judge_prompts import cut_candidate, judged_part, pair_messages, winner_in
+from posttrain.rewards.judge_reward import JudgeBatch, JudgeBudget, JudgeReward, settled_early
 from posttrain.training.collection.pair_choice import Pair, lot
 
 Keep = Callable[[Mapping[str, object]], None]
@@ -154,7 +154,7 @@ class LlmJudge:
             return winner_in(reply)
 
         pair, principle = question.pair, question.principle
-        texts = [shortened(judged_part(each.text, self.reward.part)) for each in (pair.first, pair.second)]
+        texts = [cut_candidate(judged_part(each.text, self.reward.part)) for each in (pair.first, pair.second)]
         in_front = question.order == ORDERS[0]
         basis = PRINCIPLE.format(principle=principle) if principle else self.options.rubric
         asked = pair_messages(pair.prompt.question, texts if in_front else texts[::-1], rubric=f"{basis}\n\n{REASONS}")

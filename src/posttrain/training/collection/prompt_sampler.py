@@ -18,15 +18,13 @@ from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.task import TaskOptions
-from posttrain.rewards.grading.function import RewardFunction, with_own_names
-from posttrain.rewards.grading.grade import grade
-from posttrain.rewards.grading.pending_scores import require_enforceable
+from posttrain.rewards.grading.function import RewardFunction, with_distinct_names
+from posttrain.rewards.grading.grade import grade, require_enforceable
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.grading.score_cache import require_use_for_cache
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.threads import claim_threads
-from posttrain.tasks.answers_of_task import as_reward_functions, task_rewards, training_prompts
-from posttrain.tasks.base import Task
+from posttrain.tasks.base import Task, as_reward_functions, task_rewards, training_prompts
 from posttrain.tasks.task_registry import load_task
 from posttrain.training.collection.sampled_prompts import SampledPrompt, sampled_prompts
 
@@ -143,4 +141,4 @@ def rewards_of_pairs(config: CollectConfig, own: PairObjects, task: Task) -> tup
     require_use_for_cache(rewards, config.grading)
     for function in rewards:
         require_enforceable(function, config.grading)
-    return with_own_names(rewards)
+    return with_distinct_names(rewards)

@@ -17,7 +17,7 @@ from posttrain.options.adapter import is_adapter_folder, run_model
 from posttrain.options.model import ModelOptions
 from posttrain.options.sampling import Sampling
 from posttrain.records import Rollout
-from posttrain.tasks.answers_of_task import held_out_prompts, training_prompts
+from posttrain.tasks.base import held_out_prompts, training_prompts
 from posttrain.training.comparison.cells import Cell
 from posttrain.training.session import open_session
 from posttrain.training.update import group_logprobs

@@ -26,7 +26,7 @@ from posttrain.runs.threads import claim_threads
 from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task
-from posttrain.tasks.preferences.preference_set import GivenPairs, preference_set
+from posttrain.tasks.preference_set import GivenPairs, preference_set
 from posttrain.training.caller.caller_inputs import inputs_of, weighed_policy
 from posttrain.training.caller.caller_objects import CallerObjects, Rewards, Rows
 from posttrain.training.collector import no_journal

@@ -25,7 +25,7 @@ from posttrain.runs.tensor_state import (
     restore_module,
     restore_optimizer,
 )
-from posttrain.tasks.preferences.preference_set import PreferenceSet
+from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.dpo.pair_reference import PairReference
 from posttrain.training.dpo.pair_update import MeasuredPairs, accumulate, logprobs_without_gradient, said_lengths
 from posttrain.training.dpo.sampled_pairs import pair_tensors, pairs_from

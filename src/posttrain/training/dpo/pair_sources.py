@@ -13,9 +13,9 @@ from posttrain.records import Preference
 from posttrain.runs.harness import Harness
 from posttrain.runs.intervals import mean_intervals, share_of_pairs_interval
 from posttrain.runs.reports import EvaluationReport, StepReport
-from posttrain.tasks.answers_of_task import longest_prompts
-from posttrain.tasks.dataset import counted
-from posttrain.tasks.preferences.preference_set import PreferenceSet
+from posttrain.tasks.base import longest_prompts
+from posttrain.tasks.dataset import count_text
+from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.collector import CollectedStep
 from posttrain.training.dpo.dpo_state import TrainedOnPairs
 from posttrain.training.dpo.pair_update import MeasuredPairs
@@ -221,8 +221,8 @@ class RoundPairs:
         judges = ", ".join(f"{each.name} × {each.settings.weight:g}" for each in self.session.rewards)
         return [
             (
-                f"{counted(options.rounds, 'round')} of {counted(options.prompts_per_round, 'prompt')} ×"
-                f" {counted(rollout.group_size, 'completion')}"
+                f"{count_text(options.rounds, 'round')} of {count_text(options.prompts_per_round, 'prompt')} ×"
+                f" {count_text(rollout.group_size, 'completion')}"
                 f" (limit {rollout.max_completion_tokens}), at most {options.pairs_per_prompt} pairs of a prompt"
             ),
             f"task {self.session.task.name}, {len(self.session.questions().prompts)} held-out problems",

@@ -12,7 +12,7 @@ from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.run_folder import CONTENTS
-from posttrain.tasks.rows import files_of, is_on_hub, near_file
+from posttrain.tasks.row_files.rows import files_of, is_on_hub, near_file
 from posttrain.training.collection.collection_folder import CollectionFolder
 from posttrain.training.phases.phase_list import NO_MODEL, Phase
 

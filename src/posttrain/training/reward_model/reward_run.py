@@ -27,7 +27,7 @@ from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.dataset import Rows
-from posttrain.tasks.preferences.preference_set import NO_PAIRS_GIVEN, GivenPairs, PreferenceSet, preference_set
+from posttrain.tasks.preference_set import NO_PAIRS_GIVEN, GivenPairs, PreferenceSet, preference_set
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.reward_model.calibration import HeldOutPairs, held_out_pairs
 from posttrain.training.reward_model.pair_scores import PairScores, accumulate_pairs, pair_scores

@@ -14,14 +14,19 @@ from posttrain.options.demonstrator import Demonstrator
 from posttrain.options.sentences import SentencesOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example, Prompt
-from posttrain.tasks.arithmetic.addition_answers import demonstrated_answer, demonstrated_question
-from posttrain.tasks.arithmetic.additions import demonstrated_additions, held_out_additions
-from posttrain.tasks.arithmetic.arithmetic_task import ArithmeticTask, conversation
+from posttrain.tasks import sentence_grammar
+from posttrain.tasks.arithmetic_task import (
+    ArithmeticTask,
+    demonstrated_additions,
+    demonstrated_answer,
+    demonstrated_question,
+    held_out_additions,
+    question_messages,
+)
 from posttrain.tasks.base import PromptRenderer
-from posttrain.tasks.countdown.countdown_task import CountdownTask
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import held_out_problems
-from posttrain.tasks.sentences import grammar
+from posttrain.tasks.countdown_task import CountdownTask
 
 Demonstration = tuple[Prompt, str]
 """A problem, and what is to be said of it."""
@@ -76,7 +81,7 @@ class ArithmeticDemonstrations:
     def training(self, index: int, rng: Random) -> Demonstration:
         """One of the additions that are not held out, at random."""
         addition = rng.choice(self.shown)
-        content = conversation(demonstrated_question(addition, rng), self.task.options.system)
+        content = question_messages(demonstrated_question(addition, rng), self.task.options.system)
         prompt = self.task.renderer.render(content, id=f"train/{index}", prefill="", columns={})
         return prompt, demonstrated_answer(addition, rng)
 
@@ -97,12 +102,12 @@ class SentenceDemonstrations:
 
     def training(self, index: int, rng: Random) -> Demonstration:
         """A text."""
-        return self.shown(grammar.text(rng), f"train/{index}")
+        return self.shown(sentence_grammar.text(rng), f"train/{index}")
 
     def held_out(self, size: int, rng: Random) -> Iterator[Demonstration]:
         """Texts of a draw of their own; of the grammar's many few are drawn twice."""
         for index in range(size):
-            yield self.shown(grammar.text(rng), f"held-out/{index}")
+            yield self.shown(sentence_grammar.text(rng), f"held-out/{index}")
 
     def shown(self, text: str, id: str) -> Demonstration:
         """The first word as what is given, and the rest, its space included."""

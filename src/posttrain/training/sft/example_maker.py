@@ -14,17 +14,17 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
 from posttrain.tasks.prompt_content import prompt_content
-from posttrain.tasks.row_formats import (
+from posttrain.tasks.row_files.row_formats import (
     CompletionRow,
     ConversationRow,
     RowFormat,
     columns_read,
+    detected_format,
     format_line,
     formatted,
-    told_format,
     tools_of,
 )
-from posttrain.tasks.rows import BadRows, DatasetRow
+from posttrain.tasks.row_files.rows import BadRows, DatasetRow
 from posttrain.training.sft.token_rows import LABELS, MASKS, TOKENS, TokenRow, example_of, token_row
 
 TEXT = "text"
@@ -70,7 +70,7 @@ def format_of(rows: Sequence[DatasetRow]) -> str:
         return TOKENS
     if TEXT in columns and not any(each <= columns.keys() for each in BEFORE_TEXT):
         return TEXT
-    return told_format(rows, FORMATS)
+    return detected_format(rows, FORMATS)
 
 
 def reader_of(format: str) -> Callable[[DatasetRow], LearnedRow]:

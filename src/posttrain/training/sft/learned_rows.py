@@ -15,8 +15,8 @@ from posttrain.options.training import SftOptions
 from posttrain.records import Example
 from posttrain.tasks.dataset import SOURCE, Rows, configured_rows, held_out_of, split
 from posttrain.tasks.draw_order import permutation
-from posttrain.tasks.row_formats import CompletionRow, ConversationRow
-from posttrain.tasks.rows import MEMORY, BadRows, DatasetRow, rows_of
+from posttrain.tasks.row_files.row_formats import CompletionRow, ConversationRow
+from posttrain.tasks.row_files.rows import MEMORY, BadRows, DatasetRow, numbered_rows
 from posttrain.training.sft.example_maker import (
     ExampleMaker,
     LearnedRow,
@@ -123,7 +123,7 @@ def row_examples(
 ) -> RowExamples:
     """The rows of the task's file, or those given, as examples of at most `longest` tokens."""
     bad = BadRows(task.skip_bad_rows)
-    read = configured_rows(task, bad) if given.rows is None else rows_of(given.rows, MEMORY, bad)
+    read = configured_rows(task, bad) if given.rows is None else numbered_rows(given.rows, MEMORY, bad)
     held_out_rows = held_out_of(task, given.held_out, bad)
     everything = learned_rows(read, bad)
     apart = None if held_out_rows is None else learned_rows(held_out_rows, bad)

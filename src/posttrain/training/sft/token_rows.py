@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from posttrain.errors import UserError
 from posttrain.records import Example
-from posttrain.tasks.rows import DatasetRow
+from posttrain.tasks.row_files.rows import DatasetRow
 
 TOKENS, LABELS = "input_ids", "labels"
 MASKS = ("completion_mask", "assistant_masks")

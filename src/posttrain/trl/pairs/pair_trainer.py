@@ -9,7 +9,7 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.records import Preference
-from posttrain.tasks.preferences.preference_set import GivenPairs, preference_set
+from posttrain.tasks.preference_set import GivenPairs, preference_set
 from posttrain.trl.as_config import RunLength, adamw_options
 from posttrain.trl.base_trainer import BaseTrainer
 from posttrain.trl.fields.sft_config import rows_of_update

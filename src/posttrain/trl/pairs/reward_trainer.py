@@ -25,8 +25,8 @@ from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.runs.checkpoint import load_checkpoint
 from posttrain.runs.reports import Run
 from posttrain.runs.tensor_state import restore_module
-from posttrain.tasks.preferences.preference_set import preference_rows
-from posttrain.tasks.rows import MEMORY, BadRows, rows_of
+from posttrain.tasks.preference_set import preference_rows
+from posttrain.tasks.row_files.rows import MEMORY, BadRows, numbered_rows
 from posttrain.training.reward_model.pair_scores import pair_scores
 from posttrain.training.reward_model.reward_run import train_reward_model
 from posttrain.training.reward_model.reward_state import HEAD
@@ -145,7 +145,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
     @property
     def reading(self) -> TextReading:
         """How the saved model is to read texts: as the pairs are."""
-        rows = preference_rows(rows_of(self.train_rows(), MEMORY), BadRows())
+        rows = preference_rows(numbered_rows(self.train_rows(), MEMORY), BadRows())
         return TextReading(
             stop_token_ids=self.policy.stop_ids,
             template_options=self.model_options.template_options,

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.rewards.function_questions import AskedFunction, Unanswered, answers
+from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import default_resources
-from posttrain.rewards.maths.symbolic import sandbox_with_maths
+from posttrain.rewards.math_verify import sandbox_with_maths
 from posttrain.rewards.shaping import CosineLength
 from posttrain.trl.rewards.completion_rewards import CLOSING, content_of_completion
 
 CPU_SECONDS = 5.0
-FIRST_LATEX = AskedFunction("compare_first_latex", "from prepared import compare_first_latex")
+FIRST_LATEX = SandboxFunction("compare_first_latex", "from prepared import compare_first_latex")
 Scores = list[float | ScoringFailure | None]
 LogExtra = Callable[[str, list[Any]], None]
 

@@ -1,0 +1,94 @@
+"""Questions to a function of ours inside the sandbox, several to a process; one that dies is replaced for those left.
+
+What the function reads is text that is parsed and never run, so questions may share a process as programs may not.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from posttrain.sandbox.execution import Execution, Exit, Limits, Process, Sandbox, StartedProcess
+from posttrain.sandbox.inside import plain
+
+MEMORY_BYTES = 512 << 20
+TOGETHER = 8
+"""Questions that share a process."""
+
+
+class Unanswered(StrEnum):
+    """Why a question has no answer."""
+
+    RAISED = "raised"
+    """The function raised, or gave no plain value."""
+    CRASHED = "crashed"
+    """Its process ran out of memory or of stack."""
+    TIME_LIMIT = "time_limit"
+    LOST = "lost"
+    """The sandbox failed, or the process waited too long for a processor: it says nothing about the question."""
+
+
+ENDINGS = {Exit.CPU_LIMIT: Unanswered.TIME_LIMIT, Exit.WALL_LIMIT: Unanswered.LOST}
+"""What the end of a process says about the question that it was at; any other end is CRASHED."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxFunction:
+    """A function of ours in the sandbox."""
+
+    name: str
+    source: str
+    """A program that imports or defines it."""
+
+
+class FunctionQuestions:
+    """A conversation that has some questions, each a list of arguments, answered by one process."""
+
+    def __init__(self, function: SandboxFunction, questions: Sequence[Sequence[object]], cpu_seconds: float) -> None:
+        self.function, self.questions, self.cpu_seconds = function, questions, cpu_seconds
+        self.said: list[object] = []
+        """The function's values, or Unanswered."""
+        self.loaded = False
+
+    def begin(self, sandbox: Sandbox) -> None:
+        self.loaded = False
+        in_all = Limits(cpu_seconds=self.cpu_seconds * (1 + self.left), memory_bytes=MEMORY_BYTES)
+        process = sandbox.start(self, Process(kind="calls", source=self.function.source, limits=in_all))
+        process.allow(self.cpu_seconds)
+
+    @property
+    def left(self) -> int:
+        return len(self.questions) - len(self.said)
+
+    def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
+        kind, first, *_ = json.loads(payload)
+        if self.loaded:
+            self.said.append(plain.load(first.encode()) if kind == "value" else Unanswered.RAISED)
+        self.loaded = True
+        if not self.left:
+            process.end()
+            return
+        process.allow(self.cpu_seconds)
+        process.send(plain.dump([self.function.name, list(self.questions[len(self.said)]), {}]))
+
+    def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
+        """The end of its process answers the current question, unless none is left."""
+        if not self.left:
+            return
+        if execution.exit is Exit.LOST or not self.loaded:
+            self.said += [Unanswered.LOST] * self.left
+            return
+        # The function only computes: it reaches a limit by the clock where it had no processor.
+        self.said.append(ENDINGS.get(execution.exit, Unanswered.CRASHED))
+        if self.left:
+            self.begin(sandbox)
+
+
+def answers(
+    sandbox: Sandbox, function: SandboxFunction, questions: Sequence[Sequence[object]], *, cpu_seconds: float
+) -> list[object]:
+    """What the function says to each question, or Unanswered; in the questions' order."""
+    parts = [questions[start : start + TOGETHER] for start in range(0, len(questions), TOGETHER)]
+    conversations = [FunctionQuestions(function, part, cpu_seconds) for part in parts]
+    sandbox.converse(conversations)
+    return [said for talk in conversations for said in talk.said]

@@ -1,0 +1,169 @@
+r"""The rows' gold answers: as text, and as names.
+
+**As text.**  Text counts as it is, and of a text with a box only what is in the box.  Numbers, those of numpy and
+Decimal included, are written out in digits: 1e-05 is 0.00001 and not Euler's e minus 5, and so are the texts `1e-05`
+and `1e5`.  None, NaN, the text `nan` and pandas' own marks are a row without an answer.  Whatever else there is (bytes,
+lists, dicts, infinity, the texts `None` and `N/A`, a sentence with a number in it) is a mistake in the column, never a
+wrong answer: it is not scored, and named with the reason.
+
+**As names.**  `\text{Monday}`, `Paris` and `ABC` are compared as text, letter case aside, and so are several numbers
+with their units (`1 hour 30 minutes`): to a reader of mathematics letters side by side are a product, in which order
+does not count: `act` would be `cat`.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from functools import lru_cache
+from numbers import Integral, Rational, Real
+from typing import NamedTuple
+
+from posttrain.rewards.grading.answers import Array
+from posttrain.rewards.parsing.exact_numbers import MAX_DIGITS
+from posttrain.rewards.parsing.final_answers import last_boxed
+from posttrain.rewards.parsing.units import WORDS, gold_value, is_compound, plain_words, unit_of
+
+MISSING_TEXTS = {"", "nan", "<na>", "nat"}
+MISSING_TYPES = {"NAType", "NaTType"}
+"""Of pandas, which need not be installed."""
+NONE_TEXTS = {"n/a", "#n/a", "none", "null"}
+"""Named, for an export wrote them where an answer should be; one that is meant is set as text: `\\text{None}`."""
+SCIENTIFIC = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,6}", re.ASCII)
+"""As programs write floats; with Euler's e a product or a sum has a sign or a space in it: `2 e - 5`, `2e^5`."""
+NOT_PROSE = re.compile(
+    r"\\(?:text\w*|math\w+|mbox|begin|end|operatorname)\s*\{[^{}]*\}|\\[a-zA-Z]+"
+    r"|\b(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|lim|max|min|gcd|lcm|mod|sqrt|or|and)\b",
+    re.ASCII,
+)
+PHRASE = re.compile(r"(?<![\w^])[a-zA-Z]+(?:[ ,.:]+[a-zA-Z]+)*(?![\w(^])", re.ASCII)
+NUMBER_END = re.compile(r"[\d)}]\s*\Z")
+SHORTEST_WORD = 4
+"""Fewer letters side by side may be a product."""
+
+
+class GoldAnswer(NamedTuple):
+    """A row's own answer, or why there is none."""
+
+    text: str | None
+    problem: str = ""
+    """What is wrong with it; nothing where the row simply has none."""
+
+
+MISSING = GoldAnswer(None)
+
+
+def gold_answers(answer: Sequence[object] | None, truth: Sequence[object] | None, count: int) -> list[GoldAnswer]:
+    column = answer if answer is not None else truth
+    return [MISSING] * count if column is None else [gold_answer(value) for value in column]
+
+
+def gold_answer(value: object) -> GoldAnswer:
+    """What one entry of the column says."""
+    if isinstance(value, str):
+        return gold_text(value)
+    if value is None or type(value).__name__ in MISSING_TYPES:
+        return MISSING
+    if isinstance(value, bool):
+        return GoldAnswer(str(value))
+    if isinstance(value, Rational) and not isinstance(value, Integral):
+        return GoldAnswer(f"{value.numerator}/{value.denominator}")
+    if isinstance(value, Real | Decimal):
+        return gold_number(Decimal(int(value)) if isinstance(value, Integral) else Decimal(str(value)))
+    if isinstance(value, Array) and math.prod(value.shape) == 1:
+        return gold_answer(value.item())
+    return GoldAnswer(None, f"{value!r:.200} is a {type(value).__name__}, neither text nor a number")
+
+
+def gold_number(number: Decimal) -> GoldAnswer:
+    """A number in digits."""
+    if number.is_nan():
+        return MISSING
+    if number.is_infinite():
+        return GoldAnswer(None, f"{number} is no number that an answer can be compared with")
+    if abs(number.adjusted()) > MAX_DIGITS or len(text := format(number, "f")) > MAX_DIGITS:
+        return GoldAnswer(None, f"{number:.3e} has more than {MAX_DIGITS} digits")
+    return GoldAnswer(text)
+
+
+@lru_cache(maxsize=4096)
+def gold_text(text: str) -> GoldAnswer:
+    """What a text says, which is looked at once for every row that has it."""
+    boxed = last_boxed(text)
+    text = (text if boxed is None else boxed).strip()
+    if text.casefold() in MISSING_TEXTS:
+        return MISSING
+    if text.casefold() in NONE_TEXTS:
+        return GoldAnswer(None, f"{text!r} says that there is none")
+    if SCIENTIFIC.fullmatch(text):
+        return gold_number(Decimal(text))
+    if is_prose(text):
+        return GoldAnswer(None, f"{text[:200]!r} is a sentence")
+    return GoldAnswer(text)
+
+
+def is_prose(text: str) -> bool:
+    """Whether words stand around a number that are no unit of it and no function."""
+    if "####" in text:  # where some data sets put the answer behind the way to it
+        return True
+    whole = WORDS.fullmatch(text)
+    plain = NOT_PROSE.sub(" 0 ", whole[1] if whole else text)
+    if not re.search(r"\d", whole[1] if whole else text) or gold_value(text) is not None:
+        return False
+    phrases = [found[0] for found in PHRASE.finditer(plain) if not is_unit(found)]
+    return any(
+        len(word) >= SHORTEST_WORD or len(phrase.split()) > 1
+        for phrase in phrases
+        for word in re.findall("[a-zA-Z]{2,}", phrase)
+    )
+
+
+def is_unit(phrase: "re.Match[str]") -> bool:
+    number_before = NUMBER_END.search(phrase.string, 0, phrase.start())
+    return number_before is not None and unit_of(phrase[0]) is not None
+
+
+SET_NAME = re.compile(r"[^\d\\^_=<>+*/$|{}]*[^\W\d_][^\d\\^_=<>+*/$|{}]*")
+BARE_NAME = re.compile(r"[^\W\d_]+(?:[ -][^\W\d_]+)*")
+LONG_WORD = re.compile(r"[^\W\d_]{3,}|[A-Z]{2,}|^[A-Z]$|[^\W\d_a-zA-Z]{2,}")
+LETTERS_ALONE = re.compile(r"(?:[^\W\d_]|[\s~.()]|\\[,;:! ])*")
+
+
+@lru_cache(maxsize=4096)
+def gold_name(gold: str) -> tuple[str, bool] | None:
+    r"""A gold answer's name, and whether it is set as text; None where it is no name.
+
+    Bare letters are one from three on, or where they are capitals: `xy` is a product, `B` the second choice.
+    """
+    text = gold.strip().strip("$").strip()
+    if is_compound(text):
+        return plain_name_of(text), True
+    whole = WORDS.fullmatch(text)
+    if whole is not None:
+        return (plain_name_of(text), True) if SET_NAME.fullmatch(whole[1]) else None
+    if BARE_NAME.fullmatch(text) and ("-" not in text or len(text) > len("a-b-c")) and LONG_WORD.search(text):
+        return plain_name_of(text), False
+    return None
+
+
+def plain_name_of(text: str) -> str:
+    """A name without what may stand around it, and a longer one without letter case."""
+    plain = text.strip().strip("$*").strip()
+    name = " ".join(plain_words(plain).strip(" .()").split())
+    return name.casefold() if len(name) > 1 else name
+
+
+def same_name(answer: str, gold: str) -> bool | None:
+    """Whether an answer is the gold answer's name; None where that has none, or the answer may say it otherwise."""
+    name = gold_name(gold)
+    if name is None:
+        whole = WORDS.fullmatch(answer.strip())
+        return True if whole and whole[1].strip() == gold.strip() else None
+    said = plain_name_of(answer)
+    if said == name[0]:
+        return True
+    if name[1]:
+        return False
+    if LETTERS_ALONE.fullmatch(answer.strip().strip("$*")) or WORDS.fullmatch(answer.strip()):
+        return said.replace(" ", "") == name[0].replace(" ", "")
+    return None

@@ -1,0 +1,136 @@
+"""A worker: an interpreter of its own that calls one reward function, one call at a time, until its socket closes.
+
+python -m posttrain.rewards.grading.worker_main PARENT.  Its standard input is the socket, and its standard
+output is our standard error, so that whatever a function prints is seen and mistaken for no answer.
+"""
+
+import ctypes
+import functools
+import inspect
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from posttrain.errors import RunError, UserError
+from posttrain.rewards.grading.answers import (
+    FunctionError,
+    as_raised,
+    function_error,
+    invoke,
+    safe_text,
+    settled,
+    verdicts_in,
+)
+from posttrain.rewards.grading.call_log import CallLog
+from posttrain.rewards.grading.function import ScoringFailure, TrainerState, function_at
+from posttrain.rewards.grading.worker_messages import MOST_BYTES, message_bytes, value_from, verdicts_written
+from posttrain.sandbox.inside import frames
+
+PR_SET_PDEATHSIG = 1
+LOOK_SECONDS = 1.0
+LONGEST_TEXT = 20_000
+"""Characters of an exception's text and traceback."""
+
+
+def serve_calls() -> None:
+    """Load the function, then answer calls."""
+    die_with(int(sys.argv[1]))
+    channel = socket.socket(fileno=os.dup(0))
+    os.dup(0)  # never closed, so that the socket ends with the process and not while it is still winding up
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    try:
+        asked = receive_message(channel)
+        sys.path[:] = asked["path"]
+        try:
+            call: Any = function_at(asked["place"], asked["name"])
+        except UserError as error:
+            frames.send(channel, message_bytes({"refused": str(error)}))
+            return
+        frames.send(channel, message_bytes({"ready": os.getpid()}))
+        while True:
+            frames.send(channel, message_bytes(answer_request(call, receive_message(channel))), most=MOST_BYTES)
+    except (frames.ChannelClosed, ConnectionError):
+        os._exit(0)  # whatever threads the function has started
+
+
+def receive_message(channel: socket.socket) -> dict[str, Any]:
+    message: dict[str, Any] = json.loads(frames.receive(channel, most=MOST_BYTES))
+    return message
+
+
+def answer_request(call: Callable[..., object], request: dict[str, Any]) -> dict[str, object]:
+    """The answer to a call."""
+    arguments = {name: value_from(written) for name, written in request["arguments"].items()}
+    log = CallLog(request["reward"], request["count"])
+    arguments |= {name: take for name, take in log.arguments().items() if name in request["logs"]}
+    if "trainer_state" in request:
+        arguments["trainer_state"] = TrainerState(**request["trainer_state"])
+    try:
+        result = invoke(call, arguments)
+        if inspect.isawaitable(result):
+            result = as_raised(awaited(result))
+    except (ScoringFailure, FunctionError) as failure:
+        result = failure
+    except KeyboardInterrupt as error:  # the function's own: a worker has no terminal
+        result = function_error(error)
+    except RunError as error:
+        return {"stop": str(error)}
+    if log.problem:  # that the function has caught
+        return {"stop": log.problem}
+    if isinstance(result, ScoringFailure):
+        return {"failure": safe_text(result, str)}
+    if isinstance(result, FunctionError):
+        cause = result.__cause__
+        trace = "".join(traceback.format_exception(cause))
+        return {"raised": [type(cause).__name__, safe_text(cause, str)[:LONGEST_TEXT], trace[-LONGEST_TEXT:]]}
+    read = verdicts_in(result, one_by_one=request["one_by_one"], count=request["count"])
+    return verdicts_written(log.kept_with(read))
+
+
+def awaited(awaitable: Awaitable[object]) -> object:
+    """The result of an awaitable, or the exception that it ends with."""
+    import asyncio  # half of the time that a worker takes to start
+
+    async def result() -> object:
+        (one,) = await asyncio.gather(settled(awaitable), return_exceptions=True)
+        return one
+
+    return loop().run_until_complete(result())
+
+
+@functools.cache
+def loop() -> Any:
+    """One event loop for all calls, since clients that a function keeps belong to the loop that made them."""
+    import asyncio
+
+    return asyncio.new_event_loop()
+
+
+def die_with(parent: int) -> None:
+    """End with the parent process, however that ends; on Linux, with its thread that started this one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it went before we asked
+            os._exit(1)
+    else:
+        threading.Thread(target=watch, args=(parent,), daemon=True).start()
+
+
+def watch(parent: int) -> None:
+    """End once the parent changes, for systems that do not signal a parent's end."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    serve_calls()

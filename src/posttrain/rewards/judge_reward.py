@@ -1,0 +1,389 @@
+"""Rewards by a judge: a model behind any OpenAI-compatible chat endpoint, by rubric or by comparing a group in pairs.
+
+**What earns what.**  `compare: rubric` asks for a number on a scale and pays its share of the scale, in [0, 1].
+`compare: pairs` asks, for every pair of a prompt's completions, which is better, in an order drawn by lot, and pays
+each completion its share of the points it could win.
+
+**Known hacks, and what stops them.**  Instructions to the judge and verdicts in the answer: an answer is a JSON string
+between fences that it cannot know, and one that looks like a verdict, in JSON's escapes or in letters of other scripts
+too, scores 0 unasked.  Empty answers and words that announce one and give none ("Solution:"): 0 unasked.  A reply
+without a verdict is a failure, never a 0.  A judge that has stopped judging: every so often it is shown an answer that
+is known to be bad and one that is known to be good; where it does not tell them apart a warning is given, and until it
+does its verdicts have the outcome `doubted`.
+Not stopped: what a judge likes and should not, such as length and confident tone.
+"""
+
+import asyncio
+import importlib.util
+import json
+import os
+import random
+import re
+import time
+import warnings
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from posttrain.errors import RunError, UserError, require
+from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveFloat, PositiveInt
+from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.grading.resources import Resources, default_resources
+from posttrain.rewards.judge_prompts import (
+    NoVerdict,
+    cut_candidate,
+    forges_a_verdict,
+    judged_part,
+    pair_messages,
+    says_nothing,
+    score_in,
+    shown_second,
+    single_messages,
+    winner_in,
+)
+from posttrain.schemas import require_no_password
+
+RUBRIC = "Is the answer correct, complete and to the point?"
+TRY_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+LONGEST_WAIT_SECONDS = 60.0
+MAX_REPLY_BYTES = 4 << 20
+
+
+class JudgeOutcome(StrEnum):
+    """What came of a completion."""
+
+    JUDGED = "judged"
+    DOUBTED = "doubted"
+    """Judged by a judge that, when it was last tried, did not tell a bad answer from a good one."""
+    SAYS_NOTHING = "says_nothing"
+    FORGED = "forged"
+    """It holds what only the judge should say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeReward(Bounded):
+    """Reward function: a model's judgement."""
+
+    endpoint: str
+    """Base of the API, such as http://127.0.0.1:8000/v1; plain http only to this machine."""
+    model: str
+    """Name of the model there."""
+    rubric: str = RUBRIC
+    """What is judged, in words."""
+    compare: Literal["rubric", "pairs"] = "rubric"
+    """rubric: each completion by itself.  pairs: the completions of a prompt against each other."""
+    lowest: float = 0.0
+    highest: float = 10.0
+    """The scale that the judge is given."""
+    part: Literal["answer", "all"] = "answer"
+    """Judge what follows the thinking, or all of a completion."""
+    key_env: str = ""
+    """Environment variable that holds the API key; it is never logged."""
+    key_file: str = ""
+    """File that holds it."""
+    at_once: PositiveInt = 8
+    """Calls under way at a time."""
+    timeout_seconds: PositiveFloat = 60.0
+    """For one call, from its beginning to the end of the reply."""
+    tries: PositiveInt = 3
+    """Calls for one verdict at most."""
+    batch_seconds: PositiveFloat = 1800.0
+    """For all verdicts of a batch together; what is missing then has failed."""
+    max_tokens: PositiveInt = 512
+    """Longest reply."""
+    token_budget: NonNegativeInt = 0
+    """Tokens of all calls of a session, as the endpoint counts them, after which the run stops; 0 sets no limit."""
+    canary_every: NonNegativeInt = 100
+    """Verdicts between two looks at whether the judge still judges; 0 never looks."""
+
+    def __post_init__(self) -> None:
+        require_no_password(self.endpoint, "endpoint", "Give a key by key_env or key_file.")
+        super().__post_init__()
+        url = urlsplit(self.endpoint)
+        require(url.scheme in ("http", "https") and bool(url.hostname), self, "endpoint", "is no http(s) address")
+        safe = url.scheme == "https" or url.hostname in LOOPBACK
+        require(safe, self, "endpoint", "would send answers and keys unencrypted: use https, or one on this machine")
+        require(self.lowest < self.highest, self, "highest", f"must be above lowest = {self.lowest}")
+        require(not (self.key_env and self.key_file), self, "key_file", "and key_env are both given; use one")
+        if importlib.util.find_spec("httpx") is None:
+            raise UserError("reward judge: httpx is not installed; `pip install posttrain[judge]`")
+
+    @property
+    def rows_stand_alone(self) -> bool:
+        return self.compare == "rubric"
+
+    async def __call__(
+        self, /, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object
+    ) -> list[Graded | ScoringFailure]:
+        return await self.with_resources(default_resources())(prompts=prompts, completions=completions)
+
+    def with_resources(self, resources: Resources) -> Callable[..., Awaitable[list[Graded | ScoringFailure]]]:
+        return partial(self.scores, resources.memory(self, JudgeBudget))
+
+    async def scores(
+        self, budget: "JudgeBudget", /, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object
+    ) -> list[Graded | ScoringFailure]:
+        """A score for each completion, or why it has none."""
+        parts = [judged_part(text, self.part) for text in completions]
+        early = [settled_early(part) for part in parts]
+        open_rows = [index for index, verdict in enumerate(early) if verdict is None]
+        async with JudgeBatch(self, budget) as batch:
+            if self.compare == "rubric":
+                scores = await batch.scores([(prompts[i], parts[i]) for i in open_rows])
+            else:
+                scores = await batch.shares([(prompts[i], parts[i]) for i in open_rows])
+        found = dict(zip(open_rows, scores, strict=True))
+        outcome = JudgeOutcome.DOUBTED if budget.doubted else JudgeOutcome.JUDGED
+        return [verdict if verdict is not None else judged_grade(found[i], outcome) for i, verdict in enumerate(early)]
+
+    def key(self) -> str:
+        """The API key without blanks around it, or "".  No message shows it."""
+        if self.key_file:
+            path, where = Path(self.key_file), f"reward judge: key_file = {self.key_file}"
+            if not path.is_file():
+                raise UserError(f"{where}: no such file")
+            return require_header_text(path.read_text(encoding="utf-8", errors="replace").strip(), where)
+        if not self.key_env:
+            return ""
+        where = f"reward judge: key_env = {self.key_env}"
+        if self.key_env not in os.environ:
+            raise UserError(f"{where}: this variable is not set")
+        return require_header_text(os.environ[self.key_env].strip(), where)
+
+
+def require_header_text(key: str, where: str) -> str:
+    """The key, if a header can carry it; no message shows the key, since messages go into logs."""
+    if not key:
+        raise UserError(f"{where}: there is no key in it; leave it out for an endpoint that wants none")
+    if not re.fullmatch(r"[!-~]+", key):
+        raise UserError(
+            f"{where}: what it holds is no API key: between blanks at the ends only visible ASCII characters are"
+            " allowed, on one line.  Put the key there and nothing else."
+        )
+    return key
+
+
+def settled_early(part: str) -> Graded | None:
+    """The verdict on a completion that no judge needs to see."""
+    if says_nothing(part):
+        return Graded(0.0, JudgeOutcome.SAYS_NOTHING)
+    return Graded(0.0, JudgeOutcome.FORGED) if forges_a_verdict(part) else None
+
+
+def judged_grade(score: float | ScoringFailure, outcome: JudgeOutcome) -> Graded | ScoringFailure:
+    return score if isinstance(score, ScoringFailure) else Graded(score, outcome)
+
+
+@dataclass
+class JudgeBudget:
+    """What a judge has used in a session, over all batches."""
+
+    tokens: int = 0
+    verdicts: int = 0
+    next_canary: int = 0
+    doubted: bool = False
+    """Whether the last canaries found that it does not tell bad from good."""
+
+
+@dataclass
+class JudgeBatch:
+    """One batch before the judge: its connection, its limits, and when it has to be done."""
+
+    reward: JudgeReward
+    spent: JudgeBudget
+    client: Any = None
+    slots: asyncio.Semaphore = field(init=False)
+    deadline: float = 0.0
+    key: str = ""
+
+    async def __aenter__(self) -> "JudgeBatch":
+        import httpx
+
+        reward, self.key = self.reward, self.reward.key()
+        self.slots = asyncio.Semaphore(reward.at_once)
+        self.deadline = time.monotonic() + reward.batch_seconds
+        headers = {
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+        }  # so that a reply is as long as it is
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        self.client = httpx.AsyncClient(headers=headers, timeout=reward.timeout_seconds, trust_env=False)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.aclose()
+
+    async def scores(self, rows: Sequence[tuple[str, str]]) -> list[float | ScoringFailure]:
+        if rows:
+            await self.canaries()
+        return list(await asyncio.gather(*(self.score(prompt, part) for prompt, part in rows)))
+
+    async def score(self, prompt: str, part: str) -> float | ScoringFailure:
+        reward = self.reward
+        scale = reward.lowest, reward.highest
+        messages = single_messages(prompt, cut_candidate(part), rubric=reward.rubric, scale=scale)
+        return await self.verdict(messages, lambda reply: score_in(reply, scale))
+
+    async def shares(self, rows: Sequence[tuple[str, str]]) -> list[float | ScoringFailure]:
+        """Each candidate's share of the points of its pairs; 0.5 where it has no pair."""
+        members: dict[str, list[int]] = {}
+        for index, (prompt, _) in enumerate(rows):
+            members.setdefault(prompt, []).append(index)
+        pairs = [pair for group in members.values() for pair in combinations(group, 2)]
+        if pairs:
+            await self.canaries()
+        results = await asyncio.gather(*(self.compared(rows, *pair) for pair in pairs))
+        points: list[list[float]] = [[] for _ in rows]
+        lost: dict[int, ScoringFailure] = {}
+        for (a, b), result in zip(pairs, results, strict=True):
+            if isinstance(result, ScoringFailure):
+                lost[a] = lost[b] = result
+            else:
+                points[a].append(result)
+                points[b].append(1 - result)
+        return [lost.get(i) or (sum(won) / len(won) if won else 0.5) for i, won in enumerate(points)]
+
+    async def compared(self, rows: Sequence[tuple[str, str]], a: int, b: int) -> float | ScoringFailure:
+        """The first candidate's share of one point; which is shown first is drawn by lot, the same each time."""
+        swapped = shown_second(rows[a][0], rows[a][1], rows[b][1])
+        first, second = (b, a) if swapped else (a, b)
+        candidates = [cut_candidate(rows[first][1]), cut_candidate(rows[second][1])]
+        result = await self.verdict(pair_messages(rows[a][0], candidates, rubric=self.reward.rubric), winner_in)
+        return result if isinstance(result, ScoringFailure) or not swapped else 1 - result
+
+    async def verdict(self, messages: list[dict[str, str]], read: Callable[[str], float]) -> float | ScoringFailure:
+        """One verdict, asked for until there is one or no try or time is left."""
+        failure = ScoringFailure("the batch's time is over")
+        for attempt in range(self.reward.tries):
+            wait: float | None = 0.0
+            async with self.slots:  # whose holders are done by the deadline
+                if self.left() <= 0:
+                    break
+                try:
+                    value = read(await self.reply(messages))
+                except NoVerdict as error:
+                    failure = ScoringFailure(f"the judge gave no verdict: {error}")
+                except RetryableFailure as error:
+                    failure = ScoringFailure(f"the judge cannot be reached: {error}")
+                    wait = error.wait_seconds
+                else:
+                    self.spent.verdicts += 1
+                    return value
+            wait = backoff(attempt) if wait is None else wait
+            await asyncio.sleep(max(0.0, min(wait, LONGEST_WAIT_SECONDS, self.left())))
+        return failure
+
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    async def reply(self, messages: list[dict[str, str]]) -> str:
+        """The judge's reply.  Raises RetryableFailure where another try may help, else RunError."""
+        reward = self.reward
+        self.require_budget()
+        body = {"model": reward.model, "messages": messages, "max_tokens": reward.max_tokens, "temperature": 0}
+        status, text, wait_seconds = await self.answer(json.dumps(body))
+        if status in TRY_AGAIN:
+            raise RetryableFailure(f"status {status}", wait_seconds)
+        if status != 200:
+            raise RunError(
+                f"reward judge: {reward.endpoint} answers with status {status}: {self.without_key(text)[:300]}\n"
+                "    Check the reward's endpoint, model and key."
+            )
+        try:
+            answer = json.loads(text)
+            self.spent.tokens += max(0, int((answer.get("usage") or {}).get("total_tokens") or 0))
+            return str(answer["choices"][0]["message"]["content"])
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise RetryableFailure(f"an answer that is not in the format: {self.without_key(text)[:100]!r}") from error
+
+    async def answer(self, body: str) -> tuple[int, str, float | None]:
+        """Status, text and requested wait of one call, which ends in time and reads a bounded reply."""
+        import httpx
+
+        seconds = min(self.reward.timeout_seconds, self.left())
+        url, content = f"{self.reward.endpoint.rstrip('/')}/chat/completions", bytearray()
+        try:
+            async with asyncio.timeout(seconds), self.client.stream("POST", url, content=body) as response:
+                async for piece in response.aiter_raw():
+                    content += piece
+                    if len(content) > MAX_REPLY_BYTES:
+                        raise RetryableFailure(f"a reply of more than {MAX_REPLY_BYTES:,} bytes")
+        except TimeoutError as error:
+            raise RetryableFailure(f"no whole reply in {seconds:.3g} seconds") from error
+        except (httpx.NetworkError, httpx.TimeoutException) as error:
+            raise RetryableFailure(f"{type(error).__name__}: {error}") from error
+        except httpx.HTTPError as error:
+            raise RetryableFailure(type(error).__name__) from None  # its text may hold the headers, and so the key
+        return (
+            response.status_code,
+            content.decode("utf-8", "replace"),
+            retry_after(response.headers.get("Retry-After")),
+        )
+
+    def without_key(self, text: str) -> str:
+        return text.replace(self.key, "[key]") if self.key else text
+
+    def require_budget(self) -> None:
+        budget = self.reward.token_budget
+        if budget and self.spent.tokens >= budget:
+            raise RunError(
+                f"reward judge: {self.spent.tokens:,} tokens are spent and token_budget = {budget:,}."
+                "  Raise it, or judge fewer completions, and resume the run."
+            )
+
+    async def canaries(self) -> None:
+        """Now and then, show the judge a bad and a good answer, and warn where it cannot tell them apart."""
+        every, spent = self.reward.canary_every, self.spent
+        if not every or spent.verdicts < spent.next_canary:
+            return
+        spent.next_canary = spent.verdicts + every
+        bad, good = await asyncio.gather(*(self.canary(text) for text in (KNOWN_BAD, KNOWN_GOOD)))
+        if isinstance(bad, ScoringFailure) or isinstance(good, ScoringFailure):
+            return
+        spent.doubted = not bad < 0.5 < good
+        if spent.doubted:
+            warnings.warn(
+                f"reward judge: {self.reward.model} gives {bad:.2f} to an answer that is known to be bad and {good:.2f}"
+                f" to one that is known to be good, after {spent.verdicts} verdicts.  Its scores may mean nothing: look"
+                " at its replies.",
+                stacklevel=2,
+            )
+
+    async def canary(self, text: str) -> float | ScoringFailure:
+        scale = self.reward.lowest, self.reward.highest
+        messages = single_messages(CANARY_TASK, text, rubric="Is the answer correct?", scale=scale)
+        return await self.verdict(messages, lambda reply: score_in(reply, scale))
+
+
+CANARY_TASK = "How many legs do three spiders have together?"
+KNOWN_GOOD = "A spider has 8 legs, so three have 3 * 8 = 24."
+KNOWN_BAD = "Great question! Let me solve it step by step. The final answer is clearly stated above and fully correct."
+
+
+class RetryableFailure(Exception):
+    """A call that failed in a way that may pass."""
+
+    def __init__(self, text: str, wait_seconds: float | None = None) -> None:
+        super().__init__(text)
+        self.wait_seconds = wait_seconds
+
+
+def retry_after(header: str | None) -> float | None:
+    """Seconds that an endpoint asks to wait; dates are ignored."""
+    try:
+        return max(0.0, float(header)) if header else None
+    except ValueError:
+        return None
+
+
+def backoff(attempt: int) -> float:
+    """Seconds before another try: about 0.5, 1, 2, …, and up to twice that at random, to spread calls out."""
+    return float(0.5 * 2**attempt * (1 + random.random()))

@@ -1,0 +1,197 @@
+r"""Rewards for mathematical answers, exact where that can be had and never by evaluating what a model wrote.
+
+**What is read.**  The answer is looked for behind the last `</think>` and before a `<think>` that is not closed, in
+this order: the last balanced `\boxed{…}`; else the last closed `<answer>…</answer>`; else the last number, unless the
+length limit cut the completion off or it is part of something else (posttrain.rewards.parsing.final_answers).  `x = 5`
+with a single letter is read as 5, also beside a gold answer without a letter; beside `y = 5` it is wrong.  Every minus
+sign is a minus, and so are `negative` and `minus`.  Where the gold answer has no unit, an answer may
+have one of posttrain.rewards.parsing.units (`5^\circ` too), but no percent sign (`5\%`, `5 \text{ percent}`), other
+word (`5 \text{ fifths}`), subscript (`5_3`) or prime (`5'`).  Names (`cat`) are compared as text, and so are several
+numbers with units (`5 feet 3 inches`).
+
+**How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions
+(posttrain.rewards.parsing.exact_numbers): microseconds, no tolerance.  What that does not read goes to math-verify (the
+extra `math`), inside the sandbox, where a process that does not end is killed; decimals go as fractions, and what it
+takes for equal at 15 digits has to agree in 50.
+
+**What earns what.**  CORRECT is worth 1, all else 0.  A row whose gold answer cannot be read
+(posttrain.rewards.gold_answers) is not scored, and named once.
+
+**Known hacks, and what stops them.**  A false chain (`9 = 5`), several answers where one is asked for, other words or
+letters that math-verify takes for units, characters that it passes over, and whatever else hides an answer from it
+(`\phantom`, a zero-width space): refused by posttrain.rewards.math_verify.  Towers of powers and
+factorials that never end: refused, and killed if they get through.  `100\%` for 100: a percent is a hundredth,
+in words too.
+Answers inside the thinking: only what follows it is read.  A number that is cut off where it is right: not read.
+Text that is slow to read: linear time, bounded length.  Not stopped: an answer that is guessed, or known from the
+data; in prose, words that change a number and are on no list.
+
+**What is missed.**  math-verify takes i for a letter, keeps the sides of an equation apart, and does not read `√2`,
+`5²` or `½`; digits in groups between spaces (`1 000`) are not read, and units that are on no list are refused.
+tests/attacks/maths.jsonl has every miss that is known.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from posttrain.rewards.gold_answers import GoldAnswer, gold_answers, gold_name, same_name
+from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.grading.resources import Resources, SessionReward
+from posttrain.rewards.math_verify import (
+    ASSIGNED,
+    ComparisonResult,
+    Question,
+    as_asked,
+    compare_symbolically,
+    is_refused,
+    other_letters,
+    other_name,
+    require_math_verify,
+    with_functions,
+    without_dollars,
+)
+from posttrain.rewards.parsing.exact_numbers import MAX_CHARACTERS
+from posttrain.rewards.parsing.final_answers import AS_HYPHEN, answer_in
+from posttrain.rewards.parsing.units import gold_value, measured_value
+
+
+class MathsOutcome(StrEnum):
+    """How an answer fared."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    UNREADABLE = "unreadable"
+    """Neither way of reading makes anything of it."""
+    REFUSED = "refused"
+    """A chain, a list, or a power that is compared with nothing."""
+    TIME_LIMIT = "time_limit"
+    NO_ANSWER = "no_answer"
+    TRUNCATED = "truncated"
+    """No answer, and the length limit cut the completion off."""
+    NO_GOLD = "no_gold"
+    """The row's own answer cannot be read: not scored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathsReward(SessionReward):
+    """Reward function: 1 for an answer equal to the column `answer` (or `ground_truth`)."""
+
+    symbolic: bool = True
+    """Ask math-verify about what is no number; without it such answers are unreadable, and such rows not scored."""
+    cpu_seconds: float = 3.0
+    """Processor time for one answer there."""
+    rows_stand_alone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.symbolic:  # told now, and not by the first answer that is no plain number, perhaps in step 500
+            require_math_verify()
+
+    def scores(
+        self,
+        resources: Resources,
+        /,
+        *,
+        completions: Sequence[str],
+        finish_reasons: Sequence[str],
+        answer: Sequence[object] | None = None,
+        ground_truth: Sequence[object] | None = None,
+        **_columns: object,
+    ) -> list[Graded | ScoringFailure]:
+        """A score for each completion, or why it has none."""
+        golds = gold_answers(answer, ground_truth, len(completions))
+        rows = list(zip(completions, finish_reasons, (gold.text for gold in golds), strict=True))
+        first = [quickly(text, finish == "length", gold) for text, finish, gold in rows]
+        questions = [item for item in first if isinstance(item, Question)]
+        if not self.symbolic:
+            said: Sequence[ComparisonResult] = [
+                ComparisonResult.UNREADABLE if is_quick(assigned(q.gold)) else ComparisonResult.NO_GOLD
+                for q in questions
+            ]
+        else:
+            said = (
+                compare_symbolically(questions, resources.sandboxes, cpu_seconds=self.cpu_seconds) if questions else []
+            )
+        answers = iter(said)
+        graded = [slowly(next(answers), item) if isinstance(item, Question) else item for item in first]
+        name_unreadable(graded, golds, resources.memory(self, set[str]))
+        return graded
+
+
+def assigned(answer: str) -> str:
+    """The right side of `x = 5`, or the answer itself."""
+    found = ASSIGNED.match(answer)
+    return answer[found.end() :] if found and answer.count("=") == 1 else answer
+
+
+def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
+    """The verdict where exact numbers decide it, or the question for the slow way."""
+    if gold is None:
+        return Graded(None, MathsOutcome.NO_GOLD)
+    found = answer_in(text, cut_off=cut_off)
+    if found is None or not found.strip():
+        return Graded(0.0, MathsOutcome.TRUNCATED if cut_off else MathsOutcome.NO_ANSWER)
+    if len(found) > MAX_CHARACTERS:
+        return Graded(0.0, MathsOutcome.REFUSED)
+    found, gold = found.translate(AS_HYPHEN), gold.translate(AS_HYPHEN)
+    if other_name(found, gold):
+        return score_of_comparison(False)
+    quick = by_value_or_name(assigned(found), assigned(gold))
+    if quick is not None:
+        return score_of_comparison(quick)
+    found, gold = with_functions(without_dollars(found)), with_functions(without_dollars(gold))
+    if is_refused(found, gold):
+        return Graded(0.0, MathsOutcome.REFUSED)
+    if other_letters(found, gold):
+        return score_of_comparison(False)
+    return Question(as_asked(gold), as_asked(assigned(found)))
+
+
+def is_quick(gold: str) -> bool:
+    """Whether a gold answer can be compared without math-verify."""
+    return gold_value(gold) is not None or gold_name(gold) is not None
+
+
+def by_value_or_name(found: str, gold: str) -> bool | None:
+    """Whether an answer is the same exact value, with its unit, or the same name; None where neither decides."""
+    expected = gold_value(gold)
+    if expected is not None:
+        given = measured_value(found)
+        return None if given is None else expected.same(given)
+    return same_name(found, gold)
+
+
+def score_of_comparison(right: bool) -> Graded:
+    return Graded(1.0, MathsOutcome.CORRECT) if right else Graded(0.0, MathsOutcome.WRONG)
+
+
+def slowly(said: ComparisonResult, question: Question) -> Graded | ScoringFailure:
+    match said:
+        case ComparisonResult.SAME:
+            return score_of_comparison(True)
+        case ComparisonResult.DIFFERENT:
+            return score_of_comparison(False)
+        case ComparisonResult.NO_GOLD:
+            return Graded(None, MathsOutcome.NO_GOLD)
+        case ComparisonResult.TIME_LIMIT:
+            return Graded(0.0, MathsOutcome.TIME_LIMIT)
+        case ComparisonResult.LOST:
+            return ScoringFailure(f"the sandbox lost the comparison with {question.gold!r}")
+    return Graded(0.0, MathsOutcome.UNREADABLE)
+
+
+def name_unreadable(graded: Sequence[Graded | ScoringFailure], golds: Sequence[GoldAnswer], named: set[str]) -> None:
+    """Warn of gold answers that cannot be read, each once."""
+    for verdict_, gold in zip(graded, golds, strict=True):
+        if isinstance(verdict_, Graded) and verdict_.outcome is MathsOutcome.NO_GOLD:
+            problem = gold.problem or (f"{gold.text[:200]!r} cannot be read" if gold.text else "")
+            if problem and problem not in named:
+                named.add(problem)
+                warnings.warn(
+                    f"reward maths: the gold answer {problem}; not scored.  A row's `answer` is its final answer alone:"
+                    " a number, an expression in LaTeX or a name.",
+                    stacklevel=2,
+                )

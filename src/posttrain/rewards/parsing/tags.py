@@ -1,0 +1,140 @@
+"""Where the parts of a completion are: `<think>…</think> <answer>…</answer>`, and the program that it gives.
+
+**Tags** are these four ASCII literals, letter for letter; anything else (`<Think>`, `<answer >`, `< /think>`) is text.
+White space is ASCII white space: space, tab, line feed, carriage return, form feed, vertical tab.
+
+- `strict`: the whole text is one `<think>…</think>`, white space, one `<answer>…</answer>`, in white space.  No other
+  tag occurs.
+- `lines`: `strict`, and each of the four is a line of its own, with a line, which may be empty, between those of a pair
+  and none between `</think>` and `<answer>`.  Lines end in a line feed; what Python's `str.strip` takes off may stand
+  around the whole.
+- `last`: the last four tags of the text are those four in that order, with only white space (or nothing) between
+  `</think>` and `<answer>`.  Text and tags before them are ignored, and text after them.
+
+In all, a tag too many inside or after the four breaks the structure.
+
+**A program** is the last closed Python fence, or `<code>…</code>`, outside of the thinking.  A fence opens with a line
+of three or more backticks and `python`, `py` or `python3`, and closes with a line of at least as many backticks and
+nothing else.  Where there is neither such a fence nor `<code>`, the last closed fence that names no language may count
+(`fences="any"`): next to a program it is more likely what the program prints.  Text between `<think>` and `</think>`
+does not count, nor does text before a first `</think>` without a `<think>` (its start was part of the prompt), nor text
+after a `<think>` that is not closed.
+
+Reading is linear in the text whatever it holds: every character is read a fixed number of times.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from posttrain.options.countdown import FormatMode
+
+THINK, END_THINK, ANSWER, END_ANSWER = "<think>", "</think>", "<answer>", "</answer>"
+
+WHITE_SPACE = " \t\n\r\f\v"
+
+FIRST_LINE, LAST_LINE = f"{THINK}\n", f"\n{END_ANSWER}"
+BETWEEN_LINES = f"\n{END_THINK}\n{ANSWER}\n"
+
+
+def answer_text(text: str, mode: FormatMode) -> str | None:
+    """What stands between the answer tags, as written; None where the text lacks the structure."""
+    start = text.rfind(THINK)
+    if start < 0:
+        return None
+    end_think = text.find(END_THINK, start)
+    answer = text.find(ANSWER, start)
+    end = text.find(END_ANSWER, start)
+    if not start < end_think < answer < end:
+        return None
+    # Each was the first of its kind after `start`; a second one anywhere behind breaks the structure.
+    if (
+        text.find(END_THINK, end_think + 1) >= 0
+        or text.find(ANSWER, answer + 1) >= 0
+        or text.find(END_ANSWER, end + 1) >= 0
+        or text[end_think + len(END_THINK) : answer].strip(WHITE_SPACE)
+    ):
+        return None
+    if mode == "strict" and (text[:start].strip(WHITE_SPACE) or text[end + len(END_ANSWER) :].strip(WHITE_SPACE)):
+        return None
+    return text[answer + len(ANSWER) : end]
+
+
+def answer_lines(text: str) -> str | None:
+    """The lines between those of the answer tags; None where the text lacks the structure on lines of its own.
+
+    It is what `<think>\\n…\\n</think>\\n<answer>\\n…\\n</answer>` matches as a whole, less what holds another tag.
+    """
+    stripped = text.strip()
+    middle = stripped.find(BETWEEN_LINES)
+    opened = stripped.startswith(FIRST_LINE) and middle >= len(FIRST_LINE)
+    answer = middle + len(BETWEEN_LINES)
+    closed = stripped.endswith(LAST_LINE) and len(stripped) - len(LAST_LINE) >= answer
+    if not (opened and closed) or answer_text(stripped, "strict") is None:
+        return None
+    return stripped[answer : -len(LAST_LINE)]
+
+
+def gives_answer(text: str) -> bool:
+    answer = text.find(ANSWER)
+    return answer >= 0 and text.find(END_ANSWER, answer) >= 0
+
+
+CODE, END_CODE = "<code>", "</code>"
+FENCE = re.compile(r"^ {0,3}(`{3,}+)[ \t]*+([^\s`]*+)[^\n`]*+$", re.MULTILINE)
+LANGUAGES = {"python", "py", "python3"}
+MAX_CHARACTERS = 100_000
+"""Longest program that is run."""
+
+Fences = Literal["any", "python"]
+
+
+def program_in(text: str, fences: Fences = "any") -> str | None:
+    """The program's source, or None where there is none."""
+    named: str | None = None
+    nameless: str | None = None
+    for part in outside_thinking(text):
+        closed = list(closed_fences(part))
+        programs = [*((end, held) for end, language, held in closed if language in LANGUAGES), *tagged(part)]
+        if programs:
+            named = max(programs)[1]  # the one that ends last
+        nameless = next((held for _, language, held in reversed(closed) if not language), nameless)
+    return nameless if named is None and fences == "any" else named
+
+
+def outside_thinking(text: str) -> Iterator[str]:
+    """The parts of a text that are not thinking, in order."""
+    start = text.find(THINK)
+    end = text.find(END_THINK)
+    at = end + len(END_THINK) if end >= 0 and (start < 0 or end < start) else 0
+    while True:
+        start = text.find(THINK, at)
+        yield text[at:] if start < 0 else text[at:start]
+        end = text.find(END_THINK, start) if start >= 0 else -1
+        if end < 0:
+            return
+        at = end + len(END_THINK)
+
+
+def closed_fences(text: str) -> Iterator[tuple[int, str, str]]:
+    """Closed fences as (end, language, content)."""
+    opened: re.Match[str] | None = None
+    for fence in FENCE.finditer(text):
+        ticks, language = fence.groups()
+        if opened is None:
+            opened = fence
+        elif not language and len(ticks) >= len(opened[1]) and fence[0].strip(" \t") == ticks:
+            yield fence.end(), opened[2].lower(), text[opened.end() + 1 : fence.start()]
+            opened = None
+
+
+def tagged(text: str) -> Iterator[tuple[int, str]]:
+    """Closed `<code>` elements as (end, content)."""
+    at = 0
+    while True:
+        start = text.find(CODE, at)
+        end = text.find(END_CODE, start) if start >= 0 else -1
+        if end < 0:
+            return
+        at = end + len(END_CODE)
+        yield at, text[start + len(CODE) : end]

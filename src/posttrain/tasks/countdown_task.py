@@ -1,0 +1,180 @@
+"""Countdown: make a target from given numbers with + - * / and parentheses.
+
+**What the prompt looks like.**  `compact` is one line, `Use all of 11, 25, 11 to make 25.` or `Use some of …`; it is
+what the bundled model was trained on.  `r1` is a system and a user message that ask for `<think>…</think>
+<answer>…</answer>` and state the rule in words.  Either may begin the answer with `<think>`.
+
+**What earns what.**  1 for a right expression in the right structure, else 0: posttrain.rewards.countdown.grader says
+it in full, hacks and all.  The rule that the prompt states (`numbers`) is the rule that is graded.
+
+**What is measured.**  A transcript as a search: its tries (lines between the think tags that begin with a step, as
+posttrain.rewards.countdown.step_rewards reads them), and which of them reach the target.
+
+**Where problems come from.**  posttrain.tasks.countdown.problems makes them; nothing is downloaded and no licence
+applies.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from posttrain.options.countdown import CountdownOptions
+from posttrain.records import Finish, Group, Prompt
+from posttrain.rewards.countdown.grader import Countdown, countdown, countdown_last
+from posttrain.rewards.countdown.step_rewards import STEP, read_try
+from posttrain.rewards.format import FormatOutcome, format_outcome
+from posttrain.rewards.grading.function import RewardFunction
+from posttrain.rewards.parsing.tags import THINK
+from posttrain.tasks.base import DRAWS_PER_STEP, Messages, Probe, PromptRenderer, Reading, Task
+from posttrain.tasks.countdown.problems import COURSE, Difficulty, held_out_problems, training_problem
+
+SYSTEM = (
+    "You are a careful problem solver. You first think about the problem, trying and checking ideas, and then give your"
+    " answer. Your whole reply has this form: <think> your reasoning </think> <answer> your answer </answer>"
+)
+
+RULES = {
+    "all": "Use every one of the numbers exactly once.",
+    "subset": "Use each of the numbers at most once; you need not use all of them.",
+}
+
+
+CLOSING_TAGS = ("</think>", "<answer>", "</answer>")
+"""Tokens with which a completion ends its search; without them it cannot give up."""
+
+SEARCH_READINGS = {
+    "tries_per_completion": Reading("tries per completion", digits=1),
+    "success_per_try": Reading("success per try"),
+    "success_of_first_try": Reading("success of first tries"),
+}
+
+
+class CountdownTask(Task):
+    """Countdown as the options say; training problems also depend on the run's seed, held-out ones do not."""
+
+    name = "countdown"
+
+    def __init__(self, options: CountdownOptions, renderer: PromptRenderer, *, seed: int) -> None:
+        self.options = options
+        self.renderer = renderer
+        self.seed = seed
+        self.difficulty = difficulty(options)
+        grader = countdown if options.format_mode == "strict" else countdown_last
+        own = RewardFunction(name=grader.__name__, call=grader, text_only=True, bounded=True)
+        self.reward_functions: tuple[RewardFunction, ...] = (own,)
+
+    def prompts(self, step: int, draws: range) -> list[Prompt]:
+        assert draws.stop <= DRAWS_PER_STEP, draws
+        indices = [step * DRAWS_PER_STEP + draw for draw in draws]
+        return [self.prompt(self.training_problem(index), f"train/{index}") for index in indices]
+
+    def training_problem(self, index: int) -> Countdown:
+        return training_problem(self.difficulty, self.options.numbers, seed=self.seed, index=index)
+
+    def held_out(self) -> list[Prompt]:
+        problems = held_out_problems(self.difficulty, self.options.numbers, self.options.held_out_size)
+        return [self.prompt(problem, f"held-out/{index}") for index, problem in enumerate(problems)]
+
+    def longest_prompts(self) -> list[Prompt]:
+        """Any problems: their prompts differ by a few digits."""
+        return self.prompts(0, range(64))
+
+    def prompt(self, problem: Countdown, id: str) -> Prompt:
+        content = compact(problem) if self.options.prompt_style == "compact" else chat_prompt(problem)
+        columns = {"numbers": problem.numbers, "target": problem.target, "rule": problem.rule}
+        return self.renderer.render(
+            content, id=id, prefill=THINK if self.options.prefill_think else "", columns=columns
+        )
+
+    def probes(self) -> Mapping[str, Probe]:
+        """Format and search of the sampled completions, and accuracy where the policy may not stop searching."""
+        shape = Probe(readings={"format_rate": Reading("format rate"), **SEARCH_READINGS}, measure=self._statistics)
+        never_giving_up = Probe(
+            readings={"accuracy_never_giving_up": Reading("accuracy if never allowed to give up")},
+            measure=found_share,
+            suppressed=CLOSING_TAGS,
+            endless=True,
+        )
+        return {"search": shape, "never_giving_up": never_giving_up}
+
+    def _statistics(self, groups: Sequence[Group]) -> dict[str, float]:
+        rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
+        mode = self.options.format_mode
+        formatted = [
+            format_outcome(group.graded_text(rollout), mode, cut_off=rollout.finish == Finish.LENGTH)
+            == FormatOutcome.FORMATTED
+            for group, rollout in rollouts
+        ]
+        searches = [search(puzzle_of(group.prompt), group.graded_text(rollout)) for group, rollout in rollouts]
+        return {"format_rate": sum(formatted) / len(formatted), **search_statistics(searches)}
+
+
+def found_share(groups: Sequence[Group]) -> dict[str, float]:
+    """How often a completion has a try that solves the problem, where the policy may not give up."""
+    solved = [search(puzzle_of(group.prompt), group.rollouts[0].text).successes > 0 for group in groups]
+    return {"accuracy_never_giving_up": sum(solved) / len(solved)}
+
+
+def puzzle_of(prompt: Prompt) -> Countdown:
+    columns = prompt.columns
+    return Countdown(columns["numbers"], columns["target"], columns["rule"])  # type: ignore[arg-type]
+
+
+def difficulty(options: CountdownOptions) -> Difficulty:
+    if options.variant == "course":
+        return COURSE
+    return Difficulty(
+        num_numbers=options.num_numbers,
+        pool=tuple(range(options.min_number, options.max_number + 1)),
+        operators=options.operators,
+        targets=(options.min_target, options.max_target),
+    )
+
+
+def compact(problem: Countdown) -> str:
+    how = "all" if problem.rule == "all" else "some"
+    return f"Use {how} of {', '.join(map(str, problem.numbers))} to make {problem.target}.\n"
+
+
+def chat_prompt(problem: Countdown) -> Messages:
+    request = (
+        f"Using the numbers {', '.join(map(str, problem.numbers))}, write an expression that equals {problem.target}."
+        f" {RULES[problem.rule]} You may use + - * / and parentheses, and no other numbers."
+        " Show your reasoning in <think> </think> tags, then give nothing but the expression in <answer> </answer>"
+        " tags, for example <answer>(1 + 2) / 3</answer>."
+    )
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": request}]
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What one completion tried."""
+
+    tries: int
+    successes: int
+    at_once: bool = False
+    """Whether the first try succeeds."""
+
+
+def search(puzzle: Countdown, text: str) -> Search:
+    """Count the tries of a completion and those that solve the puzzle; text after `</think>` is not part of it."""
+    lines = text.split("</think>")[0].replace("<think>", "").split("\n")
+    tries = [line for line in lines if STEP.match(line.strip())]
+    solved = [read_try(puzzle, line).hits for line in tries]
+    return Search(tries=len(tries), successes=sum(solved), at_once=solved[:1] == [True])
+
+
+def search_statistics(searches: Sequence[Search]) -> dict[str, float]:
+    """Mean tries per completion, successes per try over all tries, and over first tries; nothing where nobody tries.
+
+    A search ends at its first hit, so problems that are hard for the policy fill most of the tries: a policy that
+    searches on may lower its successes per try and be no worse at trying.  First tries are one for each completion.
+    """
+    tries = sum(search.tries for search in searches)
+    if not tries:
+        return {}
+    successes = sum(search.successes for search in searches)
+    return {
+        "tries_per_completion": tries / len(searches),
+        "success_per_try": successes / tries,
+        "success_of_first_try": sum(search.at_once for search in searches) / len(searches),
+    }

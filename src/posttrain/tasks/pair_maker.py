@@ -1,0 +1,172 @@
+"""From a row with two answers to a pair of tokens, and why some rows make none.
+
+A pair's prompt is what the policy would be asked with, and both answers continue its very tokens.  Of text an answer
+is the text and a stop token.  Of messages it is what the chat template makes of the assistant's turn, up to its stop
+token; where the conversation goes on after that, others' turns are in it and are marked as not said by the policy.
+
+Bad pairs, each told by its place: answers that are equal, or equal in all their tokens; an answer that says nothing;
+one that does not begin with the assistant's turn, so that the two answer different questions; turns that the template
+does not end with a stop token; margins and weights (columns `margin` and `weight`) that are no numbers; rows that say
+of themselves that neither answer is better (column `tie`, as `posttrain collect` writes it).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from posttrain.errors import UserError
+from posttrain.models.conversation_masks import Dialogue, Masking
+from posttrain.models.messages import ASSISTANT, is_call, plain_answer, require_unmarked
+from posttrain.options.dataset import DatasetOptions
+from posttrain.records import Preference, Prompt
+from posttrain.tasks.prompt_content import prompt_content
+from posttrain.tasks.row_files.row_formats import Content, PreferenceRow, cell_text, tools_of
+
+MARGIN_RULE = "a number >= 0, by how much the chosen answer is better (below it, the answers are in each other's place)"
+OTHER_WAYS = "  Leave out what follows the first answer, or name another template as model.chat_template."
+
+
+@dataclass(frozen=True, slots=True)
+class PairAnswer:
+    """One of a pair's two answers in tokens."""
+
+    tokens: tuple[int, ...]
+    said: tuple[bool, ...] | None
+    """Which of them the policy says; None is all."""
+    closing: tuple[int, ...]
+    """What the template writes behind the last stop token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairMaker:
+    """Makes pairs for one model."""
+
+    masking: Masking
+    task: DatasetOptions
+    counts_tokens: bool = True
+    """Whether the loss is of the answers' tokens, so that it can leave out turns that are marked as not learned."""
+    closing_said: bool = False
+    """Whether what the template writes behind the last stop token is part of an answer."""
+
+    def pair(self, row: PreferenceRow) -> Preference:
+        """The pair of a row.  Raises UserError for a bad one."""
+        if row.columns.get("tie") is True:
+            raise UserError(
+                f"{row.where}: the column `tie` says that neither answer is better, which teaches nothing.  Drop the"
+                " row."
+            )
+        for answer in (row.chosen, row.rejected):
+            if not isinstance(answer, str):
+                require_answer(row.where, answer)
+                if not self.counts_tokens:
+                    require_unmarked(answer, row.where, "a reward model scores the whole of an answer")
+        given = row.prompt if isinstance(row.prompt, str) else [*row.prompt]
+        content = prompt_content(given, self.task, row.where)
+        if isinstance(content, str):
+            prompt = self.masking.renderer.render(content, id=row.where, columns=row.columns)
+            chosen, rejected = (self.of_text(row.where, prompt, each) for each in (row.chosen, row.rejected))
+        else:
+            prompt = self.conversation_prompt(row, content)
+            chosen, rejected = (self.of_messages(row, prompt, content, each) for each in (row.chosen, row.rejected))
+        if chosen.tokens == rejected.tokens:
+            raise UserError(
+                f"{row.where}: `chosen` and `rejected` are the same answer, which says nothing of what is better.  Drop"
+                " the row."
+            )
+        for made in (chosen, rejected):
+            self.masking.require_known((*prompt.tokens, *made.tokens, *made.closing), row.where)
+        return Preference(
+            prompt=prompt,
+            chosen=chosen.tokens,
+            rejected=rejected.tokens,
+            chosen_said=chosen.said,
+            rejected_said=rejected.said,
+            chosen_closing=chosen.closing,
+            rejected_closing=rejected.closing,
+            margin=column_number(row, "margin", MARGIN_RULE, lambda value: value >= 0),
+            weight=column_number(row, "weight", "a number above 0", lambda value: value > 0) or 1.0,
+            where=row.where,
+        )
+
+    def of_text(self, where: str, prompt: Prompt, answer: Content) -> PairAnswer:
+        """The text and a stop token after a plain prompt."""
+        text = plain_answer(answer, where)
+        require_words(where, text)
+        tokens = self.masking.completion(prompt, text).tokens
+        return PairAnswer(tokens[len(prompt.tokens) :], None, ())
+
+    def conversation_prompt(self, row: PreferenceRow, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+        text = self.masking.renderer.templated(messages, row.where, tools=tools_of(row))
+        tokens = tuple(self.masking.renderer.tokens(text, row.where))
+        return Prompt(id=row.where, text=text, tokens=tokens, messages=tuple(messages), columns=dict(row.columns))
+
+    def of_messages(
+        self, row: PreferenceRow, prompt: Prompt, messages: Sequence[Mapping[str, Any]], answer: Content
+    ) -> PairAnswer:
+        """The assistant's turn, and what may follow it, after the messages of a prompt."""
+        turns = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
+        if isinstance(answer, str):
+            require_words(row.where, answer)
+        dialogue = Dialogue(where=row.where, messages=[*messages, *turns], num_given=len(messages), tools=tools_of(row))
+        one_turn = len(turns) == 1
+        example = self.masking.last_turn(dialogue) if one_turn else self.masking.every_turn(dialogue)
+        size = len(prompt.tokens)
+        assert example.tokens[:size] == prompt.tokens, (row.where, "an answer continues the tokens of its prompt")
+        tokens, said = example.tokens[size:], None if one_turn else example.learned[size:]
+        closing = self.masking.closing(dialogue, example)
+        if not self.closing_said:
+            return PairAnswer(tokens, said, closing)
+        return PairAnswer(tokens + closing, None if said is None else said + (True,) * len(closing), ())
+
+
+def require_answer(where: str, turns: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse messages that are not the assistant's answer, or are empty."""
+    first, last = turns[0], turns[-1]
+    if first["role"] != ASSISTANT:
+        raise UserError(
+            f"{where}: behind what the two conversations have in common comes a message of the role {first['role']}, so"
+            " that they answer different questions.  A pair is two answers of the assistant's to one prompt; drop the"
+            " row."
+        )
+    if last["role"] != ASSISTANT:
+        raise UserError(
+            f"{where}: an answer ends with a message of the role {last['role']}, and none of the assistant's follows."
+            "  Leave that message out."
+        )
+    for turn in turns:
+        if not is_call(turn):
+            require_words(where, str(turn["content"]))
+
+
+def require_words(where: str, text: str) -> None:
+    if not text.strip():
+        raise UserError(f"{where}: an answer says nothing ({text[:20]!r}); give one, or drop the row")
+
+
+def cut_to(pair: Preference, longest: int) -> Preference:
+    """The pair with the ends of its answers cut off to `longest` tokens with the prompt."""
+    room = longest - len(pair.prompt.tokens)
+    return replace(
+        pair,
+        chosen=pair.chosen[:room],
+        rejected=pair.rejected[:room],
+        chosen_said=None if pair.chosen_said is None else pair.chosen_said[:room],
+        rejected_said=None if pair.rejected_said is None else pair.rejected_said[:room],
+        chosen_closing=(),
+        rejected_closing=(),
+    )
+
+
+def column_number(row: PreferenceRow, column: str, rule: str, holds: Callable[[float], bool]) -> float | None:
+    """The finite number of a column, which obeys a rule; None where there is none."""
+    value = row.columns.get(column)
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and holds(value):
+        return float(value)
+    raise UserError(f"{row.where}: the column `{column}` must hold {rule}, not {cell_text(value)}")
+
+
+def pair_masking(masking: Masking) -> Masking:
+    return replace(masking, other_ways=OTHER_WAYS)

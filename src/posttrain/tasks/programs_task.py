@@ -1,0 +1,179 @@
+"""Programming problems: prompts and hidden tests from a local file, in any of the usual layouts.
+
+**What the prompt looks like.**  The problem, with a line that asks for one fenced block of Python.
+
+**What earns what.**  posttrain.rewards.code.code_reward: a program that passes all tests of its row, in the sandbox.
+
+**Which problems are trained on.**  As in posttrain.tasks.dataset: whole rows are held out, by a hash of the prompt.
+
+**Layouts.**  A row's columns say which it is:
+
+- our own: `prompt`, `tests`;
+- HumanEval: `prompt` (the start of a function), `entry_point`, `test` (a function `check` of asserts);
+- MBPP: `text` or `prompt`, `test_list`, and `test_setup_code` or `test_imports`;
+- APPS, TACO: `question` or `prompt`, `input_output` (JSON with `inputs`, `outputs`, and `fn_name` where a function is
+  asked for);
+- CodeContests: `description`, and `public_tests`, `private_tests`, `generated_tests`, each with `input` and `output`.
+
+**Known hacks.**  Those of posttrain.rewards.code.code_reward.  Tests that are shown in a prompt can be learned by
+heart.
+"""
+
+import ast
+import builtins
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from posttrain.errors import UserError
+from posttrain.options.dataset import BUNDLED_PROGRAMS, ProgramsOptions
+from posttrain.rewards.code.code_reward import CodeReward
+from posttrain.rewards.code.unit_tests import read_tests
+from posttrain.rewards.grading.function import RewardFunction
+from posttrain.schemas import PARSING
+from posttrain.tasks.base import PromptRenderer
+from posttrain.tasks.dataset import DatasetTask, Rows
+from posttrain.tasks.row_files.rows import DatasetRow
+
+ASKED_FOR = "\n\nGive the whole program in one block that begins with ```python and ends with ```."
+
+
+class ProgramsTask(DatasetTask):
+    """Rows of programming problems."""
+
+    name = "programs"
+    reward_functions: tuple[RewardFunction, ...] = (
+        RewardFunction(name="code", call=CodeReward(), text_only=True, bounded=True),
+    )
+
+    def __init__(
+        self,
+        options: ProgramsOptions,
+        renderer: PromptRenderer,
+        *,
+        seed: int,
+        prompts_per_step: int,
+        rows: Rows | None = None,
+        held_out_rows: Rows | None = None,
+    ) -> None:
+        path = str(bundled_programs()) if options.path == BUNDLED_PROGRAMS else options.path
+        found = replace(options, path=path, prompt_column="prompt")
+        given = {"rows": rows, "held_out_rows": held_out_rows}
+        super().__init__(found, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
+
+    def prepared(self, row: DatasetRow) -> DatasetRow:
+        return with_request(program_row(row))
+
+
+def with_request(row: DatasetRow) -> DatasetRow:
+    """The row with the line that asks for a block of Python."""
+    prompt = row.columns["prompt"]
+    if not isinstance(prompt, str):
+        raise UserError(f"{row.where}: a programming problem must be text, not {type(prompt).__name__}")
+    return DatasetRow(row.where, {**row.columns, "prompt": prompt + ASKED_FOR})
+
+
+def bundled_programs() -> Path:
+    return Path(str(files("posttrain") / "assets" / "programs.jsonl"))
+
+
+QUESTIONS = ("prompt", "question", "text", "description")
+SPLITS = ("public_tests", "private_tests", "generated_tests")
+
+
+def program_row(row: DatasetRow) -> DatasetRow:
+    """The row with `prompt` and `tests`; what else it holds stays, but for what its tests were made of."""
+    columns = row.columns
+    try:
+        prompt, tests = read_layout(columns)
+        read_tests(tests)
+    except UserError as error:
+        raise UserError(f"{row.where}: {error}") from error
+    except (KeyError, TypeError, ValueError, SyntaxError) as error:
+        raise UserError(
+            f"{row.where}: no programming problem in a layout that is known (posttrain.tasks.programs_task):"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    used = {*QUESTIONS, *SPLITS, "tests", "test", "test_list", "test_setup_code", "test_imports", "input_output"}
+    kept = {name: value for name, value in columns.items() if name not in used}
+    return DatasetRow(row.where, {**kept, "prompt": prompt, "tests": tests})
+
+
+def read_layout(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Prompt and tests of a row in any of the layouts."""
+    if "tests" in columns:
+        tests = columns["tests"]
+        return question(columns), json.loads(tests) if isinstance(tests, str) else dict(tests)
+    if "entry_point" in columns:
+        return human_eval(columns)
+    if "test_list" in columns:
+        return mbpp(columns)
+    if "input_output" in columns:
+        given = columns["input_output"]
+        return question(columns), input_output(json.loads(given) if isinstance(given, str) else given)
+    if any(split in columns for split in SPLITS):
+        return question(columns), contest(columns)
+    raise KeyError("none of tests, entry_point, test_list, input_output, public_tests among the columns")
+
+
+def question(columns: Mapping[str, Any]) -> Any:
+    return next(columns[name] for name in QUESTIONS if columns.get(name))
+
+
+def human_eval(columns: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """`check` runs against the function by its name."""
+    entry = columns["entry_point"]
+    prompt = f"Complete this Python function and give the whole of it.\n\n```python\n{columns['prompt'].rstrip()}\n```"
+    return prompt, {"kind": "asserts", "entry": entry, "setup": columns["test"], "tests": [f"check({entry})"]}
+
+
+def mbpp(columns: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The function's name is only in the asserts, so the prompt says it."""
+    tests = list(columns["test_list"])
+    entry = called(tests)
+    setup = columns.get("test_setup_code") or columns.get("test_imports") or ""
+    lines = setup if isinstance(setup, str) else "\n".join(setup)
+    prompt = f"{question(columns)}\nThe function is called `{entry}`."
+    return prompt, {"kind": "asserts", "entry": entry, "setup": lines, "tests": tests}
+
+
+def called(tests: Sequence[str]) -> str:
+    """The function that all asserts call, by its name."""
+    common = set.intersection(*[names_called(test) for test in tests]) - set(dir(builtins)) - {"isclose"}
+    if len(common) != 1:
+        raise ValueError(f"the asserts call {', '.join(sorted(common)) or 'no one function'} in common")
+    return common.pop()
+
+
+def names_called(source: str) -> set[str]:
+    """Names that are called somewhere in a source."""
+    with PARSING:
+        tree = ast.parse(source)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {call.func.id for call in calls if isinstance(call.func, ast.Name)}
+
+
+def input_output(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Standard input and output, or arguments and results."""
+    pairs = list(zip(given["inputs"], given["outputs"], strict=True))
+    if given.get("fn_name"):
+        cases = [{"args": list(arguments), "expected": expected} for arguments, expected in pairs]
+        return {"kind": "calls", "entry": given["fn_name"], "cases": cases}
+    return {
+        "kind": "stdio",
+        "cases": [{"input": joined_lines(given), "output": joined_lines(wanted)} for given, wanted in pairs],
+    }
+
+
+def contest(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """All splits together: what is hidden from the prompt is hidden already."""
+    splits = [columns[split] for split in SPLITS if columns.get(split)]
+    pairs = [pair for split in splits for pair in zip(split["input"], split["output"], strict=True)]
+    return {"kind": "stdio", "cases": [{"input": given, "output": wanted} for given, wanted in pairs]}
+
+
+def joined_lines(value: Any) -> str:
+    return value if isinstance(value, str) else "\n".join(map(str, value)) + "\n"

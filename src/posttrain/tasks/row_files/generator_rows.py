@@ -1,0 +1,88 @@
+"""Rows of a generator of reasoning-gym, as it makes them in a process of its own."""
+
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from posttrain.errors import UserError
+from posttrain.options.generator import GeneratorOptions
+from posttrain.schemas import did_you_mean
+
+ROOT = Path(__file__).parents[3]
+"""The folder that this package lies in, wherever the run was started from."""
+SHOWN = 12
+"""Names of generators or options that a message lists where none is near."""
+
+
+def generated_rows(source: GeneratorOptions) -> list[dict[str, object]]:
+    """The rows that the options describe, the same in every process.
+
+    Raises UserError without reasoning-gym, and for options that the generator refuses.
+    """
+    require_reasoning_gym(source.generator)
+    request = {
+        "generator": source.generator,
+        "options": dict(source.generator_options),
+        "seed": source.generator_seed,
+        "size": source.generator_size,
+    }
+    rows = list(row_maker_answer(json.dumps(request, sort_keys=True)))
+    if "error" in rows[0]:
+        raise UserError(generator_refusal(source, rows[0]))
+    return rows
+
+
+@functools.lru_cache(maxsize=8)
+def row_maker_answer(request: str) -> tuple[dict[str, object], ...]:
+    """The row maker's lines of JSON."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "posttrain.tasks.row_files.row_maker"],
+        input=request,
+        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise UserError(f"generator {json.loads(request)['generator']}: reasoning-gym came to no end ({last[:300]}).")
+    return tuple(json.loads(line) for line in done.stdout.splitlines())
+
+
+def generator_refusal(source: GeneratorOptions, said: dict[str, object]) -> str:
+    """The message for a generator's error."""
+    name = source.generator
+    known = said.get("known")
+    names = [str(each) for each in known] if isinstance(known, list) else []
+    if said["error"] == "unknown":
+        near = did_you_mean(name, names)
+        hint = (
+            near if near.startswith("Did") else f"There are {', '.join(names[:SHOWN])} and {len(names) - SHOWN} more."
+        )
+        return f"generator = {name}: reasoning-gym has no generator of that name.  {hint}"
+    if said["error"] == "option":
+        near = did_you_mean(str(said["option"]), names)
+        return f"generator_options: the generator {name} has no option `{said['option']}`.  {near}"
+    return f"generator_options = {dict(source.generator_options)}: the generator {name} refuses them: {said['says']}"
+
+
+def require_reasoning_gym(generator: str) -> None:
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise UserError(
+            f"generator = {generator}: its problems are made by reasoning-gym, which is not installed.\n"
+            "    `pip install posttrain[gym]`, or name a file of rows as path."
+        )
+
+
+def generator_digest() -> str:
+    """The library's version, which decides a generator's rows with its options; "" where it is not installed."""
+    try:
+        return importlib.metadata.version("reasoning-gym")
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,340 @@
+"""The formats that rows of data come in, told from their columns, and the same row as a record.
+
+| format | columns | record |
+|---|---|---|
+| labelled | `prompt`, `completion`, `label` (true: wanted, false: not) | `LabelledRow` |
+| preference | `chosen`, `rejected`, and `prompt` unless it is implicit | `PreferenceRow` |
+| prompt_completion | `prompt`, `completion` | `CompletionRow` |
+| messages | `messages`: a whole conversation | `ConversationRow` |
+| sharegpt | `conversations`: the same, as ShareGPT has it; a column `system` goes before it | `ConversationRow` |
+| alpaca | `instruction`, `output`, and perhaps `input` and `system` | `CompletionRow` |
+| prompt | `prompt` | `PromptRow` |
+
+A prompt or completion is text or a list of messages, as posttrain.models.messages has them; a message of the
+assistant's that has `tool_calls` may go without content.  Where one of a row's is
+text and another messages, the text becomes a message: a prompt the user's, a completion the assistant's.  Of Alpaca's
+rows both are messages: the user says the instruction and, below an empty line, the input.  Preferences take their
+prompt from `conversations` or `instruction` where there is no `prompt`.
+
+**Implicit prompts.**  Of messages: the longest common prefix of `chosen` and `rejected`.  Of text: the longest common
+prefix that ends in no white space and is followed by white space in both, which belongs to the completions; where there
+is none, the longest common prefix.  Beside a prompt, completions of messages that both begin with it lose it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from posttrain.errors import UserError
+from posttrain.models.messages import ASSISTANT, as_plain_text, checked_message
+from posttrain.tasks.row_files.rows import DatasetRow
+
+Message = Mapping[str, object]
+"""`role` and `content`, both texts, and whatever else the row says."""
+Content = str | tuple[Message, ...]
+"""Text as it stands, or messages for a chat template."""
+
+
+class RowFormat(StrEnum):
+    """What the columns of a row say it is, in the order in which they are asked."""
+
+    LABELLED = "labelled"
+    PREFERENCE = "preference"
+    PROMPT_COMPLETION = "prompt_completion"
+    MESSAGES = "messages"
+    SHAREGPT = "sharegpt"
+    ALPACA = "alpaca"
+    PROMPT = "prompt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRow:
+    """A problem to be answered."""
+
+    where: str
+    prompt: Content
+    columns: Mapping[str, object]
+    """Every column that is not part of the format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRow(PromptRow):
+    """A problem with the answer that is to be learned."""
+
+    completion: Content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledRow(CompletionRow):
+    """A problem with an answer that is wanted or not."""
+
+    label: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceRow(PromptRow):
+    """A problem with two answers, of which one was preferred."""
+
+    chosen: Content
+    rejected: Content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationRow:
+    """A conversation, the assistant's turns included."""
+
+    where: str
+    messages: tuple[Message, ...]
+    columns: Mapping[str, object]
+    """Every other column."""
+
+
+FormattedRow = PromptRow | ConversationRow
+TOOLS = "tools"
+"""The column that describes the tools which the messages of a row may call."""
+
+REQUIRED: Mapping[RowFormat, tuple[str, ...]] = {
+    RowFormat.LABELLED: ("prompt", "completion", "label"),
+    RowFormat.PREFERENCE: ("chosen", "rejected"),
+    RowFormat.PROMPT_COMPLETION: ("prompt", "completion"),
+    RowFormat.MESSAGES: ("messages",),
+    RowFormat.SHAREGPT: ("conversations",),
+    RowFormat.ALPACA: ("instruction", "output"),
+    RowFormat.PROMPT: ("prompt",),
+}
+"""The columns by which a format is told."""
+SYSTEM_AND_INPUT = ("input", "system", "history")
+READ_TOO: Mapping[RowFormat, tuple[str, ...]] = {
+    RowFormat.SHAREGPT: ("system",),
+    RowFormat.ALPACA: SYSTEM_AND_INPUT,
+    RowFormat.PREFERENCE: ("weight", "tie"),
+}
+"""Other columns that a format reads."""
+
+
+def detected_format(rows: Sequence[DatasetRow], accepted: Sequence[RowFormat] = tuple(RowFormat)) -> RowFormat:
+    """The first of the accepted formats whose columns the first row has; every other row is of it too, or at fault."""
+    assert rows, "rows are read, and known to be some, before their format is told"
+    columns = rows[0].columns
+    for each in accepted:
+        if all(name in columns for name in REQUIRED[each]):
+            return each
+    wanted = "; ".join(f"{each}: {', '.join(REQUIRED[each])}" for each in accepted)
+    raise UserError(
+        f"{rows[0].where}: its columns match no supported format. It has {', '.join(columns) or 'none'};"
+        f" the formats are {wanted}. Rename columns by `columns`, such as {{prompt: question}}."
+    )
+
+
+def columns_read(format: RowFormat, row: DatasetRow) -> tuple[str, ...]:
+    """The columns of a row that its format reads."""
+    read = (*REQUIRED[format], *READ_TOO.get(format, ()), TOOLS)
+    if format != RowFormat.PREFERENCE:
+        return read
+    prompt = next((name for name in PROMPT_COLUMNS if row.columns.get(name) is not None), "")
+    return (*read, prompt, *PROMPT_COLUMNS.get(prompt, ()))
+
+
+def format_line(format: str, rows: Sequence[DatasetRow], read: Callable[[DatasetRow], Sequence[str]]) -> str:
+    """The line of a plan that names the format of rows, and every column that is not read."""
+    unread: dict[str, None] = {}
+    for row in rows:
+        known = read(row)
+        unread |= {name: None for name, value in row.columns.items() if value is not None and name not in known}
+    return f"row format {format}" + (f"; columns that are not read: {', '.join(unread)}" if unread else "")
+
+
+def formatted(rows: Sequence[DatasetRow], format: RowFormat) -> list[FormattedRow]:
+    return [RECORDS[format](row) for row in rows]
+
+
+def prompt_row(row: DatasetRow) -> PromptRow:
+    return PromptRow(where=row.where, prompt=column_content(row, "prompt"), columns=other_columns(row, "prompt"))
+
+
+def completion_row(row: DatasetRow) -> CompletionRow:
+    """A row with a prompt and its completion."""
+    prompt, completion = same_kind(column_content(row, "prompt"), column_content(row, "completion"))
+    columns = other_columns(row, "prompt", "completion")
+    return CompletionRow(where=row.where, prompt=prompt, completion=completion, columns=columns)
+
+
+def labelled_row(row: DatasetRow) -> LabelledRow:
+    """A row with a prompt, a completion and a label: true and false, or 1 and 0."""
+    plain, label = completion_row(row), row.columns.get("label")
+    if not isinstance(label, bool | int) or label not in (0, 1):
+        raise row_error(row, f"the column `label` must be true or false, not {cell_text(label)}")
+    columns = other_columns(row, "prompt", "completion", "label")
+    return LabelledRow(
+        where=row.where, prompt=plain.prompt, completion=plain.completion, label=bool(label), columns=columns
+    )
+
+
+def preference_row(row: DatasetRow) -> PreferenceRow:
+    """A row with two completions; the prompt they have in common is found where no column holds it."""
+    chosen, rejected = column_content(row, "chosen"), column_content(row, "rejected")
+    if isinstance(chosen, str) != isinstance(rejected, str):
+        raise row_error(row, "`chosen` and `rejected` must both be text or both be messages")
+    given = explicit_prompt(row)
+    if given is None:
+        prompt, (chosen, rejected) = common_prompt(row, chosen, rejected)
+    else:
+        prompt = given
+        (prompt, chosen), (_, rejected) = same_kind(prompt, chosen), same_kind(prompt, rejected)
+        if not isinstance(prompt, str) and chosen[: len(prompt)] == prompt == rejected[: len(prompt)]:
+            chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    for name, completion in (("chosen", chosen), ("rejected", rejected)):
+        if not completion:
+            raise row_error(row, f"nothing is left of `{name}` behind the prompt; give an answer, or drop the row")
+    columns = other_columns(row, "prompt", "conversations", "instruction", "chosen", "rejected")
+    return PreferenceRow(where=row.where, prompt=prompt, chosen=chosen, rejected=rejected, columns=columns)
+
+
+def conversation_row(row: DatasetRow) -> ConversationRow:
+    """A row with a whole conversation."""
+    messages = column_content(row, "messages")
+    if isinstance(messages, str):
+        raise row_error(row, f"the column `messages` must hold a list of messages, not text ({cell_text(messages)})")
+    return ConversationRow(where=row.where, messages=messages, columns=other_columns(row, "messages"))
+
+
+def sharegpt_row(row: DatasetRow) -> ConversationRow:
+    """A row with a whole conversation in the column `conversations`."""
+    messages = conversation_row(DatasetRow(row.where, {"messages": row.columns.get("conversations")})).messages
+    columns = other_columns(row, "conversations", "system")
+    return ConversationRow(where=row.where, messages=with_system(row, messages), columns=columns)
+
+
+def alpaca_row(row: DatasetRow) -> CompletionRow:
+    """A row with an instruction, perhaps its input, and the output."""
+    output = column_content(row, "output")
+    if not isinstance(output, str):
+        raise row_error(row, f"the column `output` must hold text, not {cell_text(output)}")
+    columns = other_columns(row, "instruction", "input", "output", "system", "history")
+    answer = ({"role": ASSISTANT, "content": output},)
+    return CompletionRow(where=row.where, prompt=alpaca_prompt(row), completion=answer, columns=columns)
+
+
+def alpaca_prompt(row: DatasetRow) -> tuple[Message, ...]:
+    """What a row of Alpaca's asks: the instruction, and below it the input, if there is one."""
+    asked, given = column_content(row, "instruction"), row.columns.get("input") or ""
+    for name, value in (("instruction", asked), ("input", given)):
+        if not isinstance(value, str):
+            raise row_error(row, f"the column `{name}` must hold text, not {cell_text(value)}")
+    if row.columns.get("history"):
+        raise row_error(row, "the column `history` is not read; write the whole conversation as `messages`")
+    text = as_plain_text([{"content": each} for each in (asked, given) if each])
+    return with_system(row, ({"role": "user", "content": text},))
+
+
+def with_system(row: DatasetRow, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Messages with the text of the column `system` before them."""
+    system = row.columns.get("system") or ""
+    if not isinstance(system, str):
+        raise row_error(row, f"the column `system` must hold text, not {cell_text(system)}")
+    if system and any(message["role"] == "system" for message in messages):
+        raise row_error(row, "there is a system message in the conversation and one in the column `system`; keep one")
+    return ({"role": "system", "content": system}, *messages) if system else messages
+
+
+PROMPT_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "prompt": (),
+    "conversations": ("system",),
+    "instruction": SYSTEM_AND_INPUT,
+}
+"""Columns that may hold the prompt of a row with two answers, in the order in which they are asked, and what is read
+with each."""
+
+
+def explicit_prompt(row: DatasetRow) -> Content | None:
+    """The prompt of a row with two answers, from the column that holds it; None where it is implicit."""
+    if row.columns.get("prompt") is not None:
+        return column_content(row, "prompt")
+    if row.columns.get("conversations") is not None:
+        return sharegpt_row(row).messages
+    return alpaca_prompt(row) if row.columns.get("instruction") is not None else None
+
+
+RECORDS: Mapping[RowFormat, Callable[[DatasetRow], FormattedRow]] = {
+    RowFormat.LABELLED: labelled_row,
+    RowFormat.PREFERENCE: preference_row,
+    RowFormat.PROMPT_COMPLETION: completion_row,
+    RowFormat.MESSAGES: conversation_row,
+    RowFormat.SHAREGPT: sharegpt_row,
+    RowFormat.ALPACA: alpaca_row,
+    RowFormat.PROMPT: prompt_row,
+}
+"""What makes a record of a row."""
+
+
+def column_content(row: DatasetRow, name: str) -> Content:
+    """A column as text that is not empty, or as messages of which there are some."""
+    value = row.columns.get(name)
+    if (isinstance(value, Sequence) and len(value) == 0) or value is None:
+        problem = f"the column `{name}` is empty" if name in row.columns else f"there is no column `{name}`"
+        raise row_error(row, f"{problem}; fill it or drop the row")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return (checked_message(value, f"{row.where}: the column `{name}`"),)
+    if isinstance(value, list | tuple):
+        place = f"{row.where}: the column `{name}`, message"
+        return tuple(checked_message(message, f"{place} {number}") for number, message in enumerate(value))
+    raise row_error(row, f"the column `{name}` must hold text or a list of messages, not {cell_text(value)}")
+
+
+def tools_of(row: FormattedRow) -> Sequence[Mapping[str, object]]:
+    """The tools that a row's column `tools` describes to the chat template; none where it is empty or not there."""
+    tools = row.columns.get(TOOLS)
+    if tools is None:
+        return ()
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise UserError(
+            f"{row.where}: the column `{TOOLS}` must hold a list of descriptions of tools, not {cell_text(tools)}; one"
+            f" that is text is read by task.json_columns: [{TOOLS}]"
+        )
+    return tools
+
+
+def same_kind(prompt: Content, completion: Content) -> tuple[Content, Content]:
+    """Both as text or both as messages."""
+    if isinstance(prompt, str) and not isinstance(completion, str):
+        return ({"role": "user", "content": prompt},), completion
+    if isinstance(completion, str) and not isinstance(prompt, str):
+        return prompt, ({"role": "assistant", "content": completion},)
+    return prompt, completion
+
+
+def common_prompt(row: DatasetRow, chosen: Content, rejected: Content) -> tuple[Content, tuple[Content, Content]]:
+    """The implicit prompt of two completions, and what is left of them."""
+    size = 0
+    while size < min(len(chosen), len(rejected)) and chosen[size] == rejected[size]:
+        size += 1
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        size = word_end(chosen, rejected, size)
+    if size == 0:
+        raise row_error(
+            row,
+            "`chosen` and `rejected` begin with nothing in common, so that there is no prompt; add a column `prompt`",
+        )
+    return chosen[:size], (chosen[size:], rejected[size:])
+
+
+def word_end(chosen: str, rejected: str, common: int) -> int:
+    """Where the longest prefix within the first `common` characters ends that white space follows in both texts."""
+    for size in range(common, 0, -1):
+        if chosen[size : size + 1].isspace() and rejected[size : size + 1].isspace() and not chosen[size - 1].isspace():
+            return size
+    return common
+
+
+def other_columns(row: DatasetRow, *names: str) -> dict[str, object]:
+    return {name: value for name, value in row.columns.items() if name not in names}
+
+
+def row_error(row: DatasetRow, problem: str) -> UserError:
+    return UserError(f"{row.where}: {problem}")
+
+
+def cell_text(value: object) -> str:
+    return f"{str(value)[:80]!r} ({type(value).__name__})"

@@ -1,0 +1,246 @@
+"""Rows of data, each with the place it came from; every fault is reported by that place."""
+
+import difflib
+import glob
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from posttrain.binding import digest_of
+from posttrain.errors import UserError
+from posttrain.options.row_source import RowSourceOptions
+from posttrain.tasks.row_files.generator_rows import generated_rows
+from posttrain.tasks.row_files.tables import (
+    HUB_NAME,
+    arrow_rows,
+    hub_commit,
+    hub_rows,
+    is_saved_dataset,
+    parquet_rows,
+    saved_rows,
+)
+from posttrain.tasks.row_files.text_files import (
+    Found,
+    checked_value,
+    csv_rows,
+    json_line_rows,
+    json_list_rows,
+    parse_json,
+)
+
+MEMORY = "rows"
+"""Where rows come from that are in no file."""
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+COMPRESSED = ".gz"
+"""Behind the suffix of a file of text that gzip has compressed."""
+MOST_NAMED = 5
+"""Bad rows that a message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRow:
+    """One row and where to find it."""
+
+    where: str
+    """FILE:LINE for JSON lines and CSV, FILE:NUMBER, from 1, for other rows."""
+    columns: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class BadRows:
+    """The rows that cannot be used: as many as are allowed are left out and counted."""
+
+    allowed: int = 0
+    faults: list[str] = field(default_factory=list)
+    """What is said of each, its place first."""
+
+    def add(self, fault: str) -> None:
+        """Count a bad row.  Raises UserError where there are more than allowed."""
+        self.faults.append(fault)
+        if len(self.faults) > self.allowed:
+            raise UserError(self.message())
+
+    def message(self) -> str:
+        if not self.allowed:
+            return self.faults[0]
+        return (
+            f"at least {len(self.faults)} rows cannot be used, and task.skip_bad_rows = {self.allowed} allows"
+            f" {self.allowed}. Mend them or allow more. The first:" + self.listed()
+        )
+
+    def listed(self) -> str:
+        more = [f"and {len(self.faults) - MOST_NAMED} more"] if len(self.faults) > MOST_NAMED else []
+        return "".join(f"\n  {line}" for line in [*self.faults[:MOST_NAMED], *more])
+
+
+def numbered_rows(values: Iterable[object], source: str, bad: BadRows | None = None) -> list[DatasetRow]:
+    """Numbered rows: mappings of values that can be written."""
+    return checked_rows(iter(enumerate(map(checked_value, values), start=1)), source, bad or BadRows())
+
+
+def checked_rows(found: Found, source: str, bad: BadRows) -> list[DatasetRow]:
+    """The rows among what was found, the others counted as bad ones."""
+    rows: list[DatasetRow] = []
+    for number, value in found:
+        where = f"{source}:{number}"
+        if isinstance(value, UserError):
+            bad.add(f"{where}: {value}")
+        elif not isinstance(value, Mapping):
+            bad.add(f"{where}: a row must be an object of named columns, not {type(value).__name__}")
+        else:
+            rows.append(DatasetRow(where, dict(value)))
+    if not rows:
+        raise UserError(f"{source}: there are no rows; give at least one")
+    return rows
+
+
+def read_rows(
+    path: str, source: RowSourceOptions | None = None, bad: BadRows | None = None, *, split: str = ""
+) -> list[DatasetRow]:
+    """All rows at a path, under the names that the options give the columns; `split` goes before the options' own."""
+    source, bad = source or RowSourceOptions(), bad or BadRows()
+    split = split or source.split
+    if not path and source.generator:
+        rows = numbered_rows(generated_rows(source), source.generator, bad)
+        return [kept for each in rows if (kept := with_columns(each, source, bad)) is not None]
+    if files_of(path):
+        said = {"split": split, "subset": source.subset, "revision": source.revision}
+        for option, value in said.items():
+            if value:
+                raise UserError(
+                    f"{path}: {option} = {value} is of a data set on the hub; a file has none.  Leave it out."
+                )
+    rows = original_rows(path, source, split, bad)
+    if source.columns or source.json_columns:
+        rows = [row for each in rows if (row := with_columns(each, source, bad)) is not None]
+    return rows
+
+
+def original_rows(path: str, source: RowSourceOptions, split: str, bad: BadRows) -> list[DatasetRow]:
+    """All rows at a path as they are there."""
+    folder, files = Path(path), files_of(path)
+    if files:
+        return [row for file in files for row in checked_rows(found_in(file, source.delimiter), file.name, bad)]
+    if folder.is_dir():
+        if not is_saved_dataset(folder):
+            raise UserError(
+                f"{path}: is a folder that `datasets` did not save; give its files as a pattern, such as"
+                f" {folder / '*.parquet'}"
+            )
+        return numbered_rows(saved_rows(folder, split), folder.name, bad)
+    if is_on_hub(path):
+        found = hub_rows(path, subset=source.subset, split=split, revision=source.revision)
+        return numbered_rows(found, path, bad)
+    raise UserError(f"{path}: no such file{near_file(folder)}. Paths are relative to the folder you run in.")
+
+
+def files_of(path: str) -> list[Path]:
+    """The file of a path, or the files of a pattern in the order of their names."""
+    if Path(path).is_file():
+        return [Path(path)]
+    return [file for name in sorted(glob.glob(path, recursive=True)) if (file := Path(name)).is_file()]
+
+
+def rows_digest(path: str, revision: str = "") -> str:
+    """A hash of the files at a path, or their commit on the hub; "" if unknown."""
+    files = files_of(path)
+    if len(files) == 1:
+        return digest_of(files[0])
+    if not files and Path(path).is_dir():
+        files = sorted(file for file in Path(path).rglob("*") if file.suffix in (".arrow", ".json"))
+    if files:
+        listed = "".join(f"{file.name} {digest_of(file)}\n" for file in files)
+        return hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
+    return hub_commit(path, revision) if is_on_hub(path) else ""
+
+
+def is_on_hub(path: str) -> bool:
+    return bool(HUB_NAME.fullmatch(path)) and Path(path).suffix.lower() not in (*SUFFIXES, COMPRESSED)
+
+
+def found_in(file: Path, delimiter: str) -> Found:
+    """The rows of a file, by the suffix of its name."""
+    compressed = file.suffix.lower() == COMPRESSED
+    match Path(file.stem if compressed else file.name).suffix.lower():
+        case ".jsonl":
+            return json_line_rows(file)
+        case ".json":
+            return json_list_rows(file)
+        case ".csv":
+            return csv_rows(file, delimiter)
+        case ".tsv":
+            return csv_rows(file, delimiter or "\t")
+        case ".parquet" if not compressed:
+            return iter(enumerate(parquet_rows(file), start=1))
+        case ".arrow" if not compressed:
+            return iter(enumerate(arrow_rows(file), start=1))
+    texts = ", ".join(f"{suffix}{COMPRESSED}" for suffix in SUFFIXES[:4])
+    raise UserError(f"{file}: rows are read from {', '.join(SUFFIXES)} and {texts} files; convert it to one of these")
+
+
+def near_file(file: Path) -> str:
+    """A hint: a file in the same folder with a similar name."""
+    names = [entry.name for entry in file.parent.iterdir()] if file.parent.is_dir() else []
+    near = difflib.get_close_matches(file.name, names, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def with_columns(row: DatasetRow, source: RowSourceOptions, bad: BadRows) -> DatasetRow | None:
+    """The row with its JSON read and its columns renamed; None of a bad one."""
+    columns = dict(row.columns)
+    if "instruction" in source.columns.values() and columns.get("input") and {"output", "chosen"} & columns.keys():
+        bad.add(
+            f"{row.where}: `columns` renames the instruction of an Alpaca row, whose `input` would not be read.  Remove"
+            " instruction from `columns`: instruction and input make the prompt without being named."
+        )
+        return None
+    for name in (*source.json_columns, *source.columns.values()):
+        if name not in columns:
+            bad.add(
+                f"{row.where}: no column `{name}`, which `columns` or `json_columns` names."
+                f" {nearest_column(name, columns)}"
+            )
+            return None
+    for name in source.json_columns:
+        text = columns[name]
+        try:
+            value = checked_value(parse_json(text)) if isinstance(text, str) else text
+            if isinstance(value, UserError):
+                raise value
+            columns[name] = value
+        except UserError as error:
+            bad.add(f"{row.where}: the column `{name}`: {error}")
+            return None
+        except json.JSONDecodeError as error:
+            bad.add(
+                f"{row.where}: the column `{name}` is not JSON: {error.msg} in {text!r:.80}. Leave it out of"
+                " json_columns to have it as text."
+            )
+            return None
+    renamed = {new: columns[old] for new, old in source.columns.items()}
+    kept = {name: value for name, value in columns.items() if name not in {*source.columns.values(), *renamed}}
+    return DatasetRow(row.where, {**renamed, **kept})
+
+
+def require_column(rows: Sequence[DatasetRow], name: str) -> None:
+    for row in rows:
+        if problem := missing_column(row, name):
+            raise UserError(problem)
+
+
+def missing_column(row: DatasetRow, name: str) -> str:
+    """The message where a row lacks a column or has it empty; else ""."""
+    if row.columns.get(name) not in (None, "", []):
+        return ""
+    if name in row.columns:
+        return f"{row.where}: the column `{name}` is empty; fill it or drop the row"
+    remedy = "Name the prompt's column by task.prompt_column, in check-task by --prompt-column."
+    return f"{row.where}: no column `{name}`. {nearest_column(name, row.columns)} {remedy}"
+
+
+def nearest_column(name: str, columns: Mapping[str, object]) -> str:
+    """A hint: the column with the most similar name, or all columns."""
+    near = difflib.get_close_matches(name, columns, n=1)
+    return f"Did you mean `{near[0]}`?" if near else f"It has {', '.join(columns) or 'no columns'}."
