@@ -32,7 +32,7 @@ from posttrain.tasks.preferences.preference_set import PreferenceSet
 from posttrain.training.dpo.dpo_state import TrainedOnPairs
 from posttrain.training.reward_model.reward_state import TrainedByPreferences
 from posttrain.trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
-from posttrain.trl.as_config import run_length
+from posttrain.trl.configs.batch_arithmetic import run_length
 from tests.support.tiny import relative_distance
 
 TRL = json.loads((Path(__file__).parents[1] / "data" / "trl_pair_parity.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The train() and evaluate() that all trainers share; what they train and measure is their own."""
+"""The train() and evaluate() that all trainers share; each kind of trainer defines what it trains and measures."""
 
 import math
 import time
@@ -18,28 +18,21 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import OptimizerOptions
 from posttrain.runs.reports import Run, StepReport
 from posttrain.training.optimizer import OwnOptimizer, new_optimizer
-from posttrain.trl.as_config import (
-    RunLength,
+from posttrain.trl.callback_watcher import CallbackWatcher, RunRates
+from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
+from posttrain.trl.configs.checked_fields import errors_by_field
+from posttrain.trl.configs.recipe import (
     adamw_options,
     checkpoint_options,
     require_strategies,
-    run_length,
     run_options,
     tracker_options,
 )
-from posttrain.trl.best_model import load_best
-from posttrain.trl.callback_watcher import CallbackWatcher
-from posttrain.trl.fields.field_rules import Rules
-from posttrain.trl.fields.sft_config import rows_of_update
-from posttrain.trl.fields.told_in_fields import told_in_fields
 from posttrain.trl.log_entries import Entry, prefixed
 from posttrain.trl.model_source import ModelSource, default_folder
-from posttrain.trl.saved_models import require_free, resume_step
-from posttrain.trl.surface.checked_overrides import overrides
-from posttrain.trl.surface.names_elsewhere import unknown_argument_message
-from posttrain.trl.surface.run_rates import RunRates
-from posttrain.trl.trainer_methods import Args, TrainerMethods
-from posttrain.trl.training_rows import Dataset, Row, rows_of_dataset
+from posttrain.trl.names_elsewhere import overrides, unknown_argument_message
+from posttrain.trl.saved_models import load_best, require_free, resume_step
+from posttrain.trl.trainer_methods import Args, Dataset, Row, TrainerMethods, rows_of_dataset
 
 Optimizers = tuple[Optimizer | None, LRScheduler | None]
 Schedule = LRScheduler | RunRates
@@ -75,8 +68,6 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
     """A model, rows and callbacks; a kind of trainer defines `recipe`, `_fit` and `_measured`."""
 
     settable = TrainerMethods.settable | {"optimizer", "lr_scheduler"}
-    own_rules: ClassVar[Rules]
-    """What becomes of each field of its arguments."""
     wanted: ClassVar[str] = "give rows"
     """What to give where rows are missing."""
     logged: ClassVar[Sequence[str]] = ("loss", "grad_norm", "learning_rate", "num_tokens")
@@ -90,7 +81,7 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
             raise UserError(f"{type(self).__name__}: train_dataset is missing; {self.wanted}.")
         kind = cast(type[Args], self.config_class)
         args = args or kind(default_folder(given.model, kind.__name__.removesuffix("Config")))
-        super().__init__(given, args, self.own_rules, given.callbacks)
+        super().__init__(given, args, given.callbacks)
         self.train_dataset: Dataset | None = given.train_dataset
         self.eval_dataset = given.eval_dataset
         require_strategies(self.args, measures=self.eval_dataset is not None)
@@ -107,13 +98,13 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         """Refuse arguments that TRL's trainer does not have, and values that ours cannot serve."""
         for name, value in given.items():
             if name not in cls.only_default:
-                raise UserError(unknown_argument_message(cls, name, cls.own_rules))
+                raise UserError(unknown_argument_message(cls, name, cls.config_class.field_rules))
             if value not in (None, (None, None)):
                 raise UserError(f"{cls.__name__}: {name} = {value!r:.60}: {cls.only_default[name]}.  Leave it out.")
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Train to the end, or to where a callback stops; the folder then is a run of posttrain's like any other."""
-        with told_in_fields(self.args, self.rules):
+        with errors_by_field(self.args):
             asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
             resume, from_step = resume_step(asked, self.folder)
             if not resume:
@@ -181,7 +172,7 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
     def rows_to_draw(self) -> int | None:
         """Rows that a run of max_steps reads; None where epochs say how long it is."""
         args = self.args
-        return args.max_steps * rows_of_update(args) if args.max_steps > 0 else None
+        return args.max_steps * args.rows_per_update if args.max_steps > 0 else None
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """AdamW as the arguments describe it; a script's own version makes the optimiser of `train`."""
@@ -246,7 +237,7 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
             return {name: value for entry in entries for name, value in entry.items()}
         rows = self.rows(given, "eval_dataset")
         began = time.monotonic()
-        with told_in_fields(self.args, self.rules):
+        with errors_by_field(self.args):
             entry = self._measured(rows)
         seconds = time.monotonic() - began
         batches = math.ceil(len(rows) / self.args.per_device_eval_batch_size)

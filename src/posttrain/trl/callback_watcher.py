@@ -1,5 +1,11 @@
-"""transformers' callbacks on a run of ours: a watcher that tells them of it, keeps log_history, and stops for them."""
+"""transformers' callbacks on a run of ours.
 
+A watcher calls them, keeps log_history, finds the best evaluation, and stops for them.  With `metric_for_best_model`
+each evaluation is compared with the best so far.  Unlike in transformers, the step of the best is saved when it is
+found, so that save_steps need not be a multiple of eval_steps.
+"""
+
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,15 +26,28 @@ from transformers import (
 from posttrain.errors import UserError
 from posttrain.runs.reports import BeginReport, CheckpointReport, EndReport, StepReport
 from posttrain.runs.watchers import Watcher
-from posttrain.trl.as_config import RunLength
-from posttrain.trl.best_model import is_best, prune, wants_best, write_state
-from posttrain.trl.fields.training_fields import TrainingFields
+from posttrain.trl.configs.batch_arithmetic import RunLength
+from posttrain.trl.configs.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry, PendingEntries
-from posttrain.trl.surface.checkpoint_folders import link_checkpoint
-from posttrain.trl.surface.run_rates import RunRates
+from posttrain.trl.saved_models import link_checkpoint, prune, write_state
 
 LOGGED_BY_STEPS = ("loss", "grad_norm", "learning_rate")
 """What only entries of steps have."""
+
+
+class RunRates:
+    """The learning rates of a run's optimiser; the run sets them itself before each update."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def get_last_lr(self) -> list[float]:
+        """The rate of each parameter group in the last update; before the first, the one to begin with."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """The same under the name that schedulers of torch have for it."""
+        return {"_last_lr": self.get_last_lr()}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -250,3 +269,30 @@ class CallbackWatcher(Watcher):
     def mean_loss(self) -> float:
         """Over all steps of this call of train()."""
         return sum(self.losses) / max(1, len(self.losses))
+
+
+def is_best(args: TrainingFields, state: TrainerState, measured: Mapping[str, object]) -> bool:
+    """Whether an evaluation is better than all before it, which the state is then told.  Raises UserError without it.
+
+    What was not measured, None or NaN, is better than nothing.
+    """
+    if args.metric_for_best_model is None:
+        return False
+    name = "eval_" + args.metric_for_best_model.removeprefix("eval_")
+    if name not in measured:
+        raise UserError(
+            f"{type(args).__name__}: metric_for_best_model = {args.metric_for_best_model!r}: an evaluation has no"
+            f" {name}; use one of {', '.join(sorted(measured))}."
+        )
+    value, best = measured[name], state.best_metric
+    if not isinstance(value, int | float) or math.isnan(value):
+        return False
+    if best is not None and not (value > best if args.greater_is_better else value < best):
+        return False
+    state.best_metric, state.best_global_step = float(value), state.global_step
+    return True
+
+
+def wants_best(args: TrainingFields) -> bool:
+    """Whether the best is to be on the disk as soon as it is found."""
+    return args.load_best_model_at_end or args.save_strategy == "best"

@@ -13,11 +13,10 @@ from posttrain.algorithms.aggregation import decoupled_zscore
 from posttrain.records import Finish, Grades, Group
 from posttrain.runs.reports import StepReport
 from posttrain.training.metrics import NO_DEVIATION, completion_metrics, logged_metrics, reward_metrics, scored
-from posttrain.trl.as_config import DEVIATION_EPSILON, ZeroDeviation, zero_deviation_of
-from posttrain.trl.fields.grpo_config import GRPOConfig, SampledFields
+from posttrain.trl.configs.recipe import DEVIATION_EPSILON, ZeroDeviation, zero_deviation_of
+from posttrain.trl.configs.sampled_configs import GRPOConfig, SampledFields
 
 Entry = dict[str, float | None]
-
 OF_UPDATES = ("kl", "entropy")
 """Means over the tokens that were trained on, as our metrics have them."""
 CLIPPED = {name: name for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")}

@@ -1,11 +1,10 @@
-"""The policy that a trainer's arguments describe: a path or a model object, with an adapter, in 4 bits."""
+"""The policy that a trainer's arguments describe: a path or a model object, its tokenizer, 4 bits."""
 
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import nn
@@ -18,11 +17,10 @@ from posttrain.models.adapters.peft_layers import peft_layers
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.model_folder import load_policy, load_policy_to_train, loaded_config, located_folder
 from posttrain.models.policy import Policy, as_policy, stop_ids
-from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
+from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
-from posttrain.trl.fields.field_rules import mapping_of
-from posttrain.trl.fields.training_fields import TrainingFields
-from posttrain.trl.surface.tokenizer_fields import with_tokenizer_fields
+from posttrain.trl.configs.checked_fields import mapping_of
+from posttrain.trl.configs.training_fields import TrainingFields
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -31,8 +29,6 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 NO_MATTER = ("device_map", "use_cache", "low_cpu_mem_usage")
 """Arguments of from_pretrained that say where and how, and change no number."""
 LOADED = "sets nothing: the model is loaded already."
-UNSET = ("inference_mode", "base_model_name_or_path", "fan_in_fan_out", "revision", "peft_version")
-"""What peft writes into a config itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +70,10 @@ class Loaded:
 def loaded(source: ModelSource, args: TrainingFields) -> Loaded:
     """The policy that a trainer trains, and how its model is shown."""
     notes: list[str] = []
-    require_lora(source.peft_config)
+    if source.peft_config is not None:
+        from posttrain.trl.peft_models import require_lora
+
+        require_lora(source.peft_config)
     options = model_options(source, args, notes)
     if isinstance(source.model, str):
         policy, shown, options = policy_of_path(source, options, args, notes)
@@ -100,7 +99,7 @@ def shown_model(policy: PreTrainedModel, model: nn.Module) -> nn.Module:
     classifier = model is not policy and peft_layers(policy)
     if not (lora_layers(policy) or classifier) or is_peft_model(model) or find_spec("peft") is None:
         return model
-    from posttrain.trl.surface.peft_around import with_peft_around
+    from posttrain.trl.peft_models import with_peft_around
 
     return with_peft_around(policy, cast(PreTrainedModel, model))
 
@@ -150,16 +149,6 @@ def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -
             " the object as `model`."
         )
     return options
-
-
-def require_lora(config: object) -> None:
-    """Refuse an adapter of another kind."""
-    if config is None:
-        return
-    from peft import LoraConfig
-
-    if not isinstance(config, LoraConfig):
-        raise UserError(f"peft_config: a {type(config).__name__} is given; adapters are LoRA here: peft.LoraConfig.")
 
 
 def revision_of(given: object) -> str:
@@ -213,6 +202,8 @@ def policy_of_path(
                 "quantization_config: weights in 4 bits cannot be trained.  Give an adapter as well, peft_config."
             )
         return load_policy_to_train(options, seed=args.seed), None, options
+    from posttrain.trl.peft_models import adapter_options, with_peft
+
     adapter = adapter_options(config, model_type(replace(options, adapter=None, quantization=None)))
     if adapter is not None:
         options = replace(options, adapter=adapter)
@@ -237,7 +228,11 @@ def model_object(source: ModelSource, model: nn.Module, options: ModelOptions) -
     place(model, chosen_device(options.device))
     if options.gradient_checkpointing and hasattr(model, "gradient_checkpointing_enable"):
         cast(PreTrainedModel, model).gradient_checkpointing_enable()
-    return model if source.peft_config is None else peft_model(model, source.peft_config)
+    if source.peft_config is None:
+        return model
+    from posttrain.trl.peft_models import peft_model
+
+    return peft_model(model, source.peft_config)
 
 
 def policy_of_object(source: ModelSource, model: nn.Module, options: ModelOptions) -> Policy:
@@ -278,60 +273,9 @@ def place(model: nn.Module, device: torch.device) -> None:
         model.to(device)  # parameters stay the objects that an optimiser of the caller's holds
 
 
-def with_peft(policy: Policy, config: "LoraConfig", *, seed: int) -> tuple[Policy, nn.Module]:
-    """The policy under an adapter of peft, drawn from the seed, and the PeftModel."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = peft_model(policy.model, config)
-    dtype: Dtype = "bfloat16" if policy.compute_dtype == torch.bfloat16 else "auto"
-    return replace(as_policy(model, policy.tokenizer, dtype=dtype), stored_dtype=policy.stored_dtype), model
-
-
-def peft_model(model: nn.Module, config: "LoraConfig") -> nn.Module:
-    """A model with an adapter of peft over it.  Raises UserError where it has one, or where the config is none."""
-    from peft import get_peft_model
-
-    if is_peft_model(model):
-        raise UserError("peft_config: the model is a PeftModel already, with an adapter of its own.  Leave one out.")
-    made: nn.Module = get_peft_model(cast(PreTrainedModel, model), config)
-    return made
-
-
 def model_type(options: ModelOptions) -> str:
     """The family of a model that is not loaded yet."""
     return str(loaded_config(located_folder(options), options).model_type)
-
-
-def adapter_options(config: "LoraConfig", family: str) -> AdapterOptions | None:
-    """An adapter of ours that is the same; None where the config says what ours do not have."""
-    from peft import LoraConfig
-    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-
-    said: Any = config
-    plain = LoraConfig(
-        r=said.r,
-        lora_alpha=said.lora_alpha,
-        lora_dropout=said.lora_dropout,
-        target_modules=said.target_modules,
-        use_rslora=said.use_rslora,
-        task_type=said.task_type,
-    )
-    targets = said.target_modules or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(family)
-    if written(config) != written(plain) or targets is None or (isinstance(targets, str) and targets != ALL_LINEAR):
-        return None
-    return AdapterOptions(
-        rank=said.r,
-        alpha=float(said.lora_alpha),
-        dropout=float(said.lora_dropout),
-        targets=(targets,) if isinstance(targets, str) else tuple(sorted(targets)),
-        rslora=bool(said.use_rslora),
-    )
-
-
-def written(config: "LoraConfig") -> Mapping[str, object]:
-    """What a config says by itself."""
-    to_dict: Callable[[], dict[str, object]] = config.to_dict
-    return {name: value for name, value in to_dict().items() if name not in UNSET}
 
 
 def require_tokenizer(candidate: object) -> PreTrainedTokenizerBase:
@@ -342,3 +286,47 @@ def require_tokenizer(candidate: object) -> PreTrainedTokenizerBase:
             " AutoTokenizer.from_pretrained makes."
         )
     return candidate
+
+
+def with_tokenizer_fields(policy: Policy, args: TrainingFields) -> Policy:
+    """The policy with the stop token and the chat template that the arguments name; its tokenizer is changed."""
+    owner, given = type(args).__name__, vars(args)
+    template, eos_token = given.get("chat_template_path"), given.get("eos_token")
+    if template is not None:
+        copy_template(policy, str(template), owner)
+    if eos_token is None:
+        return policy
+    tokenizer, model = policy.tokenizer, policy.model
+    if eos_token not in tokenizer.get_vocab():
+        raise UserError(f"{owner}: eos_token = {eos_token!r} is not a token of the tokenizer.  Name one that it has.")
+    tokenizer.eos_token = eos_token
+    model.config.eos_token_id = tokenizer.eos_token_id
+    if model.generation_config is not None:
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return replace(policy, stop_ids=stop_ids(model, tokenizer))
+
+
+def copy_template(policy: Policy, path: str, owner: str) -> None:
+    """Have the tokenizer write chats as a Jinja file says, or the tokenizer of a folder or of the hub."""
+    if path.endswith((".jinja", ".j2")):
+        if not Path(path).is_file():
+            raise UserError(f"{owner}: chat_template_path = {path!r}: there is no such file.")
+        policy.tokenizer.chat_template = Path(path).read_text(encoding="utf-8")
+        return
+    try:
+        other = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{owner}: chat_template_path = {path!r}: no tokenizer can be read there.  Give a .jinja file or a folder"
+            " with a tokenizer."
+        ) from error
+    if not other.chat_template:
+        raise UserError(f"{owner}: chat_template_path = {path!r}: its tokenizer has no chat template.")
+    missing = [each for each in other.all_special_tokens if each not in policy.tokenizer.get_vocab()]
+    used = [each for each in missing if each in str(other.chat_template)]
+    if used:
+        raise UserError(
+            f"{owner}: chat_template_path = {path!r}: its template writes {', '.join(used)}, which the model has no"
+            " token for.  Add them to model and tokenizer, and give both."
+        )
+    policy.tokenizer.chat_template = other.chat_template

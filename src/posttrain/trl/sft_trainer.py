@@ -16,16 +16,20 @@ from posttrain.training.sft.learned_rows import GivenRows, RowExamples
 from posttrain.training.sft.sft_run import example_source, train_sft
 from posttrain.training.sft.supervised import held_out_loss
 from posttrain.training.sft.token_rows import LABELS, MASKS, TOKENS
-from posttrain.trl.as_config import RunLength, adamw_options
-from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
-from posttrain.trl.fields.sft_config import SFT_RULES, SFTConfig, rows_of_update
-from posttrain.trl.log_entries import Entry
-from posttrain.trl.surface.row_labels import TokenRows
-from posttrain.trl.training_rows import Dataset, Row
 
 if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import BitsAndBytesConfig
+from collections.abc import Iterator
+from functools import cached_property
+
+from posttrain.training.sft.token_rows import NOT_LEARNED
+from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
+from posttrain.trl.configs.batch_arithmetic import RunLength
+from posttrain.trl.configs.recipe import NO_LIMIT, adamw_options
+from posttrain.trl.configs.row_configs import SFTConfig
+from posttrain.trl.log_entries import Entry
+from posttrain.trl.trainer_methods import Dataset, Row
 
 NOT_HERE = {
     "data_collator": "rows are made into tokens in one way",
@@ -37,10 +41,44 @@ NOT_HERE = {
 """Arguments of TRL's trainer of which only the default is possible, with why."""
 
 
+class TokenRows(Sequence[dict[str, list[int]]]):
+    """The rows as tokens with labels, made when they are first asked for; a column by its name."""
+
+    column_names = (TOKENS, LABELS)
+
+    def __init__(self, make: Callable[[], Sequence[Example]], *, learned_whole: bool) -> None:
+        """With `learned_whole` the label of the first token, which nothing predicts, is the token, as in TRL."""
+        self.make, self.learned_whole = make, learned_whole
+
+    @cached_property
+    def examples(self) -> Sequence[Example]:
+        """The rows, made into tokens once."""
+        return self.make()
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __iter__(self) -> Iterator[dict[str, list[int]]]:
+        return (self.row(example) for example in self.examples)
+
+    def __getitem__(self, place: Any) -> Any:
+        """A row, several rows, or a column."""
+        if isinstance(place, str):
+            return [self.row(example)[place] for example in self.examples]
+        found = self.examples[place]
+        return self.row(found) if isinstance(found, Example) else [self.row(each) for each in found]
+
+    def row(self, example: Example) -> dict[str, list[int]]:
+        """Tokens and labels of one row."""
+        ids = [*example.tokens]
+        masked = [token if each else NOT_LEARNED for token, each in zip(ids, example.learned, strict=True)]
+        return {TOKENS: ids, LABELS: ids if self.learned_whole else masked}
+
+
 class SFTTrainer(BaseTrainer[SFTConfig]):
     """Trains a model on rows, called as TRL's class of that name; the loop is that of `posttrain.train_sft`."""
 
-    config_class, own_rules, only_default = SFTConfig, SFT_RULES, NOT_HERE
+    config_class, only_default = SFTConfig, NOT_HERE
     logged = (*BaseTrainer.logged, "entropy", "mean_token_accuracy")
     given_rows: Dataset | None
     """`train_dataset` as it was given."""
@@ -114,7 +152,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             measure_entropy=True,
             max_length=limit,
             long_rows="error" if asked is None else "cut",
-            rows_per_batch=rows_of_update(args),
+            rows_per_batch=args.rows_per_update,
             tokens_per_batch=NO_LIMIT,
             tokens_per_microbatch=max(2, args.per_device_train_batch_size * limit),
         )
@@ -160,10 +198,6 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         if column in rows[0] and (column != "text" or not {"messages", "completion"} & rows[0].keys()):
             return [{"text": row[column]} for row in rows]  # only this one: others may be of a format that we read
         return rows
-
-
-NO_LIMIT = 1_000_000_000
-"""Tokens of a batch whose size only rows limit."""
 
 
 def unread_masks(args: SFTConfig) -> set[str]:

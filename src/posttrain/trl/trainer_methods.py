@@ -1,8 +1,9 @@
 """What the trainers share: the policy and the callbacks, and the methods that scripts call besides train."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -10,24 +11,31 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from posttrain.errors import UserError
 from posttrain.runs.files import write_atomically
 from posttrain.runs.reports import Run
-from posttrain.trl.as_config import folder_of_run
-from posttrain.trl.best_model import saved_state, write_state
 from posttrain.trl.callback_watcher import Events, made_callback
-from posttrain.trl.fields.field_rules import Rules, lines_about, require_numbers
-from posttrain.trl.fields.told_in_fields import told_in_fields
-from posttrain.trl.fields.training_fields import TrainingFields
+from posttrain.trl.configs.checked_fields import config_from, errors_by_field, lines_about, require_numbers
+from posttrain.trl.configs.one_process import OneProcess
+from posttrain.trl.configs.recipe import folder_of_run
+from posttrain.trl.configs.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import ModelSource, loaded, named_folder, shown_model
-from posttrain.trl.saved_models import HubTarget, hub_name, push, save
-from posttrain.trl.surface.checked_overrides import CheckedOverrides, overrides, require_called
-from posttrain.trl.surface.checkpoint_folders import remove_dangling, write_model
-from posttrain.trl.surface.model_card import card_text
-from posttrain.trl.surface.one_process import OneProcess
-from posttrain.trl.surface.transformers_arguments import as_config
-from posttrain.trl.training_rows import rows_of_dataset
+from posttrain.trl.names_elsewhere import CheckedOverrides, overrides, require_called
+from posttrain.trl.saved_models import (
+    HubTarget,
+    card_text,
+    hub_name,
+    push,
+    remove_dangling,
+    save,
+    save_into_checkpoint,
+    saved_state,
+    write_state,
+)
 
+Row = Mapping[str, object]
+Dataset = Iterable[Row]
 Args = TypeVar("Args", bound=TrainingFields)
 
 
@@ -55,13 +63,13 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
     _tag_names: Sequence[str] = ()
     """Tags that a script's own trainer adds to a model card."""
 
-    def __init__(self, source: ModelSource, args: Args, rules: Rules, callbacks: Sequence[object] | None) -> None:
+    def __init__(self, source: ModelSource, args: Args, callbacks: Sequence[object] | None) -> None:
         require_called(type(self))  # a class may have been patched since it was made
-        args, self.notes = as_config(args, cast(type[Args], self.config_class))
-        self.args, self.rules = args, rules
-        require_numbers(args, rules)
-        self.notes += lines_about(args, rules)
-        with told_in_fields(args, rules):
+        args, self.notes = config_from(args, cast(type[Args], self.config_class))
+        self.args = args
+        require_numbers(args)
+        self.notes += lines_about(args)
+        with errors_by_field(args):
             made = loaded(source, args)
         self.policy, self.model_options, self.loaded_model = made.policy, made.options, made.model
         self.notes += made.notes
@@ -127,8 +135,8 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
     def _begin_state(self, from_step: int | None, *, resume: bool) -> None:
         """Have the state be that of the checkpoint a run goes on from, or that of a run which begins."""
         checkpoints = self.folder / "checkpoints"
-        require_numbers(self.args, self.rules)
-        for note in lines_about(self.args, self.rules):  # a script may have changed the arguments since
+        require_numbers(self.args)
+        for note in lines_about(self.args):  # a script may have changed the arguments since
             if note not in self.notes:
                 print(f"posttrain.trl: {note}", flush=True)
         remove_dangling(self.folder)
@@ -194,7 +202,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     def write_checkpoint_model(self, checkpoint: Path) -> None:
         """Write into a checkpoint what from_pretrained reads."""
-        write_model(self.policy, checkpoint)
+        save_into_checkpoint(self.policy, checkpoint)
 
     def _save_checkpoint_model(self, checkpoint: Path) -> None:
         """Write a model's files into a checkpoint, by a script's `save_model` where it has one."""
@@ -266,3 +274,31 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Write a mapping, its names in order."""
     write_atomically(file, json.dumps(dict(content), indent=4, sort_keys=True).encode())
+
+
+def rows_of_dataset(given: object, name: str, *, most: int | None) -> list[Row]:
+    """The rows; of what has no length, such as a stream, as many as a run can draw."""
+    if isinstance(given, Mapping):
+        raise UserError(
+            f"{name}: a {type(given).__name__} of {', '.join(map(str, given))} is given.  Give one of them, such as"
+            f" {name}=data[{next(iter(given))!r}]."
+        )
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        raise UserError(
+            f"{name}: {given!r:.60} ({type(given).__name__}) is given.  Give a datasets.Dataset, a list of dicts, or"
+            " another iterable of rows."
+        )
+    if not isinstance(given, Sized) and most is None:
+        if name == "eval_dataset":
+            raise UserError(
+                f"{name}: it has no length, as a stream has none, and an evaluation measures all of it.  Give a list"
+                " of rows, such as list(data.take(100))."
+            )
+        raise UserError(f"{name}: it has no length, so max_steps has to say when the run ends.")
+    rows = list(given) if isinstance(given, Sized) else list(islice(given, most))
+    if not rows:
+        raise UserError(f"{name}: it is empty.  Give at least one row.")
+    other = next((row for row in rows if not isinstance(row, Mapping)), None)
+    if other is not None:
+        raise UserError(f"{name}: {other!r:.60} ({type(other).__name__}) is not a row.  Give dicts of columns.")
+    return rows

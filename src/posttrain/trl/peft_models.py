@@ -1,15 +1,19 @@
-"""`trainer.model` where an adapter is trained: a PeftModel over the weights that training changes.
+"""peft's configs and models: which adapter of ours a LoraConfig is, and `trainer.model` as a PeftModel.
 
-A script's own PeftModel is shown as it is.  Where the policy has adapter layers of ours, or no PeftModel is around
-peft's, the PeftModel has modules of its own over the same tensors: what an update changes in one is changed in the
-other.
+A script's own PeftModel is shown as it is.  If the policy has adapter layers of ours, or no PeftModel is around peft's
+layers, the PeftModel has its own modules over the same tensors: an update changes both.  This file imports peft, and is
+itself imported only where an adapter of peft's is given or shown.
 """
 
 import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from peft import LoraConfig, PeftModelForCausalLM, PeftModelForSequenceClassification
+import torch
+from peft import LoraConfig, PeftModel, PeftModelForCausalLM, PeftModelForSequenceClassification, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -22,7 +26,11 @@ from posttrain.models.adapters.peft_names import own_name, wrapper_of
 from posttrain.models.adapters.peft_objects import trained_adapter
 from posttrain.models.adapters.placing import put
 from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.policy import Policy, as_policy
+from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
 
+UNSET = ("inference_mode", "base_model_name_or_path", "fan_in_fan_out", "revision", "peft_version")
+"""What peft writes into a config itself."""
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -127,3 +135,55 @@ def with_own_weights(model: Module) -> Module:
             for name, matrix in [] if is_4_bit(base) else list(base.named_parameters(recurse=False)):
                 setattr(base, name, nn.Parameter(matrix.detach().clone(), requires_grad=False))
     return model
+
+
+def require_lora(config: object) -> None:
+    """Refuse an adapter of another kind."""
+    if not isinstance(config, LoraConfig):
+        raise UserError(f"peft_config: a {type(config).__name__} is given; adapters are LoRA here: peft.LoraConfig.")
+
+
+def with_peft(policy: Policy, config: LoraConfig, *, seed: int) -> tuple[Policy, nn.Module]:
+    """The policy under an adapter of peft, drawn from the seed, and the PeftModel."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = peft_model(policy.model, config)
+    made = as_policy(model, policy.tokenizer, dtype="bfloat16" if policy.compute_dtype == torch.bfloat16 else "auto")
+    return replace(made, stored_dtype=policy.stored_dtype), model
+
+
+def peft_model(model: nn.Module, config: LoraConfig) -> nn.Module:
+    """A model with an adapter of peft over it.  Raises UserError where it has one, or where the config is none."""
+    if isinstance(model, PeftModel):
+        raise UserError("peft_config: the model is a PeftModel already, with an adapter of its own.  Leave one out.")
+    made: nn.Module = get_peft_model(cast(PreTrainedModel, model), config)
+    return made
+
+
+def adapter_options(config: LoraConfig, family: str) -> AdapterOptions | None:
+    """An adapter of ours that is the same; None where the config says what ours do not have."""
+    said: Any = config
+    plain = LoraConfig(
+        r=said.r,
+        lora_alpha=said.lora_alpha,
+        lora_dropout=said.lora_dropout,
+        target_modules=said.target_modules,
+        use_rslora=said.use_rslora,
+        task_type=said.task_type,
+    )
+    targets = said.target_modules or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(family)
+    if written(config) != written(plain) or targets is None or (isinstance(targets, str) and targets != ALL_LINEAR):
+        return None
+    return AdapterOptions(
+        rank=said.r,
+        alpha=float(said.lora_alpha),
+        dropout=float(said.lora_dropout),
+        targets=(targets,) if isinstance(targets, str) else tuple(sorted(targets)),
+        rslora=bool(said.use_rslora),
+    )
+
+
+def written(config: LoraConfig) -> Mapping[str, object]:
+    """What a config says by itself."""
+    to_dict: Callable[[], dict[str, object]] = config.to_dict
+    return {name: value for name, value in to_dict().items() if name not in UNSET}

@@ -1,12 +1,95 @@
-"""Methods and attributes that a script replaces on a trainer: training uses them, or they are refused by name."""
+"""Names of TRL that this package does not have or does not call: each is refused with what to use instead."""
 
+import json
 import re
+from collections.abc import Collection, Sequence
+from importlib.abc import MetaPathFinder
+from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from posttrain.errors import UserError
-from posttrain.trl.fields.grpo_config import GRPO_RULES
-from posttrain.trl.fields.sft_config import SFT_RULES
-from posttrain.trl.surface.trainer_names import NAMES
+from posttrain.schemas import did_you_mean
+from posttrain.trl.configs.row_configs import SFTConfig
+from posttrain.trl.configs.sampled_configs import GRPOConfig
+
+TRAINER_NAMES = Path(__file__).with_name("trainer_names.json")
+"""Methods and attributes of TRL's trainers over transformers, under "made by" the versions; "Trainer" is for all.
+
+`python benchmarks/trl/trainer_names.py` writes this file, and `make trl-parity` compares it.
+"""
+NAMES = {
+    trainer: frozenset(" ".join(lines).split()) for trainer, lines in json.loads(TRAINER_NAMES.read_bytes()).items()
+}
+COMPLETIONS = "Every completion is in rollouts/ of the run's folder; for other actions write a TrainerCallback."
+PAIRS = "For pairs of answers use DPOTrainer with DPOConfig."
+ONLINE = "To train by reward use GRPOTrainer with GRPOConfig, or posttrain.train with another algorithm."
+TEMPLATE = "Give rows of messages: trainers apply the chat template.  Or call tokenizer.apply_chat_template."
+PREFERENCES = "Give `chosen` and `rejected` as whole conversations: trainers find the prompt that both begin with."
+INSTEAD = {
+    "setup_chat_format": "TRL has dropped it too.  Give a tokenizer with a chat_template as processing_class.",
+    "clone_chat_template": "Give a tokenizer with that chat_template as processing_class.",
+    "DatasetMixtureConfig": "Load the data in the script, and give the rows to the trainer.",
+    "get_dataset": "Load the data in the script, and give the rows to the trainer.",
+    "DataCollatorForCompletionOnlyLM": "Give rows of `prompt` and `completion`, and leave it out.",
+    "LogCompletionsCallback": COMPLETIONS,
+    "RichProgressCallback": COMPLETIONS,
+    "WinRateCallback": COMPLETIONS,
+    "SyncRefModelCallback": "Set sync_ref_model=True in GRPOConfig.",
+    "AutoModelForCausalLMWithValueHead": "A critic is made by posttrain.train with the algorithm `ppo`.",
+    "PPOTrainer": "Use posttrain.train with the algorithm `ppo`.",
+    "PPOConfig": "Use posttrain.train with the algorithm `ppo`.",
+    "GKDTrainer": "Use posttrain.train with the algorithm `distill`.",
+    "GKDConfig": "Use posttrain.train with the algorithm `distill`.",
+    "apply_chat_template": TEMPLATE,
+    "maybe_apply_chat_template": TEMPLATE,
+    "maybe_convert_to_chatml": "Give the rows as they are: `conversations` with `from` and `value` are read.",
+    "is_conversational": "Leave it out: trainers read rows of messages and rows of text.",
+    "extract_prompt": PREFERENCES,
+    "maybe_extract_prompt": PREFERENCES,
+    "pack_dataset": "Leave it out: rows are not joined, and padding costs nothing here.",
+    "truncate_dataset": "Set max_length in the trainer's config.",
+    "create_reference_model": "A trainer makes its reference; leave it out.",
+    **{f"{kind}{part}": PAIRS for kind in ("KTO", "ORPO", "CPO", "BCO") for part in ("Trainer", "Config")},
+    **{f"{kind}{part}": ONLINE for kind in ("OnlineDPO", "NashMD", "XPO") for part in ("Trainer", "Config")},
+}
+PACKAGE = "posttrain.trl"
+MODULES = {
+    "trainer": f"Import trainers, configs and get_peft_config from {PACKAGE}.",
+    "data_utils": TEMPLATE,
+    "import_utils": "Ask importlib.util.find_spec(name) whether a package is installed.",
+    "models": "Models are loaded by transformers; a critic is made by posttrain.train with the algorithm `ppo`.",
+    "scripts": f"Import ScriptArguments and TrlParser from {PACKAGE}.",
+    "experimental": f"{PAIRS}  {ONLINE}",
+    "extras": "Leave it out; to take the best of several completions, use posttrain.collect.",
+    "chat_template_utils": "Give a tokenizer with the chat template as processing_class.",
+}
+"""Modules of TRL's that are not here."""
+
+
+class ModulesElsewhere(MetaPathFinder):
+    """Says of an import from a module of TRL's what to import instead; it is asked last."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        """Nothing.  Raises ModuleNotFoundError for a module that TRL has."""
+        name = fullname.removeprefix(f"{PACKAGE}.")
+        if name != fullname and name in MODULES:
+            raise ModuleNotFoundError(f"no module {fullname!r}: it is not here.  {MODULES[name]}", name=fullname)
+
+
+def not_here_message(name: str, known: Sequence[str]) -> str:
+    """Why an import fails, and what to use instead."""
+    remedy = INSTEAD.get(name) or did_you_mean(name, known)
+    return f"cannot import {name!r} from posttrain.trl: it is not here.  {remedy}"
+
+
+def unknown_argument_message(trainer: type, name: str, fields: Collection[str]) -> str:
+    """Why an argument of a trainer is refused, and where it belongs; `fields` are those of its config."""
+    known = [each for each in signature(trainer).parameters if each not in ("self", "not_here")]
+    remedy = "Set it in `args`." if name in fields else did_you_mean(name, known)
+    remedy = "It is called `processing_class`." if name == "tokenizer" else remedy
+    return f"{trainer.__name__}: there is no argument {name!r}.  {remedy}"
+
 
 LOSS = r"loss|training_step|prediction_step|logps|entropy|forward|weights"
 REMEDIES = (
@@ -38,7 +121,7 @@ BY_NAME = {
 FORMER = frozenset({"get_batch_logps", "tokenizer"})
 """Names that TRL's trainers had once, and scripts still use."""
 MISSING = object()
-FIELDS = GRPO_RULES.keys() | SFT_RULES.keys()
+FIELDS = GRPOConfig.field_rules.keys() | SFTConfig.field_rules.keys()
 
 
 class CheckedOverrides:

@@ -9,8 +9,9 @@ import math
 from dataclasses import dataclass
 
 from posttrain.errors import UserError
-from posttrain.trl.fields.field_rules import Rules, require_numbers
-from posttrain.trl.fields.grpo_config import GRPO_RULES, SampledFields
+from posttrain.trl.configs.checked_fields import require_numbers
+from posttrain.trl.configs.sampled_configs import SampledFields
+from posttrain.trl.configs.training_fields import TrainingFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +52,9 @@ class BatchPlan:
         return math.ceil(num_updates / self.updates_per_step)
 
 
-def batch_plan(args: SampledFields, rules: Rules = GRPO_RULES) -> BatchPlan:
+def batch_plan(args: SampledFields) -> BatchPlan:
     """The step that these arguments describe.  Raises UserError where no step of whole groups does."""
-    require_numbers(args, rules)
+    require_numbers(args)
     group, accumulation, passes = args.num_generations, args.gradient_accumulation_steps, args.num_iterations
     assert group is not None, "a number, as all fields are that must be"
     per_generation, notes = micro_steps_of_generation(args)
@@ -93,7 +94,7 @@ def batch_plan(args: SampledFields, rules: Rules = GRPO_RULES) -> BatchPlan:
         )
     updates = per_generation // accumulation
     if updates > 1:
-        notes.append(told_of_updates(updates, prompts, group))
+        notes.append(note_of_updates(updates, prompts, group))
     return BatchPlan(
         prompts_per_step=prompts,
         group_size=group,
@@ -105,7 +106,7 @@ def batch_plan(args: SampledFields, rules: Rules = GRPO_RULES) -> BatchPlan:
     )
 
 
-def told_of_updates(updates: int, prompts: int, group: int) -> str:
+def note_of_updates(updates: int, prompts: int, group: int) -> str:
     """What a line says of several updates on one generation batch."""
     if prompts < updates:
         return (
@@ -133,3 +134,33 @@ def micro_steps_of_generation(args: SampledFields) -> tuple[int, list[str]]:
             f" {rows}.  Use {math.ceil(size / rows) * rows}."
         )
     return size // rows, []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLength:
+    """How long a run is."""
+
+    updates: int
+    """Of the optimiser, as TRL counts them."""
+    updates_per_step: int
+    updates_per_epoch: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of ours, the last one whole."""
+        return math.ceil(self.updates / self.updates_per_step)
+
+    def steps_in(self, updates: float) -> int:
+        """Steps between two events that are so many updates apart, or below 1 such a share of the run; never for 0."""
+        if not updates:
+            return 0
+        count = math.ceil(self.updates * updates) if updates < 1 else updates
+        return max(1, round(count / self.updates_per_step))
+
+
+def run_length(args: TrainingFields, num_rows: int) -> RunLength:
+    """How long a run over rows is, in updates as TRL counts them."""
+    batches = math.ceil(num_rows / args.per_device_train_batch_size)
+    of_epoch = math.ceil(batches / args.gradient_accumulation_steps)
+    updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * of_epoch)
+    return RunLength(updates=updates, updates_per_step=1, updates_per_epoch=of_epoch)

@@ -1,8 +1,7 @@
-"""GRPOConfig and RLOOConfig to Config: the same run in our words."""
+"""Configs of TRL as recipes of ours: the sections that all trainers share, and GRPOConfig and RLOOConfig whole."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from posttrain.config import Config
@@ -19,10 +18,9 @@ from posttrain.options.training import (
     RunOptions,
     UpdateOptions,
 )
-from posttrain.trl.batch_arithmetic import BatchPlan
-from posttrain.trl.fields.grpo_config import GRPOConfig, SampledFields
-from posttrain.trl.fields.rloo_config import RLOOConfig
-from posttrain.trl.fields.training_fields import TrainingFields
+from posttrain.trl.configs.batch_arithmetic import BatchPlan, RunLength
+from posttrain.trl.configs.sampled_configs import GRPOConfig, RLOOConfig, SampledFields
+from posttrain.trl.configs.training_fields import TrainingFields
 
 DEVIATION_EPSILON = 1e-4
 """What TRL adds to a deviation before it divides by it, in units of reward."""
@@ -49,28 +47,6 @@ TRACKERS: Mapping[str, TrackerName] = {
 ALL_CHECKPOINTS = 1_000_000
 NO_LIMIT = 1_000_000_000
 """Tokens of a micro-batch until the longest prompt is known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLength:
-    """How long a run is."""
-
-    updates: int
-    """Of the optimiser, as TRL counts them."""
-    updates_per_step: int
-    updates_per_epoch: int
-
-    @property
-    def steps(self) -> int:
-        """Steps of ours, the last one whole."""
-        return math.ceil(self.updates / self.updates_per_step)
-
-    def steps_in(self, updates: float) -> int:
-        """Steps between two events that are so many updates apart, or below 1 such a share of the run; never for 0."""
-        if not updates:
-            return 0
-        count = math.ceil(self.updates * updates) if updates < 1 else updates
-        return max(1, round(count / self.updates_per_step))
 
 
 def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length: RunLength) -> Config:
@@ -114,14 +90,6 @@ def adamw_options(args: TrainingFields, model: ModelOptions, updates: int) -> di
         "beta2": args.adam_beta2,
         "max_grad_norm": args.max_grad_norm or math.inf,
     }
-
-
-def run_length(args: TrainingFields, num_rows: int) -> RunLength:
-    """How long a run over rows is, in updates as TRL counts them."""
-    batches = math.ceil(num_rows / args.per_device_train_batch_size)
-    of_epoch = math.ceil(batches / args.gradient_accumulation_steps)
-    updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * of_epoch)
-    return RunLength(updates=updates, updates_per_step=1, updates_per_epoch=of_epoch)
 
 
 def rollout_options(args: SampledFields, plan: BatchPlan) -> RolloutOptions:
