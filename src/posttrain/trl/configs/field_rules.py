@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from inspect import get_annotations
 from numbers import Real
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class Numbers:
     infinite: bool = False
     """Whether infinity is allowed."""
     or_none: bool = False
-    """Whether None is allowed."""
+    """Whether None is allowed: where the field's type has it, unless it is `required`."""
+    required: bool = False
 
     def allow(self, value: object) -> bool:
         """Whether a field may have this value."""
@@ -55,9 +57,9 @@ class Numbers:
         return " ".join(parts + (["or None"] if self.or_none else []))
 
 
-def whole(least: float, *, or_none: bool = False) -> Numbers:
+def whole(least: float, *, required: bool = False) -> Numbers:
     """Integers from this one on."""
-    return Numbers(least=least, integer=True, or_none=or_none)
+    return Numbers(least=least, integer=True, required=required)
 
 
 def above(least: float) -> Numbers:
@@ -65,19 +67,19 @@ def above(least: float) -> Numbers:
     return Numbers(least=least, above=True)
 
 
-def at_least(least: float, *, or_none: bool = False, infinite: bool = False) -> Numbers:
+def at_least(least: float, *, infinite: bool = False) -> Numbers:
     """This number and greater ones."""
-    return Numbers(least=least, or_none=or_none, infinite=infinite)
+    return Numbers(least=least, infinite=infinite)
 
 
-def between(least: float, most: float, *, above: bool = False, below: bool = False, or_none: bool = False) -> Numbers:
+def between(least: float, most: float, *, above: bool = False, below: bool = False) -> Numbers:
     """Numbers from one to the other; `above` and `below` exclude the ends."""
-    return Numbers(least=least, most=most, above=above, below=below, or_none=or_none)
+    return Numbers(least=least, most=most, above=above, below=below)
 
 
-def interval(least: float, *, above: bool = False, or_none: bool = False) -> Numbers:
+def interval(least: float, *, above: bool = False) -> Numbers:
     """Updates between two events, or a share of all updates."""
-    return Numbers(least=least, above=above, integer_from_one=True, or_none=or_none)
+    return Numbers(least=least, above=above, integer_from_one=True)
 
 
 class Treatment(StrEnum):
@@ -152,6 +154,8 @@ def rules_of(config: type) -> Rules:
             parts = getattr(hint, "__metadata__", ())
             for rule in (each for each in parts if isinstance(each, Rule)):
                 numbers = next((each for each in parts if isinstance(each, Numbers)), None)
+                if numbers is not None and NoneType in get_args(get_args(hint)[0]):
+                    numbers = replace(numbers, or_none=not numbers.required)
                 ours = re.sub(r"(^| )\.", rf"\1{section}.", rule.ours).replace("{rows}", rows)
                 found[name] = replace(rule, ours=ours, says=rule.says.replace("{rows}", rows), numbers=numbers)
     return found

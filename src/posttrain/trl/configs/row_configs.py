@@ -27,9 +27,7 @@ class RowFields(TrainingFields):
     gradient_accumulation_steps: Annotated[
         int, whole(1), supported(".{rows}_per_batch", "times the {rows} on a device")
     ] = 1
-    per_device_eval_batch_size: Annotated[
-        int, idle("{rows} are measured in batches of as many tokens as in training.")
-    ] = 8
+    per_device_eval_batch_size: Annotated[int, idle("batches have as many tokens as in training.")] = 8
     include_for_metrics: Annotated[list[str], OTHER_METRICS] = field(default_factory=list)
     batch_eval_metrics: Annotated[bool, OTHER_METRICS] = False
     remove_unused_columns: Annotated[
@@ -39,13 +37,13 @@ class RowFields(TrainingFields):
         str, refused("{rows} are drawn at random, each once in an epoch; leave it out.")
     ] = "random"
     dataset_num_proc: Annotated[int | None, idle("{rows} are made into tokens in this process.")] = None
-    max_length: Annotated[
-        int | None, whole(2, or_none=True), supported(".max_length, .long_rows", "longer rows lose their ends")
-    ] = 1024
+    max_length: Annotated[int | None, whole(2), supported(".max_length, .long_rows", "longer rows lose their ends")] = (
+        1024
+    )
     pad_to_multiple_of: Annotated[int | str | None, NOT_PADDED] = "auto"
-    activation_offloading: Annotated[
-        bool, idle("activations stay on the device; gradient_checkpointing=True saves memory too.")
-    ] = False
+    activation_offloading: Annotated[bool, idle("activations stay on the device; use gradient_checkpointing=True.")] = (
+        False
+    )
     pad_token: Annotated[str | None, NOT_PADDED] = None
 
 
@@ -79,10 +77,8 @@ class SFTConfig(RowFields):
         ),
     ] = None
     eos_token: Annotated[str | None, EOS_TOKEN] = None
-    truncation_mode: Annotated[str, refused("rows that are too long lose their ends; use keep_start.")] = "keep_start"
-    shuffle_dataset: Annotated[
-        bool | None, idle("rows come in an order drawn anew for each epoch, a function of the seed.")
-    ] = False
+    truncation_mode: Annotated[str, refused("longer rows lose their ends; use keep_start.")] = "keep_start"
+    shuffle_dataset: Annotated[bool | None, idle("each epoch has its own order, which depends on the seed.")] = False
     packing: Annotated[bool, idle(NOT_PACKED, detail=update_size)] = False
     packing_strategy: Annotated[str, idle(NOT_PACKED)] = "bfd"
     padding_free: Annotated[bool, NOT_PADDED] = False
@@ -95,9 +91,7 @@ class SFTConfig(RowFields):
     ] = False
     loss_type: Annotated[str, refused("the loss is -log π of what is learned; use nll.", "chunked_nll")] = "nll"
     # Names that this class had once, and scripts still use.
-    max_seq_length: Annotated[int | None, whole(2, or_none=True), renamed(".max_length", "is read as max_length.")] = (
-        None
-    )
+    max_seq_length: Annotated[int | None, whole(2), renamed(".max_length", "is read as max_length.")] = None
     num_of_sequences: Annotated[int | None, idle(NOT_PACKED)] = None
     chars_per_token: Annotated[float | None, idle(NOT_PACKED)] = None
     dataset_batch_size: Annotated[int | None, idle("rows are made into tokens one by one.")] = None
@@ -111,10 +105,7 @@ class PairFields(RowFields):
     row_kind: ClassVar[str] = "pairs"
 
     disable_dropout: Annotated[
-        bool,
-        refused(
-            "the model's own dropout is always off, so False is not possible; an adapter's dropout acts in updates."
-        ),
+        bool, refused("the model's dropout is always off, an adapter's acts in updates; leave it out.")
     ] = True
 
 
@@ -125,18 +116,14 @@ class DPOConfig(PairFields):
     recipe_section: ClassVar[str] = "dpo"
 
     max_length: Annotated[
-        int | None, whole(3, or_none=True), supported(".max_length, .long_pairs", "longer answers lose their ends")
+        int | None, whole(3), supported(".max_length, .long_pairs", "longer answers lose their ends")
     ] = 1024
-    truncation_mode: Annotated[str, refused("answers that are too long lose their ends; use keep_start.")] = (
-        "keep_start"
-    )
+    truncation_mode: Annotated[str, refused("longer answers lose their ends; use keep_start.")] = "keep_start"
     padding_free: Annotated[bool, NOT_PADDED] = False
     precompute_ref_log_probs: Annotated[
         bool, supported("dpo.reference", "when training begins, not when the trainer is made")
     ] = False
-    precompute_ref_batch_size: Annotated[
-        int | None, idle("reference log-probs are computed in batches of as many tokens as in training.")
-    ] = None
+    precompute_ref_batch_size: Annotated[int | None, idle("batches have as many tokens as in training.")] = None
     loss_type: Annotated[
         list[str],
         supported(
@@ -145,9 +132,7 @@ class DPOConfig(PairFields):
         ),
     ] = field(default_factory=lambda: ["sigmoid"])
     loss_weights: Annotated[
-        list[float] | None,
-        at_least(0, or_none=True),
-        supported("dpo.nll_weight", "the weight of sft; the other loss weighs 1"),
+        list[float] | None, at_least(0), supported("dpo.nll_weight", "the weight of sft; the other loss weighs 1")
     ] = None
     ld_alpha: Annotated[float | None, refused("all tokens of an answer count alike; leave it out.", 1.0, 1)] = None
     f_divergence_type: Annotated[str, refused("the divergence is reverse_kl.  Leave it out.")] = "reverse_kl"
@@ -170,13 +155,10 @@ class DPOConfig(PairFields):
     max_completion_length: Annotated[
         int | None, refused("use max_length, which counts the prompt and cuts the ends of answers.")
     ] = None
-    generate_during_eval: Annotated[
-        bool, refused("an evaluation measures pairs and samples nothing; leave it out.")
-    ] = False
+    generate_during_eval: Annotated[bool, refused("an evaluation samples nothing; leave it out.")] = False
     reference_free: Annotated[bool, refused("there is always a reference; leave it out.")] = False
     rpo_alpha: Annotated[
-        float | None,
-        refused('use loss_type=["sigmoid", "sft"] with loss_weights=[1.0, ALPHA], as TRL 1.16 has it.'),
+        float | None, refused('use loss_type=["sigmoid", "sft"] with loss_weights=[1.0, ALPHA], as TRL 1.16 has it.')
     ] = None
 
     def __post_init__(self) -> None:
@@ -200,9 +182,9 @@ class RewardConfig(PairFields):
     learning_rate: float = 1e-4
     chat_template_path: Annotated[str | None, TEMPLATE] = None
     eos_token: Annotated[str | None, EOS_TOKEN] = None
-    max_length: Annotated[
-        int | None, whole(3, or_none=True), supported(".max_length, .long_pairs", "longer pairs are left out")
-    ] = 1024
+    max_length: Annotated[int | None, whole(3), supported(".max_length, .long_pairs", "longer pairs are left out")] = (
+        1024
+    )
     center_rewards_coefficient: Annotated[
-        float | None, at_least(0, or_none=True), supported("reward_model.center_coefficient", "None is 0")
+        float | None, at_least(0), supported("reward_model.center_coefficient", "None is 0")
     ] = None

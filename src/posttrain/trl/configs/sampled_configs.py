@@ -14,16 +14,16 @@ from posttrain.trl.configs.field_rules import (
     supported,
     whole,
 )
-from posttrain.trl.configs.training_fields import LIGER, JsonMapping, TextOrFlag, TrainingFields
+from posttrain.trl.configs.training_fields import BATCHES, LIGER, JsonMapping, TextOrFlag, TrainingFields
 
-UNCUT = "the update scores under the full distribution"
+CUT, UNCUT = "rollout.allow_cut_sampling", "the update scores under the full distribution"
 NO_VLLM = idle("it is for vLLM, and completions are sampled in this process.")
 SHARED = idle("sampler and trainer share their weights, so that nothing is to be corrected.")
 NOT_SOFT = idle("it is of losses that are not here (sapo, vespo).")
 NO_ENTROPY = "no entropy acts on the loss here; leave it out.  `entropy` is measured."
 KEPT = idle("every completion of every step is in rollouts/ of the run's folder, with scores and advantages.")
 FREE_FORMAT = refused("completions are sampled freely; reward their format instead.")
-CONTINUOUS = idle("sampling batches continuously as it is.")
+CONTINUOUS = idle("sampling always batches continuously: rows that end leave at once.")
 MASKED = "no loss on a completion that is cut off; its reward counts in its group"
 
 
@@ -31,54 +31,36 @@ MASKED = "no loss on a completion that is cut off; its reward counts in its grou
 class SampledFields(TrainingFields):
     """What GRPOConfig and RLOOConfig share: how completions are sampled, in which batches, with which reference."""
 
-    disable_dropout: Annotated[
-        bool, idle("the model's own dropout is always off; that of an adapter acts in updates.")
-    ] = False
-    num_generations: Annotated[int | None, whole(2), supported("rollout.group_size")] = 8
+    disable_dropout: Annotated[bool, idle("the model's dropout is always off; an adapter's acts in updates.")] = False
+    num_generations: Annotated[int | None, whole(2, required=True), supported("rollout.group_size")] = 8
     num_generations_eval: Annotated[
-        int | None,
-        whole(0, or_none=True),
-        supported("", "completions of each prompt of an evaluation; 0 and None, the default, are num_generations"),
+        int | None, whole(0), supported("", "for each prompt of an evaluation; 0 and None are num_generations")
     ] = None
-    max_completion_length: Annotated[int | None, whole(1), supported("rollout.max_completion_tokens")] = 512
+    max_completion_length: Annotated[
+        int | None, whole(1, required=True), supported("rollout.max_completion_tokens")
+    ] = 512
     ds3_gather_for_generation: Annotated[bool, idle("one process trains here, and holds all weights.")] = True
     shuffle_dataset: Annotated[
-        bool | None, supported("task.shuffle", "the order is a function of the seed, and another one than TRL's")
+        bool | None, supported("task.shuffle", "the order depends on the seed, and is not TRL's")
     ] = True
     pad_to_multiple_of: Annotated[int | str | None, idle("rows are not padded.")] = "auto"
-    generation_batch_size: Annotated[
-        int | None, whole(1, or_none=True), supported("rollout.prompts_per_step", "see the table of batches")
-    ] = None
+    generation_batch_size: Annotated[int | None, whole(1), BATCHES] = None
     steps_per_generation: Annotated[
         int | None,
-        whole(1, or_none=True),
+        whole(1),
         supported("rollout.prompts_per_step, update.minibatches_per_epoch", "see the table of batches"),
     ] = None
     temperature: Annotated[float, above(0), supported("rollout.temperature")] = 1.0
-    top_p: Annotated[
-        float | None,
-        between(0, 1, above=True, or_none=True),
-        supported("rollout.top_p, rollout.allow_cut_sampling", UNCUT),
-    ] = 1.0
-    top_k: Annotated[
-        int | None,
-        whole(-1, or_none=True),
-        supported("rollout.top_k, rollout.allow_cut_sampling", f"0 and -1: off; {UNCUT}"),
-    ] = 0
-    min_p: Annotated[
-        float | None, between(0, 1, or_none=True), supported("rollout.min_p, rollout.allow_cut_sampling", UNCUT)
-    ] = None
-    generation_kwargs: Annotated[
-        JsonMapping, refused("sampling is temperature, top_p, top_k and min_p; use those.", {})
-    ] = None
+    top_p: Annotated[float | None, between(0, 1, above=True), supported("rollout.top_p, " + CUT, UNCUT)] = 1.0
+    top_k: Annotated[int | None, whole(-1), supported("rollout.top_k, " + CUT, f"0 and -1: off; {UNCUT}")] = 0
+    min_p: Annotated[float | None, between(0, 1), supported("rollout.min_p, " + CUT, UNCUT)] = None
+    generation_kwargs: Annotated[JsonMapping, refused("use temperature, top_p, top_k and min_p.", {})] = None
     chat_template_kwargs: Annotated[JsonMapping, supported("model.template_options")] = None
     repetition_penalty: Annotated[
-        float, refused("ratios would compare another distribution than the one that sampled; leave it out.")
+        float, refused("ratios would compare with a distribution that did not sample; leave it out.")
     ] = 1.0
     cache_implementation: Annotated[str | None, idle("sampling has a cache of its own.")] = None
-    use_vllm: Annotated[
-        bool, idle("completions are sampled in this process, by an engine that shares the weights.")
-    ] = False
+    use_vllm: Annotated[bool, idle("completions are sampled in this process, from the trained weights.")] = False
     vllm_mode: Annotated[str, NO_VLLM] = "colocate"
     vllm_model_impl: Annotated[str, NO_VLLM] = "vllm"
     vllm_enable_sleep_mode: Annotated[bool, NO_VLLM] = False
@@ -91,17 +73,13 @@ class SampledFields(TrainingFields):
     vllm_gpu_memory_utilization: Annotated[float, NO_VLLM] = 0.3
     vllm_max_model_length: Annotated[int | None, NO_VLLM] = None
     vllm_tensor_parallel_size: Annotated[int, NO_VLLM] = 1
-    beta: Annotated[
-        float, at_least(0), supported("algorithm.kl.coefficient", "k3 in the loss; 0 keeps no reference")
-    ] = 0.0
+    beta: Annotated[float, at_least(0), supported("algorithm.kl.coefficient", "k3 in the loss; 0: no reference")] = 0.0
     num_iterations: Annotated[int, whole(1), supported("update.epochs_per_step")] = 1
     epsilon: Annotated[float, between(0, 1), supported("algorithm.clip_low")] = 0.2
     epsilon_high: Annotated[
-        float | None, at_least(0, or_none=True, infinite=True), supported("algorithm.clip_high", "epsilon by default")
+        float | None, at_least(0, infinite=True), supported("algorithm.clip_high", "epsilon by default")
     ] = None
-    reward_weights: Annotated[
-        list[float] | None, Numbers(or_none=True), supported("", "the weight of each reward function")
-    ] = None
+    reward_weights: Annotated[list[float] | None, Numbers(), supported("", "the weight of each reward function")] = None
     mask_truncated_completions: Annotated[bool, supported("algorithm.mask_truncated", MASKED)] = False
     sync_ref_model: Annotated[bool, supported("reference.refresh_every", "with ref_model_mixup_alpha=1.0")] = False
     ref_model_mixup_alpha: Annotated[
@@ -112,15 +90,13 @@ class SampledFields(TrainingFields):
     log_multimodal: Annotated[bool, idle("there are no images.")] = True
     num_completions_to_print: Annotated[int | None, KEPT] = None
     log_unique_prompts: Annotated[bool, KEPT] = False
-    use_transformers_continuous_batching: Annotated[
-        bool, idle("sampling batches continuously as it is: rows that end leave at once.")
-    ] = False
+    use_transformers_continuous_batching: Annotated[bool, CONTINUOUS] = False
     transformers_continuous_batching_config: Annotated[JsonMapping, CONTINUOUS] = None
     use_transformers_paged: Annotated[bool, CONTINUOUS] = False
     # Names that these classes had once, and scripts still use.
     max_prompt_length: Annotated[
         int | None,
-        whole(1, or_none=True),
+        whole(1),
         renamed("task.max_prompt_tokens, task.over_long", "cuts longer prompts from the left, as TRL once did."),
     ] = None
     num_sample_generations: Annotated[int | None, KEPT] = None
@@ -146,8 +122,8 @@ class GRPOConfig(SampledFields):
     cast_lm_head_to_fp32: Annotated[bool, idle("log-probs are computed in float32.")] = False
     delta: Annotated[
         float | None,
-        at_least(1, or_none=True, infinite=True),
-        supported("algorithm.dual_clip", "1 + epsilon_high or more; an error with cispo, which has no such bound"),
+        at_least(1, infinite=True),
+        supported("algorithm.dual_clip", "1 + epsilon_high or more; not with cispo"),
     ] = None
     sapo_temperature_neg: Annotated[float, NOT_SOFT] = 1.05
     sapo_temperature_pos: Annotated[float, NOT_SOFT] = 1.0
@@ -157,11 +133,10 @@ class GRPOConfig(SampledFields):
     vespo_lambda_neg: Annotated[float, NOT_SOFT] = 2.0
     importance_sampling_level: Annotated[str, supported("algorithm.ratio_level", "token and sequence")] = "token"
     multi_objective_aggregation: Annotated[
-        str, supported("algorithm.reward_aggregation", "normalize_then_sum heeds no scale_rewards, as in TRL")
+        str, supported("algorithm.reward_aggregation", "normalize_then_sum ignores scale_rewards, as in TRL")
     ] = "sum_then_normalize"
     scale_rewards: Annotated[
-        TextOrFlag,
-        supported("algorithm.deviation, algorithm.deviation_over", "group, batch and none, with 1e-4 added"),
+        TextOrFlag, supported("algorithm.deviation, algorithm.deviation_over", "group, batch and none, with 1e-4 added")
     ] = "group"
     loss_type: Annotated[
         str, supported("algorithm.name, algorithm.token_weights", "dapo, grpo, bnpo, dr_grpo, luspo and cispo")
@@ -194,7 +169,7 @@ class RLOOConfig(SampledFields):
 
     num_generations: int | None = 2
     beta: Annotated[
-        float, at_least(0), supported("algorithm.kl.coefficient", "k1, taken off the rewards; 0 keeps no reference")
+        float, at_least(0), supported("algorithm.kl.coefficient", "k1, subtracted from rewards; 0: no reference")
     ] = 0.05
     mask_truncated_completions: Annotated[
         bool, supported("algorithm.mask_truncated", MASKED.replace("loss", "loss and no KL", 1))
@@ -204,6 +179,6 @@ class RLOOConfig(SampledFields):
     ] = False
     reward_clip_range: Annotated[
         tuple[float, float] | None,
-        Numbers(or_none=True),
-        supported("algorithm.reward_range", "of the weighted sum, before the KL is taken off"),
+        Numbers(),
+        supported("algorithm.reward_range", "of the weighted sum, before the KL is subtracted"),
     ] = None

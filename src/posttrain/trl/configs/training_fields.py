@@ -35,6 +35,7 @@ OTHER_ADAMW = (
 )
 """AdamW under other names: they change how the same update is computed, or how its moments are stored."""
 AS_ADAMW = "is read as AdamW of torch, with moments in float32: 8 bytes a weight."
+BATCHES = supported("rollout.prompts_per_step", "see the table of batches")
 ONE_PROCESS = idle("one process trains here, on one device.")
 ALONE = ONE_PROCESS.says + "  Leave it out."
 FITS = ONE_PROCESS.says + "  Leave it out; posttrain plan says what fits."
@@ -58,9 +59,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
 
     recipe_section: ClassVar[str] = "update"
 
-    output_dir: Annotated[str | None, supported("run.folder", "the folder of the run, `trainer_output` by default")] = (
-        None
-    )
+    output_dir: Annotated[str | None, supported("run.folder", "folder of the run; `trainer_output` by default")] = None
     per_device_train_batch_size: Annotated[
         int,
         whole(1),
@@ -68,18 +67,14 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     ] = 8
     num_train_epochs: Annotated[float, above(0), supported("run.num_steps", "in updates, as TRL counts them")] = 3.0
     max_steps: Annotated[
-        int,
-        whole(-1),
-        supported("run.num_steps", "in updates; several of a step are taken together; 0 and -1: num_train_epochs"),
+        int, whole(-1), supported("run.num_steps", "in updates, rounded up to whole steps; 0 and -1: num_train_epochs")
     ] = -1
-    learning_rate: Annotated[float, above(0), supported(".learning_rate", "as it is given, with an adapter too")] = (
-        1e-06
-    )
+    learning_rate: Annotated[float, above(0), supported(".learning_rate", "as given, with an adapter too")] = 1e-06
     lr_scheduler_type: Annotated[str, supported(".schedule", "linear, cosine, constant and constant_with_warmup")] = (
         "linear"
     )
     lr_scheduler_kwargs: Annotated[
-        JsonMapping, refused("the schedules here have no further arguments; give the scheduler in `optimizers`.", {})
+        JsonMapping, refused("the schedules here take no arguments; give a scheduler in `optimizers`.", {})
     ] = None
     warmup_steps: Annotated[
         float, at_least(0), supported(".warmup_steps", "below 1 a share of all updates; the first rate is lr/w, not 0")
@@ -94,9 +89,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
             reads=dict.fromkeys(OTHER_ADAMW, AS_ADAMW),
         ),
     ] = "adamw_torch_fused"
-    optim_args: Annotated[
-        str | None, refused("AdamW has no further arguments here; give an optimiser in `optimizers`.")
-    ] = None
+    optim_args: Annotated[str | None, refused("AdamW takes no others here; give an optimiser in `optimizers`.")] = None
     weight_decay: Annotated[
         float, at_least(0), supported(".weight_decay", "on matrices; of an adapter on A and B, towards the base model")
     ] = 0.0
@@ -106,12 +99,10 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     optim_target_modules: Annotated[
         TextOrList, refused("it is for optimisers that are not here (GaLore); give one in `optimizers`.")
     ] = None
-    gradient_accumulation_steps: Annotated[
-        int, whole(1), supported("rollout.prompts_per_step", "see the table of batches")
-    ] = 1
+    gradient_accumulation_steps: Annotated[int, whole(1), BATCHES] = 1
     average_tokens_across_devices: Annotated[bool, ONE_PROCESS] = True
     max_grad_norm: Annotated[
-        float | None, at_least(0, or_none=True, infinite=True), supported(".max_grad_norm", "0 and None clip nothing")
+        float | None, at_least(0, infinite=True), supported(".max_grad_norm", "0 and None clip nothing")
     ] = 1.0
     label_smoothing_factor: Annotated[float, refused("no label is smoothed here; leave it out.")] = 0.0
     bf16: Annotated[bool | None, supported("model.dtype", "on a GPU; on a CPU a line says that float32 is used")] = None
@@ -120,19 +111,13 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     ] = False
     bf16_full_eval: Annotated[bool, AS_IN_TRAINING] = False
     fp16_full_eval: Annotated[bool, AS_IN_TRAINING] = False
-    tf32: Annotated[
-        bool | None, idle("matrix products keep torch's setting, `torch.set_float32_matmul_precision`.")
-    ] = None
+    tf32: Annotated[bool | None, idle("matrix products follow `torch.set_float32_matmul_precision`.")] = None
     activation_checkpointing: Annotated[
         bool | None, renamed("model.gradient_checkpointing", "is read as gradient_checkpointing.")
     ] = None
     activation_checkpointing_kwargs: Annotated[JsonMapping, RECOMPUTED] = None
     gradient_checkpointing: Annotated[
-        bool,
-        supported(
-            "model.gradient_checkpointing",
-            "off unless a script says True, TRL's default: it changes memory and no number",
-        ),
+        bool, supported("model.gradient_checkpointing", "off by default, unlike in TRL: it changes no number")
     ] = False
     gradient_checkpointing_kwargs: Annotated[JsonMapping, RECOMPUTED] = None
     torch_compile: Annotated[bool, NOT_COMPILED] = False
@@ -142,19 +127,15 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     liger_kernel_config: Annotated[JsonMapping, LIGER] = None
     use_cache: Annotated[bool, idle("sampling has a key/value cache of its own, training none.")] = False
     neftune_noise_alpha: Annotated[float | None, refused("no noise is added to embeddings here; leave it out.")] = None
-    torch_empty_cache_steps: Annotated[
-        int | None, idle("memory is given back to the allocator after each micro-batch.")
-    ] = None
-    auto_find_batch_size: Annotated[
-        bool, refused("set per_device_train_batch_size; a smaller one changes no gradient here.")
-    ] = False
-    logging_strategy: Annotated[str, supported("", "steps, epoch and no: when `state.log_history` gets an entry")] = (
-        "steps"
+    torch_empty_cache_steps: Annotated[int | None, idle("memory is released after each micro-batch.")] = None
+    auto_find_batch_size: Annotated[bool, refused("set per_device_train_batch_size, which changes no gradient.")] = (
+        False
     )
+    logging_strategy: Annotated[str, supported("", "steps, epoch, no: when `state.log_history` grows")] = "steps"
     logging_steps: Annotated[
         float,
         interval(0, above=True),
-        supported("", "in updates, below 1 a share of all; metrics.jsonl has every step anyway"),
+        supported("", "in updates, below 1 a share of all; metrics.jsonl has every step"),
     ] = 10
     logging_first_step: Annotated[bool, supported("", "an entry after the first step too")] = False
     log_on_each_node: Annotated[bool, ONE_PROCESS] = True
@@ -173,7 +154,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     trackio_static_space_id: Annotated[TextOrFlag, TRACKED_HERE] = None
     eval_strategy: Annotated[str, supported("", "no, steps and epoch: when there is an evaluation")] = "no"
     eval_steps: Annotated[
-        float | None, interval(0, or_none=True), supported("", "in updates; 0 and None, the default, are logging_steps")
+        float | None, interval(0), supported("", "in updates; 0 and None, the default, are logging_steps")
     ] = None
     eval_delay: Annotated[
         float, at_least(0), supported("", "updates, or with eval_strategy=epoch epochs, before the first evaluation")
@@ -188,14 +169,9 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     eval_accumulation_steps: Annotated[int | None, NOTHING_KEPT] = None
     include_for_metrics: Annotated[list[str], OTHER_METRICS] = field(default_factory=list)
     batch_eval_metrics: Annotated[bool, OTHER_METRICS] = False
-    save_only_model: Annotated[
-        bool, idle("a checkpoint holds all that the next step reads; save_total_limit=1 keeps one.")
-    ] = False
+    save_only_model: Annotated[bool, idle("a checkpoint is complete; save_total_limit=1 keeps one.")] = False
     save_strategy: Annotated[
-        str,
-        supported(
-            "checkpoint.every_steps", "steps, epoch, best (evaluation so far) and no; the last step is always saved"
-        ),
+        str, supported("checkpoint.every_steps", "steps, epoch, best and no; the last step is always saved")
     ] = "steps"
     save_steps: Annotated[
         float, interval(0), supported("checkpoint.every_steps", "in updates, below 1 a share of all; 0: only the last")
@@ -203,11 +179,8 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     save_on_each_node: Annotated[bool, ONE_PROCESS] = False
     save_total_limit: Annotated[
         int | None,
-        whole(-1, or_none=True),
-        supported(
-            "checkpoint.keep_last",
-            "all are kept by default, and for 0 or -1; with metric_for_best_model the best is always one of them",
-        ),
+        whole(-1),
+        supported("checkpoint.keep_last", "0, -1 and None keep all; with metric_for_best_model the best is kept too"),
     ] = None
     enable_jit_checkpoint: Annotated[bool, idle("a signal ends the run after its step, with a checkpoint.")] = False
     push_to_hub: Annotated[bool, supported("", "once, after the last step")] = False
@@ -218,30 +191,21 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     hub_always_push: Annotated[bool, PUSHED_ONCE] = False
     hub_revision: Annotated[str | None, PUSHED] = None
     load_best_model_at_end: Annotated[
-        bool,
-        supported(
-            "", "the step of the best evaluation is saved when it is found; its weights are the model's at the end"
-        ),
+        bool, supported("", "the best evaluation is saved at once; the model ends with its weights")
     ] = False
     metric_for_best_model: Annotated[
         str | None, supported("", "of an evaluation, with or without `eval_`; loss with load_best_model_at_end")
     ] = None
     greater_is_better: Annotated[bool | None, supported("", "by default unless the metric's name ends in loss")] = None
-    ignore_data_skip: Annotated[
-        bool, refused("a resumed run goes on to the same bits, data included; leave it out.")
-    ] = False
-    restore_callback_states_from_checkpoint: Annotated[
-        bool, refused("what callbacks remember is not saved; leave it out.")
-    ] = False
+    ignore_data_skip: Annotated[bool, refused("a resumed run also resumes its data; leave it out.")] = False
+    restore_callback_states_from_checkpoint: Annotated[bool, refused("callbacks are not saved; leave it out.")] = False
     full_determinism: Annotated[bool, idle("on a CPU a run is a function of its seed, bit for bit.")] = False
     seed: Annotated[int, whole(0), supported("run.seed")] = 42
     data_seed: Annotated[int | None, refused("the order of rows is a function of `seed`; leave it out.")] = None
     use_cpu: Annotated[bool, supported("model.device")] = False
     accelerator_config: Annotated[JsonMapping, refused(ALONE)] = None
     parallelism_config: Annotated[object | None, refused(ALONE)] = None
-    dataloader_drop_last: Annotated[bool, idle("rows that do not fill the last step of an epoch begin the next.")] = (
-        False
-    )
+    dataloader_drop_last: Annotated[bool, idle("rows left over at the end of an epoch begin the next.")] = False
     dataloader_num_workers: Annotated[int, NO_DATALOADER] = 0
     dataloader_pin_memory: Annotated[bool, NO_DATALOADER] = True
     dataloader_persistent_workers: Annotated[bool, NO_DATALOADER] = False
@@ -284,21 +248,15 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     router_aux_loss_coef: Annotated[float | None, refused("no loss of a router is added here.", 0.0, 0)] = None
     # Names that these classes had once, and scripts still use.
     warmup_ratio: Annotated[
-        float | None,
-        between(0, 1, or_none=True),
-        renamed(".warmup_steps", "is read as warmup_steps, a share of all updates."),
+        float | None, between(0, 1), renamed(".warmup_steps", "is read as warmup_steps, a share of all updates.")
     ] = None
     evaluation_strategy: Annotated[str | None, renamed("", "is read as eval_strategy.")] = None
     overwrite_output_dir: Annotated[bool, supported("run.overwrite", "deletes the run that the folder holds")] = False
     logging_dir: Annotated[str | None, idle("trackers write into the folder of the run.")] = None
     no_cuda: Annotated[bool, renamed("model.device", "is read as use_cpu.")] = False
-    save_safetensors: Annotated[
-        bool, refused("weights are saved as safetensors; nothing else can be loaded safely.")
-    ] = True
+    save_safetensors: Annotated[bool, refused("weights are saved as safetensors; nothing else loads safely.")] = True
     group_by_length: Annotated[bool, NOT_GROUPED] = False
-    no_gradient_checkpointing: Annotated[
-        bool, supported("model.gradient_checkpointing", "off, as the flag of TRL's parser says")
-    ] = False
+    no_gradient_checkpointing: Annotated[bool, supported("model.gradient_checkpointing", "turns it off")] = False
     """The flag that parsers make of gradient_checkpointing where its default is True, as in TRL."""
 
     def __post_init__(self) -> None:
