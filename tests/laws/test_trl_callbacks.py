@@ -48,7 +48,7 @@ def measure(events: Events) -> dict[str, float | None]:
     """An evaluation whose reward is 1 at step 4 and less elsewhere."""
     entry = {"eval_reward": 1 - abs(4 - events.state.global_step) / 10, "eval_cost": None}
     events.log(entry)
-    events.tell("on_evaluate", metrics=entry)
+    events.call("on_evaluate", metrics=entry)
     return entry
 
 

@@ -39,7 +39,7 @@ from posttrain.trl.configs.recipe import adamw_options
 from posttrain.trl.configs.row_configs import DPOConfig
 from posttrain.trl.configs.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import place
+from posttrain.trl.model_source import move_to
 from posttrain.trl.trainer_methods import Dataset, Row
 
 PairArgs = TypeVar("PairArgs", bound=TrainingFields)
@@ -154,24 +154,22 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         self.ref_model = None if ref_model is None else self._loaded_reference(ref_model, model)
         """The policy that was given to compare with."""
         self.reference: Reference | None = self._reference()
-        """What pairs are compared with; None where that is the first policy, which is asked before the first update."""
+        """The reference; None if it is the first policy, whose log-probs are computed before the first update."""
         self.reference_logprobs: dict[object, tuple[float, float]] = {}
-        """By the tokens of a pair of the evaluation, where the first policy was asked for them."""
-        self.tell()
+        """The first policy's log-probs of evaluation pairs, by their tokens."""
+        self._finish_init()
 
     def recipe(self, rows: list[Row], length: RunLength) -> DpoConfig:
-        """The run in our words."""
         return DpoConfig(dpo=self.options(length), **self.sections(length))
 
     def _fit(self, config: DpoConfig, rows: list[Row], start: Start) -> Run:
-        """The run by `train_dpo`."""
         if self.reference is None and start.updates_before and not start.resume:
             raise UserError(
                 "DPOTrainer.train: precompute_ref_log_probs = True, and the first policy, which is the reference, is"
                 " gone since the first train().  Make a new trainer, or give a ref_model."
             )
         if self.reference is None and not (start.resume and self.reference_logprobs):
-            self._ask_first_policy()
+            self._keep_first_policy()
         return train_dpo(
             config,
             policy=self.policy,
@@ -182,7 +180,6 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         )
 
     def options(self, length: RunLength) -> DpoOptions:
-        """How pairs are learned."""
         args = self.args
         return DpoOptions(
             **self.pair_options(length, args.max_length),
@@ -221,8 +218,8 @@ class DPOTrainer(PairTrainer[DPOConfig]):
             )
         return logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
 
-    def _ask_first_policy(self) -> None:
-        """Keep what the policy says of the evaluation's pairs before it is trained."""
+    def _keep_first_policy(self) -> None:
+        """Keep the log-probs of the evaluation's pairs before the policy is trained."""
         given = self.eval_dataset
         for dataset in given.values() if isinstance(given, Mapping) else [given]:
             if dataset is not None:
@@ -234,7 +231,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
                 self.reference_logprobs |= dict(zip(map(tokens_of, pairs), both, strict=True))
 
     def _reference(self) -> Reference | None:
-        """What pairs are compared with, as long as there is a trainer."""
+        """The reference that a trainer keeps."""
         if self.ref_model is not None:
             return UncopiedPolicy(self.ref_model)
         if self.args.precompute_ref_log_probs and not trains_adapter_alone(self.policy.model):
@@ -252,7 +249,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
             plain = replace(self.model_options, path=given, adapter=None, quantization=None)
             policy = load_policy(plain, seed=self.args.seed, inference=True)
         else:
-            place(given, chosen_device(self.model_options.device))
+            move_to(given, chosen_device(self.model_options.device))
             policy = as_policy(given, self.policy.tokenizer)
         require_same_vocabulary(self.policy, policy, "DPOTrainer: ref_model")
         return policy
@@ -282,6 +279,6 @@ def loss_options(args: DPOConfig, notes: list[str]) -> dict[str, Any]:
 
 
 def tokens_of(pair: Preference) -> tuple[object, ...]:
-    """What the log-probs of a pair depend on."""
+    """The tokens that the log-probs of a pair depend on."""
     answers = (pair.chosen, pair.chosen_said, pair.chosen_closing, pair.rejected, pair.rejected_said)
     return (tuple(pair.prompt.tokens), *answers, pair.rejected_closing)

@@ -95,7 +95,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         super().__init__(args, given)
         self.notes += [*self.plan.notes, *ratio_level_notes(self.args)]
         self.reward_processing_classes = one_for_each(reward_processing_classes, reward_funcs)
-        """The tokenizer that each reward was given, None where it has its own or none."""
+        """The tokenizer given for each reward, or None."""
         self.rewards = reward_functions(
             reward_funcs,
             self.reward_processing_classes,
@@ -104,14 +104,14 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
             lambda: self.state,
         )
         self.engine: Engine | None = None
-        """An engine of your own, in place of the one in this process."""
+        """An engine that a script sets, in place of the one in this process."""
         self.session: Session | None = None
-        """While train() or evaluate() is going on."""
-        self.tell()
+        """During train() or evaluate()."""
+        self._finish_init()
 
     @property
     def plan(self) -> BatchPlan:
-        """Batches in our words, by the arguments as they are now: a script may have changed some."""
+        """Batches in our words, of the present arguments: a script may have changed some."""
         return batch_plan(self.args)
 
     def objects(self, rows: Sequence[Row]) -> CallerObjects:
@@ -125,7 +125,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         )
 
     def length(self, num_rows: int) -> RunLength:
-        """How long a run over so many prompts is."""
+        """How long a run over this many prompts is."""
         plan = self.plan
         return RunLength(
             updates=plan.num_updates(self.args, num_rows),
@@ -134,7 +134,6 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         )
 
     def recipe(self, rows: list[Row], length: RunLength) -> Config:
-        """The run in our words."""
         config = rl_config(self.args, self.model_options, self.plan, length)
         return with_room(config, self.args, self.policy, rows)
 
@@ -150,21 +149,19 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         return plan.num_steps(most) * plan.prompts_per_step if most > 0 else None
 
     def _fit(self, config: Config, rows: list[Row], start: Start) -> Run:
-        """The run by the loop of `posttrain.train`."""
         require_trackers(config.run.report_to, config.tracker)
-        own = self.objects(rows)
-        inputs = inputs_of(config, own)
+        objects = self.objects(rows)
+        inputs = inputs_of(config, objects)
         if start.resume:
             inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=False)
         try:
-            with open_session(config, own) as self.session:
+            with open_session(config, objects) as self.session:
                 make_ready(self.session)
                 return to_the_end(train_session(self.session, inputs, Beginning(**start.how)))
         finally:
             self.session = None
 
     def _entry(self, report: StepReport) -> Entry:
-        """What a step logs."""
         plan = self.plan
         logged = logged_by(self.args)
         return step_entry(report, logged=logged, updates=plan.updates_per_step, passes=plan.epochs_per_step)
@@ -277,7 +274,7 @@ def loss_entry(session: Session, collected: CollectedStep, logged: Logged) -> En
         total += micro_loss(learner.policy, micro, learner.objective(), observed).item()
     entry: Entry = {"loss": total / len(batches)}
     kl = logged.penalised_kl(collected.groups, credited.token_rewards)
-    if not micros:  # nobody has an advantage
+    if not micros:  # no completion has an advantage
         return entry | token_entry({}, logged, trained_share=0.0) | kl
     totals = token_totals(micros, observed)
     means = {name: value / totals["num_tokens"] for name, value in totals["sums"].items()}

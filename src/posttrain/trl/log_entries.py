@@ -69,8 +69,8 @@ class Logged:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if self.clips_completions:
             return trained.completions / (len(rollouts) * passes)
-        whole = [each for each in rollouts if not (self.masks_truncated and each.finish == Finish.LENGTH)]
-        return trained.tokens / (sum(len(each.tokens) for each in whole) * passes) if whole else 0.0
+        counted = [each for each in rollouts if not (self.masks_truncated and each.finish == Finish.LENGTH)]
+        return trained.tokens / (sum(len(each.tokens) for each in counted) * passes) if counted else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def share_without_deviation(grades: Grades, over: ZeroDeviation) -> float:
 
 
 def step_entry(report: StepReport, logged: Logged, *, updates: int, passes: int) -> Entry:
-    """What TRL logs of a training step of so many updates, in so many passes over its rollouts."""
+    """What TRL logs of a training step with its numbers of updates and of passes over its rollouts."""
     assert report.grades is not None, "a step by reward"
     metrics = report.metrics
     entry: Entry = {

@@ -64,7 +64,7 @@ class Loaded:
     options: ModelOptions
     """They describe the policy as far as options do."""
     notes: list[str]
-    """What is to be told of it."""
+    """Lines about it."""
 
 
 def loaded(source: ModelSource, args: TrainingFields) -> Loaded:
@@ -138,7 +138,7 @@ def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -
         gradient_checkpointing=bool(args.gradient_checkpointing or args.activation_checkpointing),
         dtype=dtype,
         template_options=mapping_of(args, "chat_template_kwargs") if "chat_template_kwargs" in vars(args) else {},
-        adapter=AdapterOptions() if quantization is not None else None,  # which one is said once the model is known
+        adapter=AdapterOptions() if quantization is not None else None,  # its layers depend on the model
         quantization=quantized(quantization, notes),
     )
     notes += [f"{name} = {given[name]!r:.60} sets nothing here" for name in NO_MATTER if name in given]
@@ -152,27 +152,27 @@ def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -
 
 
 def revision_of(given: object) -> str:
-    """A revision of a model of the hub; the main branch is what it is without one."""
+    """A revision of a model of the hub; empty for the main branch."""
     return "" if given in (None, "main") else str(given)
 
 
-def dtype_of(given: object, args: TrainingFields, notes: list[str]) -> Dtype:
-    """The type of matrix products: bfloat16 on a GPU where half precision is asked for by any name, or nothing is."""
-    name = "auto" if given is None else str(given).removeprefix("torch.")
+def dtype_of(value: object, args: TrainingFields, notes: list[str]) -> Dtype:
+    """The type of matrix products: bfloat16 on a GPU if a script requests half precision, or nothing."""
+    name = "auto" if value is None else str(value).removeprefix("torch.")
     if name not in ("auto", "float32", "bfloat16", "float16"):
         raise UserError(f"model_init_kwargs: dtype = {name}: use auto, float32 or bfloat16.")
-    asked = [f"{field} = True" for field in ("bf16", "fp16") if vars(args)[field]]
-    asked += [f"dtype = {name}"] if name in ("bfloat16", "float16") else []
+    given = [f"{field} = True" for field in ("bf16", "fp16") if vars(args)[field]]
+    given += [f"dtype = {name}"] if name in ("bfloat16", "float16") else []
     cpu = args.use_cpu or args.no_cuda or not torch.cuda.is_available()
     if cpu:
-        if asked:
-            notes.append(f"{asked[0]}: there is no GPU here, so everything is computed in float32.")
+        if given:
+            notes.append(f"{given[0]}: there is no GPU here, so everything is computed in float32.")
         return "float32"
-    if not asked:
+    if not given:
         return "float32" if args.bf16 is False else "auto"
     if args.fp16 or name == "float16":
         used: Dtype = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-        notes.append(f"{asked[-1]}: products are computed in {used}, as float16 overflows in this training.")
+        notes.append(f"{given[-1]}: products are computed in {used}, as float16 overflows in this training.")
         return used
     return "bfloat16"
 
@@ -225,7 +225,7 @@ def model_object(source: ModelSource, model: nn.Module, options: ModelOptions) -
         raise UserError(
             "quantization_config: the model is loaded already.  Load it with that config, or give its path."
         )
-    place(model, chosen_device(options.device))
+    move_to(model, chosen_device(options.device))
     if options.gradient_checkpointing and hasattr(model, "gradient_checkpointing_enable"):
         cast(PreTrainedModel, model).gradient_checkpointing_enable()
     if source.peft_config is None:
@@ -257,7 +257,7 @@ def tokenizer_of(model: nn.Module) -> PreTrainedTokenizerBase:
     )
 
 
-def place(model: nn.Module, device: torch.device) -> None:
+def move_to(model: nn.Module, device: torch.device) -> None:
     """Move a model to the device that trains, as transformers' Trainer does.
 
     One whose loader has placed it stays: its weights are quantised, or spread over devices by a `device_map`.  So does

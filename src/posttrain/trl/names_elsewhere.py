@@ -68,7 +68,7 @@ MODULES = {
 
 
 class ModulesElsewhere(MetaPathFinder):
-    """Says of an import from a module of TRL's what to import instead; it is asked last."""
+    """Says what to import instead of a module of TRL's; it runs after all other finders."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         """Nothing.  Raises ModuleNotFoundError for a module that TRL has."""
@@ -100,7 +100,7 @@ REMEDIES = (
     (r"^model", "Make a trainer with that model."),
     (r"", "Use a TrainerCallback, an argument of the trainer, or posttrain.train."),
 )
-"""What to do in place of overriding a name, by the first pattern that it holds."""
+"""What to do instead of overriding a name, by the first pattern that it contains."""
 BY_REWARD = (
     (
         r"reward|advantage|score_|_log_|_pending|^_metrics|^_logs",
@@ -136,7 +136,7 @@ class CheckedOverrides:
     by_reward: ClassVar[bool] = False
     """Whether completions are sampled and rewarded."""
     loss_remedy: ClassVar[str] = "The loss of this trainer cannot be replaced; train with transformers' Trainer."
-    """What to do in place of overriding the loss."""
+    """What to do instead of overriding the loss."""
     made = False
     """Whether the constructor is through."""
 
@@ -146,7 +146,7 @@ class CheckedOverrides:
         require_called(cls)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse what training would not read, once the trainer is made, unless it is what is there already."""
+        """Once the trainer is made, refuse what training would not read, unless the value is the same."""
         if self.made and (name in not_here(type(self)) - self.settable or read_only(type(self), name)):
             if value is not getattr(self, name, MISSING):
                 raise refusal(type(self), name)
@@ -156,7 +156,7 @@ class CheckedOverrides:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Say of what only TRL's trainers have that it is not here; as AttributeError, for `hasattr`."""
+            """Refuse what only TRL's trainers have, as AttributeError, so that `hasattr` works."""
             if name in theirs(type(self)):
                 raise AttributeError(f"{type(self).__name__}.{name} is not here.  {remedy(type(self), name)}")
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -169,9 +169,9 @@ def read_only(kind: type, name: str) -> bool:
 
 
 def theirs(kind: type) -> frozenset[str]:
-    """The names that TRL's trainer has which a class stands for."""
-    own = next((NAMES[each.__name__] for each in kind.__mro__ if each.__name__ in NAMES), frozenset())
-    return NAMES["Trainer"] | FORMER | own
+    """The names of TRL's trainer that a class replaces."""
+    of_kind = next((NAMES[each.__name__] for each in kind.__mro__ if each.__name__ in NAMES), frozenset())
+    return NAMES["Trainer"] | FORMER | of_kind
 
 
 def not_here(kind: type[CheckedOverrides]) -> frozenset[str]:
@@ -181,7 +181,7 @@ def not_here(kind: type[CheckedOverrides]) -> frozenset[str]:
 
 
 def require_called(kind: type[CheckedOverrides]) -> None:
-    """Refuse names that training would not use, where a subclass, a mixin or a patch of a class defines them."""
+    """Refuse names that training would not use if a subclass, a mixin or a patch defines them."""
     refused = not_here(kind)
     for each in kind.__mro__[: kind.__mro__.index(CheckedOverrides)]:
         for name in vars(each).keys() - vars(each).get("defined", frozenset()):
@@ -190,7 +190,7 @@ def require_called(kind: type[CheckedOverrides]) -> None:
 
 
 def overrides(made: CheckedOverrides, name: str) -> bool:
-    """Whether a script has its own version of a method, in a subclass, by a patch or on the trainer."""
+    """Whether a script overrides a method, in a subclass, by a patch or on the trainer."""
     ours = next(vars(each)[name] for each in type(made).__mro__ if name in vars(each).get("defined", ()))
     return getattr(getattr(made, name), "__func__", None) is not ours
 
@@ -202,7 +202,7 @@ def refusal(kind: type[CheckedOverrides], name: str) -> UserError:
 
 
 def remedy(kind: type[CheckedOverrides], name: str) -> str:
-    """What to do in place of overriding a name of a trainer."""
+    """What to do instead of overriding a name of a trainer."""
     if name in BY_NAME:
         return BY_NAME[name]
     if name in FIELDS:

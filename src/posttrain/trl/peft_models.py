@@ -79,8 +79,8 @@ def with_peft_around(policy: PreTrainedModel, shown: PreTrainedModel) -> nn.Modu
     for layer_name, theirs in peft_layers(shown).items():
         put(inside, layer_name, theirs)
     for layer_name, ours in lora_layers(shown).items():
-        place = layer_name.removesuffix(f".{ours.parameter}") if isinstance(ours, LoraExperts) else layer_name
-        layer = inside.get_submodule(place)
+        name_inside = layer_name.removesuffix(f".{ours.parameter}") if isinstance(ours, LoraExperts) else layer_name
+        layer = inside.get_submodule(name_inside)
         layer.lora_A[name].weight, layer.lora_B[name].weight = ours.lora_A, ours.lora_B
     if classifier:
         inside.score.modules_to_save[name].weight = cast(Any, shown).score.weight
@@ -128,7 +128,7 @@ def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def with_own_weights(model: Module) -> Module:
-    """A model whose adapted matrices are its own from here on."""
+    """Give a model copies of its adapted matrices."""
     for layer in model.modules():
         if isinstance(layer, LoraLayer):
             base: Any = layer.get_base_layer()
@@ -155,35 +155,35 @@ def with_peft(policy: Policy, config: LoraConfig, *, seed: int) -> tuple[Policy,
 def peft_model(model: nn.Module, config: LoraConfig) -> nn.Module:
     """A model with an adapter of peft over it.  Raises UserError where it has one, or where the config is none."""
     if isinstance(model, PeftModel):
-        raise UserError("peft_config: the model is a PeftModel already, with an adapter of its own.  Leave one out.")
+        raise UserError("peft_config: the model is a PeftModel already.  Leave one of the two adapters out.")
     made: nn.Module = get_peft_model(cast(PreTrainedModel, model), config)
     return made
 
 
 def adapter_options(config: LoraConfig, family: str) -> AdapterOptions | None:
     """An adapter of ours that is the same; None where the config says what ours do not have."""
-    said: Any = config
+    given: Any = config
     plain = LoraConfig(
-        r=said.r,
-        lora_alpha=said.lora_alpha,
-        lora_dropout=said.lora_dropout,
-        target_modules=said.target_modules,
-        use_rslora=said.use_rslora,
-        task_type=said.task_type,
+        r=given.r,
+        lora_alpha=given.lora_alpha,
+        lora_dropout=given.lora_dropout,
+        target_modules=given.target_modules,
+        use_rslora=given.use_rslora,
+        task_type=given.task_type,
     )
-    targets = said.target_modules or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(family)
+    targets = given.target_modules or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(family)
     if written(config) != written(plain) or targets is None or (isinstance(targets, str) and targets != ALL_LINEAR):
         return None
     return AdapterOptions(
-        rank=said.r,
-        alpha=float(said.lora_alpha),
-        dropout=float(said.lora_dropout),
+        rank=given.r,
+        alpha=float(given.lora_alpha),
+        dropout=float(given.lora_dropout),
         targets=(targets,) if isinstance(targets, str) else tuple(sorted(targets)),
-        rslora=bool(said.use_rslora),
+        rslora=bool(given.use_rslora),
     )
 
 
 def written(config: LoraConfig) -> Mapping[str, object]:
-    """What a config says by itself."""
+    """The settings of a config, without those that peft writes."""
     to_dict: Callable[[], dict[str, object]] = config.to_dict
     return {name: value for name, value in to_dict().items() if name not in UNSET}

@@ -52,7 +52,7 @@ MERGED = (
     "  trainer.model.save_pretrained writes the adapter and the head."
 )
 WHOLE = ["score"]
-"""What peft is told to train whole over a classifier: the head, which is always trained here."""
+"""modules_to_save of a classifier: the head, which is always trained here."""
 
 
 class RewardTrainer(PairTrainer[RewardConfig]):
@@ -109,7 +109,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         self.loaded_model = wrapped or self.classifier
         if lora_layers(self.policy.model) or peft_layers(self.policy.model):
             self.notes.append(MERGED)
-        self.tell()
+        self._finish_init()
 
     @property
     def scorer(self) -> TextScorer:
@@ -117,17 +117,14 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         return TextScorer(self.policy, self.head)
 
     def recipe(self, rows: list[Row], length: RunLength) -> RewardModelConfig:
-        """The run in our words."""
         return RewardModelConfig(reward_model=self.options(length), **self.sections(length))
 
     def _fit(self, config: RewardModelConfig, rows: list[Row], start: Start) -> Run:
-        """The run by `train_reward_model`."""
         return train_reward_model(
             config, policy=self.policy, head=self.head, rows=rows, optimizer=self.own_optimizer, **start.how
         )
 
     def options(self, length: RunLength) -> RewardTrainingOptions:
-        """How pairs are learned."""
         args = self.args
         return RewardTrainingOptions(
             **self.pair_options(length, args.max_length),
@@ -196,7 +193,7 @@ def given_classifier(model: str | nn.Module, args: object) -> PreTrainedModel | 
 def below(wrapped: nn.Module, config: object) -> PreTrainedModel:
     """The classifier inside a PeftModel, with the adapter's layers.  Raises UserError for another model."""
     if config is not None:
-        raise UserError("peft_config: the model is a PeftModel already, with an adapter of its own.  Leave one out.")
+        raise UserError("peft_config: the model is a PeftModel already.  Leave one of the two adapters out.")
     model = without_wrapper(wrapped)
     if not is_classifier(model):
         raise UserError(

@@ -171,20 +171,20 @@ def get_cosine_scaled_reward(
 
 def with_solutions(texts: Sequence[str], solutions: Sequence[str]) -> list[Compared]:
     """Each text compared with its solution, inside the sandbox."""
-    asked = list(zip(solutions, texts, strict=True))
-    if not asked:
+    pairs = list(zip(solutions, texts, strict=True))
+    if not pairs:
         return []
     sandbox = sandbox_with_maths(default_resources().sandboxes)
-    return [compared(said) for said in answers(sandbox, FIRST_LATEX, asked, cpu_seconds=CPU_SECONDS)]
+    return [compared(reply) for reply in answers(sandbox, FIRST_LATEX, pairs, cpu_seconds=CPU_SECONDS)]
 
 
-def compared(said: object) -> Compared:
-    """What a reply, or the lack of one, says of a completion."""
-    if said is Unanswered.LOST:
+def compared(reply: object) -> Compared:
+    """The result of a reply, or of its absence."""
+    if reply is Unanswered.LOST:
         return Compared(ScoringFailure("the sandbox failed while it compared this answer"), "[lost]", "[lost]")
-    if not isinstance(said, list | tuple):
+    if not isinstance(reply, list | tuple):
         return Compared(0.0, "[unread]", "[unread]")
-    verdict, gold, answer = map(str, said)
+    verdict, gold, answer = map(str, reply)
     if verdict == "no_gold":
         return Compared(None, "[unparseable]", "[skipped]")
     return Compared(float(verdict == "same"), gold, answer or "[unparseable]")

@@ -28,7 +28,7 @@ from posttrain.schemas import did_you_mean
 from posttrain.trl.configs.training_fields import TrainingFields
 
 STATE_FILE = "trainer_state.json"
-"""What callbacks know of a run, beside a checkpoint's own files and where transformers has it."""
+"""The `TrainerState` of callbacks, in the place where transformers keeps it."""
 HEADER = {
     "dataset_name": "datasets",
     "dataset": "datasets",
@@ -39,19 +39,19 @@ HEADER = {
     "tasks": "pipeline_tag",
     "dataset_args": "dataset_args",
 }
-"""What TRL's and transformers' cards are given, by its place in the header."""
+"""Arguments of TRL's and transformers' cards, and where they go in the header."""
 KNOWN = ("model_name", "tags", *HEADER)
 
 
 def save(policy: Policy, folder: Path) -> None:
-    """The model, or only the adapter where one is trained, with the tokenizer."""
+    """Write the model, or only the adapter if one is trained, with the tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     (save_adapter if adapted_names(policy.model) else save_policy)(policy, folder)
     require_loadable(policy.model, folder)
 
 
 def save_into_checkpoint(policy: Policy, checkpoint: Path) -> None:
-    """Make a checkpoint a folder that from_pretrained reads.  Raises RunError where it could not be read."""
+    """Make a checkpoint a folder that from_pretrained reads.  Raises RunError if it could not be read."""
     named = untied(policy.model)
     if adapted_names(policy.model):
         save_adapter(policy, checkpoint)
@@ -63,7 +63,7 @@ def save_into_checkpoint(policy: Policy, checkpoint: Path) -> None:
 
 
 def write_around_weights(policy: Policy, checkpoint: Path) -> None:
-    """Write what makes a checkpoint that has all weights a model's folder."""
+    """Add the other files of a model's folder to a checkpoint that has all weights."""
     model, weights = policy.model, checkpoint / "model.safetensors"
     if not weights.exists():
         os.link(checkpoint / "policy.safetensors", weights)
@@ -75,7 +75,7 @@ def write_around_weights(policy: Policy, checkpoint: Path) -> None:
 
 
 def link_checkpoint(run: Path, checkpoint: Path, num_updates: int) -> None:
-    """Have `checkpoint-N` lead to a checkpoint; links to others that are gone go too, folders of others stay."""
+    """Link `checkpoint-N` to a checkpoint, and remove links to deleted ones; folders of others stay."""
     link = run / f"checkpoint-{num_updates}"
     with writing(link, run):
         remove_dangling(run)
@@ -105,18 +105,18 @@ def prune(folder: Path, args: TrainingFields, best: str | None) -> None:
 
 
 def load_best(policy: Policy, path: Path) -> None:
-    """Have the policy's weights be those of a checkpoint."""
+    """Load a checkpoint's weights into the policy."""
     restore_module(policy.model, load_checkpoint(path).tensors["policy"])
 
 
 def write_state(state: TrainerState, folder: Path) -> None:
-    """Write what callbacks know of a run, as transformers' `TrainerState.load_from_json` reads it."""
+    """Write the state for transformers' `TrainerState.load_from_json`."""
     content = json.dumps(asdict(state), indent=2, sort_keys=True) + "\n"
     write_atomically(folder / STATE_FILE, content.encode())
 
 
 def saved_state(checkpoints: Path, step: int | None) -> TrainerState:
-    """What was known when a step was saved, None for the last; nothing where no file tells."""
+    """The state when a step was saved, None for the last step; a new one if it has no file."""
     steps = saved_steps(checkpoints)
     file = steps.get(step if step is not None else max(steps, default=0), checkpoints) / STATE_FILE
     if not file.is_file():
@@ -128,7 +128,7 @@ def saved_state(checkpoints: Path, step: int | None) -> TrainerState:
 
 
 def require_free(folder: Path, args: TrainingFields) -> None:
-    """Refuse the folder of another run, unless it may be deleted."""
+    """Refuse a folder that holds another run, unless it may be deleted."""
     if (folder / "config.yaml").is_file() and not args.overwrite_output_dir:
         raise UserError(
             f"output_dir = {folder}: there is a run in it already.  Continue it with resume_from_checkpoint=True, give"
@@ -144,11 +144,6 @@ class HubTarget:
     token: str | None
     revision: str | None
     private: bool | None
-
-
-def hub_name(folder: Path, args: TrainingFields) -> str:
-    """The name on the hub: hub_model_id, or that of the folder of the run."""
-    return args.hub_model_id or folder.resolve().name
 
 
 def push(folder: Path, target: HubTarget, message: str) -> str:

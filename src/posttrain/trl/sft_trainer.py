@@ -42,7 +42,7 @@ NOT_HERE = {
 
 
 class TokenRows(Sequence[dict[str, list[int]]]):
-    """The rows as tokens with labels, made when they are first asked for; a column by its name."""
+    """The rows as tokens with labels, made when they are first read; a column by its name."""
 
     column_names = (TOKENS, LABELS)
 
@@ -61,11 +61,11 @@ class TokenRows(Sequence[dict[str, list[int]]]):
     def __iter__(self) -> Iterator[dict[str, list[int]]]:
         return (self.row(example) for example in self.examples)
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, key: Any) -> Any:
         """A row, several rows, or a column."""
-        if isinstance(place, str):
-            return [self.row(example)[place] for example in self.examples]
-        found = self.examples[place]
+        if isinstance(key, str):
+            return [self.row(example)[key] for example in self.examples]
+        found = self.examples[key]
         return self.row(found) if isinstance(found, Example) else [self.row(each) for each in found]
 
     def row(self, example: Example) -> dict[str, list[int]]:
@@ -114,7 +114,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         )
         super().__init__(args, given)
         self._require_learned_parts()
-        self.tell()
+        self._finish_init()
 
     @property
     def train_dataset(self) -> Dataset | None:
@@ -124,8 +124,8 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             return given
         if self._shown is None:
             rows = self.train_rows()
-            whole = self.described(rows)[0].sft.loss_on == "all"
-            self._shown = TokenRows(lambda: self._examples(rows), learned_whole=whole)
+            learned_whole = self.described(rows)[0].sft.loss_on == "all"
+            self._shown = TokenRows(lambda: self._examples(rows), learned_whole=learned_whole)
         return self._shown
 
     @train_dataset.setter
@@ -138,20 +138,18 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         return self.rows(self.given_rows, "train_dataset")
 
     def recipe(self, rows: list[Row], length: RunLength) -> SftConfig:
-        """The run in our words."""
         return SftConfig(sft=self.options(rows, length), **self.sections(length))
 
     def options(self, rows: Sequence[Row], length: RunLength) -> SftOptions:
-        """How rows are learned."""
         args, longest = self.args, self.policy.max_positions
-        asked = args.max_seq_length or args.max_length
-        limit = min(asked or longest, longest)
+        given = args.max_seq_length or args.max_length
+        limit = min(given or longest, longest)
         return SftOptions(
             **adamw_options(args, self.model_options, length.updates),
             loss_on=learned_part(args, rows[0]),
             measure_entropy=True,
             max_length=limit,
-            long_rows="error" if asked is None else "cut",
+            long_rows="error" if given is None else "cut",
             rows_per_batch=args.rows_per_update,
             tokens_per_batch=NO_LIMIT,
             tokens_per_microbatch=max(2, args.per_device_train_batch_size * limit),
@@ -164,7 +162,6 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         return [each.unpacked() for each in source.trained]
 
     def _fit(self, config: SftConfig, rows: list[Row], start: Start) -> Run:
-        """The run by `train_sft`."""
         return train_sft(config, policy=self.policy, rows=rows, optimizer=self.own_optimizer, **start.how)
 
     def _measured(self, rows: list[Row]) -> Entry:
@@ -174,7 +171,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         return {"loss": measured.loss, "entropy": measured.entropy, "mean_token_accuracy": measured.accuracy}
 
     def _require_learned_parts(self) -> None:
-        """Refuse arguments that name a part which the rows do not have, as far as the first of them tell."""
+        """Refuse arguments that name a part which the first rows do not have."""
         given: Any = self.eval_dataset
         held_out = given.values() if isinstance(given, Mapping) else [given]
         for name, rows in (("train_dataset", self.given_rows), *(("eval_dataset", each) for each in held_out)):
@@ -207,10 +204,10 @@ def unread_masks(args: SFTConfig) -> set[str]:
 
 
 def require_parts(args: SFTConfig, row: Row, name: str) -> None:
-    """Refuse a loss on a part of rows that do not say which part that is: all of each would be learned."""
+    """Refuse a loss on a part of rows if the rows do not mark that part: all of each would be learned."""
     of_tokens = TOKENS in row and LABELS not in row
     text = "text" in row and "completion" not in row
-    asked = {
+    parts = {
         "completion_only_loss": (
             args.completion_only_loss is True,
             "completion_mask" not in row if of_tokens else TOKENS not in row and "completion" not in row,
@@ -222,7 +219,7 @@ def require_parts(args: SFTConfig, row: Row, name: str) -> None:
             "turns.  Give rows with `messages`",
         ),
     }
-    for field, (is_set, lacks, remedy) in asked.items():
+    for field, (is_set, lacks, remedy) in parts.items():
         if is_set and lacks:
             raise UserError(
                 f"SFTConfig: {field} = True, and {name} has rows of {', '.join(row)} without {remedy}, or leave"
@@ -236,7 +233,7 @@ def require_parts(args: SFTConfig, row: Row, name: str) -> None:
 
 
 def learned_part(args: SFTConfig, row: Row) -> Literal["assistant", "all"]:
-    """What of a row is learned: TRL learns completions without their prompts, and messages and text whole."""
+    """The learned part of a row: as in TRL, completions without their prompts, and all of messages and text."""
     if TOKENS in row:
         return "assistant"
     if "completion" in row:

@@ -25,7 +25,6 @@ from posttrain.trl.names_elsewhere import CheckedOverrides, overrides, require_c
 from posttrain.trl.saved_models import (
     HubTarget,
     card_text,
-    hub_name,
     push,
     remove_dangling,
     save,
@@ -40,26 +39,16 @@ Args = TypeVar("Args", bound=TrainingFields)
 
 
 class TrainerMethods(CheckedOverrides, Generic[Args]):
-    """The loaded model and the callbacks.  Where TRL would do something else, `notes` says so."""
+    """The loaded model and the callbacks.  `notes` lists what TRL would do differently."""
 
     settable = frozenset({"train_dataset", "eval_dataset"})
     not_called = frozenset(
-        {
-            "accelerator",
-            "create_model_card",
-            "get_eval_dataloader",
-            "get_train_dataloader",
-            "is_deepspeed_enabled",
-            "is_fsdp_enabled",
-            "is_model_parallel",
-            "save_metrics",
-            "save_state",
-        }
+        {"accelerator", "is_deepspeed_enabled", "is_fsdp_enabled", "is_model_parallel"}
+        | {"create_model_card", "get_eval_dataloader", "get_train_dataloader", "save_metrics", "save_state"}
     )
     is_deepspeed_enabled = is_fsdp_enabled = is_model_parallel = False
     """One process trains, on one device."""
     config_class: ClassVar[type[TrainingFields]]
-    """Of its arguments."""
     _tag_names: Sequence[str] = ()
     """Tags that a script's own trainer adds to a model card."""
 
@@ -85,12 +74,12 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         self.run: Run | None = None
         """The run that train() made: its folder and its summary."""
 
-    def tell(self) -> None:
-        """Print the notes, and tell the callbacks that the trainer is made."""
+    def _finish_init(self) -> None:
+        """Print the notes, and call `on_init_end` of the callbacks."""
         for note in self.notes:
             print(f"posttrain.trl: {note}", flush=True)
         self.made = True
-        self.events.tell("on_init_end")
+        self.events.call("on_init_end")
 
     @property
     def model(self) -> nn.Module:
@@ -99,28 +88,26 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     @cached_property
     def _shown_model(self) -> nn.Module:
-        """The same, made when it is asked for."""
         return shown_model(self.policy.model, self.loaded_model)
 
     @property
     def model_wrapped(self) -> nn.Module:
-        """The same: nothing wraps it."""
         return self.model
 
     @property
     def control(self) -> TrainerControl:
-        """What callbacks ask for."""
+        """What callbacks request."""
         return self.events.control
 
     @property
     def accelerator(self) -> OneProcess:
-        """What scripts ask accelerate of processes, answered for one."""
+        """The only process, with the attributes of accelerate that scripts read."""
         return OneProcess(self.policy.device)
 
     @property
     def hub_model_id(self) -> str:
-        """The name on the hub that `push_to_hub` uploads to, without an owner where none is given."""
-        return hub_name(self.folder, self.args)
+        """The name on the hub that `push_to_hub` uploads to: by default that of the folder."""
+        return self.args.hub_model_id or self.folder.resolve().name
 
     @property
     def state(self) -> TrainerState:
@@ -129,11 +116,11 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     @property
     def folder(self) -> Path:
-        """Of the run: output_dir."""
+        """The folder of the run: output_dir."""
         return Path(folder_of_run(self.args))
 
     def _begin_state(self, from_step: int | None, *, resume: bool) -> None:
-        """Have the state be that of the checkpoint a run goes on from, or that of a run which begins."""
+        """Take the state from the checkpoint that a run resumes, or begin with a new one."""
         checkpoints = self.folder / "checkpoints"
         require_numbers(self.args)
         for note in lines_about(self.args):  # a script may have changed the arguments since
@@ -143,27 +130,26 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         self.events.begin(saved_state(checkpoints, from_step) if resume else TrainerState())
 
     def is_world_process_zero(self) -> bool:
-        """Whether this is the process that writes: it is the only one."""
+        """True: there is one process."""
         return True
 
-    def is_local_process_zero(self) -> bool:
-        """Whether this is the process of this machine that writes: it is the only one."""
-        return True
+    is_local_process_zero = is_world_process_zero
 
     def get_num_trainable_parameters(self) -> int:
         """Parameters that training changes."""
         return sum(each.numel() for each in self.model.parameters() if each.requires_grad)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The rows in lots of a device's batch, in their order, to look at; training draws its own batches."""
+        """The rows in batches of a device, in order, for scripts to read; training draws its batches itself."""
         size = self.args.per_device_train_batch_size
         rows = rows_of_dataset(cast(Any, self).train_dataset, "train_dataset", most=size)
         return DataLoader(cast(Any, rows), batch_size=size, collate_fn=list)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """The same of the rows that are measured on; a name is that of one of several data sets."""
-        own, size = cast(Any, self).eval_dataset, self.args.per_device_eval_batch_size
-        given = own if eval_dataset is None else own[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
+        """The same for the evaluation rows; a name selects one of several data sets."""
+        given, size = cast(Any, self).eval_dataset, self.args.per_device_eval_batch_size
+        if eval_dataset is not None:
+            given = given[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
         rows = rows_of_dataset(given, "eval_dataset", most=size)
         return DataLoader(cast(Any, rows), batch_size=size, collate_fn=list)
 
@@ -192,7 +178,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, or only the adapter where one is trained, with the tokenizer, for from_pretrained.
 
-        A script's own version also writes the files of checkpoints, called with `_internal_call`, as in transformers.
+        A script's override also writes the files of checkpoints: as in transformers, `_internal_call` is then True.
         """
         self.write_model(Path(output_dir) if output_dir else self.folder)
 
@@ -252,19 +238,19 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         return push(folder, target, commit_message or "End of training")
 
     def add_callback(self, callback: Any) -> None:
-        """One callback more, an object or a class."""
+        """Add a callback, given as an object or a class."""
         self.events.add(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """One less, given as the object or by its class."""
+        """Remove a callback, given as the object or by its class."""
         self.events.remove(callback)
 
     def pop_callback(self, callback: Any) -> TrainerCallback:
-        """One less, returned."""
+        """Remove a callback and return it."""
         return self.events.remove(callback)
 
     def log(self, logs: Entry, start_time: float | None = None) -> None:
-        """Add an entry to `state.log_history` and tell the callbacks.  Training logs through it, also a script's own.
+        """Add an entry to `state.log_history` and call `on_log`.  Training calls a script's override.
 
         `start_time` is when training began, in seconds since 1970.
         """

@@ -1,8 +1,8 @@
-"""Configs of TRL as recipes of ours: the sections that all trainers share, and GRPOConfig and RLOOConfig whole."""
+"""Configs of TRL as recipes of ours: the sections that all trainers share, and all of GRPOConfig and RLOOConfig."""
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -38,19 +38,14 @@ TOKEN_WEIGHTS = {
     "luspo": "sum_over_sequence",
 }
 """What each loss_type with a clipped ratio divides by."""
-TRACKERS: Mapping[str, TrackerName] = {
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "trackio": "trackio",
-}
+TRACKERS: Mapping[str, TrackerName] = {name: name for name in get_args(TrackerName)}
 ALL_CHECKPOINTS = 1_000_000
 NO_LIMIT = 1_000_000_000
 """Tokens of a micro-batch until the longest prompt is known."""
 
 
 def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length: RunLength) -> Config:
-    """The run that the arguments describe, but for how many tokens a micro-batch has."""
+    """The run that the arguments describe, without the number of tokens of a micro-batch."""
     return Config(
         model=model,
         task=DatasetOptions(
@@ -79,7 +74,7 @@ def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length:
 
 
 def adamw_options(args: TrainingFields, model: ModelOptions, updates: int) -> dict[str, Any]:
-    """How weights are moved, as all kinds of training have it."""
+    """The options of AdamW, which all kinds of training share."""
     return {
         "learning_rate": args.learning_rate,
         "warmup_steps": warmup_updates(args, updates),
@@ -94,7 +89,7 @@ def adamw_options(args: TrainingFields, model: ModelOptions, updates: int) -> di
 
 def rollout_options(args: SampledFields, plan: BatchPlan) -> RolloutOptions:
     """How a step samples."""
-    assert args.max_completion_length is not None, "a number, as all fields are that must be"
+    assert args.max_completion_length is not None, "checked by require_numbers"
     top_p, top_k, min_p = args.top_p or 1.0, max(0, args.top_k or 0), args.min_p or 0.0
     return RolloutOptions(
         prompts_per_step=plan.prompts_per_step,
@@ -152,7 +147,7 @@ def grpo_section(args: GRPOConfig) -> dict[str, object]:
 
 
 def rloo_section(args: SampledFields) -> dict[str, object]:
-    """TRL's RLOO: the ratio of a whole completion is clipped, and a KL is taken off its reward."""
+    """TRL's RLOO: the ratio of a completion is clipped, and a KL is subtracted from its reward."""
     assert isinstance(args, RLOOConfig)
     section: dict[str, object] = {
         "name": "rloo",
@@ -170,7 +165,7 @@ def rloo_section(args: SampledFields) -> dict[str, object]:
 
 
 def reward_range(args: RLOOConfig) -> list[float] | None:
-    """The least and the most that a sum of rewards counts."""
+    """The bounds of a sum of rewards."""
     given = args.reward_clip_range
     if given is None:
         return None
@@ -192,7 +187,7 @@ def zero_deviation_of(args: GRPOConfig) -> ZeroDeviation:
 
 
 def scale_of(args: GRPOConfig) -> str:
-    """scale_rewards by its names; True and False are what they once were."""
+    """scale_rewards by its names; True and False are those of older versions."""
     scale = args.scale_rewards
     return ("none", "group")[scale] if isinstance(scale, bool) else str(scale)
 
@@ -202,7 +197,7 @@ LEVELS = {"token": "token", "sequence": "sequence_mean"}
 
 
 def ratio_level_notes(args: SampledFields) -> list[str]:
-    """What TRL warns of, too: ratios of sequences whose tokens are then added up, and the reverse."""
+    """TRL's warnings: ratios of sequences whose tokens are then added up, and the reverse."""
     if not isinstance(args, GRPOConfig):
         return []
     level, loss = args.importance_sampling_level, args.loss_type
@@ -215,13 +210,13 @@ def ratio_level_notes(args: SampledFields) -> list[str]:
 
 
 def require_one_of(args: TrainingFields, name: str, value: object, known: tuple[str, ...]) -> None:
-    """Refuse a value that is not one of the known ones."""
+    """Refuse a value that is not known."""
     if value not in known:
         raise UserError(f"{type(args).__name__}: {name} = {value!r}: use {', '.join(known[:-1])} or {known[-1]}.")
 
 
 def require_strategies(args: TrainingFields, *, measures: bool) -> None:
-    """Refuse a strategy that does not exist, or that has nothing to measure."""
+    """Refuse a strategy that does not exist, or that needs evaluations where there are none."""
     require_one_of(args, "save_strategy", args.save_strategy, ("no", "steps", "epoch", "best"))
     for name in ("logging_strategy", "eval_strategy"):
         require_one_of(args, name, vars(args)[name], ("no", "steps", "epoch"))
@@ -230,12 +225,12 @@ def require_strategies(args: TrainingFields, *, measures: bool) -> None:
             f"{type(args).__name__}: eval_strategy = {args.eval_strategy!r}, and the trainer has no eval_dataset.  Give"
             " it one, or leave eval_strategy out."
         )
-    asks_for_best = "load_best_model_at_end = True" if args.load_best_model_at_end else "save_strategy = best"
+    best = "load_best_model_at_end = True" if args.load_best_model_at_end else "save_strategy = best"
     if args.eval_strategy == "no" and (args.load_best_model_at_end or args.save_strategy == "best"):
-        raise UserError(f"{type(args).__name__}: {asks_for_best}, and nothing is measured: give eval_strategy as well.")
+        raise UserError(f"{type(args).__name__}: {best}, and nothing is measured: give eval_strategy as well.")
     if args.save_strategy == "no" and args.load_best_model_at_end:
         raise UserError(
-            f"{type(args).__name__}: {asks_for_best} with save_strategy = no: what is not saved cannot be loaded.  Use"
+            f"{type(args).__name__}: {best} with save_strategy = no: what is not saved cannot be loaded.  Use"
             " save_strategy = best."
         )
     if args.save_strategy == "best" and args.metric_for_best_model is None:
@@ -257,19 +252,19 @@ def warmup_updates(args: TrainingFields, updates: int) -> int:
 
 
 def schedule_of(args: TrainingFields) -> Literal["constant", "linear", "cosine"]:
-    """The schedule by our name."""
+    """The schedule, by our name."""
     require_one_of(args, "lr_scheduler_type", args.lr_scheduler_type, tuple(SCHEDULES))
     return SCHEDULES[args.lr_scheduler_type]
 
 
 def reference_options(args: SampledFields, length: RunLength) -> ReferenceOptions:
-    """How often the reference is taken from the policy again."""
+    """How often the reference becomes a copy of the policy."""
     if not args.sync_ref_model:
         return ReferenceOptions()
     if args.ref_model_mixup_alpha != 1.0:
         raise UserError(
             f"{type(args).__name__}: ref_model_mixup_alpha = {args.ref_model_mixup_alpha} with sync_ref_model: a"
-            " reference is taken from the policy whole; use 1.0."
+            " reference becomes a copy of the policy; use 1.0."
         )
     if not args.beta:
         raise UserError(
@@ -282,7 +277,7 @@ def checkpoint_options(args: TrainingFields, length: RunLength) -> CheckpointOpt
     """When checkpoints are saved, and which are kept."""
     every = {
         "no": 0,
-        "best": 0,  # the evaluation that finds it asks for it
+        "best": 0,  # an evaluation that finds it requests it
         "steps": length.steps_in(args.save_steps),
         "epoch": length.steps_in(length.updates_per_epoch),
     }[args.save_strategy]
@@ -292,7 +287,7 @@ def checkpoint_options(args: TrainingFields, length: RunLength) -> CheckpointOpt
 
 
 def run_options(args: TrainingFields, num_steps: int) -> RunOptions:
-    """Where the run is kept and how long it goes on."""
+    """The folder and the length of the run."""
     return RunOptions(
         folder=folder_of_run(args),
         overwrite=args.overwrite_output_dir,

@@ -138,7 +138,7 @@ class TrlParser(HfArgumentParser):
 
         script_args, args, model_args = TrlParser((ScriptArguments, GRPOConfig, ModelConfig)).parse_args_and_config()
 
-    The file is a mapping of fields; what stands under `env` becomes the environment.
+    The file is a mapping of fields; its `env` becomes the environment.
     """
 
     def __init__(self, dataclass_types: type | Iterable[type] = (), **given: Any) -> None:
@@ -160,11 +160,11 @@ class TrlParser(HfArgumentParser):
         line = list(sys.argv[1:] if args is None else args)
         unknown: dict[str, object] = {}
         if "--config" in line:
-            place = line.index("--config")
-            if place + 1 == len(line):
+            index = line.index("--config")
+            if index + 1 == len(line):
                 raise UserError("TrlParser: the flag `config` is last; name a YAML file after it.")
-            file = Path(line[place + 1])
-            del line[place : place + 2]
+            file = Path(line[index + 1])
+            del line[index : index + 2]
             unknown = self._take_defaults(config_of_file(file))
             if unknown and fail_with_unknown_args and not return_remaining_strings:
                 name = next(iter(unknown))
@@ -178,7 +178,7 @@ class TrlParser(HfArgumentParser):
         return (*made[:-1], [part for name, value in unknown.items() for part in (f"--{name}", str(value))] + made[-1])
 
     def _take_defaults(self, config: Mapping[str, object]) -> dict[str, object]:
-        """Have fields be what the file says unless a flag says otherwise; returns what is no field's."""
+        """Make the file's values the defaults of flags; returns those that are not fields."""
         actions: dict[str, Action] = {action.dest: action for action in self._actions}
         for name in config.keys() & actions.keys():
             actions[name].default, actions[name].required = config[name], False
