@@ -44,8 +44,8 @@ def table(config: type[CheckedFields], names: list[str]) -> str:
 def row(name: str, rule: Rule, default: object) -> str:
     """A field, its default, and what becomes of it."""
     options = ", ".join(f"`{each.strip()}`" for each in rule.ours.split(",") if each.strip())
-    numbers = "" if rule.numbers is None else str(rule.numbers)
-    says = "; ".join(part for part in (options, rule.says.rstrip("."), numbers) if part)
+    values = "" if rule.values is None else str(rule.values)
+    says = "; ".join(part for part in (options, rule.says.rstrip("."), values) if part)
     cells = (f"`{name}`", f"`{default!r}`", str(rule.treatment), says.replace("|", "\\|"))
     return f"| {' | '.join(cells)} |\n"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from posttrain.errors import UserError
@@ -36,14 +36,18 @@ def numbers(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @Kind
 def test_a_job_that_is_started_again_goes_on_to_the_bit_and_its_log_too(kind: str, model: str, tmp_path: Path) -> None:
-    whole = trainer(kind, model, tmp_path / "whole", save_steps=1)
+    args = {"save_steps": 1, "save_total_limit": 2}
+    whole = trainer(kind, model, tmp_path / "whole", **args)
     whole.train()
+    folder = tmp_path / "parts"
     with pytest.raises(KeyboardInterrupt):
-        trainer(kind, model, tmp_path / "parts", save_steps=1, callbacks=[Killed()]).train()
-    last = get_last_checkpoint(str(tmp_path / "parts"))
-    assert last == str(tmp_path / "parts" / "checkpoint-2")
-    parts = trainer(kind, model, tmp_path / "parts", save_steps=1)
-    parts.train(resume_from_checkpoint=last)
+        trainer(kind, model, folder, **args, callbacks=[Killed()]).train()
+    last = get_last_checkpoint(str(folder))
+    assert last == str(folder / "checkpoint-2")
+    assert AutoTokenizer.from_pretrained(last).get_vocab() == whole.processing_class.get_vocab()
+    parts = trainer(kind, model, folder, **args)
+    parts.train({"grpo": True, "dpo": str(folder / "checkpoints" / "step-000002")}.get(kind, last))
+    assert {path.name for path in folder.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4"}, "others are pruned"
     assert all(map(torch.equal, weights(whole), weights(parts)))
     for ours, theirs in zip(numbers(parts.state.log_history[:4]), numbers(whole.state.log_history[:4]), strict=True):
         assert ours == theirs

@@ -6,16 +6,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     MixtralConfig,
     MixtralForCausalLM,
-    TrainerCallback,
     TrainingArguments,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 from posttrain.trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from tests.support.runs import save_tiny_model
@@ -36,52 +32,6 @@ def length(completions: list[str], **columns: Any) -> list[float]:
 
 def grpo(model: Any, folder: Path, *, given: Any = None, **args: Any) -> GRPOTrainer:
     return GRPOTrainer(model, length, GRPOConfig(str(folder), **{**SHORT, **args}), PROMPTS, **(given or {}))
-
-
-class Killed(TrainerCallback):
-    """Ends a job from outside after a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        if state.global_step == self.step:
-            raise KeyboardInterrupt
-
-
-def restarted(model: str, folder: Path, **given: Any) -> GRPOTrainer:
-    """A job as production scripts write it: the same script every time, which goes on from the last checkpoint."""
-    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-    made = grpo(model, folder, max_steps=4, save_steps=1, save_total_limit=2, learning_rate=1e-3, given=given)
-    made.train(resume_from_checkpoint=last)
-    return made
-
-
-def test_a_job_that_is_started_again_goes_on_from_the_last_checkpoint_to_the_bit(model: str, tmp_path: Path) -> None:
-    whole = restarted(model, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        restarted(model, tmp_path / "parts", callbacks=[Killed(2)])
-    last = tmp_path / "parts" / "checkpoint-2"
-    assert get_last_checkpoint(str(tmp_path / "parts")) == str(last)
-    kept = AutoModelForCausalLM.from_pretrained(last)
-    assert AutoTokenizer.from_pretrained(last).get_vocab() == whole.processing_class.get_vocab()
-    parts = restarted(model, tmp_path / "parts")
-    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True))
-    assert any(not torch.equal(a, b) for a, b in zip(kept.parameters(), parts.model.parameters(), strict=True))
-    names = sorted(path.name for path in (tmp_path / "parts").glob("checkpoint-*"))
-    assert names == ["checkpoint-3", "checkpoint-4"], "links to pruned checkpoints are gone"
-    final = AutoModelForCausalLM.from_pretrained(tmp_path / "parts" / "checkpoint-4")
-    assert all(torch.equal(a, b) for a, b in zip(final.parameters(), parts.model.parameters(), strict=True))
-
-
-def test_a_checkpoint_of_an_adapter_is_one_that_peft_loads(model: str, tmp_path: Path) -> None:
-    args = SFTConfig(str(tmp_path / "run"), max_steps=1, learning_rate=0.1)
-    config = LoraConfig(r=2, target_modules=["q_proj"])
-    made = SFTTrainer(model, args, train_dataset=PAIRS, peft_config=config)
-    made.train()
-    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), tmp_path / "run" / "checkpoint-1")
-    ids = torch.tensor([[1, 2, 3]])
-    torch.testing.assert_close(loaded(ids).logits, made.model(ids).logits)
 
 
 class Hub:

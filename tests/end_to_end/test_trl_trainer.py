@@ -260,18 +260,6 @@ def test_the_schedule_of_the_arguments_scales_the_rates_of_an_optimisers_groups(
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.1])  # linear: half is left
 
 
-def test_a_run_that_is_resumed_ends_as_if_it_had_never_stopped(model: str, tmp_path: Path) -> None:
-    whole = trainer(model, tmp_path / "whole", max_steps=2, save_steps=1)
-    whole.train()
-    given = {"callbacks": [Seen(stop_after=1)]}
-    trainer(model, tmp_path / "parts", max_steps=2, given=given).train()
-    for folder, asked in (("parts", True), ("whole", str(tmp_path / "whole" / "checkpoints" / "step-000001"))):
-        made = trainer(model, tmp_path / folder, max_steps=2, save_steps=1 if folder == "whole" else 500)
-        made.train(resume_from_checkpoint=asked)
-        assert made.state.global_step == 2
-        assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), made.model.parameters(), strict=True))
-
-
 def test_a_saved_model_is_a_folder_that_transformers_reads(model: str, tmp_path: Path) -> None:
     made = trainer(model, tmp_path / "run", max_steps=1)
     made.train()

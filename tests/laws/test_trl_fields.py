@@ -18,7 +18,7 @@ from posttrain.trl.configs.checked_fields import (
     default_values,
     lines_about,
     mappings,
-    require_numbers,
+    require_values,
 )
 from posttrain.trl.configs.field_rules import Treatment
 from posttrain.trl.configs.training_fields import OTHER_ADAMW
@@ -97,7 +97,7 @@ def test_what_public_scripts_set_is_accepted_with_its_line_or_refused_by_name(
     config: Any, name: str, value: Any, says: str
 ) -> None:
     args = config(**{name: value})
-    require_numbers(args)
+    require_values(args)
     if says.startswith("!"):
         with pytest.raises(UserError, match=f"{config.__name__}: {name}") as caught:
             list(lines_about(args))
@@ -114,7 +114,7 @@ def test_a_field_that_a_script_adds_in_a_subclass_is_its_own() -> None:
         benchmarks: str = "none"
 
     args: Any = Args(benchmarks="all", max_steps=3)
-    require_numbers(args)
+    require_values(args)
     assert (list(lines_about(args)), args.benchmarks) == ([], "all")
 
 

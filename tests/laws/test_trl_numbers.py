@@ -13,7 +13,7 @@ from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
 from posttrain.trl import GRPOConfig, ModelConfig, SFTConfig
 from posttrain.trl.configs.batch_arithmetic import RunLength, batch_plan
-from posttrain.trl.configs.checked_fields import CheckedFields, require_numbers
+from posttrain.trl.configs.checked_fields import CheckedFields, require_values
 from posttrain.trl.configs.field_rules import Treatment
 from posttrain.trl.configs.recipe import rl_config
 
@@ -91,10 +91,10 @@ def test_a_number_is_one_that_the_field_may_be_or_is_refused_by_its_name(config:
     for value in PROBES:
         given = [value] if name == "reward_weights" and value is not None else value
         if repr(value) in allowed:
-            require_numbers(config(**{name: given}))
+            require_values(config(**{name: given}))
         else:
             with pytest.raises(UserError, match=rf"^{config.__name__}: {name} = .*: use a (whole )?number"):
-                require_numbers(config(**{name: given}))
+                require_values(config(**{name: given}))
 
 
 BESIDE: dict[str, dict[str, Any]] = {

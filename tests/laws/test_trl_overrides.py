@@ -79,7 +79,10 @@ def test_mixins_patches_and_attributes_of_a_trainer_are_refused_too(
     with pytest.raises(AttributeError, match=r"GRPOTrainer\.ref_model is not here\."):
         print(made.ref_model)
     assert not hasattr(made, "_metrics")
-    made.args.optim = "lion_8bit"
+    made.args.lr_scheduler_type = "polynomial"
+    with pytest.raises(UserError, match="GRPOConfig: lr_scheduler_type = 'polynomial': use linear"):
+        made.train()
+    made.args.lr_scheduler_type, made.args.optim = "linear", "lion_8bit"
     with pytest.raises(UserError, match="GRPOConfig: optim = 'lion_8bit': AdamW of torch is the optimiser here"):
         made.train()
     monkeypatch.setattr(GRPOTrainer, "training_step", print, raising=False)

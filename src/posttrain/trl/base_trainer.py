@@ -20,7 +20,7 @@ from posttrain.runs.reports import Run, StepReport
 from posttrain.training.optimizer import OwnOptimizer, new_optimizer
 from posttrain.trl.callback_watcher import CallbackWatcher, RunRates
 from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
-from posttrain.trl.configs.checked_fields import errors_by_field
+from posttrain.trl.configs.checked_fields import errors_by_field, require_values
 from posttrain.trl.configs.recipe import (
     adamw_options,
     checkpoint_options,
@@ -72,7 +72,12 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
     """What to give if rows are missing."""
     logged: ClassVar[Sequence[str]] = ("loss", "grad_norm", "learning_rate", "num_tokens")
     """Our metrics that a step logs, under the same names as in TRL."""
-    only_default: ClassVar[Mapping[str, str]] = {}
+    only_default: ClassVar[Mapping[str, str]] = {
+        "data_collator": "rows are made into tokens in one way",
+        "compute_metrics": "an evaluation has TRL's metrics",
+        "preprocess_logits_for_metrics": "an evaluation has TRL's metrics",
+        "optimizer_cls_and_kwargs": "give the optimiser itself in `optimizers`",
+    }
     """Arguments of TRL's trainer that accept only their default, with the reason."""
 
     def __init__(self, args: Args | None, given: Given) -> None:
@@ -131,6 +136,7 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
 
     def described(self, rows: list[Row] | None = None) -> tuple[Any, RunLength, list[Row]]:
         """The run in our words, how long it is, and its rows: those of train_dataset unless some are given."""
+        require_values(self.args)  # a script may have changed some since the trainer was made
         rows = self.train_rows() if rows is None else rows
         length = self.length(len(rows))
         return self.recipe(rows, length), length, rows

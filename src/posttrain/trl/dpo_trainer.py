@@ -2,37 +2,31 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase
 
 from posttrain.algorithms.preference_losses import OfPairs
 from posttrain.config import DpoConfig
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import trains_adapter_alone
+from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.dataset import DatasetOptions
 from posttrain.options.dpo import DpoOptions
+from posttrain.options.pairs import PairOptions
 from posttrain.records import Preference
 from posttrain.runs.reports import Run
+from posttrain.tasks.preferences.preference_set import GivenPairs, preference_set
 from posttrain.training.dpo.dpo_run import train_dpo
 from posttrain.training.dpo.dpo_state import pair_objective
 from posttrain.training.dpo.pair_update import MeasuredPairs, logprobs_without_gradient, said_lengths
 from posttrain.training.reference import Reference, UncopiedPolicy, reference_of, require_same_vocabulary
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
-    from transformers import BitsAndBytesConfig
-from typing import TypeVar
-
-from posttrain.models.conversation_masks import Masking
-from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.dataset import DatasetOptions
-from posttrain.options.pairs import PairOptions
-from posttrain.tasks.preferences.preference_set import GivenPairs, preference_set
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
 from posttrain.trl.configs.recipe import adamw_options
@@ -42,24 +36,19 @@ from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import move_to
 from posttrain.trl.trainer_methods import Dataset, Row
 
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+
 PairArgs = TypeVar("PairArgs", bound=TrainingFields)
 READ = ("prompt", "chosen", "rejected", "tools", "margin")
 """Columns of a row that are read; TRL reads no weights and no ties."""
-MEASURED = "the metrics are those that TRL logs of pairs"
-NOT_HERE = {
-    "data_collator": "pairs are made into tokens in one way",
-    "compute_metrics": MEASURED,
-    "preprocess_logits_for_metrics": MEASURED,
-    "optimizer_cls_and_kwargs": "give the optimiser itself in `optimizers`",
-}
-"""Arguments of TRL's trainers of which only the default is possible, with why."""
 
 
 class PairTrainer(BaseTrainer[PairArgs]):
     """A trainer on pairs of answers."""
 
     wanted = "give rows with `chosen` and `rejected`"
-    only_default = NOT_HERE
 
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
         """The rows with the columns that are read.  Raises UserError where some would say what is not heeded."""
@@ -133,7 +122,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         compute_metrics: None = None,
         callbacks: list[Any] | None = None,
         optimizers: Optimizers = (None, None),
-        quantization_config: "BitsAndBytesConfig | None" = None,
+        quantization_config: BitsAndBytesConfig | None = None,
         peft_config: "LoraConfig | None" = None,
         **not_here: object,
     ) -> None:

@@ -3,37 +3,30 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase
 
 from posttrain.config import Config
-from posttrain.generation.engine import Engine
+from posttrain.errors import UserError
+from posttrain.generation.engine import Engine, sample_groups
+from posttrain.generation.request import Request
+from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
+from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
+from posttrain.runs.clock import Clock
 from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_inputs import require_same_inputs
 from posttrain.runs.trackers.tracker import require_trackers
+from posttrain.tasks.dataset import DatasetTask
 from posttrain.training.caller.caller_inputs import inputs_of
 from posttrain.training.caller.caller_objects import CallerObjects
+from posttrain.training.collector import CollectedStep
 from posttrain.training.rl import Beginning, make_ready, to_the_end, train_session
 from posttrain.training.session import Session, open_session
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
-    from transformers import BitsAndBytesConfig
-
-import torch
-
-from posttrain.errors import UserError
-from posttrain.generation.engine import sample_groups
-from posttrain.generation.request import Request
-from posttrain.generation.streams import StreamKey
-from posttrain.models.rendering import renderer_of
-from posttrain.runs.clock import Clock
-from posttrain.tasks.dataset import DatasetTask
-from posttrain.training.collector import CollectedStep
 from posttrain.training.update import Observations, micro_loss, token_totals
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
 from posttrain.trl.configs.batch_arithmetic import BatchPlan, RunLength, batch_plan
@@ -43,12 +36,8 @@ from posttrain.trl.log_entries import Entry, Logged, Trained, logged_by, sampled
 from posttrain.trl.reward_texts import one_for_each, reward_functions
 from posttrain.trl.trainer_methods import Dataset, Row
 
-NOT_HERE = {
-    "tools": "completions call no tools here",
-    "rollout_func": "completions are sampled by the engine; posttrain.train takes one of yours",
-    "environment_factory": "a completion is one turn here; give a reward function",
-}
-"""Arguments of TRL's trainers of which only the default is possible, with why."""
+if TYPE_CHECKING:
+    from peft import LoraConfig
 RewardGiven = Callable[..., object] | str | nn.Module
 """A function, a reward model, or the folder or name of one."""
 SampledArgs = TypeVar("SampledArgs", bound=SampledFields)
@@ -63,7 +52,11 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
     by_reward = True
     wanted = "give rows, each with a `prompt`"
     loss_remedy = "Write the loss as a LossTerm in an algorithm for posttrain.train."
-    only_default = NOT_HERE
+    only_default: ClassVar[Mapping[str, str]] = {
+        "tools": "completions call no tools here",
+        "rollout_func": "completions are sampled by the engine; posttrain.train takes one of yours",
+        "environment_factory": "a completion is one turn here; give a reward function",
+    }
 
     def __init__(
         self,
@@ -76,7 +69,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase | None] | None = None,
         callbacks: list[Any] | None = None,
         optimizers: Optimizers = (None, None),
-        quantization_config: "BitsAndBytesConfig | None" = None,
+        quantization_config: BitsAndBytesConfig | None = None,
         peft_config: "LoraConfig | None" = None,
         **not_here: object,
     ) -> None:

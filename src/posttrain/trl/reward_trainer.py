@@ -8,15 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from posttrain.algorithms.bradley_terry import bradley_terry, centring
 from posttrain.config import RewardModelConfig
 from posttrain.errors import UserError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_layers import peft_layers
-from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
-from posttrain.models.classifiers.score_head import TextScorer, new_scorer
+from posttrain.models.classifiers.saved_classifier import (
+    TextReading,
+    empty_classifier,
+    require_classifier,
+    save_classifier,
+)
+from posttrain.models.classifiers.score_head import ScoreHead, TextScorer, new_scorer
 from posttrain.models.exports.saved_weights import require_loadable
 from posttrain.models.loading.hub import hub_folder
 from posttrain.models.policy import without_wrapper
@@ -30,14 +41,6 @@ from posttrain.tasks.rows import MEMORY, BadRows, rows_of
 from posttrain.training.reward_model.pair_scores import pair_scores
 from posttrain.training.reward_model.reward_run import train_reward_model
 from posttrain.training.reward_model.reward_state import HEAD
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
-    from transformers import BitsAndBytesConfig
-from transformers import AutoModelForCausalLM
-
-from posttrain.models.classifiers.saved_classifier import empty_classifier
-from posttrain.models.classifiers.score_head import ScoreHead
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
 from posttrain.trl.configs.checked_fields import mapping_of
@@ -46,6 +49,10 @@ from posttrain.trl.dpo_trainer import PairTrainer
 from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import is_peft_model, revision_of
 from posttrain.trl.trainer_methods import Dataset, Row
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
 
 MERGED = (
     "save_model, push_to_hub and checkpoints write the reward model with its adapter merged, as a classifier."
@@ -74,7 +81,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         optimizers: Optimizers = (None, None),
         optimizer_cls_and_kwargs: None = None,
         preprocess_logits_for_metrics: None = None,
-        quantization_config: "BitsAndBytesConfig | None" = None,
+        quantization_config: BitsAndBytesConfig | None = None,
         peft_config: "LoraConfig | None" = None,
         **not_here: object,
     ) -> None:

@@ -1,11 +1,12 @@
 """SFTTrainer: TRL's constructor and methods over `posttrain.train_sft`."""
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase
 
 from posttrain.config import SftConfig
 from posttrain.errors import UserError
@@ -15,15 +16,7 @@ from posttrain.runs.reports import Run
 from posttrain.training.sft.learned_rows import GivenRows, RowExamples
 from posttrain.training.sft.sft_run import example_source, train_sft
 from posttrain.training.sft.supervised import held_out_loss
-from posttrain.training.sft.token_rows import LABELS, MASKS, TOKENS
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
-    from transformers import BitsAndBytesConfig
-from collections.abc import Iterator
-from functools import cached_property
-
-from posttrain.training.sft.token_rows import NOT_LEARNED
+from posttrain.training.sft.token_rows import LABELS, MASKS, NOT_LEARNED, TOKENS
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength
 from posttrain.trl.configs.recipe import NO_LIMIT, adamw_options
@@ -31,14 +24,8 @@ from posttrain.trl.configs.row_configs import SFTConfig
 from posttrain.trl.log_entries import Entry
 from posttrain.trl.trainer_methods import Dataset, Row
 
-NOT_HERE = {
-    "data_collator": "rows are made into tokens in one way",
-    "compute_loss_func": "the loss is -log π of what is learned",
-    "compute_metrics": "the loss on held-out rows is what is measured",
-    "optimizer_cls_and_kwargs": "give the optimiser itself in `optimizers`",
-    "preprocess_logits_for_metrics": "the loss on held-out rows is what is measured",
-}
-"""Arguments of TRL's trainer of which only the default is possible, with why."""
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 
 class TokenRows(Sequence[dict[str, list[int]]]):
@@ -78,7 +65,11 @@ class TokenRows(Sequence[dict[str, list[int]]]):
 class SFTTrainer(BaseTrainer[SFTConfig]):
     """Trains a model on rows, called as TRL's class of that name; the loop is that of `posttrain.train_sft`."""
 
-    config_class, only_default = SFTConfig, NOT_HERE
+    config_class = SFTConfig
+    only_default: ClassVar[Mapping[str, str]] = {
+        **BaseTrainer.only_default,
+        "compute_loss_func": "the loss is -log π of what is learned",
+    }
     logged = (*BaseTrainer.logged, "entropy", "mean_token_accuracy")
     given_rows: Dataset | None
     """`train_dataset` as it was given."""
@@ -94,7 +85,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: list[Any] | None = None,
         optimizers: Optimizers = (None, None),
-        quantization_config: "BitsAndBytesConfig | None" = None,
+        quantization_config: BitsAndBytesConfig | None = None,
         peft_config: "LoraConfig | None" = None,
         formatting_func: Callable[[Row], str] | None = None,
         **not_here: object,

@@ -15,7 +15,7 @@ from posttrain.errors import UserError
 from posttrain.runs.files import write_atomically
 from posttrain.runs.reports import Run
 from posttrain.trl.callback_watcher import Events, made_callback
-from posttrain.trl.configs.checked_fields import config_from, errors_by_field, lines_about, require_numbers
+from posttrain.trl.configs.checked_fields import config_from, errors_by_field, lines_about, require_values
 from posttrain.trl.configs.one_process import OneProcess
 from posttrain.trl.configs.recipe import folder_of_run
 from posttrain.trl.configs.training_fields import TrainingFields
@@ -56,7 +56,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         require_called(type(self))  # a class may have been patched since it was made
         args, self.notes = config_from(args, cast(type[Args], self.config_class))
         self.args = args
-        require_numbers(args)
+        require_values(args)
         self.notes += lines_about(args)
         with errors_by_field(args):
             made = loaded(source, args)
@@ -122,8 +122,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
     def _begin_state(self, from_step: int | None, *, resume: bool) -> None:
         """Take the state from the checkpoint that a run resumes, or begin with a new one."""
         checkpoints = self.folder / "checkpoints"
-        require_numbers(self.args)
-        for note in lines_about(self.args):  # a script may have changed the arguments since
+        for note in lines_about(self.args):  # a script may have changed some since the trainer was made
             if note not in self.notes:
                 print(f"posttrain.trl: {note}", flush=True)
         remove_dangling(self.folder)

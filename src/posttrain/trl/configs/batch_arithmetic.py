@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from posttrain.errors import UserError
-from posttrain.trl.configs.checked_fields import require_numbers
+from posttrain.trl.configs.checked_fields import require_values
 from posttrain.trl.configs.sampled_configs import SampledFields
 from posttrain.trl.configs.training_fields import TrainingFields
 
@@ -54,9 +54,9 @@ class BatchPlan:
 
 def batch_plan(args: SampledFields) -> BatchPlan:
     """The step that these arguments describe.  Raises UserError if no step of complete groups fits."""
-    require_numbers(args)
+    require_values(args)
     group, accumulation, passes = args.num_generations, args.gradient_accumulation_steps, args.num_iterations
-    assert group is not None, "checked by require_numbers"
+    assert group is not None, "checked by require_values"
     per_generation, notes = micro_steps_of_generation(args), list[str]()
     chunks_per_update, rest = divmod(accumulation, per_generation * passes)
     spans = rest == 0  # an update spans one or more whole generation batches

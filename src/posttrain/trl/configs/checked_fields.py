@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
-from posttrain.trl.configs.field_rules import Rule, Rules, Treatment, rules_of
+from posttrain.trl.configs.field_rules import Numbers, Rule, Rules, Treatment, rules_of
 
 
 class CheckedFields:
@@ -72,13 +72,15 @@ def mapping_of(config: CheckedFields, name: str) -> dict[str, Any]:
     return dict(value or {})
 
 
-def require_numbers(config: CheckedFields) -> None:
-    """Refuse a number that a field cannot be."""
+def require_values(config: CheckedFields) -> None:
+    """Refuse a number, or a choice, that a field cannot be."""
     for name, rule in config.field_rules.items():
-        value = vars(config)[name]
-        for each in value if isinstance(value, list | tuple) else [value]:
-            if rule.numbers is not None and not rule.numbers.allow(each):
-                raise UserError(f"{type(config).__name__}: {name} = {each!r:.40}: use {rule.numbers}.")
+        value, values = vars(config)[name], rule.values
+        if values is None:
+            continue
+        for each in value if isinstance(values, Numbers) and isinstance(value, list | tuple) else [value]:
+            if not values.allow(each):
+                raise UserError(f"{type(config).__name__}: {name} = {each!r:.40}: use {values}.")
 
 
 def lines_about(config: CheckedFields) -> Iterator[str]:

@@ -82,6 +82,27 @@ def interval(least: float, *, above: bool = False) -> Numbers:
     return Numbers(least=least, above=above, integer_from_one=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The texts that a field may be."""
+
+    known: tuple[str, ...]
+    flags: bool = False
+    """Whether True and False are allowed, as in older versions."""
+
+    def allow(self, value: object) -> bool:
+        """Whether a field may have this value."""
+        return value in self.known or (self.flags and isinstance(value, bool))
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.known[:-1])} or {self.known[-1]}"
+
+
+def one_of(*known: str, flags: bool = False) -> Choices:
+    """One of these texts."""
+    return Choices(known, flags)
+
+
 class Treatment(StrEnum):
     """What a field of TRL's is here."""
 
@@ -112,8 +133,8 @@ class Rule:
     """What becomes of each key of a field that is a mapping, treated as a field."""
     detail: Callable[[Any], str] | None = None
     """Ends the line about a field with numbers of the config."""
-    numbers: Numbers | None = None
-    """The numbers that the field may be, or each of its list; None for a field of another type."""
+    values: Numbers | Choices | None = None
+    """What the field may be, or each of its list; None for any value of its type."""
 
 
 def supported(ours: str, says: str = "") -> Rule:
@@ -153,9 +174,9 @@ def rules_of(config: type) -> Rules:
         for name, hint in get_annotations(kind).items():
             parts = getattr(hint, "__metadata__", ())
             for rule in (each for each in parts if isinstance(each, Rule)):
-                numbers = next((each for each in parts if isinstance(each, Numbers)), None)
-                if numbers is not None and NoneType in get_args(get_args(hint)[0]):
-                    numbers = replace(numbers, or_none=not numbers.required)
+                values = next((each for each in parts if isinstance(each, Numbers | Choices)), None)
+                if isinstance(values, Numbers) and NoneType in get_args(get_args(hint)[0]):
+                    values = replace(values, or_none=not values.required)
                 ours = re.sub(r"(^| )\.", rf"\1{section}.", rule.ours).replace("{rows}", rows)
-                found[name] = replace(rule, ours=ours, says=rule.says.replace("{rows}", rows), numbers=numbers)
+                found[name] = replace(rule, ours=ours, says=rule.says.replace("{rows}", rows), values=values)
     return found

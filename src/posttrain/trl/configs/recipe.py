@@ -24,12 +24,6 @@ from posttrain.trl.configs.training_fields import TrainingFields
 
 DEVIATION_EPSILON = 1e-4
 """What TRL adds to a deviation before it divides by it, in units of reward."""
-SCHEDULES: Mapping[str, Literal["constant", "linear", "cosine"]] = {
-    "linear": "linear",
-    "cosine": "cosine",
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-}
 TOKEN_WEIGHTS = {
     "grpo": "mean_over_sequences",
     "bnpo": "mean_over_tokens",
@@ -78,7 +72,7 @@ def adamw_options(args: TrainingFields, model: ModelOptions, updates: int) -> di
     return {
         "learning_rate": args.learning_rate,
         "warmup_steps": warmup_updates(args, updates),
-        "schedule": schedule_of(args),
+        "schedule": args.lr_scheduler_type.removesuffix("_with_warmup"),
         "weight_decay": args.weight_decay,
         "decay_adapter": args.weight_decay > 0 and model.adapter is not None,
         "beta1": args.adam_beta1,
@@ -89,7 +83,7 @@ def adamw_options(args: TrainingFields, model: ModelOptions, updates: int) -> di
 
 def rollout_options(args: SampledFields, plan: BatchPlan) -> RolloutOptions:
     """How a step samples."""
-    assert args.max_completion_length is not None, "checked by require_numbers"
+    assert args.max_completion_length is not None, "checked by require_values"
     top_p, top_k, min_p = args.top_p or 1.0, max(0, args.top_k or 0), args.min_p or 0.0
     return RolloutOptions(
         prompts_per_step=plan.prompts_per_step,
@@ -105,14 +99,9 @@ def rollout_options(args: SampledFields, plan: BatchPlan) -> RolloutOptions:
 
 def grpo_section(args: GRPOConfig) -> dict[str, object]:
     """TRL's loss as an algorithm of ours and its options."""
-    scale = scale_of(args)
-    require_one_of(args, "scale_rewards", scale, ("group", "batch", "none"))
-    require_one_of(args, "importance_sampling_level", args.importance_sampling_level, ("token", "sequence"))
-    require_one_of(args, "loss_type", args.loss_type, (*TOKEN_WEIGHTS, "cispo"))
+    scale, together = scale_of(args), args.multi_objective_aggregation
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     section: dict[str, object] = {"ratio_level": LEVELS[args.importance_sampling_level]}
-    together = args.multi_objective_aggregation
-    require_one_of(args, "multi_objective_aggregation", together, ("sum_then_normalize", "normalize_then_sum"))
     if together == "normalize_then_sum":  # which standardises whatever scale_rewards says
         section |= {"reward_aggregation": together, "deviation": "sample", "deviation_epsilon": DEVIATION_EPSILON}
     elif scale == "none":
@@ -209,17 +198,8 @@ def ratio_level_notes(args: SampledFields) -> list[str]:
     return []
 
 
-def require_one_of(args: TrainingFields, name: str, value: object, known: tuple[str, ...]) -> None:
-    """Refuse a value that is not known."""
-    if value not in known:
-        raise UserError(f"{type(args).__name__}: {name} = {value!r}: use {', '.join(known[:-1])} or {known[-1]}.")
-
-
 def require_strategies(args: TrainingFields, *, measures: bool) -> None:
-    """Refuse a strategy that does not exist, or that needs evaluations where there are none."""
-    require_one_of(args, "save_strategy", args.save_strategy, ("no", "steps", "epoch", "best"))
-    for name in ("logging_strategy", "eval_strategy"):
-        require_one_of(args, name, vars(args)[name], ("no", "steps", "epoch"))
+    """Refuse a strategy that needs evaluations where there are none."""
     if args.eval_strategy != "no" and not measures:
         raise UserError(
             f"{type(args).__name__}: eval_strategy = {args.eval_strategy!r}, and the trainer has no eval_dataset.  Give"
@@ -249,12 +229,6 @@ def warmup_updates(args: TrainingFields, updates: int) -> int:
     """Updates of the warm-up: their number, or a share of all."""
     given = args.warmup_ratio if args.warmup_ratio is not None and not args.warmup_steps else args.warmup_steps
     return math.ceil(updates * given) if given < 1 else int(given)
-
-
-def schedule_of(args: TrainingFields) -> Literal["constant", "linear", "cosine"]:
-    """The schedule, by our name."""
-    require_one_of(args, "lr_scheduler_type", args.lr_scheduler_type, tuple(SCHEDULES))
-    return SCHEDULES[args.lr_scheduler_type]
 
 
 def reference_options(args: SampledFields, length: RunLength) -> ReferenceOptions:

@@ -9,6 +9,7 @@ from posttrain.trl.configs.field_rules import (
     at_least,
     between,
     idle,
+    one_of,
     refused,
     renamed,
     supported,
@@ -131,15 +132,21 @@ class GRPOConfig(SampledFields):
     vespo_lambda_pos: Annotated[float, NOT_SOFT] = 3.0
     vespo_k_neg: Annotated[float, NOT_SOFT] = 3.0
     vespo_lambda_neg: Annotated[float, NOT_SOFT] = 2.0
-    importance_sampling_level: Annotated[str, supported("algorithm.ratio_level", "token and sequence")] = "token"
+    importance_sampling_level: Annotated[str, one_of("token", "sequence"), supported("algorithm.ratio_level")] = "token"
     multi_objective_aggregation: Annotated[
-        str, supported("algorithm.reward_aggregation", "normalize_then_sum ignores scale_rewards, as in TRL")
+        str,
+        one_of("sum_then_normalize", "normalize_then_sum"),
+        supported("algorithm.reward_aggregation", "normalize_then_sum ignores scale_rewards, as in TRL"),
     ] = "sum_then_normalize"
     scale_rewards: Annotated[
-        TextOrFlag, supported("algorithm.deviation, algorithm.deviation_over", "group, batch and none, with 1e-4 added")
+        TextOrFlag,
+        one_of("group", "batch", "none", flags=True),
+        supported("algorithm.deviation, algorithm.deviation_over", "with 1e-4 added"),
     ] = "group"
     loss_type: Annotated[
-        str, supported("algorithm.name, algorithm.token_weights", "dapo, grpo, bnpo, dr_grpo, luspo and cispo")
+        str,
+        one_of("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo"),
+        supported("algorithm.name, algorithm.token_weights"),
     ] = "dapo"
     top_entropy_quantile: Annotated[float, refused("every token counts; leave it out.")] = 1.0
     entropy_coef: Annotated[float, refused(NO_ENTROPY)] = 0.0

@@ -13,13 +13,12 @@ from transformers import HfArgumentParser
 
 from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
-from posttrain.trl.configs.checked_fields import CheckedFields, lines_about, require_numbers
+from posttrain.trl.configs.checked_fields import CheckedFields, lines_about, require_values
 from posttrain.trl.configs.field_rules import above, between, refused, renamed, supported, whole
 
 if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import BitsAndBytesConfig
-
 
 TargetModules = list[str] | None | str  # in the order that HfArgumentParser can read
 
@@ -64,7 +63,7 @@ class ModelConfig(CheckedFields):
             raise UserError("ModelConfig: load_in_8bit and load_in_4bit: weights are held in one of them; use 4 bits.")
         if isinstance(self.lora_target_modules, list) and len(self.lora_target_modules) == 1:
             self.lora_target_modules = self.lora_target_modules[0]  # "all-linear" on a command line
-        require_numbers(self)
+        require_values(self)
         for line in lines_about(self):
             print(f"posttrain.trl: {line}", flush=True)
 

@@ -10,6 +10,7 @@ from posttrain.trl.configs.field_rules import (
     between,
     idle,
     interval,
+    one_of,
     refused,
     renamed,
     supported,
@@ -36,6 +37,7 @@ OTHER_ADAMW = (
 """AdamW under other names: they change how the same update is computed, or how its moments are stored."""
 AS_ADAMW = "is read as AdamW of torch, with moments in float32: 8 bytes a weight."
 BATCHES = supported("rollout.prompts_per_step", "see the table of batches")
+STRATEGY = one_of("no", "steps", "epoch")
 ONE_PROCESS = idle("one process trains here, on one device.")
 ALONE = ONE_PROCESS.says + "  Leave it out."
 FITS = ONE_PROCESS.says + "  Leave it out; posttrain plan says what fits."
@@ -70,9 +72,9 @@ class TrainingFields(ArgumentMethods, CheckedFields):
         int, whole(-1), supported("run.num_steps", "in updates, rounded up to whole steps; 0 and -1: num_train_epochs")
     ] = -1
     learning_rate: Annotated[float, above(0), supported(".learning_rate", "as given, with an adapter too")] = 1e-06
-    lr_scheduler_type: Annotated[str, supported(".schedule", "linear, cosine, constant and constant_with_warmup")] = (
-        "linear"
-    )
+    lr_scheduler_type: Annotated[
+        str, one_of("linear", "cosine", "constant", "constant_with_warmup"), supported(".schedule")
+    ] = "linear"
     lr_scheduler_kwargs: Annotated[
         JsonMapping, refused("the schedules here take no arguments; give a scheduler in `optimizers`.", {})
     ] = None
@@ -131,7 +133,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     auto_find_batch_size: Annotated[bool, refused("set per_device_train_batch_size, which changes no gradient.")] = (
         False
     )
-    logging_strategy: Annotated[str, supported("", "steps, epoch, no: when `state.log_history` grows")] = "steps"
+    logging_strategy: Annotated[str, STRATEGY, supported("", "when `state.log_history` grows")] = "steps"
     logging_steps: Annotated[
         float,
         interval(0, above=True),
@@ -152,7 +154,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     trackio_space_id: Annotated[str | None, TRACKED_HERE] = None
     trackio_bucket_id: Annotated[str | None, TRACKED_HERE] = None
     trackio_static_space_id: Annotated[TextOrFlag, TRACKED_HERE] = None
-    eval_strategy: Annotated[str, supported("", "no, steps and epoch: when there is an evaluation")] = "no"
+    eval_strategy: Annotated[str, STRATEGY, supported("", "when there is an evaluation")] = "no"
     eval_steps: Annotated[
         float | None, interval(0), supported("", "in updates; 0 and None, the default, are logging_steps")
     ] = None
@@ -171,7 +173,9 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     batch_eval_metrics: Annotated[bool, OTHER_METRICS] = False
     save_only_model: Annotated[bool, idle("a checkpoint is complete; save_total_limit=1 keeps one.")] = False
     save_strategy: Annotated[
-        str, supported("checkpoint.every_steps", "steps, epoch, best and no; the last step is always saved")
+        str,
+        one_of("no", "steps", "epoch", "best"),
+        supported("checkpoint.every_steps", "of evaluations so far the best; the last step is always saved"),
     ] = "steps"
     save_steps: Annotated[
         float, interval(0), supported("checkpoint.every_steps", "in updates, below 1 a share of all; 0: only the last")
