@@ -80,7 +80,7 @@ PUBLIC: list[tuple[Any, str, Any, str]] = [
     *((each, "debug", value, "") for each in (GRPOConfig, SFTConfig) for value in (None, [], [""])),
     (SFTConfig, "packing", True, "rows are not joined, and padding costs nothing here.  An update learns 8 rows"),
     (SFTConfig, "eval_packing", True, "rows are not joined"),
-    (SFTConfig, "activation_offloading", True, "gradient_checkpointing=True saves memory too"),
+    (SFTConfig, "activation_offloading", True, "use gradient_checkpointing=True"),
     (SFTConfig, "dataset_kwargs", {"skip_prepare_dataset": True}, "rows with `input_ids` are learned as they are"),
     (SFTConfig, "dataset_kwargs", {"add_special_tokens": False}, "opening tokens once"),
     (SFTConfig, "dataset_kwargs", {"append_concat_token": False}, "rows are not joined"),

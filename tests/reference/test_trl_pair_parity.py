@@ -156,7 +156,7 @@ def outcome(name: str) -> Outcome:
         )
         trained.begin_rows()
         if trainer.reference is None:
-            trainer._ask_first_policy()
+            trainer._keep_first_policy()
         for step in (1, 2):
             metrics = trained.learn(step, 2)
             logs.append(logged(trainer, StepReport(step=step, metrics=metrics, pairs=trained.learned)))
