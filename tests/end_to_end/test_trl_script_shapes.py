@@ -10,9 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser
 
 from posttrain.trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, SFTConfig, SFTTrainer, TrlParser
 from tests.support.runs import save_tiny_model
+from tests.support.trl_trainers import ANSWERS, PROMPTS, length
 
-PROMPTS = [{"prompt": f"{number} + 1 ="} for number in range(1, 9)]
-PAIRS = [{"prompt": f"{number} + 1 =", "completion": f" {number + 1}"} for number in range(1, 9)]
 SHORT = {"max_completion_length": 4, "num_generations": 2, "per_device_train_batch_size": 4}
 
 
@@ -21,13 +20,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
 
 
-def length(completions: list[str], **columns: Any) -> list[float]:
-    return [float(len(text)) for text in completions]
-
-
 def trainer_of(model: Any, args: GRPOConfig | SFTConfig, **given: Any) -> GRPOTrainer | SFTTrainer:
     if isinstance(args, SFTConfig):
-        return SFTTrainer(model, args, train_dataset=PAIRS, **given)
+        return SFTTrainer(model, args, train_dataset=ANSWERS, **given)
     return GRPOTrainer(model, length, args, PROMPTS, **given)
 
 

@@ -15,19 +15,14 @@ from transformers import (
 
 from posttrain.trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from tests.support.runs import save_tiny_model
+from tests.support.trl_trainers import ANSWERS, PROMPTS, length
 
-PROMPTS = [{"prompt": f"{number} + 1 ="} for number in range(1, 9)]
-PAIRS = [{"prompt": f"{number} + 1 =", "completion": f" {number + 1}"} for number in range(1, 9)]
 SHORT: dict[str, Any] = {"max_completion_length": 4, "num_generations": 2, "per_device_train_batch_size": 4}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
-
-
-def length(completions: list[str], **columns: Any) -> list[float]:
-    return [float(len(text)) for text in completions]
 
 
 def grpo(model: Any, folder: Path, *, given: Any = None, **args: Any) -> GRPOTrainer:
@@ -79,7 +74,7 @@ def test_training_arguments_of_transformers_become_a_config(model: str, tmp_path
     given = TrainingArguments(
         output_dir=str(tmp_path / "run"), use_cpu=True, max_steps=1, per_device_train_batch_size=4
     )
-    made = SFTTrainer(model, given, train_dataset=PAIRS)  # type: ignore[arg-type]
+    made = SFTTrainer(model, given, train_dataset=ANSWERS)  # type: ignore[arg-type]
     assert type(made.args) is SFTConfig
     assert made.args.learning_rate == TrainingArguments.learning_rate, "transformers' default, as in TRL"
     assert (made.args.max_length, made.args.use_cpu, made.args.logging_steps) == (1024, True, 500)
@@ -115,7 +110,7 @@ def test_arguments_and_accelerator_answer_for_one_process(
 
 
 def test_rows_show_their_labels(model: str, tmp_path: Path) -> None:
-    made = SFTTrainer(model, SFTConfig(str(tmp_path)), train_dataset=PAIRS)
+    made = SFTTrainer(model, SFTConfig(str(tmp_path)), train_dataset=ANSWERS)
     rows: Any = made.train_dataset
     row, tokenizer = rows[0], made.processing_class
     asked, stop = tokenizer.encode("1 + 1 =", add_special_tokens=False), tokenizer.eos_token_id

@@ -18,6 +18,7 @@ from posttrain.options.adapter import is_adapter_folder
 from posttrain.trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quantization_config
 from tests.support.reward_models import reward_folder
 from tests.support.runs import metrics_of, save_tiny_model
+from tests.support.trl_trainers import length
 
 ROWS = [{"prompt": f"{number} + {number} =", "answer": str(2 * number)} for number in range(1, 9)]
 CHAT = [{"prompt": [{"role": "user", "content": "Say something."}]}] * 4
@@ -34,10 +35,6 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
-
-
-def length(completions: list[str], **columns: Any) -> list[float]:
-    return [float(len(text)) for text in completions]
 
 
 def of_even_rows(answer: list[str], completions: list[str], **columns: Any) -> list[float | None]:

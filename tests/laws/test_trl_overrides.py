@@ -13,6 +13,7 @@ from posttrain.errors import UserError
 from posttrain.trl import DPOTrainer, GRPOConfig, GRPOTrainer, SFTTrainer
 from posttrain.trl.names_elsewhere import NAMES, TRAINER_NAMES, not_here
 from tests.support.runs import save_tiny_model
+from tests.support.trl_trainers import PROMPTS, length
 
 SMALL: dict[str, Any] = {
     "max_completion_length": 4,
@@ -21,15 +22,10 @@ SMALL: dict[str, Any] = {
     "max_steps": 2,
     "logging_steps": 1,
 }
-PROMPTS = [{"prompt": f"{number} + 1 ="} for number in range(1, 9)]
 HONOURED = {"create_optimizer", "create_optimizer_and_scheduler", "create_scheduler", "evaluate", "log", "save_model"}
 HONOURED |= {"add_callback", "is_world_process_zero", "log_metrics", "pop_callback", "push_to_hub", "remove_callback"}
 HONOURED |= {"is_local_process_zero", "train", "get_num_trainable_parameters"}
 """Methods that training calls, or that a script alone calls, as in TRL."""
-
-
-def length(completions: list[str], **columns: Any) -> list[float]:
-    return [float(len(text)) for text in completions]
 
 
 @pytest.fixture(scope="module")
