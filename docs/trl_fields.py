@@ -15,12 +15,14 @@ CONFIGS: tuple[type[CheckedFields], ...] = (GRPOConfig, SFTConfig, DPOConfig, Re
 HEAD = """# TRL's fields
 
 What becomes of every field of TRL 1.16's configs in [`posttrain.trl`](../guides/trl.md), and of names that TRL has
-dropped and scripts still use.  **supported**: it sets the options named, or does what is said.  **renamed**: an old
-name, read as the new one, with a line that says so.  **nothing to set**: what it tunes does not exist here and changes
-no number; another value than the default is told in a line.  **refused**: another value than the default is an error,
-which says what stands here.  Of a number it is said which ones a field may be; others are refused by its name.
+dropped and scripts still use.
 
-This page is generated from the rules that the configs are checked by.
+- **supported**: it sets the options in the last column, or does what that column says.
+- **renamed**: an old name, read as the new one, with a line that says so.
+- **nothing to set**: what it tunes does not exist here and changes no number.  Any value but the default prints a line.
+- **refused**: any value but the default is an error that names the alternative.
+
+The last column also says which values a field may have.  This page is generated from the rules that check the configs.
 """
 
 
