@@ -76,7 +76,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
         str, one_of("linear", "cosine", "constant", "constant_with_warmup"), supported(".schedule")
     ] = "linear"
     lr_scheduler_kwargs: Annotated[
-        JsonMapping, refused("the schedules here take no arguments; give a scheduler in `optimizers`.", {})
+        JsonMapping, refused("schedules take no arguments here; give a scheduler in `optimizers`.", {})
     ] = None
     warmup_steps: Annotated[
         float, at_least(0), supported(".warmup_steps", "below 1 a share of all updates; the first rate is lr/w, not 0")
@@ -91,7 +91,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
             reads=dict.fromkeys(OTHER_ADAMW, AS_ADAMW),
         ),
     ] = "adamw_torch_fused"
-    optim_args: Annotated[str | None, refused("AdamW takes no others here; give an optimiser in `optimizers`.")] = None
+    optim_args: Annotated[str | None, refused("optimisers take no arguments here; give one in `optimizers`.")] = None
     weight_decay: Annotated[
         float, at_least(0), supported(".weight_decay", "on matrices; of an adapter on A and B, towards the base model")
     ] = 0.0
@@ -130,9 +130,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     use_cache: Annotated[bool, idle("sampling has a key/value cache of its own, training none.")] = False
     neftune_noise_alpha: Annotated[float | None, refused("no noise is added to embeddings here; leave it out.")] = None
     torch_empty_cache_steps: Annotated[int | None, idle("memory is released after each micro-batch.")] = None
-    auto_find_batch_size: Annotated[bool, refused("set per_device_train_batch_size, which changes no gradient.")] = (
-        False
-    )
+    auto_find_batch_size: Annotated[bool, refused("set per_device_train_batch_size to what fits in memory.")] = False
     logging_strategy: Annotated[str, STRATEGY, supported("", "when `state.log_history` grows")] = "steps"
     logging_steps: Annotated[
         float,
@@ -175,7 +173,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     save_strategy: Annotated[
         str,
         one_of("no", "steps", "epoch", "best"),
-        supported("checkpoint.every_steps", "of evaluations so far the best; the last step is always saved"),
+        supported("checkpoint.every_steps", "best: the best evaluation so far; the last step is always saved"),
     ] = "steps"
     save_steps: Annotated[
         float, interval(0), supported("checkpoint.every_steps", "in updates, below 1 a share of all; 0: only the last")
