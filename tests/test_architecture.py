@@ -49,8 +49,8 @@ ENTRY_POINTS = {
     "posttrain.course.one_group.grpo_step",
     "posttrain.trl.grpo_trainer.__init__",
     "posttrain.trl.sft_trainer.__init__",
-    "posttrain.trl.pairs.dpo_trainer.__init__",
-    "posttrain.trl.pairs.reward_trainer.__init__",
+    "posttrain.trl.dpo_trainer.__init__",
+    "posttrain.trl.reward_trainer.__init__",
 }
 """Functions that people call with keywords of their choice, and that may therefore take more than six arguments."""
 ROWS_OF_THE_TABLE = {

@@ -21,7 +21,7 @@ KEPT_FOR_THE_PROCESS = {
 }
 OF_A_PROCESS_OF_ITS_OWN = {
     "posttrain.sandbox.inside.replay": "the program's own process, which starts itself anew with a seed",
-    "posttrain.trl.fields.script_arguments": "a script's own process: its file sets variables, as TRL's does",
+    "posttrain.trl.configs.script_arguments": "a script's own process: its file sets variables, as TRL's does",
 }
 CHANGES = {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"}
 CHANGES |= {"setdefault", "update"}

@@ -1,34 +1,19 @@
-"""Writes src/posttrain/trl/surface/trainer_names.py: the names that TRL's and transformers' trainers have.
+"""Writes src/posttrain/trl/trainer_names.json: the names that TRL's and transformers' trainers have.
 
 python benchmarks/trl/trainer_names.py            writes it, and says which names are new or gone
-python benchmarks/trl/trainer_names.py --check    compares alone, and fails where they differ
+python benchmarks/trl/trainer_names.py --check    only compares, and fails if they differ
 """
 
 import json
-import runpy
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from _vs_trl_environment import trl_python
 
 HERE = Path(__file__).parent
-MODULE = HERE.parents[1] / "src" / "posttrain" / "trl" / "surface" / "trainer_names.py"
-HEAD = '''"""Methods and attributes of the trainers of TRL {trl} over transformers {transformers}; "Trainer" is for all.
-
-Generated: `python benchmarks/trl/trainer_names.py` writes this file, and `make trl-parity` compares it.
-"""
-
-from collections.abc import Mapping
-
-TEXTS = {{
-'''
-TAIL = """}
-
-NAMES: Mapping[str, frozenset[str]] = {trainer: frozenset(text.split()) for trainer, text in TEXTS.items()}
-"""
+FILE = HERE.parents[1] / "src" / "posttrain" / "trl" / "trainer_names.json"
 
 
 def found_names() -> dict[str, list[str]]:
@@ -39,29 +24,22 @@ def found_names() -> dict[str, list[str]]:
     return found
 
 
-def module_text(found: Mapping[str, Sequence[str]], made_by: Mapping[str, str]) -> str:
-    """The file."""
-    parts = [HEAD.format(**made_by)]
-    for trainer, names in found.items():
-        lines = textwrap.wrap(" ".join(names), width=112, initial_indent=" " * 4, subsequent_indent=" " * 4)
-        parts.append("\n".join([f'    "{trainer}": """', *lines, '    """,\n']))
-    return "".join(parts) + TAIL
-
-
 def main() -> int:
-    """Compare, and write unless it is only asked."""
+    """Compare, and write the file unless `--check` is given."""
     found = found_names()
-    made_by: Mapping[str, str] = found.pop("made by")  # type: ignore[assignment]
-    apart, there = 0, runpy.run_path(str(MODULE)).get("NAMES", {}) if MODULE.is_file() else {}
+    made_by = found.pop("made by")
+    stored = json.loads(FILE.read_bytes()) if FILE.is_file() else {}
+    num_changed = 0
     for trainer, names in found.items():
-        written = there.get(trainer, frozenset())
+        written = set(" ".join(stored.get(trainer, [])).split())
         for name in sorted(written ^ set(names)):
             print(f"{trainer}.{name} is {'new' if name in names else 'gone'}")
-            apart += 1
-    print(f"{sum(map(len, found.values()))} names of trainers, {apart} of them not as written")
+            num_changed += 1
+    print(f"{sum(map(len, found.values()))} names of trainers, {num_changed} of them not as written")
     if "--check" not in sys.argv:
-        MODULE.write_text(module_text(found, made_by), encoding="utf-8")
-    return int(apart > 0 and "--check" in sys.argv)
+        lines = {trainer: textwrap.wrap(" ".join(names), width=112) for trainer, names in found.items()}
+        FILE.write_text(json.dumps({"made by": made_by, **lines}, indent=1) + "\n", encoding="utf-8")
+    return int(num_changed > 0 and "--check" in sys.argv)
 
 
 if __name__ == "__main__":

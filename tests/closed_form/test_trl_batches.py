@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.errors import UserError
 from posttrain.trl import GRPOConfig
-from posttrain.trl.batch_arithmetic import batch_plan
+from posttrain.trl.configs.batch_arithmetic import batch_plan
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "trl.md").read_text(encoding="utf-8")
 ROWS = [
@@ -82,20 +81,3 @@ def test_an_epoch_asks_every_prompt_about_once_however_groups_are_kept_whole(giv
 def test_a_batch_smaller_than_a_group_is_rounded_up_and_that_is_said() -> None:
     plan = batch_plan(GRPOConfig(per_device_train_batch_size=1, num_generations=2))
     assert plan.notes == ("1 completions are not a whole number of groups of 2: a step has 2, those of 1 prompt.",)
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"steps_per_generation": 4, "gradient_accumulation_steps": 3}, "begin in one generation batch"),
-        ({"steps_per_generation": 1, "gradient_accumulation_steps": 2, "num_iterations": 3}, "begin in one generation"),
-        ({"steps_per_generation": 2, "generation_batch_size": 16}, "say the same in two ways"),
-        ({"generation_batch_size": 12}, "Use 16"),
-        ({"num_generations": 1}, "GRPOConfig: num_generations = 1: use a whole number >= 2"),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps = 0: use a whole number >= 1"),
-        ({"steps_per_generation": 0}, "steps_per_generation = 0: use a whole number >= 1 or None"),
-    ],
-)
-def test_what_makes_no_step_of_whole_groups_is_refused(given: dict[str, int], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        batch_plan(GRPOConfig(**given))

@@ -8,11 +8,10 @@ import pytest
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.config import Config
-from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
 from posttrain.trl import GRPOConfig
-from posttrain.trl.as_config import RunLength, rl_config
-from posttrain.trl.batch_arithmetic import batch_plan
+from posttrain.trl.configs.batch_arithmetic import RunLength, batch_plan
+from posttrain.trl.configs.recipe import rl_config
 
 KL = {"algorithm.kl.coefficient": 0.04, "algorithm.kl.estimator": "k3", "algorithm.kl.importance": "token"}
 
@@ -177,25 +176,3 @@ def test_a_field_sets_what_the_table_says(given: dict[str, Any], expected: dict[
     moved = [path for path, value in others.items() if at(config, path) != value and path not in expected]
     assert moved == [], "and nothing else"
     build_algorithm(config.algorithm)
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type = 'polynomial': use linear, cosine, constant or"),
-        ({"multi_objective_aggregation": "sum"}, "use sum_then_normalize or normalize_then_sum"),
-        ({"report_to": "all"}, "report_to = 'all': use none, or name some of tensorboard, wandb, mlflow, trackio"),
-        ({"loss_type": "sapo"}, "loss_type = 'sapo': use grpo, bnpo, dapo, dr_grpo, luspo or cispo"),
-        ({"loss_type": "cispo"}, "epsilon_high = 0.2 with loss_type = cispo"),
-        ({"scale_rewards": "std"}, "scale_rewards = 'std': use group, batch or none"),
-        ({"importance_sampling_level": "word"}, "use token or sequence"),
-        ({"sync_ref_model": True, "beta": 0.1}, "ref_model_mixup_alpha = 0.6 with sync_ref_model"),
-        ({"sync_ref_model": True, "ref_model_mixup_alpha": 1.0}, "sync_ref_model = True with beta = 0"),
-        ({"max_completion_length": None}, "max_completion_length = None: use a whole number >= 1"),
-        ({"delta": 1.1}, r"GRPOConfig: delta = 1.1: it bounds the ratio beyond 1 \+ epsilon_high = 1.2"),
-        ({"delta": 4.0, "loss_type": "cispo", "epsilon_high": 5.0}, "delta = 4.0 with loss_type = cispo"),
-    ],
-)
-def test_a_value_that_there_is_no_such_thing_for_is_refused(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        config_of(**given)

@@ -8,7 +8,6 @@ import pytest
 from transformers import HfArgumentParser
 
 from posttrain import trl
-from posttrain.errors import UserError
 from posttrain.trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser
 
 STORED = json.loads((Path(__file__).parents[1] / "data" / "trl_fields.json").read_text(encoding="utf-8"))
@@ -48,36 +47,6 @@ def test_what_is_no_field_comes_back_where_that_is_asked_for(tmp_path: Path) -> 
     assert rest == ["--max_step", "3", "--more", "x"]
     made = TrlParser(PARTS).parse_args_and_config(line[:2], fail_with_unknown_args=False)
     assert made[1].max_steps == -1
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("max_step: 3", "there is no field 'max_step'.  Did you mean `max_steps`"),
-        ("- 1", "a list; write a mapping"),
-        ("a: [", "not YAML"),
-        ("env: 3", "env = 3; write a mapping"),
-    ],
-)
-def test_a_file_that_says_nothing_sound_is_told(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        TrlParser(PARTS).parse_args_and_config(["--config", config(tmp_path, text)])
-
-
-def test_a_file_that_is_not_there_and_a_field_of_that_name_are_told(tmp_path: Path) -> None:
-    from dataclasses import dataclass
-
-    @dataclass
-    class Other:
-        config: str = ""
-
-    with pytest.raises(UserError, match="there is no such file"):
-        TrlParser(PARTS).parse_args_and_config(["--config", str(tmp_path / "none.yaml")])
-    with pytest.raises(UserError, match="name a YAML file after it"):
-        TrlParser(PARTS).parse_args_and_config(["--config"])
-    given: Any = Other
-    with pytest.raises(UserError, match="Other has a field `config`"):
-        TrlParser(given)
 
 
 @pytest.mark.parametrize("parser", [HfArgumentParser, TrlParser])

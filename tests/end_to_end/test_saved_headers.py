@@ -14,8 +14,7 @@ from posttrain.models.classifiers.heads import ValueHead
 from posttrain.models.policy import Policy
 from posttrain.training.actor_critic.critic_folder import save_critic
 from posttrain.trl import RewardConfig, RewardTrainer
-from posttrain.trl.saved_models import save
-from posttrain.trl.surface.checkpoint_folders import write_model
+from posttrain.trl.saved_models import save, save_into_checkpoint
 from tests.support.families import family_policy
 from tests.support.runs import save_tiny_model
 
@@ -30,7 +29,7 @@ def checkpoint(policy: Policy, folder: Path) -> None:
     folder.mkdir()
     policy.model.save_pretrained(folder)
     (folder / "model.safetensors").rename(folder / "policy.safetensors")
-    write_model(policy, folder)
+    save_into_checkpoint(policy, folder)
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,10 @@ from transformers import (
     TrainerState,
 )
 
-from posttrain.errors import UserError
 from posttrain.models.loading import devices
 from posttrain.runs.manifest import saved_steps
 from posttrain.trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
-from posttrain.trl.best_model import prune
+from posttrain.trl.saved_models import prune
 from tests.support.runs import save_tiny_model
 
 ROWS = [{"prompt": f"{number} + {number} =", "kind": "train"} for number in range(1, 9)]
@@ -129,24 +128,6 @@ def test_a_supervised_run_keeps_the_weights_of_its_lowest_loss(model: str, tmp_p
     best = min(losses, key=lambda step: losses[step])
     assert (made.state.best_global_step, made.state.best_metric) == (best, losses[best])
     assert made.evaluate()["eval_loss"] == pytest.approx(losses[best])
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        ({"eval_strategy": "no", "load_best_model_at_end": True}, "load_best_model_at_end = True, and nothing is meas"),
-        ({"save_strategy": "no", "load_best_model_at_end": True}, "what is not saved cannot be loaded"),
-        ({"save_strategy": "best", "metric_for_best_model": None}, "save_strategy = best: best by which metric"),
-        ({"save_strategy": "best", "eval_strategy": "no"}, "save_strategy = best, and nothing is measured"),
-        ({"save_strategy": "worst"}, "save_strategy = 'worst': use no, steps, epoch or best"),
-        ({"logging_steps": 0}, "logging_steps = 0: use a number > 0"),
-    ],
-)
-def test_a_best_that_could_not_be_found_is_told_when_the_trainer_is_made(
-    model: str, tmp_path: Path, args: Any, says: str
-) -> None:
-    with pytest.raises(UserError, match=says):
-        trainer(model, tmp_path / "run", **args)
 
 
 def test_training_twice_goes_on_from_the_weights_where_the_first_run_may_be_deleted(

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from posttrain.errors import UserError
 from tests.support.model_folders import cached
 from tests.support.runs import save_tiny_model
-from tests.support.trl_trainers import KINDS, PAIRS, Kind, length, trainer, weights
+from tests.support.trl_trainers import KINDS, PAIRS, Kind, trainer, weights
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +36,18 @@ def numbers(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @Kind
 def test_a_job_that_is_started_again_goes_on_to_the_bit_and_its_log_too(kind: str, model: str, tmp_path: Path) -> None:
-    whole = trainer(kind, model, tmp_path / "whole", save_steps=1)
+    args = {"save_steps": 1, "save_total_limit": 2}
+    whole = trainer(kind, model, tmp_path / "whole", **args)
     whole.train()
+    folder = tmp_path / "parts"
     with pytest.raises(KeyboardInterrupt):
-        trainer(kind, model, tmp_path / "parts", save_steps=1, callbacks=[Killed()]).train()
-    last = get_last_checkpoint(str(tmp_path / "parts"))
-    assert last == str(tmp_path / "parts" / "checkpoint-2")
-    parts = trainer(kind, model, tmp_path / "parts", save_steps=1)
-    parts.train(resume_from_checkpoint=last)
+        trainer(kind, model, folder, **args, callbacks=[Killed()]).train()
+    last = get_last_checkpoint(str(folder))
+    assert last == str(folder / "checkpoint-2")
+    assert AutoTokenizer.from_pretrained(last).get_vocab() == whole.processing_class.get_vocab()
+    parts = trainer(kind, model, folder, **args)
+    parts.train({"grpo": True, "dpo": str(folder / "checkpoints" / "step-000002")}.get(kind, last))
+    assert {path.name for path in folder.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4"}, "others are pruned"
     assert all(map(torch.equal, weights(whole), weights(parts)))
     for ours, theirs in zip(numbers(parts.state.log_history[:4]), numbers(whole.state.log_history[:4]), strict=True):
         assert ours == theirs
@@ -140,40 +144,6 @@ def test_the_best_model_is_the_one_that_is_left(kind: str, model: str, tmp_path:
     loads = AutoModelForSequenceClassification if kind == "reward" else AutoModelForCausalLM
     kept = loads.from_pretrained(tmp_path / "run" / "checkpoint-2", dtype=torch.float32)
     assert all(map(torch.equal, kept.parameters(), weights(made)))
-
-
-@Kind
-def test_a_trainer_without_rows_says_so(kind: str, model: str, tmp_path: Path) -> None:
-    own, config, _, sampled = KINDS[kind]
-    given = {"reward_funcs": length} if sampled else {}
-    with pytest.raises(UserError, match=rf"{own.__name__}: train_dataset is missing; give rows"):
-        own(model=model, args=config(str(tmp_path), **sampled), **given)
-    with pytest.raises(UserError, match=rf"{own.__name__}: eval_dataset is missing; give rows"):
-        trainer(kind, model, tmp_path).evaluate()
-    with pytest.raises(UserError, match=rf"{own.__name__}: there is no argument 'trian_dataset'.  Did you mean"):
-        own(model=model, args=config(str(tmp_path), **sampled), trian_dataset=[], **given)
-
-
-@Kind
-def test_what_would_be_done_with_nothing_is_refused_by_the_constructor(kind: str, model: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="metric_for_best_model = 'banana', and nothing is measured: give"):
-        trainer(kind, model, tmp_path, metric_for_best_model="banana")
-    with pytest.raises(UserError, match="save_total_limit = -5: use a whole number >= -1 or None"):
-        trainer(kind, model, tmp_path, save_total_limit=-5)
-
-
-@pytest.mark.parametrize("kind", ["dpo", "reward"])
-def test_columns_that_would_be_left_unread_are_refused(kind: str, model: str, tmp_path: Path) -> None:
-    made = trainer(kind, model, tmp_path)
-    made.train_dataset = [row | {"images": ["a.png"]} for row in PAIRS]
-    with pytest.raises(UserError, match="train_dataset: the column 'images' is not read here"):
-        made.train()
-
-
-def test_a_reference_that_is_the_policy_itself_is_refused(model: str, tmp_path: Path) -> None:
-    policy = AutoModelForCausalLM.from_pretrained(model)
-    with pytest.raises(UserError, match="ref_model is the model that is trained, so it would change with it"):
-        trainer("dpo", policy, tmp_path, ref_model=policy)
 
 
 def test_a_reference_that_is_gone_is_not_replaced_by_the_trained_policy(model: str, tmp_path: Path) -> None:

@@ -8,12 +8,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser
 
-from posttrain.errors import UserError
 from posttrain.trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, SFTConfig, SFTTrainer, TrlParser
 from tests.support.runs import save_tiny_model
+from tests.support.trl_trainers import ANSWERS, PROMPTS, length
 
-PROMPTS = [{"prompt": f"{number} + 1 ="} for number in range(1, 9)]
-PAIRS = [{"prompt": f"{number} + 1 =", "completion": f" {number + 1}"} for number in range(1, 9)]
 SHORT = {"max_completion_length": 4, "num_generations": 2, "per_device_train_batch_size": 4}
 
 
@@ -22,13 +20,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
 
 
-def length(completions: list[str], **columns: Any) -> list[float]:
-    return [float(len(text)) for text in completions]
-
-
 def trainer_of(model: Any, args: GRPOConfig | SFTConfig, **given: Any) -> GRPOTrainer | SFTTrainer:
     if isinstance(args, SFTConfig):
-        return SFTTrainer(model, args, train_dataset=PAIRS, **given)
+        return SFTTrainer(model, args, train_dataset=ANSWERS, **given)
     return GRPOTrainer(model, length, args, PROMPTS, **given)
 
 
@@ -60,12 +54,6 @@ def test_a_wrapped_model_needs_no_tokenizer(model: str, tmp_path: Path) -> None:
     made = trainer_of(wrapped, GRPOConfig(str(tmp_path / "run"), max_steps=1, gradient_checkpointing=True, **SHORT))
     assert made.processing_class.get_vocab() == AutoTokenizer.from_pretrained(model).get_vocab()
     assert base.is_gradient_checkpointing
-    base.config._name_or_path = ""
-    with pytest.raises(UserError, match="processing_class: it is missing, and"):
-        trainer_of(wrapped, GRPOConfig(str(tmp_path / "run")))
-    base.config._name_or_path = str(tmp_path)
-    with pytest.raises(UserError, match=r"processing_class: .* has no tokenizer"):
-        trainer_of(wrapped, GRPOConfig(str(tmp_path / "run")))
 
 
 def test_weight_decay_acts_on_an_adapter_however_it_was_given(model: str, tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from posttrain.errors import UserError
 from posttrain.trl import SFTConfig, SFTTrainer
-from posttrain.trl.as_config import run_length
+from posttrain.trl.configs.batch_arithmetic import run_length
 from tests.support.runs import save_tiny_model
 
 PAIRS = [{"prompt": f"{number} + 1 =", "completion": f" {number + 1}"} for number in range(1, 11)]
@@ -66,36 +65,6 @@ def test_what_is_learned_is_what_trl_learns(model: str, tmp_path: Path, rows: An
     assert (config.sft.schedule, config.run.seed) == ("linear", 42)
 
 
-TEXTS = [{"text": "a text"}]
-TOKENS = [{"input_ids": [5, 6, 7]}]
-
-
-@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
-@pytest.mark.parametrize(
-    ("rows", "field"),
-    [
-        (TEXTS, "completion_only_loss"),
-        (TEXTS, "assistant_only_loss"),
-        (CHATS, "completion_only_loss"),
-        (TOKENS, "completion_only_loss"),
-        (TOKENS, "assistant_only_loss"),
-    ],
-)
-def test_a_part_that_rows_do_not_have_is_refused_by_the_constructor(
-    model: str, tmp_path: Path, rows: Any, field: str, name: str
-) -> None:
-    fitting = PAIRS if field == "completion_only_loss" else CHATS
-    given = {"train_dataset": fitting, name: rows}
-    args = SFTConfig(str(tmp_path / "run"), **{field: True})
-    with pytest.raises(UserError, match=rf"SFTConfig: {field} = True, and {name} has rows of .* without .*Give rows"):
-        SFTTrainer(model, args, **given)
-
-
-def test_turns_of_a_prompt_are_not_learned_silently(model: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="assistant_only_loss = True with completion_only_loss = False"):
-        trainer(model, tmp_path / "run", PAIRS, assistant_only_loss=True, completion_only_loss=False)
-
-
 def test_epochs_count_updates_as_trl_counts_them() -> None:
     args = SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=1.5)
     assert run_length(args, 10).updates == 5  # 5 batches, 3 updates an epoch
@@ -109,14 +78,6 @@ def test_text_may_have_a_column_or_a_function_of_its_own(model: str, tmp_path: P
     assert trainer(model, tmp_path, alpaca).rows(alpaca, "rows") == [{"text": "c"}]
     made = trainer(model, tmp_path, rows, given={"formatting_func": lambda row: row["body"] + "!"})
     assert made.rows(rows, "rows") == [{"text": "one!"}]
-
-
-def test_what_is_not_here_is_told_by_name(model: str, tmp_path: Path) -> None:
-    for name in ("data_collator", "compute_metrics"):
-        with pytest.raises(UserError, match=f"SFTTrainer: {name} = "):
-            trainer(model, tmp_path, given={name: print})
-    with pytest.raises(UserError, match="train_dataset is missing"):
-        SFTTrainer(model, SFTConfig(str(tmp_path))).train()
 
 
 def test_rows_of_tokens_are_learned_as_they_are(model: str, tmp_path: Path) -> None:
@@ -155,16 +116,3 @@ def test_the_stop_token_and_the_template_are_those_of_the_arguments(model: str, 
     assert trainer(model, tmp_path, CHATS, chat_template_path=str(folder)).processing_class.chat_template == (
         "{{ messages[0].content }}"
     )
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"eos_token": "<none such>"}, "SFTConfig: eos_token = '<none such>' is not a token of the tokenizer"),
-        ({"chat_template_path": "none.jinja"}, "chat_template_path = 'none.jinja': there is no such file"),
-        ({"chat_template_path": "/nowhere"}, "chat_template_path = '/nowhere': no tokenizer can be read there"),
-    ],
-)
-def test_a_tokenizer_field_that_cannot_be_is_refused(model: str, tmp_path: Path, given: Any, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        trainer(model, tmp_path, CHATS, **given)

@@ -11,8 +11,8 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 from posttrain.errors import UserError
 from posttrain.runs.reports import BeginReport, StepReport
 from posttrain.trl import GRPOConfig
-from posttrain.trl.as_config import RunLength
 from posttrain.trl.callback_watcher import CallbackWatcher, Events
+from posttrain.trl.configs.batch_arithmetic import RunLength
 
 
 def logged(*callbacks: TrainerCallback, steps: int = 12, updates: int = 1, epoch: int = 5, **given: Any) -> Events:
@@ -48,7 +48,7 @@ def measure(events: Events) -> dict[str, float | None]:
     """An evaluation whose reward is 1 at step 4 and less elsewhere."""
     entry = {"eval_reward": 1 - abs(4 - events.state.global_step) / 10, "eval_cost": None}
     events.log(entry)
-    events.tell("on_evaluate", metrics=entry)
+    events.call("on_evaluate", metrics=entry)
     return entry
 
 

@@ -12,14 +12,11 @@ import pytest
 from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
 from posttrain.trl import GRPOConfig, ModelConfig, SFTConfig
-from posttrain.trl.as_config import RunLength, rl_config
-from posttrain.trl.batch_arithmetic import batch_plan
-from posttrain.trl.fields.field_rules import CheckedFields, Rules, Treatment, require_numbers
-from posttrain.trl.fields.grpo_config import GRPO_RULES
-from posttrain.trl.fields.model_config import MODEL_RULES
-from posttrain.trl.fields.sft_config import SFT_RULES
+from posttrain.trl.configs.batch_arithmetic import RunLength, batch_plan
+from posttrain.trl.configs.checked_fields import CheckedFields, require_values
+from posttrain.trl.configs.field_rules import Treatment
+from posttrain.trl.configs.recipe import rl_config
 
-TABLES: dict[type[CheckedFields], Rules] = {GRPOConfig: GRPO_RULES, SFTConfig: SFT_RULES, ModelConfig: MODEL_RULES}
 PROBES = (0, -1, 3, 0.5, -0.5, 1.5, math.inf, -math.inf, math.nan, True, "a word", None)
 ANY = (0.5, 1.5, 3)
 OF_ALL = {
@@ -75,13 +72,15 @@ def is_number(kind: Any) -> bool:
 
 NUMBERS = [
     (config, name)
-    for config, rules in TABLES.items()
+    for config in ALLOWED
     for name, kind in get_type_hints(config).items()
-    if name in rules and is_number(kind) and rules[name].treatment not in (Treatment.IDLE, Treatment.REFUSED)
+    if name in (rules := config.field_rules)
+    and is_number(kind)
+    and rules[name].treatment not in (Treatment.IDLE, Treatment.REFUSED)
 ]
 
 
-@pytest.mark.parametrize("config", TABLES, ids=lambda config: config.__name__)
+@pytest.mark.parametrize("config", ALLOWED, ids=lambda config: config.__name__)
 def test_the_table_has_every_field_that_is_a_number_and_does_something(config: Any) -> None:
     assert sorted(ALLOWED[config]) == sorted(name for each, name in NUMBERS if each is config)
 
@@ -92,10 +91,10 @@ def test_a_number_is_one_that_the_field_may_be_or_is_refused_by_its_name(config:
     for value in PROBES:
         given = [value] if name == "reward_weights" and value is not None else value
         if repr(value) in allowed:
-            require_numbers(config(**{name: given}), TABLES[config])
+            require_values(config(**{name: given}))
         else:
             with pytest.raises(UserError, match=rf"^{config.__name__}: {name} = .*: use a (whole )?number"):
-                require_numbers(config(**{name: given}), TABLES[config])
+                require_values(config(**{name: given}))
 
 
 BESIDE: dict[str, dict[str, Any]] = {

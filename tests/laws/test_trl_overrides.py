@@ -1,5 +1,6 @@
 """What a script overrides of TRL's trainers is used by training, or refused by its name: never ignored."""
 
+import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,9 @@ from transformers import Trainer as TheirTrainer
 
 from posttrain.errors import UserError
 from posttrain.trl import DPOTrainer, GRPOConfig, GRPOTrainer, SFTTrainer
-from posttrain.trl.surface import trainer_names
-from posttrain.trl.surface.checked_overrides import not_here
-from posttrain.trl.surface.trainer_names import NAMES
+from posttrain.trl.names_elsewhere import NAMES, TRAINER_NAMES, not_here
 from tests.support.runs import save_tiny_model
+from tests.support.trl_trainers import PROMPTS, length
 
 SMALL: dict[str, Any] = {
     "max_completion_length": 4,
@@ -22,15 +22,10 @@ SMALL: dict[str, Any] = {
     "max_steps": 2,
     "logging_steps": 1,
 }
-PROMPTS = [{"prompt": f"{number} + 1 ="} for number in range(1, 9)]
 HONOURED = {"create_optimizer", "create_optimizer_and_scheduler", "create_scheduler", "evaluate", "log", "save_model"}
 HONOURED |= {"add_callback", "is_world_process_zero", "log_metrics", "pop_callback", "push_to_hub", "remove_callback"}
 HONOURED |= {"is_local_process_zero", "train", "get_num_trainable_parameters"}
 """Methods that training calls, or that a script alone calls, as in TRL."""
-
-
-def length(completions: list[str], **columns: Any) -> list[float]:
-    return [float(len(text)) for text in completions]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +51,7 @@ def test_every_method_of_theirs_is_honoured_or_refused_in_a_subclass(kind: Any) 
 
 
 def test_the_list_holds_the_names_of_the_transformers_that_is_here() -> None:
-    assert trainer_names.__doc__ is not None
-    if f"transformers {version('transformers')};" not in trainer_names.__doc__:
+    if json.loads(TRAINER_NAMES.read_bytes())["made by"]["transformers"] != version("transformers"):
         pytest.skip("the list was written from another version of transformers")
     assert {name for name in vars(TheirTrainer) if not name.startswith("__")} <= NAMES["Trainer"]
 
@@ -81,7 +75,10 @@ def test_mixins_patches_and_attributes_of_a_trainer_are_refused_too(
     with pytest.raises(AttributeError, match=r"GRPOTrainer\.ref_model is not here\."):
         print(made.ref_model)
     assert not hasattr(made, "_metrics")
-    made.args.optim = "lion_8bit"
+    made.args.lr_scheduler_type = "polynomial"
+    with pytest.raises(UserError, match="GRPOConfig: lr_scheduler_type = 'polynomial': use linear"):
+        made.train()
+    made.args.lr_scheduler_type, made.args.optim = "linear", "lion_8bit"
     with pytest.raises(UserError, match="GRPOConfig: optim = 'lion_8bit': AdamW of torch is the optimiser here"):
         made.train()
     monkeypatch.setattr(GRPOTrainer, "training_step", print, raising=False)

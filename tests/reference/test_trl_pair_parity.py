@@ -32,7 +32,7 @@ from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.dpo.dpo_state import TrainedOnPairs
 from posttrain.training.reward_model.reward_state import TrainedByPreferences
 from posttrain.trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
-from posttrain.trl.as_config import run_length
+from posttrain.trl.configs.batch_arithmetic import run_length
 from tests.support.tiny import relative_distance
 
 TRL = json.loads((Path(__file__).parents[1] / "data" / "trl_pair_parity.json").read_text(encoding="utf-8"))
@@ -156,7 +156,7 @@ def outcome(name: str) -> Outcome:
         )
         trained.begin_rows()
         if trainer.reference is None:
-            trainer._ask_first_policy()
+            trainer._keep_first_policy()
         for step in (1, 2):
             metrics = trained.learn(step, 2)
             logs.append(logged(trainer, StepReport(step=step, metrics=metrics, pairs=trained.learned)))

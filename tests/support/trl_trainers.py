@@ -32,7 +32,6 @@ KINDS: dict[str, tuple[Any, Any, list[dict[str, str]], dict[str, Any]]] = {
     "reward": (RewardTrainer, RewardConfig, PAIRS, {}),
 }
 """Trainer, arguments, rows and what its arguments have beside those that all have."""
-CONSTRUCTOR = ("eval_dataset", "callbacks", "optimizers", "ref_model", "peft_config")
 Kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -41,13 +40,13 @@ def length(completions: list[str], **columns: Any) -> list[float]:
 
 
 def trainer(kind: str, model: Any, folder: Path, *, bases: Callable[[Any], Any] = lambda own: own, **given: Any) -> Any:
-    """A trainer; what its constructor has goes there, and the rest is arguments."""
+    """A trainer; a field of its config goes there, and the rest to its constructor."""
     own, config, rows, sampled = KINDS[kind]
-    named = {name: given.pop(name) for name in CONSTRUCTOR if name in given}
+    named = {name: given.pop(name) for name in [*given] if name not in config.field_rules}
     args = {"max_steps": 4, "per_device_train_batch_size": 4, "logging_steps": 1, "learning_rate": 1e-3}
     rewards = {"reward_funcs": length} if sampled else {}
     config = config(str(folder), **{**args, **sampled, **given})
-    return bases(own)(model=model, args=config, train_dataset=rows, **rewards, **named)
+    return bases(own)(**{"model": model, "args": config, "train_dataset": rows, **rewards, **named})
 
 
 def weights(made: Any) -> list[torch.Tensor]:

@@ -12,18 +12,21 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from posttrain.trl.fields.dpo_config import DPOConfig
-from posttrain.trl.fields.grpo_config import GRPOConfig
-from posttrain.trl.fields.model_config import ModelConfig, get_kbit_device_map, get_peft_config, get_quantization_config
-from posttrain.trl.fields.reward_config import RewardConfig
-from posttrain.trl.fields.rloo_config import RLOOConfig
-from posttrain.trl.fields.script_arguments import ScriptArguments, TrlParser
-from posttrain.trl.fields.sft_config import SFTConfig
+from posttrain.trl.configs.row_configs import DPOConfig, RewardConfig, SFTConfig
+from posttrain.trl.configs.sampled_configs import GRPOConfig, RLOOConfig
+from posttrain.trl.configs.script_arguments import (
+    ModelConfig,
+    ScriptArguments,
+    TrlParser,
+    get_kbit_device_map,
+    get_peft_config,
+    get_quantization_config,
+)
+from posttrain.trl.dpo_trainer import DPOTrainer
 from posttrain.trl.grpo_trainer import GRPOTrainer, RLOOTrainer
-from posttrain.trl.pairs.dpo_trainer import DPOTrainer
-from posttrain.trl.pairs.reward_trainer import RewardTrainer
+from posttrain.trl.names_elsewhere import ModulesElsewhere, not_here_message
+from posttrain.trl.reward_trainer import RewardTrainer
 from posttrain.trl.sft_trainer import SFTTrainer
-from posttrain.trl.surface.names_elsewhere import ModulesElsewhere, not_here_message
 
 __all__ = [
     "DPOConfig",

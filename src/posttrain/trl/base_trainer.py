@@ -1,4 +1,4 @@
-"""The train() and evaluate() that all trainers share; what they train and measure is their own."""
+"""The train() and evaluate() that all trainers share; each kind of trainer defines what it trains and measures."""
 
 import math
 import time
@@ -18,28 +18,21 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import OptimizerOptions
 from posttrain.runs.reports import Run, StepReport
 from posttrain.training.optimizer import OwnOptimizer, new_optimizer
-from posttrain.trl.as_config import (
-    RunLength,
+from posttrain.trl.callback_watcher import CallbackWatcher, RunRates
+from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
+from posttrain.trl.configs.checked_fields import errors_by_field, require_values
+from posttrain.trl.configs.recipe import (
     adamw_options,
     checkpoint_options,
     require_strategies,
-    run_length,
     run_options,
     tracker_options,
 )
-from posttrain.trl.best_model import load_best
-from posttrain.trl.callback_watcher import CallbackWatcher
-from posttrain.trl.fields.field_rules import Rules
-from posttrain.trl.fields.sft_config import rows_of_update
-from posttrain.trl.fields.told_in_fields import told_in_fields
 from posttrain.trl.log_entries import Entry, prefixed
 from posttrain.trl.model_source import ModelSource, default_folder
-from posttrain.trl.saved_models import require_free, resume_step
-from posttrain.trl.surface.checked_overrides import overrides
-from posttrain.trl.surface.names_elsewhere import unknown_argument_message
-from posttrain.trl.surface.run_rates import RunRates
-from posttrain.trl.trainer_methods import Args, TrainerMethods
-from posttrain.trl.training_rows import Dataset, Row, rows_of_dataset
+from posttrain.trl.names_elsewhere import overrides, unknown_argument_message
+from posttrain.trl.saved_models import load_best, require_free, resume_step
+from posttrain.trl.trainer_methods import Args, Dataset, Row, TrainerMethods, rows_of_dataset
 
 Optimizers = tuple[Optimizer | None, LRScheduler | None]
 Schedule = LRScheduler | RunRates
@@ -47,17 +40,17 @@ Schedule = LRScheduler | RunRates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How a run begins: who watches it, and whether it goes on from a checkpoint."""
+    """How a run begins: its watcher, and whether it resumes from a checkpoint."""
 
     watcher: CallbackWatcher
     resume: bool
     from_step: int | None
     updates_before: int
-    """Updates that the weights have behind them, of earlier calls of train()."""
+    """Updates of the weights in earlier calls of train()."""
 
     @property
     def how(self) -> dict[str, Any]:
-        """The same as arguments of posttrain.train_sft and the like."""
+        """Arguments of posttrain.train_sft and the like."""
         return {"watchers": [self.watcher], "resume": self.resume, "from_step": self.from_step}
 
 
@@ -72,17 +65,20 @@ class Given(ModelSource):
 
 
 class BaseTrainer(TrainerMethods[Args], Generic[Args]):
-    """A model, rows and callbacks; a kind of trainer defines `recipe`, `_fit` and `_measured`."""
+    """A model, rows and callbacks.  Each kind of trainer defines `recipe`, `_fit` and `_measured`."""
 
     settable = TrainerMethods.settable | {"optimizer", "lr_scheduler"}
-    own_rules: ClassVar[Rules]
-    """What becomes of each field of its arguments."""
     wanted: ClassVar[str] = "give rows"
-    """What to give where rows are missing."""
+    """What to give if rows are missing."""
     logged: ClassVar[Sequence[str]] = ("loss", "grad_norm", "learning_rate", "num_tokens")
-    """What a step logs of our metrics, under the same names in TRL."""
-    only_default: ClassVar[Mapping[str, str]] = {}
-    """Arguments of TRL's trainer of which only the default is possible, with why."""
+    """Our metrics that a step logs, under the same names as in TRL."""
+    only_default: ClassVar[Mapping[str, str]] = {
+        "data_collator": "rows are made into tokens in one way",
+        "compute_metrics": "an evaluation has TRL's metrics",
+        "preprocess_logits_for_metrics": "an evaluation has TRL's metrics",
+        "optimizer_cls_and_kwargs": "give the optimiser itself in `optimizers`",
+    }
+    """Arguments of TRL's trainer that accept only their default, with the reason."""
 
     def __init__(self, args: Args | None, given: Given) -> None:
         """Without `args` they are the defaults, in a folder named after the model."""
@@ -90,32 +86,33 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
             raise UserError(f"{type(self).__name__}: train_dataset is missing; {self.wanted}.")
         kind = cast(type[Args], self.config_class)
         args = args or kind(default_folder(given.model, kind.__name__.removesuffix("Config")))
-        super().__init__(given, args, self.own_rules, given.callbacks)
+        super().__init__(given, args, given.callbacks)
         self.train_dataset: Dataset | None = given.train_dataset
         self.eval_dataset = given.eval_dataset
         require_strategies(self.args, measures=self.eval_dataset is not None)
         own_optimizer(given.optimizers)
         self.optimizer: Optimizer | None = given.optimizers[0]
-        """Of your own; else None until a run begins, and then that run's AdamW."""
+        """The script's; else None until a run begins, and then that run's AdamW."""
         self.lr_scheduler: Schedule | None = given.optimizers[1]
-        """Of your own; else None until a run begins, and then that run's rates."""
+        """The script's; else None until a run begins, and then that run's rates."""
         self._of_run: tuple[object, ...] = ()
-        """The two as the last run made them."""
+        """Those of the two that the last run made."""
 
     @classmethod
     def require_defaults(cls, given: Mapping[str, object]) -> None:
-        """Refuse arguments that TRL's trainer does not have, and values that ours cannot serve."""
+        """Refuse arguments that TRL's trainer does not have, and values that this one does not support."""
         for name, value in given.items():
             if name not in cls.only_default:
-                raise UserError(unknown_argument_message(cls, name, cls.own_rules))
+                raise UserError(unknown_argument_message(cls, name, cls.config_class.field_rules))
             if value not in (None, (None, None)):
                 raise UserError(f"{cls.__name__}: {name} = {value!r:.60}: {cls.only_default[name]}.  Leave it out.")
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
-        """Train to the end, or to where a callback stops; the folder then is a run of posttrain's like any other."""
-        with told_in_fields(self.args, self.rules):
-            asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
-            resume, from_step = resume_step(asked, self.folder)
+        """Train to the end, or until a callback stops; the folder is then a run folder like any other."""
+        with errors_by_field(self.args):
+            given = resume_from_checkpoint
+            checkpoint = self.args.resume_from_checkpoint if given is None else given
+            resume, from_step = resume_step(checkpoint, self.folder)
             if not resume:
                 require_free(self.folder, self.args)
             config, length, rows = self.described()
@@ -139,12 +136,13 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
 
     def described(self, rows: list[Row] | None = None) -> tuple[Any, RunLength, list[Row]]:
         """The run in our words, how long it is, and its rows: those of train_dataset unless some are given."""
+        require_values(self.args)  # a script may have changed some since the trainer was made
         rows = self.train_rows() if rows is None else rows
         length = self.length(len(rows))
         return self.recipe(rows, length), length, rows
 
     def length(self, num_rows: int) -> RunLength:
-        """How long a run over so many rows is."""
+        """How long a run over this many rows is."""
         return run_length(self.args, num_rows)
 
     def recipe(self, rows: list[Row], length: RunLength) -> Any:
@@ -160,16 +158,16 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         return {name: report.metrics[name] for name in self.logged}
 
     def _measured(self, rows: list[Row]) -> Entry:
-        """What is measured on rows that are not trained on, under names without the prefix."""
+        """Metrics of evaluation rows, under names without the prefix."""
         raise NotImplementedError
 
     def take_best(self, checkpoint: Path, folder: Path) -> None:
-        """Have the model be that of a checkpoint, and write it as the model of the run's folder."""
+        """Load a checkpoint's weights, and write them as the model of the run's folder."""
         load_best(self.policy, checkpoint)
         save_trained(self.policy, folder, "adapter", "")
 
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
-        """The rows of a dataset; of a stream as many as a run draws."""
+        """The rows of a dataset; from a stream as many as a run draws."""
         if given is None:
             raise UserError(f"{type(self).__name__}: {name} is missing; {self.wanted}.")
         return rows_of_dataset(given, name, most=self.rows_to_draw() if name == "train_dataset" else None)
@@ -179,21 +177,21 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         return self.rows(self.train_dataset, "train_dataset")
 
     def rows_to_draw(self) -> int | None:
-        """Rows that a run of max_steps reads; None where epochs say how long it is."""
+        """Rows that a run of max_steps reads; None if epochs define its length."""
         args = self.args
-        return args.max_steps * rows_of_update(args) if args.max_steps > 0 else None
+        return args.max_steps * args.rows_per_update if args.max_steps > 0 else None
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        """AdamW as the arguments describe it; a script's own version makes the optimiser of `train`."""
+        """AdamW as the arguments describe it; `train` uses a script's override."""
         options = OptimizerOptions(**adamw_options(self.args, self.model_options, self.described()[1].updates))
         return new_optimizer((model or self.model).parameters(), options)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler | None:
-        """None: the schedule of the arguments; a script's own version makes the scheduler of its optimiser."""
+        """None, for the schedule of the arguments; `train` uses a script's override."""
         return None
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Have `optimizer` and `lr_scheduler` be those of a script's own methods, if it has some."""
+        """Set `optimizer` and `lr_scheduler` by a script's overrides, if it has any."""
         if overrides(self, "create_optimizer") or (self.optimizer is None and overrides(self, "create_scheduler")):
             self.optimizer = self.create_optimizer() or self.optimizer
         if overrides(self, "create_scheduler"):
@@ -206,14 +204,14 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         return own_optimizer((self.optimizer, self.lr_scheduler))
 
     def _take_optimizer(self, optimizer: Optimizer) -> None:
-        """Show what a run that begins trains with."""
-        own = self.optimizer, self.lr_scheduler
+        """Show the optimiser and the scheduler of a run that begins."""
+        given = self.optimizer, self.lr_scheduler
         self.optimizer, self.lr_scheduler = optimizer, self.lr_scheduler or RunRates(optimizer)
         self.events.optimizer, self.events.lr_scheduler = shown = self.optimizer, self.lr_scheduler
-        self._of_run = tuple(each for each in shown if not any(each is one for one in own))
+        self._of_run = tuple(each for each in shown if not any(each is one for one in given))
 
     def _forget_optimizer(self) -> None:
-        """Leave what an earlier run made behind, and keep what is of the script's own."""
+        """Drop what an earlier run made, and keep what the script gave."""
         if any(self.optimizer is each for each in self._of_run):
             self.optimizer = None
         if any(self.lr_scheduler is each for each in self._of_run):
@@ -235,9 +233,9 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, Any]:
-        """Measure the model on rows that are not trained on, and log what comes out.  Of several sets, each by name.
+        """Measure the model on evaluation rows, and log the metrics; of several sets, each under its name.
 
-        `ignore_keys` is there for scripts that give it; no outputs of the model are gathered.
+        `ignore_keys` is accepted and has no effect: no outputs of the model are gathered.
         """
         given = eval_dataset if eval_dataset is not None else self.eval_dataset
         if isinstance(given, Mapping):
@@ -246,7 +244,7 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
             return {name: value for entry in entries for name, value in entry.items()}
         rows = self.rows(given, "eval_dataset")
         began = time.monotonic()
-        with told_in_fields(self.args, self.rules):
+        with errors_by_field(self.args):
             entry = self._measured(rows)
         seconds = time.monotonic() - began
         batches = math.ceil(len(rows) / self.args.per_device_eval_batch_size)
@@ -256,14 +254,14 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
             "steps_per_second": batches / seconds,
             "num_tokens": float(self.state.num_input_tokens_seen),
         }
-        told = prefixed(entry, metric_key_prefix)
-        self.log(told)
-        self.events.tell("on_evaluate", metrics=told)
-        return told | {"epoch": self.state.epoch}
+        metrics = prefixed(entry, metric_key_prefix)
+        self.log(metrics)
+        self.events.call("on_evaluate", metrics=metrics)
+        return metrics | {"epoch": self.state.epoch}
 
 
 def own_optimizer(given: tuple[object, object]) -> OwnOptimizer | None:
-    """The optimiser and the scheduler that a script has made; None where it leaves both out."""
+    """The optimiser and the scheduler that a script gives; None if it leaves both out."""
     optimizer, scheduler = given
     if optimizer is None and scheduler is None:
         return None

@@ -1,5 +1,11 @@
-"""transformers' callbacks on a run of ours: a watcher that tells them of it, keeps log_history, and stops for them."""
+"""transformers' callbacks on a run of ours.
 
+A watcher calls them, keeps log_history, finds the best evaluation, and stops for them.  With `metric_for_best_model`
+each evaluation is compared with the best so far.  Unlike in transformers, the step of the best is saved when it is
+found, so that save_steps need not be a multiple of eval_steps.
+"""
+
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,20 +26,33 @@ from transformers import (
 from posttrain.errors import UserError
 from posttrain.runs.reports import BeginReport, CheckpointReport, EndReport, StepReport
 from posttrain.runs.watchers import Watcher
-from posttrain.trl.as_config import RunLength
-from posttrain.trl.best_model import is_best, prune, wants_best, write_state
-from posttrain.trl.fields.training_fields import TrainingFields
+from posttrain.trl.configs.batch_arithmetic import RunLength
+from posttrain.trl.configs.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry, PendingEntries
-from posttrain.trl.surface.checkpoint_folders import link_checkpoint
-from posttrain.trl.surface.run_rates import RunRates
+from posttrain.trl.saved_models import link_checkpoint, prune, write_state
 
 LOGGED_BY_STEPS = ("loss", "grad_norm", "learning_rate")
 """What only entries of steps have."""
 
 
+class RunRates:
+    """The learning rates of a run's optimiser; the run sets them itself before each update."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def get_last_lr(self) -> list[float]:
+        """The rate of each parameter group in the last update; before the first, the one to begin with."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """The same under the name that schedulers of torch have for it."""
+        return {"_last_lr": self.get_last_lr()}
+
+
 @dataclass(slots=True, kw_only=True)
 class Events:
-    """The callbacks of a trainer with the state and the control that they are handed."""
+    """The callbacks of a trainer, and the state and the control that they receive."""
 
     args: TrainingFields
     model: Callable[[], nn.Module]
@@ -41,9 +60,8 @@ class Events:
     processing_class: PreTrainedTokenizerBase
     callbacks: list[TrainerCallback]
     optimizer: Optimizer | None = None
-    """That of the last run; None before the first."""
     lr_scheduler: LRScheduler | RunRates | None = None
-    """That of the last run; None before the first."""
+    """The optimiser and the scheduler of the last run; None before the first."""
     log_step: Callable[[Entry, float | None], None]
     """The trainer's `log`, which a script may override, with when training began."""
     save_model: Callable[[Path], None]
@@ -51,8 +69,8 @@ class Events:
     state: TrainerState = field(default_factory=TrainerState)
     control: TrainerControl = field(default_factory=TrainerControl)
 
-    def tell(self, event: str, **more: object) -> None:
-        """Call a method of each callback; what one returns is the control from there on."""
+    def call(self, event: str, **more: object) -> None:
+        """Call a method of each callback; a control that one returns replaces the control."""
         for callback in self.callbacks:
             returned = getattr(callback, event)(
                 self.args,
@@ -69,9 +87,9 @@ class Events:
             self.control = self.control if returned is None else returned
 
     def begin(self, state: TrainerState) -> None:
-        """Training begins with this state, a new one or that of a checkpoint; nobody has asked for anything yet.
+        """Begin training with this state, a new one or that of a checkpoint.
 
-        Raises UserError for a callback that could not do what it is for.
+        Raises UserError for a callback that could never do anything.
         """
         metric, strategy = self.args.metric_for_best_model, self.args.eval_strategy
         measured = metric is not None and strategy != "no"
@@ -84,11 +102,10 @@ class Events:
         self.state, self.control = state, TrainerControl()
 
     def add(self, callback: object) -> None:
-        """One callback more."""
         self.callbacks.append(made_callback(callback))
 
     def remove(self, callback: object) -> TrainerCallback:
-        """One less: that object, or the first of that class, which is returned."""
+        """Remove and return that object, or the first callback of that class."""
         found = [each for each in self.callbacks if each is callback or type(each) is callback]
         if not found:
             raise UserError(f"remove_callback: {callback!r:.60} is not one of the trainer's callbacks.")
@@ -96,15 +113,15 @@ class Events:
         return found[0]
 
     def log(self, entry: Entry) -> None:
-        """An entry of log_history, with the epoch and the step."""
-        told: dict[str, Any] = {**entry, "epoch": self.state.epoch}
-        self.state.log_history.append({**told, "step": self.state.global_step})
+        """Add an entry to log_history, with the epoch and the step."""
+        logs: dict[str, Any] = {**entry, "epoch": self.state.epoch}
+        self.state.log_history.append({**logs, "step": self.state.global_step})
         self.control.should_log = False
-        self.tell("on_log", logs=told)
+        self.call("on_log", logs=logs)
 
 
 def made_callback(given: object) -> TrainerCallback:
-    """A callback, made where its class is given.  Raises UserError for what is none."""
+    """A callback, made if its class is given.  Raises UserError for another object."""
     made = given() if isinstance(given, type) else given
     if not isinstance(made, TrainerCallback):
         raise UserError(
@@ -115,7 +132,7 @@ def made_callback(given: object) -> TrainerCallback:
 
 
 class CallbackWatcher(Watcher):
-    """Tells callbacks of each step, and does what they and the arguments ask for after it."""
+    """Calls callbacks in each step, and then logs, evaluates and saves as they and the arguments request."""
 
     def __init__(
         self,
@@ -127,10 +144,10 @@ class CallbackWatcher(Watcher):
         take_best: Callable[[Path, Path], None],
         take_optimizer: Callable[[Optimizer], None],
     ) -> None:
-        """`entry_of` is what a step logs; `evaluate` measures and logs, None where nothing is there to measure.
+        """`entry_of` is what a step logs; `evaluate` measures and logs, None without evaluation rows.
 
-        `take_best(checkpoint, folder)` makes a checkpoint's weights the model's and the folder's.  `take_optimizer`
-        has the trainer show the optimiser of the run.
+        `take_best(checkpoint, folder)` loads a checkpoint's weights and writes them into the folder.
+        `take_optimizer` shows the run's optimiser on the trainer.
         """
         self.events, self.length, self.entry_of, self.evaluate = events, length, entry_of, evaluate
         self.take_best, self.take_optimizer = take_best, take_optimizer
@@ -142,11 +159,10 @@ class CallbackWatcher(Watcher):
 
     @property
     def args(self) -> TrainingFields:
-        """What the script said."""
         return self.events.args
 
     def on_begin(self, report: BeginReport) -> None:
-        """Training begins, or continues: the callbacks see its intervals, its optimiser and its rates."""
+        """Give the callbacks the intervals, the optimiser and the rates of a run that begins or continues."""
         self.take_optimizer(report.optimizer)
         state, args, length = self.events.state, self.args, self.length
         state.max_steps, state.num_train_epochs = length.updates, -(-length.updates // length.updates_per_epoch)
@@ -154,24 +170,24 @@ class CallbackWatcher(Watcher):
         state.save_steps = self.interval(args.save_steps)
         state.eval_steps = self.interval(args.eval_steps or args.logging_steps)
         state.train_batch_size = args.per_device_train_batch_size
-        self.events.tell("on_train_begin")
+        self.events.call("on_train_begin")
 
     def interval(self, updates: float) -> int:
         """A number of updates, which may be given as a share of all."""
         return -int(-self.length.updates * updates // 1) if updates < 1 else int(updates)
 
     def on_step_begin(self, step: int) -> None:
-        """A step, and perhaps an epoch, begins; a run that is resumed or evaluated before anything says so first."""
+        """Begin a step, and perhaps an epoch; a new run is first evaluated if the arguments say so."""
         state, done = self.events.state, (step - 1) * self.length.updates_per_step
         state.global_step, state.epoch = done, done / self.length.updates_per_epoch
         if step == 1 and self.args.eval_on_start and self.evaluate is not None:
             self.evaluate()
         if step == 1 or self.crossed(self.length.updates_per_epoch, before=max(0, done - self.length.updates_per_step)):
-            self.events.tell("on_epoch_begin")
-        self.events.tell("on_step_begin")
+            self.events.call("on_epoch_begin")
+        self.events.call("on_step_begin")
 
     def crossed(self, interval: float, *, before: int) -> bool:
-        """Whether a multiple of some updates has been reached since there were so many."""
+        """Whether a multiple of the interval was reached after `before` updates."""
         return self.events.state.global_step // interval > before // interval
 
     def on_step(self, report: StepReport) -> None:
@@ -188,9 +204,9 @@ class CallbackWatcher(Watcher):
         control.should_log |= self.due("logging", state.logging_steps, before)
         control.should_log |= report.step == 1 and self.args.logging_first_step
         control.should_evaluate |= self.evaluation_is_due(before)
-        events.tell("on_step_end")
+        events.call("on_step_end")
         if self.crossed(length.updates_per_epoch, before=before):
-            events.tell("on_epoch_end")
+            events.call("on_epoch_end")
         if events.control.should_log:
             events.log_step(self.pending.taken(), self.start_time)
         if events.control.should_evaluate and self.evaluate is not None:
@@ -214,7 +230,7 @@ class CallbackWatcher(Watcher):
         return waited >= delay and (last or self.due("eval", state.eval_steps, before))
 
     def on_save(self, report: CheckpointReport) -> None:
-        """A checkpoint is on the disk; that of step 0 is not told of."""
+        """Complete a checkpoint that was written, and call callbacks unless it is that of step 0."""
         state = self.events.state
         self.events.control.should_save = False
         if report.step * self.length.updates_per_step == state.best_global_step:
@@ -225,7 +241,7 @@ class CallbackWatcher(Watcher):
             self.events.save_model(report.path)
             run = report.path.parent.parent
             link_checkpoint(run, report.path, report.step * self.length.updates_per_step)
-            self.events.tell("on_save")
+            self.events.call("on_save")
 
     def on_end(self, report: EndReport) -> None:
         """The last entry of the log, and the end."""
@@ -238,15 +254,42 @@ class CallbackWatcher(Watcher):
             "train_steps_per_second": state.global_step / seconds,
             "train_loss": self.mean_loss,
         }
-        # As TRL has it, the last entry tells of the steps that no entry has told of, but for what every step logs.
-        told = {name: value for name, value in self.pending.taken().items() if name not in LOGGED_BY_STEPS}
-        self.ended = {**entry, **told, "epoch": state.epoch, "step": state.global_step}
-        self.events.log_step(entry | told, None)
+        # As in TRL, the last entry covers the steps since the entry before, without what every step logs.
+        rest = {name: value for name, value in self.pending.taken().items() if name not in LOGGED_BY_STEPS}
+        self.ended = {**entry, **rest, "epoch": state.epoch, "step": state.global_step}
+        self.events.log_step(entry | rest, None)
         if args.load_best_model_at_end and state.best_model_checkpoint is not None and not report.interrupted:
             self.take_best(Path(state.best_model_checkpoint), report.folder)
-        self.events.tell("on_train_end")
+        self.events.call("on_train_end")
 
     @property
     def mean_loss(self) -> float:
         """Over all steps of this call of train()."""
         return sum(self.losses) / max(1, len(self.losses))
+
+
+def is_best(args: TrainingFields, state: TrainerState, measured: Mapping[str, object]) -> bool:
+    """Whether an evaluation is better than all before it; the state then notes it.
+
+    None and NaN are never better.  Raises UserError if the evaluation does not have the metric.
+    """
+    if args.metric_for_best_model is None:
+        return False
+    name = "eval_" + args.metric_for_best_model.removeprefix("eval_")
+    if name not in measured:
+        raise UserError(
+            f"{type(args).__name__}: metric_for_best_model = {args.metric_for_best_model!r}: an evaluation has no"
+            f" {name}; use one of {', '.join(sorted(measured))}."
+        )
+    value, best = measured[name], state.best_metric
+    if not isinstance(value, int | float) or math.isnan(value):
+        return False
+    if best is not None and not (value > best if args.greater_is_better else value < best):
+        return False
+    state.best_metric, state.best_global_step = float(value), state.global_step
+    return True
+
+
+def wants_best(args: TrainingFields) -> bool:
+    """Whether the best step is saved as soon as it is found."""
+    return args.load_best_model_at_end or args.save_strategy == "best"

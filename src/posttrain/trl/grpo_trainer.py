@@ -3,46 +3,43 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase
 
 from posttrain.config import Config
-from posttrain.generation.engine import Engine
+from posttrain.errors import UserError
+from posttrain.generation.engine import Engine, sample_groups
+from posttrain.generation.request import Request
+from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
+from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
+from posttrain.runs.clock import Clock
 from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_inputs import require_same_inputs
 from posttrain.runs.trackers.tracker import require_trackers
+from posttrain.tasks.dataset import DatasetTask
 from posttrain.training.caller.caller_inputs import inputs_of
 from posttrain.training.caller.caller_objects import CallerObjects
+from posttrain.training.collector import CollectedStep
 from posttrain.training.rl import Beginning, make_ready, to_the_end, train_session
 from posttrain.training.session import Session, open_session
-from posttrain.trl.as_config import RunLength, ratio_level_notes, rl_config
+from posttrain.training.update import Observations, micro_loss, token_totals
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
-from posttrain.trl.batch_arithmetic import BatchPlan, batch_plan
-from posttrain.trl.fields.grpo_config import GRPO_RULES, GRPOConfig, SampledFields
-from posttrain.trl.fields.rloo_config import RLOO_RULES, RLOOConfig
-from posttrain.trl.held_out import evaluation_entry
-from posttrain.trl.log_entries import Entry, logged_by, step_entry
+from posttrain.trl.configs.batch_arithmetic import BatchPlan, RunLength, batch_plan
+from posttrain.trl.configs.recipe import ratio_level_notes, rl_config
+from posttrain.trl.configs.sampled_configs import GRPOConfig, RLOOConfig, SampledFields
+from posttrain.trl.log_entries import Entry, Logged, Trained, logged_by, sampled_entry, step_entry, token_entry
 from posttrain.trl.reward_texts import one_for_each, reward_functions
-from posttrain.trl.training_rows import Dataset, Row, longest_prompt, require_prompts
+from posttrain.trl.trainer_methods import Dataset, Row
 
 if TYPE_CHECKING:
     from peft import LoraConfig
-    from transformers import BitsAndBytesConfig
-
-NOT_HERE = {
-    "tools": "completions call no tools here",
-    "rollout_func": "completions are sampled by the engine; posttrain.train takes one of yours",
-    "environment_factory": "a completion is one turn here; give a reward function",
-}
-"""Arguments of TRL's trainers of which only the default is possible, with why."""
 RewardGiven = Callable[..., object] | str | nn.Module
 """A function, a reward model, or the folder or name of one."""
-
-
 SampledArgs = TypeVar("SampledArgs", bound=SampledFields)
 
 
@@ -55,7 +52,11 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
     by_reward = True
     wanted = "give rows, each with a `prompt`"
     loss_remedy = "Write the loss as a LossTerm in an algorithm for posttrain.train."
-    only_default = NOT_HERE
+    only_default: ClassVar[Mapping[str, str]] = {
+        "tools": "completions call no tools here",
+        "rollout_func": "completions are sampled by the engine; posttrain.train takes one of yours",
+        "environment_factory": "a completion is one turn here; give a reward function",
+    }
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase | None] | None = None,
         callbacks: list[Any] | None = None,
         optimizers: Optimizers = (None, None),
-        quantization_config: "BitsAndBytesConfig | None" = None,
+        quantization_config: BitsAndBytesConfig | None = None,
         peft_config: "LoraConfig | None" = None,
         **not_here: object,
     ) -> None:
@@ -87,7 +88,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         super().__init__(args, given)
         self.notes += [*self.plan.notes, *ratio_level_notes(self.args)]
         self.reward_processing_classes = one_for_each(reward_processing_classes, reward_funcs)
-        """The tokenizer that each reward was given, None where it has its own or none."""
+        """The tokenizer given for each reward, or None."""
         self.rewards = reward_functions(
             reward_funcs,
             self.reward_processing_classes,
@@ -96,15 +97,15 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
             lambda: self.state,
         )
         self.engine: Engine | None = None
-        """An engine of your own, in place of the one in this process."""
+        """An engine that a script sets, in place of the one in this process."""
         self.session: Session | None = None
-        """While train() or evaluate() is going on."""
-        self.tell()
+        """During train() or evaluate()."""
+        self._finish_init()
 
     @property
     def plan(self) -> BatchPlan:
-        """Batches in our words, by the arguments as they are now: a script may have changed some."""
-        return batch_plan(self.args, self.rules)
+        """Batches in our words, of the present arguments: a script may have changed some."""
+        return batch_plan(self.args)
 
     def objects(self, rows: Sequence[Row]) -> CallerObjects:
         """What a session gets besides its config."""
@@ -117,7 +118,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         )
 
     def length(self, num_rows: int) -> RunLength:
-        """How long a run over so many prompts is."""
+        """How long a run over this many prompts is."""
         plan = self.plan
         return RunLength(
             updates=plan.num_updates(self.args, num_rows),
@@ -126,7 +127,6 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         )
 
     def recipe(self, rows: list[Row], length: RunLength) -> Config:
-        """The run in our words."""
         config = rl_config(self.args, self.model_options, self.plan, length)
         return with_room(config, self.args, self.policy, rows)
 
@@ -142,21 +142,19 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         return plan.num_steps(most) * plan.prompts_per_step if most > 0 else None
 
     def _fit(self, config: Config, rows: list[Row], start: Start) -> Run:
-        """The run by the loop of `posttrain.train`."""
         require_trackers(config.run.report_to, config.tracker)
-        own = self.objects(rows)
-        inputs = inputs_of(config, own)
+        objects = self.objects(rows)
+        inputs = inputs_of(config, objects)
         if start.resume:
             inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=False)
         try:
-            with open_session(config, own) as self.session:
+            with open_session(config, objects) as self.session:
                 make_ready(self.session)
                 return to_the_end(train_session(self.session, inputs, Beginning(**start.how)))
         finally:
             self.session = None
 
     def _entry(self, report: StepReport) -> Entry:
-        """What a step logs."""
         plan = self.plan
         logged = logged_by(self.args)
         return step_entry(report, logged=logged, updates=plan.updates_per_step, passes=plan.epochs_per_step)
@@ -183,13 +181,13 @@ class GRPOTrainer(SampledTrainer[GRPOConfig]):
     trainer.train()
     """
 
-    config_class, own_rules = GRPOConfig, GRPO_RULES
+    config_class = GRPOConfig
 
 
 class RLOOTrainer(SampledTrainer[RLOOConfig]):
     """Trains a model by reward with RLOO, called as TRL's class of that name."""
 
-    config_class, own_rules = RLOOConfig, RLOO_RULES
+    config_class = RLOOConfig
 
 
 def with_room(config: Config, args: SampledFields, policy: Policy, rows: Sequence[Row]) -> Config:
@@ -198,3 +196,82 @@ def with_room(config: Config, args: SampledFields, policy: Policy, rows: Sequenc
     longest = longest_prompt(rows, config.task, policy, config.model.template_options)
     tokens = args.per_device_train_batch_size * (longest + config.rollout.max_completion_tokens)
     return replace(config, update=replace(config.update, tokens_per_microbatch=max(2, tokens)))
+
+
+def require_prompts(rows: Sequence[Row], name: str) -> None:
+    """Refuse a row without the column `prompt`, unless all rows have their prompts in `messages` or in preferences."""
+    columns = {column for row in rows for column in row}
+    if "prompt" not in columns and ("messages" in columns or {"chosen", "rejected"} <= columns):
+        return
+    for number, row in enumerate(rows):
+        if row.get("prompt") in (None, "", []):
+            there = ", ".join(row) or "no columns"
+            raise UserError(
+                f"{name}: row {number}: the column `prompt` is {'empty' if 'prompt' in row else 'missing'}; it has"
+                f" {there}.  Give every row a prompt, such as by {name}.rename_column('question', 'prompt')."
+            )
+
+
+def rows_task(
+    rows: Sequence[Row], options: DatasetOptions, policy: Policy, template: Mapping[str, object]
+) -> DatasetTask:
+    """The rows as a task, none of them held out."""
+    return DatasetTask(
+        options,
+        renderer_of(policy, template),
+        seed=0,
+        prompts_per_step=1,
+        rows=rows,
+    )
+
+
+def longest_prompt(rows: Sequence[Row], options: DatasetOptions, policy: Policy, template: Mapping[str, object]) -> int:
+    """Tokens of the longest prompt, as far as the longest texts tell."""
+    return max(len(prompt.tokens) for prompt in rows_task(rows, options, policy, template).longest_prompts())
+
+
+PURPOSE = "trl evaluation"
+"""The name of its random streams: the same numbers for every evaluation of one run."""
+
+
+def evaluation_entry(session: Session, rows: Sequence[Row], group_size: int, logged: Logged) -> Entry:
+    """What TRL logs of an evaluation, without its prefix."""
+    config = session.config
+    task = rows_task(rows, config.task, session.policy, config.model.template_options)  # type: ignore[arg-type]
+    prompts = [task.prompt(row) for row in task.training_rows]
+    request = Request(
+        group_size=group_size,
+        max_completion_tokens=config.rollout.max_completion_tokens,
+        sampling=config.rollout.sampling,
+        key=StreamKey(config.run.seed, PURPOSE, 0),
+    )
+    groups = sample_groups(session.engine, prompts, request)
+    grades = session.collector.grade(groups)
+    collected = CollectedStep(step=max(1, session.trained.step), groups=groups, grades=grades)
+    entry: Entry = loss_entry(session, collected, logged) if group_size > 1 else {"loss": None}
+    entry |= sampled_entry(groups, grades, logged)
+    return entry
+
+
+@torch.no_grad()
+def loss_entry(session: Session, collected: CollectedStep, logged: Logged) -> Entry:
+    """The loss that an update on these completions would begin with, a mean over mini-batches, and its metrics."""
+    learner, clock = session.learner, Clock()
+    credited = learner.credit(collected, clock)
+    batches = learner.batches(credited, clock)
+    batches = batches[: len(batches) // learner.passes.epochs]  # one pass
+    budget, padded = learner.settings.update.tokens_per_microbatch, learner.policy.forward.padded
+    total, observed = 0.0, Observations()
+    micros = [micro for batch in batches if batch.completions for micro in batch.split(budget, padded=padded)]
+    for micro in micros:
+        total += micro_loss(learner.policy, micro, learner.objective(), observed).item()
+    entry: Entry = {"loss": total / len(batches)}
+    kl = logged.penalised_kl(collected.groups, credited.token_rewards)
+    if not micros:  # no completion has an advantage
+        return entry | token_entry({}, logged, trained_share=0.0) | kl
+    totals = token_totals(micros, observed)
+    means = {name: value / totals["num_tokens"] for name, value in totals["sums"].items()}
+    means |= {name: value / totals["num_completions"] for name, value in totals["completion_sums"].items()}
+    counts = float(totals["num_tokens"]), float(totals["num_completions"])
+    trained = Trained(tokens=counts[0], completions=counts[1])
+    return entry | token_entry(means, logged, trained_share=logged.trained_share(trained, groups=collected.groups)) | kl

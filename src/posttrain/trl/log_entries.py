@@ -13,11 +13,10 @@ from posttrain.algorithms.aggregation import decoupled_zscore
 from posttrain.records import Finish, Grades, Group
 from posttrain.runs.reports import StepReport
 from posttrain.training.metrics import NO_DEVIATION, completion_metrics, logged_metrics, reward_metrics, scored
-from posttrain.trl.as_config import DEVIATION_EPSILON, ZeroDeviation, zero_deviation_of
-from posttrain.trl.fields.grpo_config import GRPOConfig, SampledFields
+from posttrain.trl.configs.recipe import DEVIATION_EPSILON, ZeroDeviation, zero_deviation_of
+from posttrain.trl.configs.sampled_configs import GRPOConfig, SampledFields
 
 Entry = dict[str, float | None]
-
 OF_UPDATES = ("kl", "entropy")
 """Means over the tokens that were trained on, as our metrics have them."""
 CLIPPED = {name: name for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")}
@@ -70,8 +69,8 @@ class Logged:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if self.clips_completions:
             return trained.completions / (len(rollouts) * passes)
-        whole = [each for each in rollouts if not (self.masks_truncated and each.finish == Finish.LENGTH)]
-        return trained.tokens / (sum(len(each.tokens) for each in whole) * passes) if whole else 0.0
+        counted = [each for each in rollouts if not (self.masks_truncated and each.finish == Finish.LENGTH)]
+        return trained.tokens / (sum(len(each.tokens) for each in counted) * passes) if counted else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +132,7 @@ def share_without_deviation(grades: Grades, over: ZeroDeviation) -> float:
 
 
 def step_entry(report: StepReport, logged: Logged, *, updates: int, passes: int) -> Entry:
-    """What TRL logs of a training step of so many updates, in so many passes over its rollouts."""
+    """What TRL logs of a training step with its numbers of updates and of passes over its rollouts."""
     assert report.grades is not None, "a step by reward"
     metrics = report.metrics
     entry: Entry = {

@@ -1,11 +1,10 @@
-"""The policy that a trainer's arguments describe: a path or a model object, with an adapter, in 4 bits."""
+"""The policy that a trainer's arguments describe: a path or a model object, its tokenizer, 4 bits."""
 
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import nn
@@ -18,11 +17,10 @@ from posttrain.models.adapters.peft_layers import peft_layers
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.model_folder import load_policy, load_policy_to_train, loaded_config, located_folder
 from posttrain.models.policy import Policy, as_policy, stop_ids
-from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
+from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
-from posttrain.trl.fields.field_rules import mapping_of
-from posttrain.trl.fields.training_fields import TrainingFields
-from posttrain.trl.surface.tokenizer_fields import with_tokenizer_fields
+from posttrain.trl.configs.checked_fields import mapping_of
+from posttrain.trl.configs.training_fields import TrainingFields
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -31,8 +29,6 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 NO_MATTER = ("device_map", "use_cache", "low_cpu_mem_usage")
 """Arguments of from_pretrained that say where and how, and change no number."""
 LOADED = "sets nothing: the model is loaded already."
-UNSET = ("inference_mode", "base_model_name_or_path", "fan_in_fan_out", "revision", "peft_version")
-"""What peft writes into a config itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +64,16 @@ class Loaded:
     options: ModelOptions
     """They describe the policy as far as options do."""
     notes: list[str]
-    """What is to be told of it."""
+    """Lines about it."""
 
 
 def loaded(source: ModelSource, args: TrainingFields) -> Loaded:
     """The policy that a trainer trains, and how its model is shown."""
     notes: list[str] = []
-    require_lora(source.peft_config)
+    if source.peft_config is not None:
+        from posttrain.trl.peft_models import require_lora
+
+        require_lora(source.peft_config)
     options = model_options(source, args, notes)
     if isinstance(source.model, str):
         policy, shown, options = policy_of_path(source, options, args, notes)
@@ -100,7 +99,7 @@ def shown_model(policy: PreTrainedModel, model: nn.Module) -> nn.Module:
     classifier = model is not policy and peft_layers(policy)
     if not (lora_layers(policy) or classifier) or is_peft_model(model) or find_spec("peft") is None:
         return model
-    from posttrain.trl.surface.peft_around import with_peft_around
+    from posttrain.trl.peft_models import with_peft_around
 
     return with_peft_around(policy, cast(PreTrainedModel, model))
 
@@ -139,7 +138,7 @@ def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -
         gradient_checkpointing=bool(args.gradient_checkpointing or args.activation_checkpointing),
         dtype=dtype,
         template_options=mapping_of(args, "chat_template_kwargs") if "chat_template_kwargs" in vars(args) else {},
-        adapter=AdapterOptions() if quantization is not None else None,  # which one is said once the model is known
+        adapter=AdapterOptions() if quantization is not None else None,  # its layers depend on the model
         quantization=quantized(quantization, notes),
     )
     notes += [f"{name} = {given[name]!r:.60} sets nothing here" for name in NO_MATTER if name in given]
@@ -152,38 +151,28 @@ def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -
     return options
 
 
-def require_lora(config: object) -> None:
-    """Refuse an adapter of another kind."""
-    if config is None:
-        return
-    from peft import LoraConfig
-
-    if not isinstance(config, LoraConfig):
-        raise UserError(f"peft_config: a {type(config).__name__} is given; adapters are LoRA here: peft.LoraConfig.")
-
-
 def revision_of(given: object) -> str:
-    """A revision of a model of the hub; the main branch is what it is without one."""
+    """A revision of a model of the hub; empty for the main branch."""
     return "" if given in (None, "main") else str(given)
 
 
-def dtype_of(given: object, args: TrainingFields, notes: list[str]) -> Dtype:
-    """The type of matrix products: bfloat16 on a GPU where half precision is asked for by any name, or nothing is."""
-    name = "auto" if given is None else str(given).removeprefix("torch.")
+def dtype_of(value: object, args: TrainingFields, notes: list[str]) -> Dtype:
+    """The type of matrix products: bfloat16 on a GPU if a script requests half precision, or nothing."""
+    name = "auto" if value is None else str(value).removeprefix("torch.")
     if name not in ("auto", "float32", "bfloat16", "float16"):
         raise UserError(f"model_init_kwargs: dtype = {name}: use auto, float32 or bfloat16.")
-    asked = [f"{field} = True" for field in ("bf16", "fp16") if vars(args)[field]]
-    asked += [f"dtype = {name}"] if name in ("bfloat16", "float16") else []
+    given = [f"{field} = True" for field in ("bf16", "fp16") if vars(args)[field]]
+    given += [f"dtype = {name}"] if name in ("bfloat16", "float16") else []
     cpu = args.use_cpu or args.no_cuda or not torch.cuda.is_available()
     if cpu:
-        if asked:
-            notes.append(f"{asked[0]}: there is no GPU here, so everything is computed in float32.")
+        if given:
+            notes.append(f"{given[0]}: there is no GPU here, so everything is computed in float32.")
         return "float32"
-    if not asked:
+    if not given:
         return "float32" if args.bf16 is False else "auto"
     if args.fp16 or name == "float16":
         used: Dtype = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-        notes.append(f"{asked[-1]}: products are computed in {used}, as float16 overflows in this training.")
+        notes.append(f"{given[-1]}: products are computed in {used}, as float16 overflows in this training.")
         return used
     return "bfloat16"
 
@@ -213,6 +202,8 @@ def policy_of_path(
                 "quantization_config: weights in 4 bits cannot be trained.  Give an adapter as well, peft_config."
             )
         return load_policy_to_train(options, seed=args.seed), None, options
+    from posttrain.trl.peft_models import adapter_options, with_peft
+
     adapter = adapter_options(config, model_type(replace(options, adapter=None, quantization=None)))
     if adapter is not None:
         options = replace(options, adapter=adapter)
@@ -234,10 +225,14 @@ def model_object(source: ModelSource, model: nn.Module, options: ModelOptions) -
         raise UserError(
             "quantization_config: the model is loaded already.  Load it with that config, or give its path."
         )
-    place(model, chosen_device(options.device))
+    move_to(model, chosen_device(options.device))
     if options.gradient_checkpointing and hasattr(model, "gradient_checkpointing_enable"):
         cast(PreTrainedModel, model).gradient_checkpointing_enable()
-    return model if source.peft_config is None else peft_model(model, source.peft_config)
+    if source.peft_config is None:
+        return model
+    from posttrain.trl.peft_models import peft_model
+
+    return peft_model(model, source.peft_config)
 
 
 def policy_of_object(source: ModelSource, model: nn.Module, options: ModelOptions) -> Policy:
@@ -262,7 +257,7 @@ def tokenizer_of(model: nn.Module) -> PreTrainedTokenizerBase:
     )
 
 
-def place(model: nn.Module, device: torch.device) -> None:
+def move_to(model: nn.Module, device: torch.device) -> None:
     """Move a model to the device that trains, as transformers' Trainer does.
 
     One whose loader has placed it stays: its weights are quantised, or spread over devices by a `device_map`.  So does
@@ -278,60 +273,9 @@ def place(model: nn.Module, device: torch.device) -> None:
         model.to(device)  # parameters stay the objects that an optimiser of the caller's holds
 
 
-def with_peft(policy: Policy, config: "LoraConfig", *, seed: int) -> tuple[Policy, nn.Module]:
-    """The policy under an adapter of peft, drawn from the seed, and the PeftModel."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = peft_model(policy.model, config)
-    dtype: Dtype = "bfloat16" if policy.compute_dtype == torch.bfloat16 else "auto"
-    return replace(as_policy(model, policy.tokenizer, dtype=dtype), stored_dtype=policy.stored_dtype), model
-
-
-def peft_model(model: nn.Module, config: "LoraConfig") -> nn.Module:
-    """A model with an adapter of peft over it.  Raises UserError where it has one, or where the config is none."""
-    from peft import get_peft_model
-
-    if is_peft_model(model):
-        raise UserError("peft_config: the model is a PeftModel already, with an adapter of its own.  Leave one out.")
-    made: nn.Module = get_peft_model(cast(PreTrainedModel, model), config)
-    return made
-
-
 def model_type(options: ModelOptions) -> str:
     """The family of a model that is not loaded yet."""
     return str(loaded_config(located_folder(options), options).model_type)
-
-
-def adapter_options(config: "LoraConfig", family: str) -> AdapterOptions | None:
-    """An adapter of ours that is the same; None where the config says what ours do not have."""
-    from peft import LoraConfig
-    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-
-    said: Any = config
-    plain = LoraConfig(
-        r=said.r,
-        lora_alpha=said.lora_alpha,
-        lora_dropout=said.lora_dropout,
-        target_modules=said.target_modules,
-        use_rslora=said.use_rslora,
-        task_type=said.task_type,
-    )
-    targets = said.target_modules or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(family)
-    if written(config) != written(plain) or targets is None or (isinstance(targets, str) and targets != ALL_LINEAR):
-        return None
-    return AdapterOptions(
-        rank=said.r,
-        alpha=float(said.lora_alpha),
-        dropout=float(said.lora_dropout),
-        targets=(targets,) if isinstance(targets, str) else tuple(sorted(targets)),
-        rslora=bool(said.use_rslora),
-    )
-
-
-def written(config: "LoraConfig") -> Mapping[str, object]:
-    """What a config says by itself."""
-    to_dict: Callable[[], dict[str, object]] = config.to_dict
-    return {name: value for name, value in to_dict().items() if name not in UNSET}
 
 
 def require_tokenizer(candidate: object) -> PreTrainedTokenizerBase:
@@ -342,3 +286,47 @@ def require_tokenizer(candidate: object) -> PreTrainedTokenizerBase:
             " AutoTokenizer.from_pretrained makes."
         )
     return candidate
+
+
+def with_tokenizer_fields(policy: Policy, args: TrainingFields) -> Policy:
+    """The policy with the stop token and the chat template that the arguments name; its tokenizer is changed."""
+    owner, given = type(args).__name__, vars(args)
+    template, eos_token = given.get("chat_template_path"), given.get("eos_token")
+    if template is not None:
+        copy_template(policy, str(template), owner)
+    if eos_token is None:
+        return policy
+    tokenizer, model = policy.tokenizer, policy.model
+    if eos_token not in tokenizer.get_vocab():
+        raise UserError(f"{owner}: eos_token = {eos_token!r} is not a token of the tokenizer.  Name one that it has.")
+    tokenizer.eos_token = eos_token
+    model.config.eos_token_id = tokenizer.eos_token_id
+    if model.generation_config is not None:
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return replace(policy, stop_ids=stop_ids(model, tokenizer))
+
+
+def copy_template(policy: Policy, path: str, owner: str) -> None:
+    """Have the tokenizer write chats as a Jinja file says, or the tokenizer of a folder or of the hub."""
+    if path.endswith((".jinja", ".j2")):
+        if not Path(path).is_file():
+            raise UserError(f"{owner}: chat_template_path = {path!r}: there is no such file.")
+        policy.tokenizer.chat_template = Path(path).read_text(encoding="utf-8")
+        return
+    try:
+        other = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{owner}: chat_template_path = {path!r}: no tokenizer can be read there.  Give a .jinja file or a folder"
+            " with a tokenizer."
+        ) from error
+    if not other.chat_template:
+        raise UserError(f"{owner}: chat_template_path = {path!r}: its tokenizer has no chat template.")
+    missing = [each for each in other.all_special_tokens if each not in policy.tokenizer.get_vocab()]
+    used = [each for each in missing if each in str(other.chat_template)]
+    if used:
+        raise UserError(
+            f"{owner}: chat_template_path = {path!r}: its template writes {', '.join(used)}, which the model has no"
+            " token for.  Add them to model and tokenizer, and give both."
+        )
+    policy.tokenizer.chat_template = other.chat_template

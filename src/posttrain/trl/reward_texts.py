@@ -92,7 +92,7 @@ def with_ids(signature: inspect.Signature) -> inspect.Signature:
 def one_for_each(
     tokenizers: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase | None] | None, given: object
 ) -> list[PreTrainedTokenizerBase | None]:
-    """The tokenizer of each reward, None where it has one of its own or none."""
+    """The tokenizer given for each reward, or None."""
     count = len(given) if isinstance(given, list | tuple) else 1
     if tokenizers is None:
         return [None] * count
@@ -114,7 +114,7 @@ def reward_functions(
     tokenizer: PreTrainedTokenizerBase,
     state: Callable[[], object],
 ) -> list[RewardFunction]:
-    """The rewards with TRL's names, weights and texts; equal names are told apart by a number.
+    """The rewards with TRL's names, weights and texts; equal names get a number.
 
     `tokenizers` are those of reward models, one for each reward, and `tokenizer` is the policy's.
     """
@@ -129,22 +129,22 @@ def reward_functions(
         )
     made: list[RewardFunction] = []
     names: list[str] = []
-    for place, call in enumerate(calls):
+    for number, call in enumerate(calls):
         name = name_of_callable(call)
         names.append(name)
         if names.count(name) > 1:
             name = f"{name}_{names.count(name)}"
-        weight = 1.0 if weights is None else float(weights[place])
+        weight = 1.0 if weights is None else float(weights[number])
         made.append(reward_function(call, name=name, weight=weight))
     return made
 
 
 def decoded(
-    call: object, tokenizer: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase | None, state: Callable[[], object]
+    call: object, tokenizer: PreTrainedTokenizerBase, given: PreTrainedTokenizerBase | None, state: Callable[[], object]
 ) -> Reward:
     """The reward as TRL calls it; a function that scores a single response per call stays as it is."""
     if isinstance(call, str | PreTrainedModel):
-        return DecodedRewardModel(call, tokenizer, own)
+        return DecodedRewardModel(call, tokenizer, given)
     if isinstance(call, RewardModel | RewardModelEnsemble):
         return call
     if not callable(call) or isinstance(call, type | nn.Module):

@@ -1,25 +1,133 @@
-"""What a trainer writes: a folder that from_pretrained reads, and the same on the hub."""
+"""What a trainer writes: model folders, checkpoints, a model card, and the same on the hub.
 
-from dataclasses import dataclass
+As in transformers, a checkpoint is `checkpoint-N` in output_dir, N in updates: a link to the run's
+`checkpoints/step-M`.  A model's files are written into it too, so that transformers and peft load it.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
+
+import yaml
+from transformers import TrainerState
 
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.peft_layers import adapted_names
+from posttrain.models.loading.construction import without_progress_bars
 from posttrain.models.loading.saving import require_loadable, save_adapter, save_policy
 from posttrain.models.policy import Policy
-from posttrain.runs.manifest import NAME
-from posttrain.trl.fields.training_fields import TrainingFields
+from posttrain.runs.checkpoint import discard, load_checkpoint
+from posttrain.runs.files import write_atomically, writing
+from posttrain.runs.manifest import NAME, saved_steps
+from posttrain.runs.tensor_state import restore_module, trained_names, untied
+from posttrain.schemas import did_you_mean
+from posttrain.trl.configs.training_fields import TrainingFields
+
+STATE_FILE = "trainer_state.json"
+"""The `TrainerState` of callbacks, in the place where transformers keeps it."""
+HEADER = {
+    "dataset_name": "datasets",
+    "dataset": "datasets",
+    "dataset_tags": "datasets",
+    "finetuned_from": "base_model",
+    "language": "language",
+    "license": "license",
+    "tasks": "pipeline_tag",
+    "dataset_args": "dataset_args",
+}
+"""Arguments of TRL's and transformers' cards, and where they go in the header."""
+KNOWN = ("model_name", "tags", *HEADER)
 
 
 def save(policy: Policy, folder: Path) -> None:
-    """The model, or only the adapter where one is trained, with the tokenizer."""
+    """Write the model, or only the adapter if one is trained, with the tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     (save_adapter if adapted_names(policy.model) else save_policy)(policy, folder)
     require_loadable(policy.model, folder)
 
 
+def save_into_checkpoint(policy: Policy, checkpoint: Path) -> None:
+    """Make a checkpoint a folder that from_pretrained reads.  Raises RunError if it could not be read."""
+    named = untied(policy.model)
+    if adapted_names(policy.model):
+        save_adapter(policy, checkpoint)
+    elif trained_names(policy.model, named) != named.keys():
+        save_policy(policy, checkpoint)  # the frozen weights are not there
+    else:
+        write_around_weights(policy, checkpoint)
+    require_loadable(policy.model, checkpoint)
+
+
+def write_around_weights(policy: Policy, checkpoint: Path) -> None:
+    """Add the other files of a model's folder to a checkpoint that has all weights."""
+    model, weights = policy.model, checkpoint / "model.safetensors"
+    if not weights.exists():
+        os.link(checkpoint / "policy.safetensors", weights)
+    with without_progress_bars():
+        model.config.save_pretrained(checkpoint)
+        if model.can_generate() and model.generation_config is not None:
+            model.generation_config.save_pretrained(checkpoint)
+        policy.tokenizer.save_pretrained(checkpoint)
+
+
+def link_checkpoint(run: Path, checkpoint: Path, num_updates: int) -> None:
+    """Link `checkpoint-N` to a checkpoint, and remove links to deleted ones; folders of others stay."""
+    link = run / f"checkpoint-{num_updates}"
+    with writing(link, run):
+        remove_dangling(run)
+        if link.is_symlink():
+            link.unlink()
+        if not link.exists():
+            link.symlink_to(checkpoint.relative_to(run))
+
+
+def remove_dangling(run: Path) -> None:
+    """Remove links to checkpoints that were pruned."""
+    for each in run.glob("checkpoint-*"):
+        if each.is_symlink() and not each.exists():
+            each.unlink()
+
+
+def prune(folder: Path, args: TrainingFields, best: str | None) -> None:
+    """Keep the newest `save_total_limit` checkpoints, and the best and the last whatever the limit."""
+    limit = args.save_total_limit or 0
+    if limit <= 0 or args.metric_for_best_model is None:
+        return
+    steps = saved_steps(folder)
+    kept = {max(steps), *(step for step, path in steps.items() if best is not None and path.samefile(best))}
+    others = [step for step in steps if step not in kept]
+    for step in others[: max(0, len(steps) - max(limit, len(kept)))]:
+        discard(steps[step])
+
+
+def load_best(policy: Policy, path: Path) -> None:
+    """Load a checkpoint's weights into the policy."""
+    restore_module(policy.model, load_checkpoint(path).tensors["policy"])
+
+
+def write_state(state: TrainerState, folder: Path) -> None:
+    """Write the state for transformers' `TrainerState.load_from_json`."""
+    content = json.dumps(asdict(state), indent=2, sort_keys=True) + "\n"
+    write_atomically(folder / STATE_FILE, content.encode())
+
+
+def saved_state(checkpoints: Path, step: int | None) -> TrainerState:
+    """The state when a step was saved, None for the last step; a new one if it has no file."""
+    steps = saved_steps(checkpoints)
+    file = steps.get(step if step is not None else max(steps, default=0), checkpoints) / STATE_FILE
+    if not file.is_file():
+        return TrainerState()
+    state: TrainerState = TrainerState.load_from_json(str(file))
+    if state.best_model_checkpoint is not None and not Path(state.best_model_checkpoint).is_dir():
+        state.best_model_checkpoint = None
+    return state
+
+
 def require_free(folder: Path, args: TrainingFields) -> None:
-    """Refuse the folder of another run, unless it may be deleted."""
+    """Refuse a folder that holds another run, unless it may be deleted."""
     if (folder / "config.yaml").is_file() and not args.overwrite_output_dir:
         raise UserError(
             f"output_dir = {folder}: there is a run in it already.  Continue it with resume_from_checkpoint=True, give"
@@ -35,11 +143,6 @@ class HubTarget:
     token: str | None
     revision: str | None
     private: bool | None
-
-
-def hub_name(folder: Path, args: TrainingFields) -> str:
-    """The name on the hub: hub_model_id, or that of the folder of the run."""
-    return args.hub_model_id or folder.resolve().name
 
 
 def push(folder: Path, target: HubTarget, message: str) -> str:
@@ -81,3 +184,30 @@ def resume_step(given: str | bool | None, folder: Path) -> tuple[bool, int | Non
             f" folder such as {folder}/checkpoint-100."
         )
     return True, int(found[1])
+
+
+def card_text(given: Mapping[str, object], *, trainer: str, base: str, tags: Sequence[str]) -> str:
+    """A card in Markdown.  Raises UserError for a name that cards do not have.
+
+    `base` is the model that was trained, and `tags` are those of the trainer's class.
+    """
+    for name in given:
+        if name not in KNOWN:
+            raise UserError(f"a model card has no {name!r}.  {did_you_mean(name, KNOWN)}")
+    method = trainer.removesuffix("Trainer").lower()
+    found: dict[str, object] = {"library_name": "transformers"}
+    if base:
+        found["base_model"] = base
+    found |= {HEADER[name]: value for name, value in given.items() if name in HEADER and value is not None}
+    found["tags"] = list(dict.fromkeys(["posttrain", method, *tags, *as_tags(given.get("tags"))]))
+    title = given.get("model_name") or "Model card"
+    data = f" on {found['datasets']}" if "datasets" in found else ""
+    return (
+        f"---\n{yaml.safe_dump(found, sort_keys=False)}---\n\n# {title}\n\n"
+        f"{base or 'A model'} was trained{data} with the {trainer} of posttrain {version('posttrain')}.\n"
+    )
+
+
+def as_tags(given: object) -> list[str]:
+    """One tag, several or none, as a list."""
+    return [given] if isinstance(given, str) else [str(each) for each in given] if isinstance(given, Sequence) else []

@@ -1,11 +1,12 @@
 """SFTTrainer: TRL's constructor and methods over `posttrain.train_sft`."""
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase
 
 from posttrain.config import SftConfig
 from posttrain.errors import UserError
@@ -15,32 +16,60 @@ from posttrain.runs.reports import Run
 from posttrain.training.sft.learned_rows import GivenRows, RowExamples
 from posttrain.training.sft.sft_run import example_source, train_sft
 from posttrain.training.sft.supervised import held_out_loss
-from posttrain.training.sft.token_rows import LABELS, MASKS, TOKENS
-from posttrain.trl.as_config import RunLength, adamw_options
+from posttrain.training.sft.token_rows import LABELS, MASKS, NOT_LEARNED, TOKENS
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
-from posttrain.trl.fields.sft_config import SFT_RULES, SFTConfig, rows_of_update
+from posttrain.trl.configs.batch_arithmetic import RunLength
+from posttrain.trl.configs.recipe import NO_LIMIT, adamw_options
+from posttrain.trl.configs.row_configs import SFTConfig
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.surface.row_labels import TokenRows
-from posttrain.trl.training_rows import Dataset, Row
+from posttrain.trl.trainer_methods import Dataset, Row
 
 if TYPE_CHECKING:
     from peft import LoraConfig
-    from transformers import BitsAndBytesConfig
 
-NOT_HERE = {
-    "data_collator": "rows are made into tokens in one way",
-    "compute_loss_func": "the loss is -log π of what is learned",
-    "compute_metrics": "the loss on held-out rows is what is measured",
-    "optimizer_cls_and_kwargs": "give the optimiser itself in `optimizers`",
-    "preprocess_logits_for_metrics": "the loss on held-out rows is what is measured",
-}
-"""Arguments of TRL's trainer of which only the default is possible, with why."""
+
+class TokenRows(Sequence[dict[str, list[int]]]):
+    """The rows as tokens with labels, made when they are first read; a column by its name."""
+
+    column_names = (TOKENS, LABELS)
+
+    def __init__(self, make: Callable[[], Sequence[Example]], *, learned_whole: bool) -> None:
+        """With `learned_whole` the label of the first token, which nothing predicts, is the token, as in TRL."""
+        self.make, self.learned_whole = make, learned_whole
+
+    @cached_property
+    def examples(self) -> Sequence[Example]:
+        """The rows, made into tokens once."""
+        return self.make()
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __iter__(self) -> Iterator[dict[str, list[int]]]:
+        return (self.row(example) for example in self.examples)
+
+    def __getitem__(self, key: Any) -> Any:
+        """A row, several rows, or a column."""
+        if isinstance(key, str):
+            return [self.row(example)[key] for example in self.examples]
+        found = self.examples[key]
+        return self.row(found) if isinstance(found, Example) else [self.row(each) for each in found]
+
+    def row(self, example: Example) -> dict[str, list[int]]:
+        """Tokens and labels of one row."""
+        ids = [*example.tokens]
+        masked = [token if each else NOT_LEARNED for token, each in zip(ids, example.learned, strict=True)]
+        return {TOKENS: ids, LABELS: ids if self.learned_whole else masked}
 
 
 class SFTTrainer(BaseTrainer[SFTConfig]):
     """Trains a model on rows, called as TRL's class of that name; the loop is that of `posttrain.train_sft`."""
 
-    config_class, own_rules, only_default = SFTConfig, SFT_RULES, NOT_HERE
+    config_class = SFTConfig
+    only_default: ClassVar[Mapping[str, str]] = {
+        **BaseTrainer.only_default,
+        "compute_loss_func": "the loss is -log π of what is learned",
+    }
     logged = (*BaseTrainer.logged, "entropy", "mean_token_accuracy")
     given_rows: Dataset | None
     """`train_dataset` as it was given."""
@@ -56,7 +85,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: list[Any] | None = None,
         optimizers: Optimizers = (None, None),
-        quantization_config: "BitsAndBytesConfig | None" = None,
+        quantization_config: BitsAndBytesConfig | None = None,
         peft_config: "LoraConfig | None" = None,
         formatting_func: Callable[[Row], str] | None = None,
         **not_here: object,
@@ -76,7 +105,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         )
         super().__init__(args, given)
         self._require_learned_parts()
-        self.tell()
+        self._finish_init()
 
     @property
     def train_dataset(self) -> Dataset | None:
@@ -86,8 +115,8 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             return given
         if self._shown is None:
             rows = self.train_rows()
-            whole = self.described(rows)[0].sft.loss_on == "all"
-            self._shown = TokenRows(lambda: self._examples(rows), learned_whole=whole)
+            learned_whole = self.described(rows)[0].sft.loss_on == "all"
+            self._shown = TokenRows(lambda: self._examples(rows), learned_whole=learned_whole)
         return self._shown
 
     @train_dataset.setter
@@ -100,21 +129,19 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         return self.rows(self.given_rows, "train_dataset")
 
     def recipe(self, rows: list[Row], length: RunLength) -> SftConfig:
-        """The run in our words."""
         return SftConfig(sft=self.options(rows, length), **self.sections(length))
 
     def options(self, rows: Sequence[Row], length: RunLength) -> SftOptions:
-        """How rows are learned."""
         args, longest = self.args, self.policy.max_positions
-        asked = args.max_seq_length or args.max_length
-        limit = min(asked or longest, longest)
+        given = args.max_seq_length or args.max_length
+        limit = min(given or longest, longest)
         return SftOptions(
             **adamw_options(args, self.model_options, length.updates),
             loss_on=learned_part(args, rows[0]),
             measure_entropy=True,
             max_length=limit,
-            long_rows="error" if asked is None else "cut",
-            rows_per_batch=rows_of_update(args),
+            long_rows="error" if given is None else "cut",
+            rows_per_batch=args.rows_per_update,
             tokens_per_batch=NO_LIMIT,
             tokens_per_microbatch=max(2, args.per_device_train_batch_size * limit),
         )
@@ -126,7 +153,6 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         return [each.unpacked() for each in source.trained]
 
     def _fit(self, config: SftConfig, rows: list[Row], start: Start) -> Run:
-        """The run by `train_sft`."""
         return train_sft(config, policy=self.policy, rows=rows, optimizer=self.own_optimizer, **start.how)
 
     def _measured(self, rows: list[Row]) -> Entry:
@@ -136,7 +162,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         return {"loss": measured.loss, "entropy": measured.entropy, "mean_token_accuracy": measured.accuracy}
 
     def _require_learned_parts(self) -> None:
-        """Refuse arguments that name a part which the rows do not have, as far as the first of them tell."""
+        """Refuse arguments that name a part which the first rows do not have."""
         given: Any = self.eval_dataset
         held_out = given.values() if isinstance(given, Mapping) else [given]
         for name, rows in (("train_dataset", self.given_rows), *(("eval_dataset", each) for each in held_out)):
@@ -162,10 +188,6 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         return rows
 
 
-NO_LIMIT = 1_000_000_000
-"""Tokens of a batch whose size only rows limit."""
-
-
 def unread_masks(args: SFTConfig) -> set[str]:
     """Masks of rows of tokens that the arguments leave unread."""
     read = {"completion_mask": args.completion_only_loss is not False, "assistant_masks": args.assistant_only_loss}
@@ -173,10 +195,10 @@ def unread_masks(args: SFTConfig) -> set[str]:
 
 
 def require_parts(args: SFTConfig, row: Row, name: str) -> None:
-    """Refuse a loss on a part of rows that do not say which part that is: all of each would be learned."""
+    """Refuse a loss on a part of rows if the rows do not mark that part: all of each would be learned."""
     of_tokens = TOKENS in row and LABELS not in row
     text = "text" in row and "completion" not in row
-    asked = {
+    parts = {
         "completion_only_loss": (
             args.completion_only_loss is True,
             "completion_mask" not in row if of_tokens else TOKENS not in row and "completion" not in row,
@@ -188,7 +210,7 @@ def require_parts(args: SFTConfig, row: Row, name: str) -> None:
             "turns.  Give rows with `messages`",
         ),
     }
-    for field, (is_set, lacks, remedy) in asked.items():
+    for field, (is_set, lacks, remedy) in parts.items():
         if is_set and lacks:
             raise UserError(
                 f"SFTConfig: {field} = True, and {name} has rows of {', '.join(row)} without {remedy}, or leave"
@@ -202,7 +224,7 @@ def require_parts(args: SFTConfig, row: Row, name: str) -> None:
 
 
 def learned_part(args: SFTConfig, row: Row) -> Literal["assistant", "all"]:
-    """What of a row is learned: TRL learns completions without their prompts, and messages and text whole."""
+    """The learned part of a row: as in TRL, completions without their prompts, and all of messages and text."""
     if TOKENS in row:
         return "assistant"
     if "completion" in row:

@@ -1,8 +1,9 @@
 """What the trainers share: the policy and the callbacks, and the methods that scripts call besides train."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -10,58 +11,54 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from posttrain.errors import UserError
 from posttrain.runs.files import write_atomically
 from posttrain.runs.reports import Run
-from posttrain.trl.as_config import folder_of_run
-from posttrain.trl.best_model import saved_state, write_state
 from posttrain.trl.callback_watcher import Events, made_callback
-from posttrain.trl.fields.field_rules import Rules, lines_about, require_numbers
-from posttrain.trl.fields.told_in_fields import told_in_fields
-from posttrain.trl.fields.training_fields import TrainingFields
+from posttrain.trl.configs.checked_fields import config_from, errors_by_field, lines_about, require_values
+from posttrain.trl.configs.one_process import OneProcess
+from posttrain.trl.configs.recipe import folder_of_run
+from posttrain.trl.configs.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import ModelSource, loaded, named_folder, shown_model
-from posttrain.trl.saved_models import HubTarget, hub_name, push, save
-from posttrain.trl.surface.checked_overrides import CheckedOverrides, overrides, require_called
-from posttrain.trl.surface.checkpoint_folders import remove_dangling, write_model
-from posttrain.trl.surface.model_card import card_text
-from posttrain.trl.surface.one_process import OneProcess
-from posttrain.trl.surface.transformers_arguments import as_config
-from posttrain.trl.training_rows import rows_of_dataset
+from posttrain.trl.names_elsewhere import CheckedOverrides, overrides, require_called
+from posttrain.trl.saved_models import (
+    HubTarget,
+    card_text,
+    push,
+    remove_dangling,
+    save,
+    save_into_checkpoint,
+    saved_state,
+    write_state,
+)
 
+Row = Mapping[str, object]
+Dataset = Iterable[Row]
 Args = TypeVar("Args", bound=TrainingFields)
 
 
 class TrainerMethods(CheckedOverrides, Generic[Args]):
-    """The loaded model and the callbacks.  Where TRL would do something else, `notes` says so."""
+    """The loaded model and the callbacks.  `notes` lists what TRL would do differently."""
 
     settable = frozenset({"train_dataset", "eval_dataset"})
     not_called = frozenset(
-        {
-            "accelerator",
-            "create_model_card",
-            "get_eval_dataloader",
-            "get_train_dataloader",
-            "is_deepspeed_enabled",
-            "is_fsdp_enabled",
-            "is_model_parallel",
-            "save_metrics",
-            "save_state",
-        }
+        {"accelerator", "is_deepspeed_enabled", "is_fsdp_enabled", "is_model_parallel"}
+        | {"create_model_card", "get_eval_dataloader", "get_train_dataloader", "save_metrics", "save_state"}
     )
     is_deepspeed_enabled = is_fsdp_enabled = is_model_parallel = False
     """One process trains, on one device."""
     config_class: ClassVar[type[TrainingFields]]
-    """Of its arguments."""
     _tag_names: Sequence[str] = ()
     """Tags that a script's own trainer adds to a model card."""
 
-    def __init__(self, source: ModelSource, args: Args, rules: Rules, callbacks: Sequence[object] | None) -> None:
+    def __init__(self, source: ModelSource, args: Args, callbacks: Sequence[object] | None) -> None:
         require_called(type(self))  # a class may have been patched since it was made
-        args, self.notes = as_config(args, cast(type[Args], self.config_class))
-        self.args, self.rules = args, rules
-        require_numbers(args, rules)
-        self.notes += lines_about(args, rules)
-        with told_in_fields(args, rules):
+        args, self.notes = config_from(args, cast(type[Args], self.config_class))
+        self.args = args
+        require_values(args)
+        self.notes += lines_about(args)
+        with errors_by_field(args):
             made = loaded(source, args)
         self.policy, self.model_options, self.loaded_model = made.policy, made.options, made.model
         self.notes += made.notes
@@ -77,12 +74,12 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         self.run: Run | None = None
         """The run that train() made: its folder and its summary."""
 
-    def tell(self) -> None:
-        """Print the notes, and tell the callbacks that the trainer is made."""
+    def _finish_init(self) -> None:
+        """Print the notes, and call `on_init_end` of the callbacks."""
         for note in self.notes:
             print(f"posttrain.trl: {note}", flush=True)
         self.made = True
-        self.events.tell("on_init_end")
+        self.events.call("on_init_end")
 
     @property
     def model(self) -> nn.Module:
@@ -91,28 +88,26 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     @cached_property
     def _shown_model(self) -> nn.Module:
-        """The same, made when it is asked for."""
         return shown_model(self.policy.model, self.loaded_model)
 
     @property
     def model_wrapped(self) -> nn.Module:
-        """The same: nothing wraps it."""
         return self.model
 
     @property
     def control(self) -> TrainerControl:
-        """What callbacks ask for."""
+        """What callbacks request."""
         return self.events.control
 
     @property
     def accelerator(self) -> OneProcess:
-        """What scripts ask accelerate of processes, answered for one."""
+        """The only process, with the attributes of accelerate that scripts read."""
         return OneProcess(self.policy.device)
 
     @property
     def hub_model_id(self) -> str:
-        """The name on the hub that `push_to_hub` uploads to, without an owner where none is given."""
-        return hub_name(self.folder, self.args)
+        """The name on the hub that `push_to_hub` uploads to: by default that of the folder."""
+        return self.args.hub_model_id or self.folder.resolve().name
 
     @property
     def state(self) -> TrainerState:
@@ -121,41 +116,39 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     @property
     def folder(self) -> Path:
-        """Of the run: output_dir."""
+        """The folder of the run: output_dir."""
         return Path(folder_of_run(self.args))
 
     def _begin_state(self, from_step: int | None, *, resume: bool) -> None:
-        """Have the state be that of the checkpoint a run goes on from, or that of a run which begins."""
+        """Take the state from the checkpoint that a run resumes, or begin with a new one."""
         checkpoints = self.folder / "checkpoints"
-        require_numbers(self.args, self.rules)
-        for note in lines_about(self.args, self.rules):  # a script may have changed the arguments since
+        for note in lines_about(self.args):  # a script may have changed some since the trainer was made
             if note not in self.notes:
                 print(f"posttrain.trl: {note}", flush=True)
         remove_dangling(self.folder)
         self.events.begin(saved_state(checkpoints, from_step) if resume else TrainerState())
 
     def is_world_process_zero(self) -> bool:
-        """Whether this is the process that writes: it is the only one."""
+        """True: there is one process."""
         return True
 
-    def is_local_process_zero(self) -> bool:
-        """Whether this is the process of this machine that writes: it is the only one."""
-        return True
+    is_local_process_zero = is_world_process_zero
 
     def get_num_trainable_parameters(self) -> int:
         """Parameters that training changes."""
         return sum(each.numel() for each in self.model.parameters() if each.requires_grad)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The rows in lots of a device's batch, in their order, to look at; training draws its own batches."""
+        """The rows in batches of a device, in order, for scripts to read; training draws its batches itself."""
         size = self.args.per_device_train_batch_size
         rows = rows_of_dataset(cast(Any, self).train_dataset, "train_dataset", most=size)
         return DataLoader(cast(Any, rows), batch_size=size, collate_fn=list)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """The same of the rows that are measured on; a name is that of one of several data sets."""
-        own, size = cast(Any, self).eval_dataset, self.args.per_device_eval_batch_size
-        given = own if eval_dataset is None else own[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
+        """The same for the evaluation rows; a name selects one of several data sets."""
+        given, size = cast(Any, self).eval_dataset, self.args.per_device_eval_batch_size
+        if eval_dataset is not None:
+            given = given[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
         rows = rows_of_dataset(given, "eval_dataset", most=size)
         return DataLoader(cast(Any, rows), batch_size=size, collate_fn=list)
 
@@ -184,7 +177,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, or only the adapter where one is trained, with the tokenizer, for from_pretrained.
 
-        A script's own version also writes the files of checkpoints, called with `_internal_call`, as in transformers.
+        A script's override also writes the files of checkpoints: as in transformers, `_internal_call` is then True.
         """
         self.write_model(Path(output_dir) if output_dir else self.folder)
 
@@ -194,7 +187,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     def write_checkpoint_model(self, checkpoint: Path) -> None:
         """Write into a checkpoint what from_pretrained reads."""
-        write_model(self.policy, checkpoint)
+        save_into_checkpoint(self.policy, checkpoint)
 
     def _save_checkpoint_model(self, checkpoint: Path) -> None:
         """Write a model's files into a checkpoint, by a script's `save_model` where it has one."""
@@ -244,19 +237,19 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         return push(folder, target, commit_message or "End of training")
 
     def add_callback(self, callback: Any) -> None:
-        """One callback more, an object or a class."""
+        """Add a callback, given as an object or a class."""
         self.events.add(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """One less, given as the object or by its class."""
+        """Remove a callback, given as the object or by its class."""
         self.events.remove(callback)
 
     def pop_callback(self, callback: Any) -> TrainerCallback:
-        """One less, returned."""
+        """Remove a callback and return it."""
         return self.events.remove(callback)
 
     def log(self, logs: Entry, start_time: float | None = None) -> None:
-        """Add an entry to `state.log_history` and tell the callbacks.  Training logs through it, also a script's own.
+        """Add an entry to `state.log_history` and call `on_log`.  Training calls a script's override.
 
         `start_time` is when training began, in seconds since 1970.
         """
@@ -266,3 +259,31 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Write a mapping, its names in order."""
     write_atomically(file, json.dumps(dict(content), indent=4, sort_keys=True).encode())
+
+
+def rows_of_dataset(given: object, name: str, *, most: int | None) -> list[Row]:
+    """The rows; of what has no length, such as a stream, as many as a run can draw."""
+    if isinstance(given, Mapping):
+        raise UserError(
+            f"{name}: a {type(given).__name__} of {', '.join(map(str, given))} is given.  Give one of them, such as"
+            f" {name}=data[{next(iter(given))!r}]."
+        )
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        raise UserError(
+            f"{name}: {given!r:.60} ({type(given).__name__}) is given.  Give a datasets.Dataset, a list of dicts, or"
+            " another iterable of rows."
+        )
+    if not isinstance(given, Sized) and most is None:
+        if name == "eval_dataset":
+            raise UserError(
+                f"{name}: it has no length, as a stream has none, and an evaluation measures all of it.  Give a list"
+                " of rows, such as list(data.take(100))."
+            )
+        raise UserError(f"{name}: it has no length, so max_steps has to say when the run ends.")
+    rows = list(given) if isinstance(given, Sized) else list(islice(given, most))
+    if not rows:
+        raise UserError(f"{name}: it is empty.  Give at least one row.")
+    other = next((row for row in rows if not isinstance(row, Mapping)), None)
+    if other is not None:
+        raise UserError(f"{name}: {other!r:.60} ({type(other).__name__}) is not a row.  Give dicts of columns.")
+    return rows

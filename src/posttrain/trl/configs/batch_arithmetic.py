@@ -1,16 +1,17 @@
 """TRL's batch vocabulary in ours: completions per device and micro-steps become prompts, groups, epochs, mini-batches.
 
-In TRL a generation batch is per_device_train_batch_size · steps_per_generation completions, gone through num_iterations
-times, and an optimiser update takes per_device_train_batch_size · gradient_accumulation_steps of them, in an order
-that tears groups apart.  Here an update is on whole groups.  docs/guides/trl.md has worked cases.
+In TRL a generation batch is per_device_train_batch_size · steps_per_generation completions, used num_iterations times.
+An optimiser update takes per_device_train_batch_size · gradient_accumulation_steps of them, in an order that tears
+groups apart.  Here an update takes complete groups.  docs/guides/trl.md has worked cases.
 """
 
 import math
 from dataclasses import dataclass
 
 from posttrain.errors import UserError
-from posttrain.trl.fields.field_rules import Rules, require_numbers
-from posttrain.trl.fields.grpo_config import GRPO_RULES, SampledFields
+from posttrain.trl.configs.checked_fields import require_values
+from posttrain.trl.configs.sampled_configs import SampledFields
+from posttrain.trl.configs.training_fields import TrainingFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +25,15 @@ class BatchPlan:
     minibatches_per_epoch: int
     """Updates in each pass."""
     prompts_per_chunk: int
-    """Prompts that TRL takes from the dataset at a time; those left over at the end of an epoch it drops."""
+    """Prompts that TRL takes from the dataset at a time; it drops those left over at the end of an epoch."""
     updates_per_chunk: float
-    """Updates on them: those that TRL counts, or fewer where groups stay whole."""
+    """Updates on them: those that TRL counts, or fewer if groups stay together."""
     notes: tuple[str, ...] = ()
-    """Where this is not what TRL does, in lines."""
+    """Lines about what TRL would do differently."""
 
     @property
     def updates_per_step(self) -> int:
-        """What `global_step` grows by in a step."""
+        """How much `global_step` grows in a step."""
         return self.epochs_per_step * self.minibatches_per_epoch
 
     def updates_per_epoch(self, num_rows: int) -> int:
@@ -41,22 +42,22 @@ class BatchPlan:
         return max(1, math.ceil(chunks * self.updates_per_chunk - 1e-9))
 
     def num_updates(self, args: SampledFields, num_rows: int) -> int:
-        """Optimiser updates of the whole run: max_steps, or num_train_epochs passes over the dataset."""
+        """Optimiser updates of the run: max_steps, or num_train_epochs passes over the dataset."""
         if args.max_steps > 0:
             return args.max_steps
         return math.ceil(args.num_train_epochs * self.updates_per_epoch(num_rows))
 
     def num_steps(self, num_updates: int) -> int:
-        """Steps that take so many updates, the last one whole."""
+        """Steps that take this many updates, rounded up."""
         return math.ceil(num_updates / self.updates_per_step)
 
 
-def batch_plan(args: SampledFields, rules: Rules = GRPO_RULES) -> BatchPlan:
-    """The step that these arguments describe.  Raises UserError where no step of whole groups does."""
-    require_numbers(args, rules)
+def batch_plan(args: SampledFields) -> BatchPlan:
+    """The step that these arguments describe.  Raises UserError if no step of complete groups fits."""
+    require_values(args)
     group, accumulation, passes = args.num_generations, args.gradient_accumulation_steps, args.num_iterations
-    assert group is not None, "a number, as all fields are that must be"
-    per_generation, notes = micro_steps_of_generation(args)
+    assert group is not None, "checked by require_values"
+    per_generation, notes = micro_steps_of_generation(args), list[str]()
     chunks_per_update, rest = divmod(accumulation, per_generation * passes)
     spans = rest == 0  # an update spans one or more whole generation batches
     completions = args.per_device_train_batch_size * per_generation * (chunks_per_update if spans else 1)
@@ -93,7 +94,7 @@ def batch_plan(args: SampledFields, rules: Rules = GRPO_RULES) -> BatchPlan:
         )
     updates = per_generation // accumulation
     if updates > 1:
-        notes.append(told_of_updates(updates, prompts, group))
+        notes.append(note_of_updates(updates, prompts, group))
     return BatchPlan(
         prompts_per_step=prompts,
         group_size=group,
@@ -105,8 +106,8 @@ def batch_plan(args: SampledFields, rules: Rules = GRPO_RULES) -> BatchPlan:
     )
 
 
-def told_of_updates(updates: int, prompts: int, group: int) -> str:
-    """What a line says of several updates on one generation batch."""
+def note_of_updates(updates: int, prompts: int, group: int) -> str:
+    """A line about several updates on one generation batch."""
     if prompts < updates:
         return (
             f"TRL would take {updates} updates on parts of {prompts} {'group' if prompts == 1 else 'groups'} of"
@@ -115,8 +116,8 @@ def told_of_updates(updates: int, prompts: int, group: int) -> str:
     return f"the {updates} updates on a generation batch are each on whole groups, which TRL would tear apart."
 
 
-def micro_steps_of_generation(args: SampledFields) -> tuple[int, list[str]]:
-    """steps_per_generation, given or derived, and what is to be told of it."""
+def micro_steps_of_generation(args: SampledFields) -> int:
+    """steps_per_generation, given or derived."""
     rows, given, size = args.per_device_train_batch_size, args.steps_per_generation, args.generation_batch_size
     if given is not None and size is not None:
         raise UserError(
@@ -124,12 +125,42 @@ def micro_steps_of_generation(args: SampledFields) -> tuple[int, list[str]]:
             " two ways.  Leave one out."
         )
     if given is not None:
-        return given, []
+        return given
     if size is None:
-        return args.gradient_accumulation_steps, []
+        return args.gradient_accumulation_steps
     if size % rows:
         raise UserError(
             f"{type(args).__name__}: generation_batch_size = {size} is not a multiple of per_device_train_batch_size ="
             f" {rows}.  Use {math.ceil(size / rows) * rows}."
         )
-    return size // rows, []
+    return size // rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLength:
+    """How long a run is."""
+
+    updates: int
+    """Of the optimiser, as TRL counts them."""
+    updates_per_step: int
+    updates_per_epoch: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of ours, rounded up."""
+        return math.ceil(self.updates / self.updates_per_step)
+
+    def steps_in(self, updates: float) -> int:
+        """Steps between two events that are this many updates apart, below 1 a share of the run; 0 for 0."""
+        if not updates:
+            return 0
+        count = math.ceil(self.updates * updates) if updates < 1 else updates
+        return max(1, round(count / self.updates_per_step))
+
+
+def run_length(args: TrainingFields, num_rows: int) -> RunLength:
+    """How long a run over rows is, in updates as TRL counts them."""
+    batches = math.ceil(num_rows / args.per_device_train_batch_size)
+    of_epoch = math.ceil(batches / args.gradient_accumulation_steps)
+    updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * of_epoch)
+    return RunLength(updates=updates, updates_per_step=1, updates_per_epoch=of_epoch)

@@ -1,16 +1,79 @@
-"""What scripts ask of their arguments besides fields: the process, its device, batch sizes, JSON."""
+"""What scripts ask of processes, devices and batch sizes: of their arguments and of `trainer.accelerator`."""
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
 from posttrain.models.loading.devices import chosen_device
-from posttrain.trl.surface.one_process import OneProcess
+
+Value = TypeVar("Value")
+
+
+class OneProcess:
+    """`trainer.accelerator` and `args.distributed_state`: the only process, which is the main one."""
+
+    num_processes = 1
+    process_index = local_process_index = 0
+    is_main_process = is_local_main_process = is_last_process = True
+    use_distributed = False
+    is_fsdp_enabled = is_fsdp2 = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @property
+    def state(self) -> "OneProcess":
+        return self
+
+    def print(self, *values: object, **given: Any) -> None:
+        """Print, as the main process."""
+        print(*values, **given)
+
+    def wait_for_everyone(self) -> None:
+        """There is nobody to wait for."""
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """A block that no other process runs."""
+        yield
+
+    local_main_process_first = main_process_first
+
+    def unwrap_model(self, model: Value, *_: object, **__: object) -> Value:
+        """The model, which nothing wraps."""
+        return model
+
+    def gather(self, value: Value) -> Value:
+        """The values of all processes."""
+        return value
+
+    gather_for_metrics = gather
+
+    def on_main_process(self, function: Callable[..., Value]) -> Callable[..., Value]:
+        """The function, which the main process runs."""
+        return function
+
+    on_local_main_process = on_main_process
+
+    def free_memory(self) -> None:
+        """Release unused memory of a GPU."""
+        torch.cuda.empty_cache()
+
+    def end_training(self) -> None:
+        """Trackers are closed when train() ends."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Say what else an Accelerator would do."""
+            raise AttributeError(
+                f"accelerator.{name} is not here: training goes through posttrain's loop, which has no use for it."
+            )
 
 
 class ArgumentMethods:
@@ -31,29 +94,26 @@ class ArgumentMethods:
 
     @property
     def n_gpu(self) -> int:
-        """GPUs that train: one where there is one."""
+        """GPUs that train: at most one."""
         return int(self.device.type == "cuda")
 
     @property
     def distributed_state(self) -> OneProcess:
-        """The only process."""
         return OneProcess(self.device)
 
     @property
     def parallel_mode(self) -> object:
-        """How processes share the work, as transformers names it: not at all."""
+        """How processes share the work, in transformers' words: not at all."""
         from transformers.training_args import ParallelMode
 
         return ParallelMode.NOT_PARALLEL
 
     @property
     def train_batch_size(self) -> int:
-        """Rows on the device in training."""
         return int(vars(self)["per_device_train_batch_size"])
 
     @property
     def eval_batch_size(self) -> int:
-        """Rows on the device in an evaluation."""
         return int(vars(self)["per_device_eval_batch_size"])
 
     @property
@@ -69,7 +129,7 @@ class ArgumentMethods:
         return get_verbosity() if named is None else named
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Updates of the warm-up, of so many."""
+        """Updates of the warm-up, in a run of this many."""
         given = vars(self)["warmup_steps"] or vars(self)["warmup_ratio"] or 0
         return -int(-num_training_steps * given // 1) if given < 1 else int(given)
 
@@ -79,12 +139,12 @@ class ArgumentMethods:
         yield
 
     def to_dict(self) -> dict[str, Any]:
-        """Names and values; `hub_token` is left out, since scripts log what this returns."""
+        """Names and values, without `hub_token`: scripts log what this returns."""
         given = dict(vars(self))
         return given if given["hub_token"] is None else given | {"hub_token": "<HUB_TOKEN>"}
 
     def to_json_string(self) -> str:
-        """The same as JSON; what JSON has not is text."""
+        """The same as JSON; other objects become text."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     def to_sanitized_dict(self) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""GRPOConfig and RLOOConfig to Config: the same run in our words."""
+"""Configs of TRL as recipes of ours: the sections that all trainers share, and all of GRPOConfig and RLOOConfig."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -19,19 +18,12 @@ from posttrain.options.training import (
     RunOptions,
     UpdateOptions,
 )
-from posttrain.trl.batch_arithmetic import BatchPlan
-from posttrain.trl.fields.grpo_config import GRPOConfig, SampledFields
-from posttrain.trl.fields.rloo_config import RLOOConfig
-from posttrain.trl.fields.training_fields import TrainingFields
+from posttrain.trl.configs.batch_arithmetic import BatchPlan, RunLength
+from posttrain.trl.configs.sampled_configs import GRPOConfig, RLOOConfig, SampledFields
+from posttrain.trl.configs.training_fields import TrainingFields
 
 DEVIATION_EPSILON = 1e-4
 """What TRL adds to a deviation before it divides by it, in units of reward."""
-SCHEDULES: Mapping[str, Literal["constant", "linear", "cosine"]] = {
-    "linear": "linear",
-    "cosine": "cosine",
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-}
 TOKEN_WEIGHTS = {
     "grpo": "mean_over_sequences",
     "bnpo": "mean_over_tokens",
@@ -40,41 +32,14 @@ TOKEN_WEIGHTS = {
     "luspo": "sum_over_sequence",
 }
 """What each loss_type with a clipped ratio divides by."""
-TRACKERS: Mapping[str, TrackerName] = {
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "trackio": "trackio",
-}
+TRACKERS: Mapping[str, TrackerName] = {name: name for name in get_args(TrackerName)}
 ALL_CHECKPOINTS = 1_000_000
 NO_LIMIT = 1_000_000_000
 """Tokens of a micro-batch until the longest prompt is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLength:
-    """How long a run is."""
-
-    updates: int
-    """Of the optimiser, as TRL counts them."""
-    updates_per_step: int
-    updates_per_epoch: int
-
-    @property
-    def steps(self) -> int:
-        """Steps of ours, the last one whole."""
-        return math.ceil(self.updates / self.updates_per_step)
-
-    def steps_in(self, updates: float) -> int:
-        """Steps between two events that are so many updates apart, or below 1 such a share of the run; never for 0."""
-        if not updates:
-            return 0
-        count = math.ceil(self.updates * updates) if updates < 1 else updates
-        return max(1, round(count / self.updates_per_step))
-
-
 def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length: RunLength) -> Config:
-    """The run that the arguments describe, but for how many tokens a micro-batch has."""
+    """The run that the arguments describe, without the number of tokens of a micro-batch."""
     return Config(
         model=model,
         task=DatasetOptions(
@@ -103,11 +68,11 @@ def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length:
 
 
 def adamw_options(args: TrainingFields, model: ModelOptions, updates: int) -> dict[str, Any]:
-    """How weights are moved, as all kinds of training have it."""
+    """The options of AdamW, which all kinds of training share."""
     return {
         "learning_rate": args.learning_rate,
         "warmup_steps": warmup_updates(args, updates),
-        "schedule": schedule_of(args),
+        "schedule": args.lr_scheduler_type.removesuffix("_with_warmup"),
         "weight_decay": args.weight_decay,
         "decay_adapter": args.weight_decay > 0 and model.adapter is not None,
         "beta1": args.adam_beta1,
@@ -116,17 +81,9 @@ def adamw_options(args: TrainingFields, model: ModelOptions, updates: int) -> di
     }
 
 
-def run_length(args: TrainingFields, num_rows: int) -> RunLength:
-    """How long a run over rows is, in updates as TRL counts them."""
-    batches = math.ceil(num_rows / args.per_device_train_batch_size)
-    of_epoch = math.ceil(batches / args.gradient_accumulation_steps)
-    updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * of_epoch)
-    return RunLength(updates=updates, updates_per_step=1, updates_per_epoch=of_epoch)
-
-
 def rollout_options(args: SampledFields, plan: BatchPlan) -> RolloutOptions:
     """How a step samples."""
-    assert args.max_completion_length is not None, "a number, as all fields are that must be"
+    assert args.max_completion_length is not None, "checked by require_values"
     top_p, top_k, min_p = args.top_p or 1.0, max(0, args.top_k or 0), args.min_p or 0.0
     return RolloutOptions(
         prompts_per_step=plan.prompts_per_step,
@@ -142,14 +99,9 @@ def rollout_options(args: SampledFields, plan: BatchPlan) -> RolloutOptions:
 
 def grpo_section(args: GRPOConfig) -> dict[str, object]:
     """TRL's loss as an algorithm of ours and its options."""
-    scale = scale_of(args)
-    require_one_of(args, "scale_rewards", scale, ("group", "batch", "none"))
-    require_one_of(args, "importance_sampling_level", args.importance_sampling_level, ("token", "sequence"))
-    require_one_of(args, "loss_type", args.loss_type, (*TOKEN_WEIGHTS, "cispo"))
+    scale, together = scale_of(args), args.multi_objective_aggregation
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     section: dict[str, object] = {"ratio_level": LEVELS[args.importance_sampling_level]}
-    together = args.multi_objective_aggregation
-    require_one_of(args, "multi_objective_aggregation", together, ("sum_then_normalize", "normalize_then_sum"))
     if together == "normalize_then_sum":  # which standardises whatever scale_rewards says
         section |= {"reward_aggregation": together, "deviation": "sample", "deviation_epsilon": DEVIATION_EPSILON}
     elif scale == "none":
@@ -184,7 +136,7 @@ def grpo_section(args: GRPOConfig) -> dict[str, object]:
 
 
 def rloo_section(args: SampledFields) -> dict[str, object]:
-    """TRL's RLOO: the ratio of a whole completion is clipped, and a KL is taken off its reward."""
+    """TRL's RLOO: the ratio of a completion is clipped, and a KL is subtracted from its reward."""
     assert isinstance(args, RLOOConfig)
     section: dict[str, object] = {
         "name": "rloo",
@@ -202,7 +154,7 @@ def rloo_section(args: SampledFields) -> dict[str, object]:
 
 
 def reward_range(args: RLOOConfig) -> list[float] | None:
-    """The least and the most that a sum of rewards counts."""
+    """The bounds of a sum of rewards."""
     given = args.reward_clip_range
     if given is None:
         return None
@@ -224,7 +176,7 @@ def zero_deviation_of(args: GRPOConfig) -> ZeroDeviation:
 
 
 def scale_of(args: GRPOConfig) -> str:
-    """scale_rewards by its names; True and False are what they once were."""
+    """scale_rewards by its names; True and False are those of older versions."""
     scale = args.scale_rewards
     return ("none", "group")[scale] if isinstance(scale, bool) else str(scale)
 
@@ -234,7 +186,7 @@ LEVELS = {"token": "token", "sequence": "sequence_mean"}
 
 
 def ratio_level_notes(args: SampledFields) -> list[str]:
-    """What TRL warns of, too: ratios of sequences whose tokens are then added up, and the reverse."""
+    """TRL's warnings: ratios of sequences whose tokens are then added up, and the reverse."""
     if not isinstance(args, GRPOConfig):
         return []
     level, loss = args.importance_sampling_level, args.loss_type
@@ -246,28 +198,19 @@ def ratio_level_notes(args: SampledFields) -> list[str]:
     return []
 
 
-def require_one_of(args: TrainingFields, name: str, value: object, known: tuple[str, ...]) -> None:
-    """Refuse a value that is not one of the known ones."""
-    if value not in known:
-        raise UserError(f"{type(args).__name__}: {name} = {value!r}: use {', '.join(known[:-1])} or {known[-1]}.")
-
-
 def require_strategies(args: TrainingFields, *, measures: bool) -> None:
-    """Refuse a strategy that does not exist, or that has nothing to measure."""
-    require_one_of(args, "save_strategy", args.save_strategy, ("no", "steps", "epoch", "best"))
-    for name in ("logging_strategy", "eval_strategy"):
-        require_one_of(args, name, vars(args)[name], ("no", "steps", "epoch"))
+    """Refuse a strategy that needs evaluations where there are none."""
     if args.eval_strategy != "no" and not measures:
         raise UserError(
             f"{type(args).__name__}: eval_strategy = {args.eval_strategy!r}, and the trainer has no eval_dataset.  Give"
             " it one, or leave eval_strategy out."
         )
-    asks_for_best = "load_best_model_at_end = True" if args.load_best_model_at_end else "save_strategy = best"
+    best = "load_best_model_at_end = True" if args.load_best_model_at_end else "save_strategy = best"
     if args.eval_strategy == "no" and (args.load_best_model_at_end or args.save_strategy == "best"):
-        raise UserError(f"{type(args).__name__}: {asks_for_best}, and nothing is measured: give eval_strategy as well.")
+        raise UserError(f"{type(args).__name__}: {best}, and nothing is measured: give eval_strategy as well.")
     if args.save_strategy == "no" and args.load_best_model_at_end:
         raise UserError(
-            f"{type(args).__name__}: {asks_for_best} with save_strategy = no: what is not saved cannot be loaded.  Use"
+            f"{type(args).__name__}: {best} with save_strategy = no: what is not saved cannot be loaded.  Use"
             " save_strategy = best."
         )
     if args.save_strategy == "best" and args.metric_for_best_model is None:
@@ -288,20 +231,14 @@ def warmup_updates(args: TrainingFields, updates: int) -> int:
     return math.ceil(updates * given) if given < 1 else int(given)
 
 
-def schedule_of(args: TrainingFields) -> Literal["constant", "linear", "cosine"]:
-    """The schedule by our name."""
-    require_one_of(args, "lr_scheduler_type", args.lr_scheduler_type, tuple(SCHEDULES))
-    return SCHEDULES[args.lr_scheduler_type]
-
-
 def reference_options(args: SampledFields, length: RunLength) -> ReferenceOptions:
-    """How often the reference is taken from the policy again."""
+    """How often the reference becomes a copy of the policy."""
     if not args.sync_ref_model:
         return ReferenceOptions()
     if args.ref_model_mixup_alpha != 1.0:
         raise UserError(
             f"{type(args).__name__}: ref_model_mixup_alpha = {args.ref_model_mixup_alpha} with sync_ref_model: a"
-            " reference is taken from the policy whole; use 1.0."
+            " reference becomes a copy of the policy; use 1.0."
         )
     if not args.beta:
         raise UserError(
@@ -314,7 +251,7 @@ def checkpoint_options(args: TrainingFields, length: RunLength) -> CheckpointOpt
     """When checkpoints are saved, and which are kept."""
     every = {
         "no": 0,
-        "best": 0,  # the evaluation that finds it asks for it
+        "best": 0,  # an evaluation that finds it requests it
         "steps": length.steps_in(args.save_steps),
         "epoch": length.steps_in(length.updates_per_epoch),
     }[args.save_strategy]
@@ -324,7 +261,7 @@ def checkpoint_options(args: TrainingFields, length: RunLength) -> CheckpointOpt
 
 
 def run_options(args: TrainingFields, num_steps: int) -> RunOptions:
-    """Where the run is kept and how long it goes on."""
+    """The folder and the length of the run."""
     return RunOptions(
         folder=folder_of_run(args),
         overwrite=args.overwrite_output_dir,

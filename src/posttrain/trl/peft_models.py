@@ -1,15 +1,19 @@
-"""`trainer.model` where an adapter is trained: a PeftModel over the weights that training changes.
+"""peft's configs and models: which adapter of ours a LoraConfig is, and `trainer.model` as a PeftModel.
 
-A script's own PeftModel is shown as it is.  Where the policy has adapter layers of ours, or no PeftModel is around
-peft's, the PeftModel has modules of its own over the same tensors: what an update changes in one is changed in the
-other.
+A script's own PeftModel is shown as it is.  If the policy has adapter layers of ours, or no PeftModel is around peft's
+layers, the PeftModel has its own modules over the same tensors: an update changes both.  This file imports peft, and is
+itself imported only where an adapter of peft's is given or shown.
 """
 
 import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from peft import LoraConfig, PeftModelForCausalLM, PeftModelForSequenceClassification
+import torch
+from peft import LoraConfig, PeftModel, PeftModelForCausalLM, PeftModelForSequenceClassification, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -20,7 +24,11 @@ from posttrain.models.adapters.peft_format import adapter_settings
 from posttrain.models.adapters.peft_layers import peft_layers, trained_adapter
 from posttrain.models.adapters.peft_names import text_model_name, wrapper_of
 from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.policy import Policy, as_policy
+from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
 
+UNSET = ("inference_mode", "base_model_name_or_path", "fan_in_fan_out", "revision", "peft_version")
+"""What peft writes into a config itself."""
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -69,8 +77,8 @@ def with_peft_around(policy: PreTrainedModel, shown: PreTrainedModel) -> nn.Modu
     for layer_name, theirs in peft_layers(shown).items():
         put_layer(inside, layer_name, theirs)
     for layer_name, ours in lora_layers(shown).items():
-        place = layer_name.removesuffix(f".{ours.parameter}") if isinstance(ours, LoraExperts) else layer_name
-        layer = inside.get_submodule(place)
+        name_inside = layer_name.removesuffix(f".{ours.parameter}") if isinstance(ours, LoraExperts) else layer_name
+        layer = inside.get_submodule(name_inside)
         layer.lora_A[name].weight, layer.lora_B[name].weight = ours.lora_A, ours.lora_B
     if classifier:
         inside.score.modules_to_save[name].weight = cast(Any, shown).score.weight
@@ -118,10 +126,62 @@ def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def with_own_weights(model: Module) -> Module:
-    """A model whose adapted matrices are its own from here on."""
+    """Give a model copies of its adapted matrices."""
     for layer in model.modules():
         if isinstance(layer, LoraLayer):
             base: Any = layer.get_base_layer()
             for name, matrix in [] if is_4_bit(base) else list(base.named_parameters(recurse=False)):
                 setattr(base, name, nn.Parameter(matrix.detach().clone(), requires_grad=False))
     return model
+
+
+def require_lora(config: object) -> None:
+    """Refuse an adapter of another kind."""
+    if not isinstance(config, LoraConfig):
+        raise UserError(f"peft_config: a {type(config).__name__} is given; adapters are LoRA here: peft.LoraConfig.")
+
+
+def with_peft(policy: Policy, config: LoraConfig, *, seed: int) -> tuple[Policy, nn.Module]:
+    """The policy under an adapter of peft, drawn from the seed, and the PeftModel."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = peft_model(policy.model, config)
+    made = as_policy(model, policy.tokenizer, dtype="bfloat16" if policy.compute_dtype == torch.bfloat16 else "auto")
+    return replace(made, stored_dtype=policy.stored_dtype), model
+
+
+def peft_model(model: nn.Module, config: LoraConfig) -> nn.Module:
+    """A model with an adapter of peft over it.  Raises UserError where it has one, or where the config is none."""
+    if isinstance(model, PeftModel):
+        raise UserError("peft_config: the model is a PeftModel already.  Leave one of the two adapters out.")
+    made: nn.Module = get_peft_model(cast(PreTrainedModel, model), config)
+    return made
+
+
+def adapter_options(config: LoraConfig, family: str) -> AdapterOptions | None:
+    """An adapter of ours that is the same; None where the config says what ours do not have."""
+    given: Any = config
+    plain = LoraConfig(
+        r=given.r,
+        lora_alpha=given.lora_alpha,
+        lora_dropout=given.lora_dropout,
+        target_modules=given.target_modules,
+        use_rslora=given.use_rslora,
+        task_type=given.task_type,
+    )
+    targets = given.target_modules or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(family)
+    if written(config) != written(plain) or targets is None or (isinstance(targets, str) and targets != ALL_LINEAR):
+        return None
+    return AdapterOptions(
+        rank=given.r,
+        alpha=float(given.lora_alpha),
+        dropout=float(given.lora_dropout),
+        targets=(targets,) if isinstance(targets, str) else tuple(sorted(targets)),
+        rslora=bool(given.use_rslora),
+    )
+
+
+def written(config: LoraConfig) -> Mapping[str, object]:
+    """The settings of a config, without those that peft writes."""
+    to_dict: Callable[[], dict[str, object]] = config.to_dict
+    return {name: value for name, value in to_dict().items() if name not in UNSET}

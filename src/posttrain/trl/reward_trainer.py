@@ -8,15 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from posttrain.algorithms.bradley_terry import bradley_terry, centring
 from posttrain.config import RewardModelConfig
 from posttrain.errors import UserError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_layers import peft_layers
-from posttrain.models.classifiers.heads import TextScorer, new_scorer
-from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
+from posttrain.models.classifiers.heads import ScoreHead, TextScorer, new_scorer
+from posttrain.models.classifiers.saved_classifier import (
+    TextReading,
+    empty_classifier,
+    require_classifier,
+    save_classifier,
+)
 from posttrain.models.loading.folder_kinds import hub_folder
 from posttrain.models.loading.saving import require_loadable
 from posttrain.models.policy import without_wrapper
@@ -30,32 +41,31 @@ from posttrain.tasks.row_files.rows import MEMORY, BadRows, numbered_rows
 from posttrain.training.reward_model.pair_scores import pair_scores
 from posttrain.training.reward_model.reward_run import train_reward_model
 from posttrain.training.reward_model.reward_state import HEAD
-from posttrain.trl.as_config import RunLength, run_length
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
-from posttrain.trl.fields.field_rules import mapping_of
-from posttrain.trl.fields.reward_config import REWARD_RULES, RewardConfig
+from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
+from posttrain.trl.configs.checked_fields import mapping_of
+from posttrain.trl.configs.row_configs import RewardConfig
+from posttrain.trl.dpo_trainer import PairTrainer
 from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import is_peft_model, revision_of
-from posttrain.trl.pairs.classifier_views import causal_view, classifier_view, head_of, is_classifier
-from posttrain.trl.pairs.pair_trainer import PairTrainer
-from posttrain.trl.training_rows import Dataset, Row
+from posttrain.trl.trainer_methods import Dataset, Row
 
 if TYPE_CHECKING:
     from peft import LoraConfig
-    from transformers import BitsAndBytesConfig
+
 
 MERGED = (
     "save_model, push_to_hub and checkpoints write the reward model with its adapter merged, as a classifier."
     "  trainer.model.save_pretrained writes the adapter and the head."
 )
 WHOLE = ["score"]
-"""What peft is told to train whole over a classifier: the head, which is always trained here."""
+"""modules_to_save of a classifier: the head, which is always trained here."""
 
 
 class RewardTrainer(PairTrainer[RewardConfig]):
     """Trains a reward model on pairs, called as TRL's class of that name; the loop is that of `train_reward_model`."""
 
-    config_class, own_rules = RewardConfig, REWARD_RULES
+    config_class = RewardConfig
     logged = (*BaseTrainer.logged, "accuracy", "margin", "mean_reward", "min_reward", "max_reward")
 
     def __init__(
@@ -71,7 +81,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         optimizers: Optimizers = (None, None),
         optimizer_cls_and_kwargs: None = None,
         preprocess_logits_for_metrics: None = None,
-        quantization_config: "BitsAndBytesConfig | None" = None,
+        quantization_config: BitsAndBytesConfig | None = None,
         peft_config: "LoraConfig | None" = None,
         **not_here: object,
     ) -> None:
@@ -106,7 +116,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         self.loaded_model = wrapped or self.classifier
         if lora_layers(self.policy.model) or peft_layers(self.policy.model):
             self.notes.append(MERGED)
-        self.tell()
+        self._finish_init()
 
     @property
     def scorer(self) -> TextScorer:
@@ -114,17 +124,14 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         return TextScorer(self.policy, self.head)
 
     def recipe(self, rows: list[Row], length: RunLength) -> RewardModelConfig:
-        """The run in our words."""
         return RewardModelConfig(reward_model=self.options(length), **self.sections(length))
 
     def _fit(self, config: RewardModelConfig, rows: list[Row], start: Start) -> Run:
-        """The run by `train_reward_model`."""
         return train_reward_model(
             config, policy=self.policy, head=self.head, rows=rows, optimizer=self.own_optimizer, **start.how
         )
 
     def options(self, length: RunLength) -> RewardTrainingOptions:
-        """How pairs are learned."""
         args = self.args
         return RewardTrainingOptions(
             **self.pair_options(length, args.max_length),
@@ -193,7 +200,7 @@ def given_classifier(model: str | nn.Module, args: object) -> PreTrainedModel | 
 def below(wrapped: nn.Module, config: object) -> PreTrainedModel:
     """The classifier inside a PeftModel, with the adapter's layers.  Raises UserError for another model."""
     if config is not None:
-        raise UserError("peft_config: the model is a PeftModel already, with an adapter of its own.  Leave one out.")
+        raise UserError("peft_config: the model is a PeftModel already.  Leave one of the two adapters out.")
     model = without_wrapper(wrapped)
     if not is_classifier(model):
         raise UserError(
@@ -209,4 +216,49 @@ def plain_config(config: "LoraConfig | None") -> "LoraConfig | None":
         return config
     made: Any = copy.copy(config)
     made.modules_to_save, made.task_type = None, "CAUSAL_LM"
+    return made  # type: ignore[no-any-return]
+
+
+def is_classifier(model: object) -> bool:
+    """Whether this is a sequence classifier of transformers."""
+    return isinstance(model, PreTrainedModel) and type(model).__name__.endswith("ForSequenceClassification")
+
+
+def head_of(classifier: PreTrainedModel) -> ScoreHead:
+    """The head of a classifier, its own parameter in it.  Raises UserError where it is not one vector."""
+    score: Any = getattr(classifier, "score", None)
+    if hasattr(score, "modules_to_save"):  # of a PeftModel, which trains a copy
+        score = score.modules_to_save[score.active_adapters[0]]
+    plain = type(score) is nn.Linear and score.bias is None
+    if not plain or score.out_features != 1:
+        labels = getattr(classifier.config, "num_labels", None)
+        raise UserError(
+            f"RewardTrainer: {type(classifier).__name__} has num_labels = {labels} and a head of another kind than one"
+            " vector `score`.  Load it with num_labels=1, over a decoder such as Llama, Qwen, Gemma or GPT-2."
+        )
+    head = ScoreHead(score.in_features, seed=0)
+    head.weight = score.weight
+    return head
+
+
+def causal_view(classifier: PreTrainedModel) -> PreTrainedModel:
+    """The body of a classifier under an output layer that is its embedding: a language model of the same weights."""
+    with torch.device("meta"):
+        made: Any = AutoModelForCausalLM.from_config(classifier.config)
+    setattr(made, made.base_model_prefix, classifier.base_model)
+    output = made.get_output_embeddings()
+    output.weight, output.bias = classifier.get_input_embeddings().weight, None
+    made.name_or_path = classifier.name_or_path
+    if hasattr(classifier, "peft_config"):
+        made.peft_config = classifier.peft_config
+    made.generation_config = None  # of a model that never writes
+    return made  # type: ignore[no-any-return]
+
+
+def classifier_view(scorer: TextScorer) -> PreTrainedModel:
+    """Body and head as a classifier of transformers, over the weights that are trained."""
+    made: Any = empty_classifier(scorer.policy.model)
+    setattr(made, made.base_model_prefix, scorer.policy.model.base_model)
+    made.score.weight = scorer.head.weight
+    made.config.pad_token_id = scorer.policy.tokenizer.pad_token_id
     return made  # type: ignore[no-any-return]

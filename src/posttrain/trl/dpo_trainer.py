@@ -1,38 +1,88 @@
-"""DPOTrainer: TRL's constructor and methods over `posttrain.train_dpo`."""
+"""DPOTrainer, and what it shares with RewardTrainer: TRL's constructor and methods over `posttrain.train_dpo`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase
 
 from posttrain.algorithms.preference_losses import OfPairs
 from posttrain.config import DpoConfig
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import trains_adapter_alone
+from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
+from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.dataset import DatasetOptions
 from posttrain.options.dpo import DpoOptions
+from posttrain.options.pairs import PairOptions
 from posttrain.records import Preference
 from posttrain.runs.reports import Run
+from posttrain.tasks.preference_set import GivenPairs, preference_set
 from posttrain.training.dpo.dpo_run import train_dpo
 from posttrain.training.dpo.dpo_state import pair_objective
 from posttrain.training.dpo.pair_update import MeasuredPairs, logprobs_without_gradient, said_lengths
 from posttrain.training.reference import Reference, UncopiedPolicy, reference_of, require_same_vocabulary
-from posttrain.trl.as_config import RunLength, run_length
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
-from posttrain.trl.fields.dpo_config import DPO_RULES, DPOConfig
+from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
+from posttrain.trl.configs.recipe import adamw_options
+from posttrain.trl.configs.row_configs import DPOConfig
+from posttrain.trl.configs.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import place
-from posttrain.trl.pairs.pair_trainer import PairTrainer
-from posttrain.trl.training_rows import Dataset, Row
+from posttrain.trl.model_source import move_to
+from posttrain.trl.trainer_methods import Dataset, Row
 
 if TYPE_CHECKING:
     from peft import LoraConfig
-    from transformers import BitsAndBytesConfig
+
+
+PairArgs = TypeVar("PairArgs", bound=TrainingFields)
+READ = ("prompt", "chosen", "rejected", "tools", "margin")
+"""Columns of a row that are read; TRL reads no weights and no ties."""
+
+
+class PairTrainer(BaseTrainer[PairArgs]):
+    """A trainer on pairs of answers."""
+
+    wanted = "give rows with `chosen` and `rejected`"
+
+    def rows(self, given: Dataset | None, name: str) -> list[Row]:
+        """The rows with the columns that are read.  Raises UserError where some would say what is not heeded."""
+        rows = super().rows(given, name)
+        for column in ("image", "images", "chat_template_kwargs"):
+            if any(row.get(column) for row in rows):
+                raise UserError(f"{name}: the column {column!r} is not read here.  Leave it out.")
+        return [{column: row[column] for column in READ if row.get(column) is not None} for row in rows]
+
+    def pairs(self, rows: Sequence[Row], options: PairOptions) -> Sequence[Preference]:
+        """The pairs of some rows, made into tokens."""
+        renderer = TokenizerRenderer(self.policy.tokenizer, template_options=self.model_options.template_options)
+        assert options.max_length is not None, "as options_of_pairs has it"
+        return preference_set(
+            Masking.of(self.policy, renderer),
+            DatasetOptions(held_out_share=0.0),
+            options,
+            longest=options.max_length,
+            seed=self.args.seed,
+            given=GivenPairs(rows=rows),
+        ).training
+
+    def pair_options(self, length: RunLength, max_length: int | None) -> dict[str, Any]:
+        """The options of pairs that the training fields set."""
+        args, longest = self.args, self.policy.max_positions
+        limit = min(max_length or longest, longest)
+        return {
+            **adamw_options(args, self.model_options, length.updates),
+            "max_length": limit,
+            "num_epochs": None,
+            "pairs_per_batch": args.rows_per_update,
+            "tokens_per_microbatch": max(3, 2 * args.per_device_train_batch_size * limit),
+        }
+
 
 LOSSES: Mapping[str, Mapping[str, Any]] = {
     "sigmoid": {"loss": "sigmoid", "length_normalized": False},
@@ -56,7 +106,7 @@ OF_PAIRS = (
 class DPOTrainer(PairTrainer[DPOConfig]):
     """Trains a policy on pairs of answers, called as TRL's class of that name; the loop is that of `train_dpo`."""
 
-    config_class, own_rules = DPOConfig, DPO_RULES
+    config_class = DPOConfig
     logged = (*BaseTrainer.logged, *OF_PAIRS)
     loss_remedy = "Choose a loss by `loss_type` in DPOConfig."
 
@@ -72,7 +122,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         compute_metrics: None = None,
         callbacks: list[Any] | None = None,
         optimizers: Optimizers = (None, None),
-        quantization_config: "BitsAndBytesConfig | None" = None,
+        quantization_config: BitsAndBytesConfig | None = None,
         peft_config: "LoraConfig | None" = None,
         **not_here: object,
     ) -> None:
@@ -93,24 +143,22 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         self.ref_model = None if ref_model is None else self._loaded_reference(ref_model, model)
         """The policy that was given to compare with."""
         self.reference: Reference | None = self._reference()
-        """What pairs are compared with; None where that is the first policy, which is asked before the first update."""
+        """The reference; None if it is the first policy, whose log-probs are computed before the first update."""
         self.reference_logprobs: dict[object, tuple[float, float]] = {}
-        """By the tokens of a pair of the evaluation, where the first policy was asked for them."""
-        self.tell()
+        """The first policy's log-probs of evaluation pairs, by their tokens."""
+        self._finish_init()
 
     def recipe(self, rows: list[Row], length: RunLength) -> DpoConfig:
-        """The run in our words."""
         return DpoConfig(dpo=self.options(length), **self.sections(length))
 
     def _fit(self, config: DpoConfig, rows: list[Row], start: Start) -> Run:
-        """The run by `train_dpo`."""
         if self.reference is None and start.updates_before and not start.resume:
             raise UserError(
                 "DPOTrainer.train: precompute_ref_log_probs = True, and the first policy, which is the reference, is"
                 " gone since the first train().  Make a new trainer, or give a ref_model."
             )
         if self.reference is None and not (start.resume and self.reference_logprobs):
-            self._ask_first_policy()
+            self._keep_first_policy()
         return train_dpo(
             config,
             policy=self.policy,
@@ -121,7 +169,6 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         )
 
     def options(self, length: RunLength) -> DpoOptions:
-        """How pairs are learned."""
         args = self.args
         return DpoOptions(
             **self.pair_options(length, args.max_length),
@@ -160,8 +207,8 @@ class DPOTrainer(PairTrainer[DPOConfig]):
             )
         return logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
 
-    def _ask_first_policy(self) -> None:
-        """Keep what the policy says of the evaluation's pairs before it is trained."""
+    def _keep_first_policy(self) -> None:
+        """Keep the log-probs of the evaluation's pairs before the policy is trained."""
         given = self.eval_dataset
         for dataset in given.values() if isinstance(given, Mapping) else [given]:
             if dataset is not None:
@@ -173,7 +220,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
                 self.reference_logprobs |= dict(zip(map(tokens_of, pairs), both, strict=True))
 
     def _reference(self) -> Reference | None:
-        """What pairs are compared with, as long as there is a trainer."""
+        """The reference that a trainer keeps."""
         if self.ref_model is not None:
             return UncopiedPolicy(self.ref_model)
         if self.args.precompute_ref_log_probs and not trains_adapter_alone(self.policy.model):
@@ -191,7 +238,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
             plain = replace(self.model_options, path=given, adapter=None, quantization=None)
             policy = load_policy(plain, seed=self.args.seed, inference=True)
         else:
-            place(given, chosen_device(self.model_options.device))
+            move_to(given, chosen_device(self.model_options.device))
             policy = as_policy(given, self.policy.tokenizer)
         require_same_vocabulary(self.policy, policy, "DPOTrainer: ref_model")
         return policy
@@ -221,6 +268,6 @@ def loss_options(args: DPOConfig, notes: list[str]) -> dict[str, Any]:
 
 
 def tokens_of(pair: Preference) -> tuple[object, ...]:
-    """What the log-probs of a pair depend on."""
+    """The tokens that the log-probs of a pair depend on."""
     answers = (pair.chosen, pair.chosen_said, pair.chosen_closing, pair.rejected, pair.rejected_said)
     return (tuple(pair.prompt.tokens), *answers, pair.rejected_closing)

@@ -1,0 +1,203 @@
+"""What TRL's scripts read besides the trainers' configs: ModelConfig, ScriptArguments and TrlParser."""
+
+import os
+import sys
+from argparse import Action
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import yaml
+from transformers import HfArgumentParser
+
+from posttrain.errors import UserError
+from posttrain.schemas import did_you_mean
+from posttrain.trl.configs.checked_fields import CheckedFields, lines_about, require_values
+from posttrain.trl.configs.field_rules import above, between, refused, renamed, supported, whole
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from transformers import BitsAndBytesConfig
+
+TargetModules = list[str] | None | str  # in the order that HfArgumentParser can read
+
+
+@dataclass
+class ModelConfig(CheckedFields):
+    """Which model a script loads and how; what becomes of each field is up to what the script does with it."""
+
+    model_name_or_path: Annotated[str | None, supported("model.path", "given to a trainer")] = None
+    model_revision: Annotated[str, supported("model.revision", "in model_init_kwargs")] = "main"
+    dtype: Annotated[str | None, supported("model.weights, model.dtype", "in model_init_kwargs")] = "float32"
+    attn_implementation: Annotated[
+        str | None, supported("model.attn_implementation", "in model_init_kwargs; of the plain forward pass")
+    ] = None
+    use_peft: Annotated[bool, supported("model.adapter", "by get_peft_config")] = False
+    lora_r: Annotated[int, whole(1), supported("model.adapter.rank")] = 16
+    lora_alpha: Annotated[int, above(0), supported("model.adapter.alpha")] = 32
+    lora_dropout: Annotated[float, between(0, 1, below=True), supported("model.adapter.dropout")] = 0.05
+    lora_target_modules: Annotated[
+        TargetModules, supported("model.adapter.targets", "those of peft for the model's family by default")
+    ] = None
+    lora_target_parameters: Annotated[
+        list[str] | None, refused("adapters are over linear layers; name those in lora_target_modules.")
+    ] = None
+    lora_modules_to_save: Annotated[list[str] | None, supported("", "by peft's own layers")] = None
+    lora_task_type: Annotated[str, supported("", "CAUSAL_LM")] = "CAUSAL_LM"
+    use_rslora: Annotated[bool, supported("model.adapter.rslora")] = False
+    use_dora: Annotated[bool, supported("", "by peft's own layers")] = False
+    load_in_8bit: Annotated[bool, refused("weights are held in 4 bits or whole; use load_in_4bit=True.")] = False
+    load_in_4bit: Annotated[bool, supported("model.quantization", "by get_quantization_config")] = False
+    bnb_4bit_quant_type: Annotated[str, refused("4 bits are NF4 here; leave it out.")] = "nf4"
+    use_bnb_nested_quant: Annotated[bool, supported("model.quantization", "scales are always quantised too")] = False
+    bnb_4bit_quant_storage: Annotated[str | None, refused("4-bit weights are stored as bytes; leave it out.")] = None
+    # A name that this class had once, and scripts still use.
+    torch_dtype: Annotated[str | None, renamed("model.dtype", "is read as dtype.")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.torch_dtype is not None:
+            self.dtype = str(self.torch_dtype).removeprefix("torch.")
+        if self.load_in_8bit and self.load_in_4bit:
+            raise UserError("ModelConfig: load_in_8bit and load_in_4bit: weights are held in one of them; use 4 bits.")
+        if isinstance(self.lora_target_modules, list) and len(self.lora_target_modules) == 1:
+            self.lora_target_modules = self.lora_target_modules[0]  # "all-linear" on a command line
+        require_values(self)
+        for line in lines_about(self):
+            print(f"posttrain.trl: {line}", flush=True)
+
+
+def get_peft_config(model_args: ModelConfig) -> "LoraConfig | None":
+    """The LoraConfig of peft that these arguments describe; None without use_peft."""
+    if not model_args.use_peft:
+        return None
+    if model_args.load_in_4bit:
+        print(
+            "posttrain.trl: load_in_4bit = True is for get_quantization_config: weights are in 4 bits where a trainer"
+            " is given what that makes, as quantization_config.",
+            flush=True,
+        )
+    try:
+        from peft import LoraConfig
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "ModelConfig: use_peft = True, and peft is not installed.  Install it: `pip install peft`."
+        ) from error
+    config: Any = LoraConfig
+    made: LoraConfig = config(
+        task_type=model_args.lora_task_type,
+        r=model_args.lora_r,
+        target_modules=model_args.lora_target_modules,
+        lora_alpha=model_args.lora_alpha,
+        lora_dropout=model_args.lora_dropout,
+        bias="none",
+        use_rslora=model_args.use_rslora,
+        use_dora=model_args.use_dora,
+        modules_to_save=model_args.lora_modules_to_save,
+    )
+    return made
+
+
+def get_quantization_config(model_args: ModelConfig) -> "BitsAndBytesConfig | None":
+    """The BitsAndBytesConfig of transformers that these arguments describe; None where nothing is quantised."""
+    if not model_args.load_in_4bit:
+        return None
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_compute_dtype=model_args.dtype,
+        bnb_4bit_quant_type=model_args.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=model_args.use_bnb_nested_quant,
+    )
+
+
+def get_kbit_device_map() -> dict[str, int] | None:
+    """Where the layers of a quantised model go: to the GPU, if there is one."""
+    import torch
+
+    return {"": 0} if torch.cuda.is_available() else None
+
+
+@dataclass
+class ScriptArguments:
+    """Which data a script loads, by `datasets.load_dataset`; what becomes of each is up to the script."""
+
+    dataset_name: str | None = None
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    dataset_test_split: str = "test"
+    dataset_streaming: bool = False
+    ignore_bias_buffers: bool = False
+
+
+class TrlParser(HfArgumentParser):
+    """Reads dataclasses such as GRPOConfig from flags, over what the YAML file of `--config FILE` says.
+
+        script_args, args, model_args = TrlParser((ScriptArguments, GRPOConfig, ModelConfig)).parse_args_and_config()
+
+    The file is a mapping of fields; its `env` becomes the environment.
+    """
+
+    def __init__(self, dataclass_types: type | Iterable[type] = (), **given: Any) -> None:
+        kinds = [dataclass_types] if isinstance(dataclass_types, type) else [*dataclass_types]
+        for kind in kinds:
+            if any(each.name == "config" for each in fields(kind)):
+                raise UserError(
+                    f"TrlParser: {kind.__name__} has a field `config`, the flag of which names a file of fields."
+                )
+        super().__init__(dataclass_types=cast(Any, kinds), **given)
+
+    def parse_args_and_config(
+        self,
+        args: Sequence[str] | None = None,
+        return_remaining_strings: bool = False,
+        fail_with_unknown_args: bool = True,
+    ) -> tuple[Any, ...]:
+        """An object of each dataclass; with `return_remaining_strings` also what no field is named by."""
+        line = list(sys.argv[1:] if args is None else args)
+        unknown: dict[str, object] = {}
+        if "--config" in line:
+            index = line.index("--config")
+            if index + 1 == len(line):
+                raise UserError("TrlParser: the flag `config` is last; name a YAML file after it.")
+            file = Path(line[index + 1])
+            del line[index : index + 2]
+            unknown = self._take_defaults(config_of_file(file))
+            if unknown and fail_with_unknown_args and not return_remaining_strings:
+                name = next(iter(unknown))
+                known = [action.dest for action in self._actions]
+                raise UserError(f"{file}: there is no field {name!r}.  {did_you_mean(name, known)}")
+        made: tuple[Any, ...] = self.parse_args_into_dataclasses(
+            args=line, return_remaining_strings=return_remaining_strings
+        )
+        if not return_remaining_strings:
+            return made
+        return (*made[:-1], [part for name, value in unknown.items() for part in (f"--{name}", str(value))] + made[-1])
+
+    def _take_defaults(self, config: Mapping[str, object]) -> dict[str, object]:
+        """Make the file's values the defaults of flags; returns those that are not fields."""
+        actions: dict[str, Action] = {action.dest: action for action in self._actions}
+        for name in config.keys() & actions.keys():
+            actions[name].default, actions[name].required = config[name], False
+        return {name: value for name, value in config.items() if name not in actions}
+
+
+def config_of_file(file: Path) -> Mapping[str, object]:
+    """The fields that a YAML file names; its `env` is in the environment then.  Raises UserError for another file."""
+    if not file.is_file():
+        raise UserError(f"TrlParser, config = {file}: there is no such file.")
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UserError(f"TrlParser, config = {file}: not YAML ({' '.join(str(error).split())[:200]}).") from error
+    if not isinstance(content, dict):
+        raise UserError(
+            f"TrlParser, config = {file}: a {type(content).__name__}; write a mapping, such as `max_steps: 100`."
+        )
+    variables = content.pop("env", {})
+    if not isinstance(variables, dict):
+        raise UserError(f"TrlParser, config = {file}: env = {variables!r:.60}; write a mapping of names to values.")
+    os.environ.update({str(name): str(value) for name, value in variables.items()})
+    return content

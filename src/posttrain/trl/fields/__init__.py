@@ -1,1 +1,0 @@
-"""The fields of TRL's configs, and what becomes of each."""

@@ -1,0 +1,211 @@
+"""Names of TRL that this package does not have or does not call: each is refused with what to use instead."""
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from importlib.abc import MetaPathFinder
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from posttrain.errors import UserError
+from posttrain.schemas import did_you_mean
+from posttrain.trl.configs.row_configs import SFTConfig
+from posttrain.trl.configs.sampled_configs import GRPOConfig
+
+TRAINER_NAMES = Path(__file__).with_name("trainer_names.json")
+"""Methods and attributes of TRL's trainers over transformers, under "made by" the versions; "Trainer" is for all.
+
+`python benchmarks/trl/trainer_names.py` writes this file, and `make trl-parity` compares it.
+"""
+NAMES = {
+    trainer: frozenset(" ".join(lines).split()) for trainer, lines in json.loads(TRAINER_NAMES.read_bytes()).items()
+}
+COMPLETIONS = "Every completion is in rollouts/ of the run's folder; for other actions write a TrainerCallback."
+PAIRS = "For pairs of answers use DPOTrainer with DPOConfig."
+ONLINE = "To train by reward use GRPOTrainer with GRPOConfig, or posttrain.train with another algorithm."
+TEMPLATE = "Give rows of messages: trainers apply the chat template.  Or call tokenizer.apply_chat_template."
+PREFERENCES = "Give `chosen` and `rejected` as whole conversations: trainers find the prompt that both begin with."
+INSTEAD = {
+    "setup_chat_format": "TRL has dropped it too.  Give a tokenizer with a chat_template as processing_class.",
+    "clone_chat_template": "Give a tokenizer with that chat_template as processing_class.",
+    "DatasetMixtureConfig": "Load the data in the script, and give the rows to the trainer.",
+    "get_dataset": "Load the data in the script, and give the rows to the trainer.",
+    "DataCollatorForCompletionOnlyLM": "Give rows of `prompt` and `completion`, and leave it out.",
+    "LogCompletionsCallback": COMPLETIONS,
+    "RichProgressCallback": COMPLETIONS,
+    "WinRateCallback": COMPLETIONS,
+    "SyncRefModelCallback": "Set sync_ref_model=True in GRPOConfig.",
+    "AutoModelForCausalLMWithValueHead": "A critic is made by posttrain.train with the algorithm `ppo`.",
+    "PPOTrainer": "Use posttrain.train with the algorithm `ppo`.",
+    "PPOConfig": "Use posttrain.train with the algorithm `ppo`.",
+    "GKDTrainer": "Use posttrain.train with the algorithm `distill`.",
+    "GKDConfig": "Use posttrain.train with the algorithm `distill`.",
+    "apply_chat_template": TEMPLATE,
+    "maybe_apply_chat_template": TEMPLATE,
+    "maybe_convert_to_chatml": "Give the rows as they are: `conversations` with `from` and `value` are read.",
+    "is_conversational": "Leave it out: trainers read rows of messages and rows of text.",
+    "extract_prompt": PREFERENCES,
+    "maybe_extract_prompt": PREFERENCES,
+    "pack_dataset": "Leave it out: rows are not joined, and padding costs nothing here.",
+    "truncate_dataset": "Set max_length in the trainer's config.",
+    "create_reference_model": "A trainer makes its reference; leave it out.",
+    **{f"{kind}{part}": PAIRS for kind in ("KTO", "ORPO", "CPO", "BCO") for part in ("Trainer", "Config")},
+    **{f"{kind}{part}": ONLINE for kind in ("OnlineDPO", "NashMD", "XPO") for part in ("Trainer", "Config")},
+}
+PACKAGE = "posttrain.trl"
+MODULES = {
+    "trainer": f"Import trainers, configs and get_peft_config from {PACKAGE}.",
+    "data_utils": TEMPLATE,
+    "import_utils": "Ask importlib.util.find_spec(name) whether a package is installed.",
+    "models": "Models are loaded by transformers; a critic is made by posttrain.train with the algorithm `ppo`.",
+    "scripts": f"Import ScriptArguments and TrlParser from {PACKAGE}.",
+    "experimental": f"{PAIRS}  {ONLINE}",
+    "extras": "Leave it out; to take the best of several completions, use posttrain.collect.",
+    "chat_template_utils": "Give a tokenizer with the chat template as processing_class.",
+}
+"""Modules of TRL's that are not here."""
+
+
+class ModulesElsewhere(MetaPathFinder):
+    """Says what to import instead of a module of TRL's; it runs after all other finders."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        """Nothing.  Raises ModuleNotFoundError for a module that TRL has."""
+        name = fullname.removeprefix(f"{PACKAGE}.")
+        if name != fullname and name in MODULES:
+            raise ModuleNotFoundError(f"no module {fullname!r}: it is not here.  {MODULES[name]}", name=fullname)
+
+
+def not_here_message(name: str, known: Sequence[str]) -> str:
+    """Why an import fails, and what to use instead."""
+    remedy = INSTEAD.get(name) or did_you_mean(name, known)
+    return f"cannot import {name!r} from posttrain.trl: it is not here.  {remedy}"
+
+
+def unknown_argument_message(trainer: type, name: str, fields: Collection[str]) -> str:
+    """Why an argument of a trainer is refused, and where it belongs; `fields` are those of its config."""
+    known = [each for each in signature(trainer).parameters if each not in ("self", "not_here")]
+    remedy = "Set it in `args`." if name in fields else did_you_mean(name, known)
+    remedy = "It is called `processing_class`." if name == "tokenizer" else remedy
+    return f"{trainer.__name__}: there is no argument {name!r}.  {remedy}"
+
+
+LOSS = r"loss|training_step|prediction_step|logps|entropy|forward|weights"
+REMEDIES = (
+    (r"optimizer|scheduler|decay", "Give `optimizers=(optimizer, scheduler)` where the trainer takes them."),
+    (r"dataset|dataloader|collat|sampler|batch_samples|column|tokeniz|prepare_input", "Give rows that are ready."),
+    (r"save|checkpoint|push|card|hub|hf_repo", "Use the `on_save` of a TrainerCallback."),
+    (r"evaluat|predict|metrics|eval_", "Override `evaluate`, or measure in the `on_evaluate` of a TrainerCallback."),
+    (r"^model", "Make a trainer with that model."),
+    (r"", "Use a TrainerCallback, an argument of the trainer, or posttrain.train."),
+)
+"""What to do instead of overriding a name, by the first pattern that it contains."""
+BY_REWARD = (
+    (
+        r"reward|advantage|score_|_log_|_pending|^_metrics|^_logs",
+        "Write a reward function; its `log_metric` adds to the log.",
+    ),
+    (r"generat|rollout|vllm|tool|environment", "Set `trainer.engine` to an engine."),
+)
+"""The same of trainers by reward, looked at first."""
+BY_NAME = {
+    "callback_handler": "Use add_callback, pop_callback and remove_callback of the trainer.",
+    "get_batch_logps": "Use posttrain.models.logprobs.token_logprobs.",
+    "is_in_train": "Read `state.global_step`, or use the `on_train_begin` and `on_train_end` of a TrainerCallback.",
+    "label_names": "Nothing here is named as a label: give rows, and SFTTrainer.train_dataset shows their `labels`.",
+    "tokenizer": "Use `processing_class`.",
+    "predict": "Use `evaluate(rows)` for metrics, and `generate` of the model for texts.",
+}
+"""The same for names that no pattern fits."""
+FORMER = frozenset({"get_batch_logps", "tokenizer"})
+"""Names that TRL's trainers had once, and scripts still use."""
+MISSING = object()
+FIELDS = GRPOConfig.field_rules.keys() | SFTConfig.field_rules.keys()
+
+
+class CheckedOverrides:
+    """Refuses what TRL's trainers would use and ours do not, in subclasses, mixins, patches and on trainers."""
+
+    settable: ClassVar[frozenset[str]] = frozenset()
+    """Attributes that a script may replace on a trainer, and that training reads."""
+    not_called: ClassVar[frozenset[str]] = frozenset()
+    """Methods that a script may call, and that training does not go through."""
+    defined: ClassVar[frozenset[str]] = frozenset()
+    """What this package defines in a class; nothing of a script's."""
+    by_reward: ClassVar[bool] = False
+    """Whether completions are sampled and rewarded."""
+    loss_remedy: ClassVar[str] = "The loss of this trainer cannot be replaced; train with transformers' Trainer."
+    """What to do instead of overriding the loss."""
+    made = False
+    """Whether the constructor is through."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        cls.defined = frozenset(vars(cls)) if cls.__module__.startswith("posttrain.trl.") else frozenset()
+        require_called(cls)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Once the trainer is made, refuse what training would not read, unless the value is the same."""
+        if self.made and (name in not_here(type(self)) - self.settable or read_only(type(self), name)):
+            if value is not getattr(self, name, MISSING):
+                raise refusal(type(self), name)
+            return
+        super().__setattr__(name, value)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Refuse what only TRL's trainers have, as AttributeError, so that `hasattr` works."""
+            if name in theirs(type(self)):
+                raise AttributeError(f"{type(self).__name__}.{name} is not here.  {remedy(type(self), name)}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def read_only(kind: type, name: str) -> bool:
+    """Whether a class has a property of that name that cannot be set."""
+    found = getattr(kind, name, None)
+    return isinstance(found, property) and found.fset is None
+
+
+def theirs(kind: type) -> frozenset[str]:
+    """The names of TRL's trainer that a class replaces."""
+    of_kind = next((NAMES[each.__name__] for each in kind.__mro__ if each.__name__ in NAMES), frozenset())
+    return NAMES["Trainer"] | FORMER | of_kind
+
+
+def not_here(kind: type[CheckedOverrides]) -> frozenset[str]:
+    """Names that TRL's trainer has and ours does not use."""
+    ours = {name for each in kind.__mro__ for name in vars(each).get("defined", ())}
+    return (theirs(kind) - ours) | kind.not_called
+
+
+def require_called(kind: type[CheckedOverrides]) -> None:
+    """Refuse names that training would not use if a subclass, a mixin or a patch defines them."""
+    refused = not_here(kind)
+    for each in kind.__mro__[: kind.__mro__.index(CheckedOverrides)]:
+        for name in vars(each).keys() - vars(each).get("defined", frozenset()):
+            if name in refused:
+                raise refusal(kind, name)
+
+
+def overrides(made: CheckedOverrides, name: str) -> bool:
+    """Whether a script overrides a method, in a subclass, by a patch or on the trainer."""
+    ours = next(vars(each)[name] for each in type(made).__mro__ if name in vars(each).get("defined", ()))
+    return getattr(getattr(made, name), "__func__", None) is not ours
+
+
+def refusal(kind: type[CheckedOverrides], name: str) -> UserError:
+    """Why a script's method or attribute is refused, and what to do instead."""
+    says = "training does not use it here, so it would be ignored"
+    return UserError(f"{kind.__name__}.{name}: {says}.  {remedy(kind, name)}")
+
+
+def remedy(kind: type[CheckedOverrides], name: str) -> str:
+    """What to do instead of overriding a name of a trainer."""
+    if name in BY_NAME:
+        return BY_NAME[name]
+    if name in FIELDS:
+        return "Set it in `args`, and make a trainer with them."
+    known = ((*BY_REWARD,) if kind.by_reward else ()) + ((LOSS, kind.loss_remedy), *REMEDIES)
+    return next(says for pattern, says in known if re.search(pattern, name))

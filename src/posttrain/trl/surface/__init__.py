@@ -1,1 +1,0 @@
-"""What scripts see of a trainer besides training: methods to override, processes, cards, checkpoints."""
