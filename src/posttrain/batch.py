@@ -57,6 +57,8 @@ class Batch:
     """The prompt that each completion continues; completions of a prompt stand together."""
     names: tuple[tuple[str, int], ...]
     """(prompt id, sample) of each completion, for messages."""
+    draws: tuple[int, ...] = ()
+    """The draw of each completion's prompt within its step."""
     tokens: Int64[Tensor, " token"]
     """All completion tokens, completion after completion."""
     rollout: Int64[Tensor, " token"]
@@ -150,6 +152,7 @@ class Batch:
             completions=completions,
             prompt_of=tuple(place[self.prompt_of[row]] for row in rows),
             names=tuple(self.names[row] for row in rows),
+            draws=tuple(self.draws[row] for row in rows) if self.draws else (),
             tokens=self.tokens[index],
             rollout=_owners([len(completion) for completion in completions]),
             columns=self.columns.map(lambda column: column[index]),
@@ -231,6 +234,7 @@ def completions_of(
         completions=tuple(rollout.tokens for _, rollout in rollouts),
         prompt_of=tuple(i for i, group in enumerate(groups) for _ in group.rollouts),
         names=tuple((group.prompt.id, rollout.sample) for group, rollout in rollouts),
+        draws=tuple(group.draw for group, _ in rollouts),
         tokens=torch.tensor([token for _, rollout in rollouts for token in rollout.tokens]),
         rollout=_owners([len(rollout.tokens) for _, rollout in rollouts]),
         columns=sampled_columns(groups),

@@ -56,10 +56,35 @@ def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
 
 def test_every_file_is_there(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
-    files = {"config.yaml", "inputs.json", "metrics.jsonl", "scores.jsonl", "alarms.jsonl", "summary.json"}
-    assert names == {*files, "curves.png", ".posttrain.lock", "rollouts", "checkpoints", "model"}
+    files = {"format", "config.yaml", "inputs.json", "metrics.jsonl", "scores.jsonl", "alarms.jsonl", "summary.json"}
+    folders = {"tokenizer", "rollouts", "evaluations", "checkpoints", "model"}
+    assert names == {*files, "curves.png", ".posttrain.lock", *folders}
     assert width_and_height(run / "curves.png") == (1650, 880)
     assert len(list((run / "rollouts").iterdir())) == 5
+
+
+def test_held_out_completions_are_those_that_the_summary_was_made_of(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    for step, when in ((0, "before"), (5, "after")):
+        table = parquet.read_table(run / "evaluations" / f"step-{step:06d}.parquet").to_pylist()
+        rows = [row for row in table if row["evaluation"] == when]
+        for name, greedy, each in (("accuracy_sampled", False, 8), ("accuracy_greedy", True, 1)):
+            right = [row["judged"] >= 1 for row in rows if row["greedy"] is greedy]
+            assert len(right) == 8 * each
+            assert np.mean(right) == pytest.approx(summary[when][name], abs=1e-12)
+        paid = [row["reward"] for row in rows if not row["greedy"]]
+        assert np.mean(paid) == pytest.approx(summary[when]["reward"], abs=1e-12)
+        assert {row["reward"] for row in rows if row["greedy"]} == {None}
+    brief = [row["evaluation"] for row in table].count("brief")
+    assert brief == 8, "the last step is measured in brief as well"
+
+
+def test_tokens_are_read_by_the_tokenizer_of_the_folder_alone(run: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(run / "tokenizer")
+    for row in rollouts(run, 1):
+        tokens = row["tokens"][: -1 if row["finish"] == "stop" else None]
+        assert tokenizer.decode(tokens, skip_special_tokens=False) == row["completion"]
+        assert tokenizer.decode(row["prompt_tokens"], skip_special_tokens=False) == row["prompt"]
 
 
 def test_every_metric_is_documented(run: Path) -> None:

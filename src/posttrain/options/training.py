@@ -184,6 +184,9 @@ class RunOptions(Bounded):
     the one package); the section `tracker` says how."""
     curves: bool = True
     """Draws curves.png at the end, which takes one to two seconds."""
+    keep_token_columns: bool = False
+    """Write what each update computed for each token (log π, ratio, clipped, values, …) to `token_columns/`, for
+    `posttrain rl`.  It changes no number; docs/run_folder.md gives sizes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,5 +1,7 @@
 """The folder of a run of any kind: one writer, claimed before anything is spent, begun when there is something to show.
 
+Its file `format` holds the version of its layout; a folder without one has format 1.
+
 Torch-free.  Whatever a call writes is on the disk (fsync) when the call returns.
 """
 
@@ -7,7 +9,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +20,14 @@ from posttrain.binding import digest_of
 from posttrain.config import AnyConfig, as_recipe
 from posttrain.config.recipes import RUN_RECIPE
 from posttrain.config.run_trust import keep_recipe
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 from posttrain.runs.files import append_lines, sync_folder, write_atomically, writing
 from posttrain.runs.lock import LOCK, lock_folder, refuse_foreign_folder
+from posttrain.runs.manifest import reading
+
+FORMAT = "format"
+VERSION = 2
+"""The newest layout of a run folder that this version of posttrain reads, and the one that it writes."""
 
 
 class Folder:
@@ -40,8 +47,8 @@ class Folder:
         """Use `claim`, `create` or `resume`."""
         self.path = path.absolute()  # once: a reward function may change the working folder
         self._lock, self._begun, self._new = lock, begun, new
-        self._held: list[tuple[str, Sequence[Mapping[str, object]]]] = []
-        """Journal lines from before the folder was begun."""
+        self._held: list[Callable[[], object]] = []
+        """Writes from before the folder was begun."""
 
     @classmethod
     def claim(cls, path: str | Path, *, overwrite: bool = False) -> Self:
@@ -85,12 +92,13 @@ class Folder:
     def begin(self, config_yaml: str) -> None:
         """Clear what an earlier run left, lay out the new one, and write what was journalled so far."""
         with writing(self.path, self.path):
-            for name in self.contents:
+            for name in (FORMAT, *self.contents):
                 if (self.path / name).is_dir():
                     shutil.rmtree(self.path / name)
                 else:
                     (self.path / name).unlink(missing_ok=True)
             self.replace_config(config_yaml)
+            self.write_format()
             for name in self.folders:
                 (self.path / name).mkdir()
             for name in self.journals:
@@ -98,8 +106,13 @@ class Folder:
             sync_folder(self.path)
         self._begun = True
         held, self._held = self._held, []
-        for name, records in held:
-            self._append(name, records)
+        for write in held:
+            write()
+
+    def write_format(self) -> None:
+        """Save the version of the layout."""
+        with writing(self.path / FORMAT, self.path):
+            write_atomically(self.path / FORMAT, f"{VERSION}\n".encode())
 
     def replace_config(self, config_yaml: str) -> None:
         """Save a configuration in place of the one there, whole or not at all."""
@@ -140,10 +153,29 @@ class Folder:
 
     def _append(self, name: str, records: Sequence[Mapping[str, object]]) -> None:
         if not self._begun:
-            self._held.append((name, records))
+            self._held.append(lambda: self._append(name, records))
             return
         with writing(self.path / name, self.path):
             append_lines(self.path / name, [json.dumps(record, allow_nan=False) for record in records])
+
+
+def require_known_format(run: Path) -> None:
+    """Refuse a folder that a newer version of posttrain wrote.
+
+    Raises UserError where its format is newer than this version reads, RunError where the file is damaged.
+    """
+    file = run / FORMAT
+    if not file.is_file():
+        return
+    with reading(file):
+        text = file.read_bytes()[:40].decode(errors="replace").strip()
+    if not (text.isascii() and text.isdigit()):
+        raise RunError(f"{file}: damaged: {text!r} is not a version.  Write {VERSION} there, or delete the file.")
+    if int(text) > VERSION:
+        raise UserError(
+            f"{run}: a run folder of format {text}, and this version of posttrain reads formats 1 to {VERSION}."
+            "  Update posttrain: pip install --upgrade posttrain."
+        )
 
 
 def shown(path: Path) -> Path:

@@ -151,6 +151,7 @@ class Harness:
         require_same_recipe(self.folder.path, self.options.config, saved.recipe if saved else "")
         self.require_checkpoints(saved)
         self.folder.replace_config(saved_recipe(self.options.config))
+        self.folder.write_format()
         if saved is None:
             self.folder.cut_after(-1)
             return ["No checkpoint yet: the run starts again."]

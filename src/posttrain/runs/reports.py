@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import SupportsFloat, SupportsIndex
+from typing import Literal, SupportsFloat, SupportsIndex
 
 import torch
 from jaxtyping import Float64
@@ -23,6 +23,32 @@ def as_number(value: object) -> float | None:
         return float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # several values in one, or too large
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredCompletions:
+    """Completions of held-out prompts with their scores."""
+
+    groups: Sequence[Group]
+    grades: Grades
+    """Of the reward functions; where training pays by none of them, of the task's measure.  `rewards` is NaN where no
+    reward was asked."""
+    judged: Float64[Tensor, "prompt sample"]
+    """The score that accuracy is computed from: 1 or more is a right answer; NaN where there is no score."""
+    greedy: bool = False
+    """Whether each token was the likeliest one; otherwise they were sampled at temperature 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateTokens:
+    """What one optimiser update computed for each of its tokens."""
+
+    rollouts: Sequence[tuple[int, str, int]]
+    """(draw, prompt id, sample) of each completion."""
+    lengths: Sequence[int]
+    """Tokens of each completion."""
+    columns: Mapping[str, Tensor]
+    """Name -> a value for each token, completion after completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +91,8 @@ class StepReport:
     """Groups that dynamic sampling set aside."""
     pairs: Sequence[Preference] = ()
     """The pairs of answers that were learned."""
+    updates: Sequence[UpdateTokens] = ()
+    """The tokens of each update, with `run.keep_token_columns`."""
 
     def token_columns(self) -> dict[str, Float64[Tensor, " token"]]:
         """What is known of single tokens of the groups trained on, under the names of the rollout file."""
@@ -96,7 +124,11 @@ class EvaluationReport:
     results: Mapping[str, object]
     """As in summary.json where it is a full one, else metrics."""
     groups: Sequence[Group] = ()
-    """The sampled completions."""
+    """The sampled completions of a full one."""
+    evaluation: Literal["before", "brief", "after"] = "brief"
+    """`before` and `after` training everything is measured; `brief` ones are along the way."""
+    completions: Sequence[ScoredCompletions] = ()
+    """All of them with their scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

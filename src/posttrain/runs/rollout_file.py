@@ -1,15 +1,23 @@
-"""The parquet file of a step: one row per completion, with everything needed to replay the step."""
+"""Parquet files of a run: of a step and of an evaluation one row per completion, of updates one per trained completion.
+
+Null means: not scored (`reward`, `judged`, `score/<function>`), took no part in the update (`advantage`, token
+columns), nothing was cut (`cut_logprobs`), not marked (`marks/<function>`).
+"""
 
 import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from jaxtyping import Float64
 from torch import Tensor
 
+from posttrain.errors import RunError
 from posttrain.records import Grades, Group, Rollout
+from posttrain.runs.reports import ScoredCompletions, UpdateTokens
 
 NO_COLUMNS: Mapping[str, Tensor] = MappingProxyType({})
 EXACT = 2**53
@@ -26,24 +34,99 @@ def parquet_bytes(
 ) -> bytes:
     """All rollouts of a step as a parquet file.
 
-    Token columns, such as `token_advantages`, have a number for each token of the first groups, which took part.  Null
-    means: not scored (`reward`, `score/<function>`), took no part in the update (`advantage`, token columns),
-    nothing was cut (`cut_logprobs`), not marked (`marks/<function>`).
+    Token columns, such as `token_advantages`, have a number for each token of the first groups, which took part.
     """
+    assert grades.rewards.shape == advantages.shape == (len(groups), len(groups[0].rollouts))
+    columns = {**rollout_columns(step, groups), **grade_columns(grades, advantages)}
+    columns |= {name: token_lists(groups, column) for name, column in token_columns.items()}
+    return table_bytes(columns, TYPES | dict.fromkeys(token_columns, "double list"))
+
+
+def evaluation_bytes(
+    step: int, evaluation: str, completions: Sequence[ScoredCompletions], others: "Columns | None" = None
+) -> bytes:
+    """All completions of an evaluation as a parquet file, behind the rows of other evaluations at the same step."""
+    parts = [] if others is None else [others]
+    for each in completions:
+        rows = rollout_columns(step, each.groups)
+        count = len(rows["step"])
+        rows |= {"evaluation": [evaluation] * count, "greedy": [each.greedy] * count, "judged": nullable(each.judged)}
+        parts.append({**rows, **grade_columns(each.grades)})
+    return table_bytes(joined(parts))
+
+
+def without_evaluation(file: Path, evaluation: str) -> "Columns | None":
+    """The rows of other evaluations in a file; None where there are none.  Raises RunError where it is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    assert grades.rewards.shape == advantages.shape == (len(groups), len(groups[0].rollouts))
-    types = {
-        "tokens": pa.list_(pa.int32()),
-        "prompt_tokens": pa.list_(pa.int32()),
-        "logprobs": pa.list_(pa.float32()),
-        "cut_logprobs": pa.list_(pa.float32()),
-        **dict.fromkeys(token_columns, pa.list_(pa.float64())),
+    try:
+        columns: Columns = pq.read_table(file).to_pydict()
+        kept = [row for row, each in enumerate(columns["evaluation"]) if each != evaluation]
+    except (pa.ArrowException, KeyError) as error:
+        says = str(error).splitlines()[0]
+        raise RunError(f"{file}: damaged: not the completions of an evaluation ({says}).  Delete it.") from error
+    return {name: [column[row] for row in kept] for name, column in columns.items()} if kept else None
+
+
+def token_column_bytes(step: int, updates: Sequence[UpdateTokens]) -> bytes:
+    """What each update of a step computed, one row per completion that it trained on; see `UpdateTokens`."""
+    parts: list[Columns] = []
+    for number, update in enumerate(updates, start=1):
+        draws, prompts, samples = zip(*update.rollouts, strict=True)
+        names = {"draw": [*draws], "prompt_id": [*prompts], "sample": [*samples]}
+        numbers = {"step": [step] * len(draws), "update": [number] * len(draws)}
+        values = {
+            name: [part.tolist() for part in column.split([*update.lengths])] for name, column in update.columns.items()
+        }
+        parts.append({**numbers, **names, **values})
+    floats = {name for update in updates for name, column in update.columns.items() if column.is_floating_point()}
+    return table_bytes(joined(parts), dict.fromkeys((name.partition("/")[0] for name in floats), "float list"))
+
+
+Columns = dict[str, list[Any]]
+"""Name -> a value for each row."""
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Rows of several tables, one after the other; null where a table lacks a column."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    counts = [len(next(iter(part.values()))) for part in parts]
+    columns: Columns = {}
+    for name in names:
+        column = [value for part, count in zip(parts, counts, strict=True) for value in part.get(name, [None] * count)]
+        columns[name] = of_one_type(column) if name.startswith("extra/") else column
+    return columns
+
+
+TYPES = {
+    "tokens": "int32 list",
+    "prompt_tokens": "int32 list",
+    "logprobs": "float list",
+    "cut_logprobs": "float list",
+    "reward": "double",
+    "advantage": "double",
+    "judged": "double",
+    "score": "double",
+}
+"""By name, or by what stands before its slash; other columns have the type of their values."""
+
+
+def table_bytes(columns: Mapping[str, Sequence[object]], types: Mapping[str, str] = TYPES) -> bytes:
+    """A table as a parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    known = {
+        "int32 list": pa.list_(pa.int32()),
+        "float list": pa.list_(pa.float32()),
+        "double list": pa.list_(pa.float64()),
+        "double": pa.float64(),
     }
-    columns = {**rollout_columns(step, groups), **grade_columns(grades, advantages)}
-    columns |= {name: token_lists(groups, column) for name, column in token_columns.items()}
-    arrays = {name: pa.array(column, type=types.get(name)) for name, column in columns.items()}
+    arrays = {
+        name: pa.array(column, type=known.get(types.get(name.partition("/")[0], "")))
+        for name, column in columns.items()
+    }
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(arrays), sink, compression="zstd")
     return bytes(sink.getvalue())
@@ -70,9 +153,10 @@ def rollout_columns(step: int, groups: Sequence[Group]) -> dict[str, list[object
     }
 
 
-def grade_columns(grades: Grades, advantages: Float64[Tensor, "prompt group"]) -> dict[str, list[object]]:
+def grade_columns(grades: Grades, advantages: Float64[Tensor, "prompt group"] | None = None) -> dict[str, list[object]]:
     """What became of it: reward, advantage, and each function's score and outcome."""
-    columns = {"reward": nullable(grades.rewards), "advantage": nullable(advantages)}
+    columns = {"reward": nullable(grades.rewards)}
+    columns |= {} if advantages is None else {"advantage": nullable(advantages)}
     columns |= {f"score/{name}": nullable(scores) for name, scores in zip(grades.names, grades.scores, strict=True)}
     for name, outcomes in grades.outcomes.items():
         columns[f"outcome/{name}"] = [outcome for group in outcomes for outcome in group]

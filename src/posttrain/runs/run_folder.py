@@ -1,10 +1,15 @@
 """The folder that a run leaves behind; nothing in it needs posttrain to be read.
 
+    format             the version of this layout: 2; a folder without it has format 1, which has no tokenizer/ and no
+                       evaluations/
     config.yaml        the resolved configuration; running it again gives the same run
     inputs.json        what else it is made of, with digests: see run_inputs.py
     metrics.jsonl      one line per step; step 0 is the state before training, a second line of the last step that after
     scores.jsonl       every score, on the disk before it is used
+    tokenizer/         for `AutoTokenizer.from_pretrained`, from the start
     rollouts/          step-000012.parquet: every completion of a finished step, with what became of it
+    evaluations/       step-000012.parquet: every held-out completion and its scores
+    token_columns/     step-000012.parquet, with run.keep_token_columns: what each update computed for each token
     checkpoints/       step-000012/: see checkpoint.py
     summary.json       what came out: see summary.py
     model/             a plain `from_pretrained` folder; of an adapter, merged, where model.adapter.save says so
@@ -23,12 +28,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.config import TrainingConfig
 from posttrain.errors import UserError
+from posttrain.models.loading.saving import whole_folder
 from posttrain.records import Grades, Group
 from posttrain.runs.files import (
     TEMPORARY,
@@ -40,17 +47,31 @@ from posttrain.runs.files import (
     write_atomically,
     writing,
 )
-from posttrain.runs.folder import Folder
+from posttrain.runs.folder import Folder, require_known_format
 from posttrain.runs.lock import lock_folder
-from posttrain.runs.rollout_file import NO_COLUMNS, parquet_bytes, plain_marks
+from posttrain.runs.reports import ScoredCompletions, UpdateTokens
+from posttrain.runs.rollout_file import (
+    NO_COLUMNS,
+    evaluation_bytes,
+    parquet_bytes,
+    plain_marks,
+    table_bytes,
+    token_column_bytes,
+    without_evaluation,
+)
 from posttrain.runs.run_inputs import FILE as INPUTS
 from posttrain.runs.run_inputs import RunInputs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 METRICS = "metrics.jsonl"
 TRACKERS = "trackers.json"
 HELD_OUT = "held_out.jsonl"
 JOURNALS = (METRICS, "scores.jsonl", "alarms.jsonl")
 """Files that grow by lines, each line with its step."""
+PARQUET_FOLDERS = ("rollouts", "evaluations", "token_columns")
+"""Folders of files named step-N.parquet."""
 CONTENTS = (
     *JOURNALS,
     INPUTS,
@@ -61,7 +82,10 @@ CONTENTS = (
     "curves.png",
     "calibration.png",
     HELD_OUT,
+    "tokenizer",
     "rollouts",
+    "evaluations",
+    "token_columns",
     "checkpoints",
     "model",
     "adapter",
@@ -76,7 +100,7 @@ class RunFolder(Folder):
 
     contents = CONTENTS
     journals = JOURNALS
-    folders = ("rollouts", "checkpoints")
+    folders = ("rollouts", "evaluations", "checkpoints")
 
     @classmethod
     def resume(cls, path: str | Path) -> "RunFolder":
@@ -87,6 +111,7 @@ class RunFolder(Folder):
                 f"--resume {path} (in Python run.folder): not a run folder, for it has no config.yaml."
                 "  Name the folder of a run."
             )
+        require_known_format(path)
         return cls(path, lock_folder(path), begun=True)
 
     @property
@@ -151,9 +176,37 @@ class RunFolder(Folder):
 
         Token columns are those of the first groups, which took part.
         """
-        path = self.path / "rollouts" / f"step-{step:06d}.parquet"
         content = parquet_bytes(step, groups, grades, advantages, token_columns=token_columns)
+        return self._write_parquet("rollouts", step, content)
+
+    def write_evaluation(self, step: int, evaluation: str, completions: Sequence[ScoredCompletions]) -> None:
+        """Write every held-out completion of an evaluation, beside those of another kind at the same step."""
+        if not self._begun:
+            self._held.append(lambda: self.write_evaluation(step, evaluation, completions))
+            return
+        path = self.parquet("evaluations", step)
+        others = without_evaluation(path, evaluation) if path.is_file() else None
+        self._write_parquet("evaluations", step, evaluation_bytes(step, evaluation, completions, others))
+
+    def write_token_columns(self, step: int, updates: Sequence[UpdateTokens]) -> None:
+        """Write what each update of a step computed for its tokens."""
+        self._write_parquet("token_columns", step, token_column_bytes(step, updates))
+
+    def write_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Save the tokenizer, so that the tokens of an unfinished run can be read; one that is there stays."""
+        if (self.path / "tokenizer").is_dir():
+            return
+        with writing(self.path / "tokenizer", self.path), whole_folder(self.path / "tokenizer") as folder:
+            tokenizer.save_pretrained(folder)
+
+    def parquet(self, folder: str, step: int) -> Path:
+        """The file of a step in one of `PARQUET_FOLDERS`."""
+        return self.path / folder / f"step-{step:06d}.parquet"
+
+    def _write_parquet(self, folder: str, step: int, content: bytes) -> Path:
+        path = self.parquet(folder, step)
         with writing(path, self.path):
+            path.parent.mkdir(exist_ok=True)
             write_atomically(path, content)
         return path
 
@@ -199,12 +252,16 @@ class RunFolder(Folder):
                 (self.path / name).touch()
                 cut_lines_after(self.path / name, step, one_a_step=name == METRICS)
             (self.path / "rollouts").mkdir(exist_ok=True)
-            for file in (self.path / "rollouts").iterdir():
-                written = rollout_step(file)
-                ours = file.name.startswith(TEMPORARY) or (written is not None and written > step)
-                if ours and file.is_file():
-                    file.unlink()
-            sync_folder(self.path / "rollouts")
+            for folder in (self.path / name for name in PARQUET_FOLDERS):
+                if folder.is_dir():
+                    cut_files_after(folder, step)
+            ended = self.parquet("evaluations", step)
+            if ended.is_file():  # the run ended here and goes on
+                kept = without_evaluation(ended, "after")
+                if kept is None:
+                    ended.unlink()
+                else:
+                    write_atomically(ended, table_bytes(kept))
 
     def missing(self, step: int, kept_from: Mapping[str, int]) -> dict[str, list[int]]:
         """The steps up to `step` that a journal, or `rollouts`, should tell of and does not, or not in full.
@@ -223,6 +280,16 @@ class RunFolder(Folder):
             if steps:
                 found[name] = steps
         return found
+
+
+def cut_files_after(folder: Path, step: int) -> None:
+    """Remove the files of later steps, and those that were never finished."""
+    for file in folder.iterdir():
+        written = rollout_step(file)
+        ours = file.name.startswith(TEMPORARY) or (written is not None and written > step)
+        if ours and file.is_file():
+            file.unlink()
+    sync_folder(folder)
 
 
 def claim_folder(config: TrainingConfig) -> RunFolder:

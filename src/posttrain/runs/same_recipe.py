@@ -15,6 +15,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.options.model import ModelOptions
 from posttrain.options.tracker import TrackerOptions
 from posttrain.options.training import CheckpointOptions, RunOptions
+from posttrain.runs.folder import require_known_format
 from posttrain.runs.manifest import RECIPE, saved_steps
 from posttrain.runs.named_inputs import trained_model
 from posttrain.runs.run_inputs import MODEL, began_with, sha256_of
@@ -22,6 +23,7 @@ from posttrain.runs.run_inputs import MODEL, began_with, sha256_of
 
 def run_recipe(run: Path) -> RecipeLayer:
     """The recipe in a run folder.  Raises UserError where there is none, RunError where it is empty."""
+    require_known_format(run)
     file = run / RECIPE
     if not file.is_file():
         rule = f"not a run folder, for it has no {RECIPE}.  Name the folder of a run."
@@ -87,6 +89,7 @@ def lasting(config: TrainingConfig) -> TrainingConfig:
         early_stop_evaluations=None,
         report_to=(),
         curves=True,
+        keep_token_columns=False,
     )
     return replace(config, run=run, checkpoint=CheckpointOptions(), tracker=TrackerOptions())
 

@@ -132,7 +132,7 @@ class OwnWatcher(Watcher):
 
 
 class RolloutFiles(Watcher):
-    """Writes every completion of a finished step to rollouts/."""
+    """Writes every completion with its scores: of a finished step to rollouts/, of an evaluation to evaluations/."""
 
     stage = "save"
 
@@ -140,9 +140,16 @@ class RolloutFiles(Watcher):
         self.folder = folder
 
     def on_step(self, report: StepReport) -> None:
-        """Those trained on and those set aside."""
+        """Those trained on and those set aside; and what each update computed for their tokens, if it was kept."""
         if report.grades is not None:
             self.folder.write_rollouts(report.step, *report.all_rollouts(), token_columns=report.token_columns())
+        if report.updates:
+            self.folder.write_token_columns(report.step, report.updates)
+
+    def on_evaluation(self, report: EvaluationReport) -> None:
+        """Those of held-out prompts, where there are any."""
+        if report.completions:
+            self.folder.write_evaluation(report.step, report.evaluation, report.completions)
 
 
 class Alarms(Watcher):

@@ -24,7 +24,7 @@ from posttrain.rewards.grading.function import TrainerState
 from posttrain.rewards.grading.grade import OnError, RewardFunction, grade
 from posttrain.rewards.grading.resources import Resources
 from posttrain.runs.intervals import Interval, score_interval, share_interval
-from posttrain.runs.reports import as_number
+from posttrain.runs.reports import ScoredCompletions, as_number
 from posttrain.runs.summary import HELD_OUT, LEFT_OUT, REWARD, SCORE
 from posttrain.tasks.base import Probe
 from posttrain.training.metrics import logged_metrics
@@ -32,6 +32,8 @@ from posttrain.training.metrics import logged_metrics
 LATE = 2**31
 """A step by which every weight that changes over steps has come to its end: before and after are then comparable."""
 Advance = Callable[[int], None]
+Keep = Callable[[ScoredCompletions], object]
+"""Is given all completions of an evaluation, with their scores."""
 IntervalOf = Callable[[ndarray], Interval | None]
 """The interval of a mean over problems."""
 
@@ -75,6 +77,8 @@ class Answers:
     """Share of each outcome that the judge told."""
     logged: Mapping[str, float]
     """What reward functions logged: FUNCTION/NAME -> mean."""
+    grades: Grades
+    """Of the reward functions, or of the judge where none was asked."""
 
     @property
     def correct(self) -> Float64[ndarray, "prompt sample"]:
@@ -109,6 +113,7 @@ def sample_answers(
     samples: int,
     greedy: bool = False,
     advance: Advance = lambda count: None,
+    keep: Keep = lambda completions: None,
 ) -> Answers:
     """Sample every held-out prompt at temperature 1, or greedily, and judge the completions.
 
@@ -116,7 +121,11 @@ def sample_answers(
     """
     request = evaluation_request(questions, samples=samples, greedy=greedy)
     groups = sample_groups(engine, questions.prompts, request, advance=advance)
-    return judged_answers(groups, questions, () if greedy else questions.rewards)
+    answers = judged_answers(groups, questions, () if greedy else questions.rewards)
+    grades = replace(answers.grades, rewards=torch.from_numpy(answers.rewards))
+    judged = torch.from_numpy(answers.scores)
+    keep(ScoredCompletions(groups=answers.groups, grades=grades, judged=judged, greedy=greedy))
+    return answers
 
 
 def judged_answers(groups: Sequence[Group], questions: Questions, rewards: Sequence[RewardFunction]) -> Answers:
@@ -129,6 +138,7 @@ def judged_answers(groups: Sequence[Group], questions: Questions, rewards: Seque
     else:
         judged = summed
     scores = judged.scores[place]
+    grades = judged if summed is None else replace(summed, outcomes={**judged.outcomes, **summed.outcomes})
     told = Counter(outcome for row in judged.outcomes.get(judge.name, ()) for outcome in row if outcome)
     return Answers(
         groups=tuple(groups),
@@ -139,6 +149,7 @@ def judged_answers(groups: Sequence[Group], questions: Questions, rewards: Seque
             name.removeprefix("logged/"): value
             for name, value in logged_metrics((judged if summed is None else summed).logged).items()
         },
+        grades=grades,
     )
 
 
@@ -177,7 +188,12 @@ def evaluation_request(questions: Questions, *, samples: int, greedy: bool = Fal
 
 
 def full_evaluation(
-    engine: Engine, questions: Questions, *, samples: int, advance: Advance = lambda count: None
+    engine: Engine,
+    questions: Questions,
+    *,
+    samples: int,
+    advance: Advance = lambda count: None,
+    keep: Keep = lambda completions: None,
 ) -> tuple[dict[str, object], tuple[Group, ...]]:
     """Every held-out number of summary.json, and the sampled answers that they come from.
 
@@ -187,8 +203,8 @@ def full_evaluation(
     unmeasured = dict.fromkeys([*names, *(f"{name}_interval" for name in names), "mean_length"])
     if not questions.prompts:
         return {"num_problems": 0, **unmeasured}, ()
-    sampled = sample_answers(engine, questions, samples=samples, advance=advance)
-    greedy = sample_answers(engine, questions, samples=1, greedy=True, advance=advance)
+    sampled = sample_answers(engine, questions, samples=samples, advance=advance, keep=keep)
+    greedy = sample_answers(engine, questions, samples=1, greedy=True, advance=advance, keep=keep)
     results: dict[str, object] = {
         "num_problems": len(questions.prompts),
         "samples_per_problem": samples,
@@ -299,11 +315,14 @@ def completions_of_run(questions: Questions, options: EvaluationOptions, num_ste
     return 2 * num_completions(questions, samples=options.samples) + times * brief
 
 
-def brief_evaluation(engine: Engine, questions: Questions, *, problems: int) -> dict[str, float]:
+def brief_evaluation(
+    engine: Engine, questions: Questions, *, problems: int, keep: Keep = lambda completions: None
+) -> dict[str, float]:
     """Held-out accuracy and reward along the way: one sample for each of the first problems."""
     if not questions.prompts:
         return {}
-    answers = sample_answers(engine, replace(questions, prompts=questions.prompts[:problems]), samples=1)
+    few = replace(questions, prompts=questions.prompts[:problems])
+    answers = sample_answers(engine, few, samples=1, keep=keep)
     counts = questions.counts or answers.counts
     right = (
         metrics_with_interval(SCORE, *mean_and_interval(answers.scores))

@@ -71,6 +71,8 @@ class LearnerSettings:
     """Another model that is the reference; empty is the policy as it is at first."""
     template_options: Mapping[str, object] = field(default_factory=dict)
     """Arguments of the chat template, by which a teacher's prompts are written too."""
+    keep_token_columns: bool = False
+    """Put what each update computes for each token into its report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +309,7 @@ class Learner:
             reference=self.reference,
             teacher=self.teacher,
             measure_entropy=self.settings.update.measure_entropy,
+            keep_tokens=self.settings.keep_token_columns,
             critic=self.critic,
             check_terms=self.check_terms,
         )

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from posttrain.runs.folder import saved_recipe
 from posttrain.runs.guards import SameReward, SamplerGuard, UnscoredSteps
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
 from posttrain.runs.prompt_preview import Reader, first_step_lines
-from posttrain.runs.reports import EvaluationReport, Run, StepReport
+from posttrain.runs.reports import EvaluationReport, Run, ScoredCompletions, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.summary import headline
@@ -187,6 +188,7 @@ def train_session(session: Session, inputs: RunInputs, how: Beginning) -> RunSte
                 folder.begin(saved_recipe(config))
             folder.write_inputs(inputs)
             save_before(session, harness)
+        folder.write_tokenizer(session.policy.tokenizer)
         harness.progress.compare_with(report.held_out_metrics(session.trained.run.before))
         try:
             with harness.naming_the_step():
@@ -269,6 +271,7 @@ def step_report(
         token_advantages=credited.groups.columns.advantages,
         token_values=credited.groups.columns.values,
         replaced=collected.replaced,
+        updates=[update.tokens for update in updates if update.tokens is not None],
     )
 
 
@@ -278,8 +281,10 @@ def evaluate_when_due(session: Session, harness: Harness) -> Mapping[str, float]
     if not options.every_steps or state.step % options.every_steps:
         return {}
     with harness.clock("evaluate"):
-        metrics = brief_evaluation(session.engine, session.questions_now(), problems=options.brief_problems)
-        harness.evaluated(EvaluationReport(step=state.step, results=metrics))
+        kept: list[ScoredCompletions] = []
+        problems, questions = options.brief_problems, session.questions_now()
+        metrics = brief_evaluation(session.engine, questions, problems=problems, keep=kept.append)
+        harness.evaluated(EvaluationReport(step=state.step, results=metrics, completions=kept))
     if (score := held_out_score(metrics)) is not None:
         state.saw_evaluation(score)
     return metrics
@@ -302,7 +307,7 @@ def measure_before(session: Session, harness: Harness) -> None:
     """Measure the policy that training starts from."""
     clock, state = Clock(), session.trained.run
     with clock("evaluate"):
-        state.before, state.transcripts = measure_held_out(session, harness, "before training")
+        state.before, state.transcripts = measure_held_out(session, harness, "before")
     state.seconds = dict(clock.seconds)
 
 
@@ -312,13 +317,19 @@ def save_before(session: Session, harness: Harness) -> None:
     harness.save()
 
 
-def measure_held_out(session: Session, harness: Harness, when: str) -> tuple[dict[str, object], list[list[str]]]:
+def measure_held_out(
+    session: Session, harness: Harness, when: Literal["before", "after"]
+) -> tuple[dict[str, object], list[list[str]]]:
     """The full evaluation, and the first sampled completions of the problems that the end shows."""
     options, questions = session.config.evaluation, session.questions_now()
     total = num_completions(questions, samples=options.samples)
-    with harness.progress.stage(f"held-out problems {when}", total) as advance:
-        results, groups = full_evaluation(session.engine, questions, samples=options.samples, advance=advance)
-    harness.evaluated(EvaluationReport(step=session.trained.step, results=results, groups=groups))
+    kept: list[ScoredCompletions] = []
+    with harness.progress.stage(f"held-out problems {when} training", total) as advance:
+        results, groups = full_evaluation(
+            session.engine, questions, samples=options.samples, advance=advance, keep=kept.append
+        )
+    step = session.trained.step
+    harness.evaluated(EvaluationReport(step=step, results=results, groups=groups, evaluation=when, completions=kept))
     first = {
         group.prompt.text: group for group in reversed(groups)
     }  # of a prompt that is asked several times the first
@@ -337,7 +348,7 @@ def conclude(session: Session, harness: Harness, state: RunState) -> Run:
     """Measure what training made of the policy, save the model, and say what came out."""
     clock = Clock()
     with clock("evaluate"):
-        after, transcripts = measure_held_out(session, harness, "after training")
+        after, transcripts = measure_held_out(session, harness, "after")
     state.add_seconds(clock.seconds)
     folder, probes = harness.folder.path, session.questions().probes
     if after["num_problems"]:

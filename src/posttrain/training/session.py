@@ -207,6 +207,7 @@ def learner_settings(config: Config) -> LearnerSettings:
         refresh_reference_every=config.reference.refresh_every,
         reference_path=config.reference.path,
         template_options=config.model.template_options,
+        keep_token_columns=config.run.keep_token_columns,
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from posttrain.algorithms import kl
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.losses import ratio_statistics
 from posttrain.algorithms.terms import LossTerm, Need, TokenView, needs_of
-from posttrain.batch import Batch, CreditedGroups, completions_of
+from posttrain.batch import Batch, CreditedGroups, TokenColumns, completions_of
 from posttrain.errors import RunError
 from posttrain.models.adapters.in_force import drops
 from posttrain.models.forward import ForwardNeeds
@@ -23,6 +23,7 @@ from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.runs.clock import Clock
+from posttrain.runs.reports import UpdateTokens
 from posttrain.training.actor_critic.critic import Critic
 from posttrain.training.caller.token_locality import LocalityCheck
 from posttrain.training.distillation.teacher import Teacher
@@ -44,6 +45,8 @@ class Objective:
     """The same of a teacher."""
     measure_entropy: bool = False
     """Report the policy's entropy; costs a pass over the output layer."""
+    keep_tokens: bool = False
+    """Put what is computed for each token into the report."""
     critic: Critic | None = None
     """What gives values to the terms that need them."""
     largest_kl: float | None = None
@@ -67,6 +70,8 @@ class Observations:
     clipped: list[Tensor] = field(default_factory=list)
     clips_completions: bool = False
     entropies: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] | None = None
+    """The critic's, where they are kept."""
     terms: dict[str, list[Tensor]] = field(default_factory=dict)
     """Of each term that is reported, by its metric, its values."""
 
@@ -90,7 +95,7 @@ def update(
     """
     optimizer.zero_grad(set_to_none=True)  # an update that failed may have left some of its gradient
     total = 0.0
-    observed = Observations()
+    observed = Observations(values=[] if objective.keep_tokens else None)
     micro_batches = list(batch.split(options.tokens_per_microbatch, padded=policy.forward.padded))
     for micro in micro_batches:
         for share in micro_losses(policy, micro, objective, observed):
@@ -111,6 +116,7 @@ def update(
         learning_rate=rate,
         num_micro_batches=len(micro_batches),
         taken=taken,
+        tokens=update_tokens(batch, micro_batches, observed) if objective.keep_tokens else None,
         **totals,
     )
 
@@ -234,6 +240,8 @@ def observe(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) 
 @torch.no_grad()
 def observe_terms(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) -> None:
     """Keep what the terms report."""
+    if view.values is not None and observed.values is not None:
+        observed.values.append(view.values.detach().cpu())
     for term in terms:
         if term.reported:
             values = term.per_token(view.limited_to(term.needs))
@@ -314,6 +322,33 @@ def token_totals(micro_batches: Sequence[Batch], observed: Observations) -> dict
         "ratio_range": (ratios.lowest, ratios.highest),
         "gaps": gap,
     }
+
+
+def update_tokens(batch: Batch, micro_batches: Sequence[Batch], observed: Observations) -> UpdateTokens:
+    """All that an update computed for each of its tokens, and what it was given of them.
+
+    The micro-batches hold the completions of the batch in its order.
+    """
+    logprobs = torch.cat(observed.logprobs)
+    given = {
+        each.name: torch.cat([getattr(micro.columns, each.name) for micro in micro_batches])
+        for each in fields(TokenColumns)
+        if getattr(batch.columns, each.name) is not None
+    }
+    found = {
+        "entropy": observed.entropies,
+        "new_values": observed.values,
+        "clipped": observed.clipped,
+        **observed.terms,
+    }
+    columns = {
+        "policy_logprobs": logprobs,
+        "ratio": (logprobs - given["behaviour_logprobs"]).exp(),
+        **given,
+        **{name: torch.cat(values) for name, values in (found | observed.terms).items() if values},
+    }
+    rollouts = [(draw, *name) for draw, name in zip(batch.draws, batch.names, strict=True)]
+    return UpdateTokens(rollouts=rollouts, lengths=batch.lengths, columns=columns)
 
 
 def token_counts(micro_batches: Sequence[Batch]) -> Float64[Tensor, " token"]:

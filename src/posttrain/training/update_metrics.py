@@ -8,6 +8,8 @@ from statistics import fmean
 from jaxtyping import Float64
 from torch import Tensor
 
+from posttrain.runs.reports import UpdateTokens
+
 FIRST_ALONE = "sampling/sampling_logp_difference/mean"
 """Of the first update only, when sampler and trainer have the same weights."""
 
@@ -34,6 +36,8 @@ class UpdateReport:
     gaps: Float64[Tensor, " token"]
     """How far the sampler's and the trainer's log-prob of each token lie apart, in nats."""
 
+    tokens: UpdateTokens | None = None
+    """All that was computed of each of those tokens, where it is kept."""
     taken: bool = True
     """Whether the step was taken; else the policy was too far from the one that sampled before it."""
 

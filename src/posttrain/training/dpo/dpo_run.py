@@ -114,6 +114,7 @@ def train_dpo(
         with Harness(folder, trained, options) as harness:
             notes = [*(harness.resume(threads) if resume else []), *inputs.notes]
             folder.write_inputs(inputs)
+            folder.write_tokenizer(session.policy.tokenizer)
             harness.start([*session.plan, *notes])
             return fit(session, trained, harness)
 
@@ -146,7 +147,7 @@ def conclude(session: DpoSession, trained: TrainedOnPairs, harness: Harness) -> 
     if isinstance(source, RowPairs) and (metrics := source.measured_at_end(trained, harness)):
         folder.append_metrics(trained.step, metrics)
     if isinstance(source, RoundPairs):
-        trained.run.after, transcripts = source.measured_in_full(trained, harness, "after training")
+        trained.run.after, transcripts = source.measured_in_full(trained, harness, "after")
         if trained.run.after["num_problems"]:
             probes = source.session.questions().probes
             folder.append_metrics(trained.step, held_out_metrics(trained.run.after, probes))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -12,7 +12,7 @@ from posttrain.options.dpo import DpoOptions
 from posttrain.records import Preference
 from posttrain.runs.harness import Harness
 from posttrain.runs.intervals import mean_intervals, share_of_pairs_interval
-from posttrain.runs.reports import EvaluationReport, StepReport
+from posttrain.runs.reports import EvaluationReport, ScoredCompletions, StepReport
 from posttrain.tasks.base import longest_prompts
 from posttrain.tasks.dataset import count_text
 from posttrain.tasks.preference_set import PreferenceSet
@@ -155,7 +155,7 @@ class RoundPairs:
 
     def begin(self, trained: TrainedOnPairs, harness: Harness) -> dict[str, float]:
         """The held-out problems before training."""
-        trained.run.before, trained.run.transcripts = self.measured_in_full(trained, harness, "before training")
+        trained.run.before, trained.run.transcripts = self.measured_in_full(trained, harness, "before")
         return held_out_metrics(trained.run.before, self.session.questions().probes)
 
     def before_step(self, step: int, trained: TrainedOnPairs, harness: Harness) -> SampledRound | None:
@@ -196,23 +196,31 @@ class RoundPairs:
         self.load_weights(trained)
         with harness.clock("evaluate"):
             problems = self.config.evaluation.brief_problems
-            metrics = brief_evaluation(self.session.engine, self.session.questions(), problems=problems)
-            harness.evaluated(EvaluationReport(step=trained.step, results=metrics))
+            kept: list[ScoredCompletions] = []
+            questions = self.session.questions()
+            metrics = brief_evaluation(self.session.engine, questions, problems=problems, keep=kept.append)
+            harness.evaluated(EvaluationReport(step=trained.step, results=metrics, completions=kept))
         return metrics
 
     def measured_in_full(
-        self, trained: TrainedOnPairs, harness: Harness, when: str
+        self, trained: TrainedOnPairs, harness: Harness, when: Literal["before", "after"]
     ) -> tuple[dict[str, object], list[list[str]]]:
         """What summary.json says of the held-out problems, and the completions that the end shows."""
         self.load_weights(trained)
         questions, samples = self.session.questions(), self.config.evaluation.samples
+        kept: list[ScoredCompletions] = []
         total = num_completions(questions, samples=samples)
         with (
             harness.clock("evaluate"),
-            harness.progress.stage(f"held-out problems {when}", total) as advance,
+            harness.progress.stage(f"held-out problems {when} training", total) as advance,
         ):
-            results, groups = full_evaluation(self.session.engine, questions, samples=samples, advance=advance)
-        harness.evaluated(EvaluationReport(step=trained.step, results=results, groups=groups))
+            results, groups = full_evaluation(
+                self.session.engine, questions, samples=samples, advance=advance, keep=kept.append
+            )
+        step = trained.step
+        harness.evaluated(
+            EvaluationReport(step=step, results=results, groups=groups, evaluation=when, completions=kept)
+        )
         return results, [[group.prompt.text, group.graded_text(group.rollouts[0])] for group in groups[:SHOWN]]
 
     def described(self) -> Sequence[str]:

@@ -235,6 +235,7 @@ def fit(
     with Harness(folder, trained, harness_options) as harness:
         notes = [*(harness.resume(threads) if resume else []), *session.inputs.notes]
         folder.write_inputs(session.inputs)
+        folder.write_tokenizer(session.policy.tokenizer)
         harness.start([*session.plan, *notes])
         if not trained.step:
             folder.append_metrics(0, measured(session, trained, harness))
