@@ -123,6 +123,8 @@ class Rollout:
     finish: Finish
     text: str
     """Decoded completion, added tokens such as `<think>` kept, the stop token removed."""
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    """For each token the likeliest tokens there with log μ in nats, likeliest first; None where nobody asked."""
     weights_version: int = 0
     """Number of optimiser updates behind the weights that sampled it."""
 

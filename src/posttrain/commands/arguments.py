@@ -35,6 +35,7 @@ MAY_CHANGE_ON_RESUME = (
     "run.token_limit",
     "run.early_stop_evaluations",
     "run.report_to",
+    "run.keep_token_columns",
     "checkpoint",
     "tracker",
     "model.path",

@@ -22,6 +22,7 @@ from posttrain.options.training import (
     RunOptions,
     UpdateOptions,
     require_adapter_decay,
+    require_no_token_columns,
 )
 from posttrain.schemas import require_left_out
 
@@ -68,6 +69,7 @@ class DpoConfig:
 
     def __post_init__(self) -> None:
         require_use_for_tracker(self.tracker, self.run)
+        require_no_token_columns(self.run)
         if isinstance(self.task, Mapping):
             object.__setattr__(self, "task", full_section("task", self.task))
         if self.model.trains_adapter:

@@ -10,7 +10,7 @@ from posttrain.options.pairs import PairOptions
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.options.task import TaskOptions
 from posttrain.options.tracker import TrackerOptions
-from posttrain.options.training import CheckpointOptions, RunOptions, require_adapter_decay
+from posttrain.options.training import CheckpointOptions, RunOptions, require_adapter_decay, require_no_token_columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,7 @@ def require_one_end(run: RunOptions, options: PairOptions) -> None:
 def require_end_of_pairs(run: RunOptions, options: PairOptions) -> None:
     """Refuse a run on pairs that says in two ways when it ends, or never trains."""
     require_one_end(run, options)
+    require_no_token_columns(run)
     for option in ("time_limit_minutes", "token_limit", "early_stop_evaluations"):
         value = getattr(run, option)
         if value is not None:

@@ -40,6 +40,7 @@ from posttrain.options.training import (
     SftOptions,
     UpdateOptions,
     require_adapter_decay,
+    require_no_token_columns,
 )
 from posttrain.schemas import record_of
 
@@ -146,6 +147,7 @@ class SftConfig:
 
     def __post_init__(self) -> None:
         require_use_for_tracker(self.tracker, self.run)
+        require_no_token_columns(self.run)
         if isinstance(self.model, ModelOptions) and self.model.trains_adapter:
             require_adapter_decay(self.sft, "sft")
         if self.run.num_steps < 1:

@@ -36,6 +36,7 @@ class FinishedRow:
     tokens: list[int]
     logprobs: list[float]
     cut_logprobs: list[float] | None
+    alternatives: list[list[tuple[int, float]]] | None
     stopped: bool
 
 
@@ -52,10 +53,12 @@ class Columns:
     tokens: Int64[Tensor, "row position"]
     logprobs: Float64[Tensor, "row position"]
     cut_logprobs: Float64[Tensor, "row position"]
+    alternatives: Int64[Tensor, "row position kept"]
+    alternative_logprobs: Float64[Tensor, "row position kept"]
 
     @staticmethod
-    def empty(width: int, device: torch.device) -> "Columns":
-        """No rows, of completions of up to `width` tokens."""
+    def empty(width: int, num_alternatives: int, device: torch.device) -> "Columns":
+        """No rows, of completions of up to `width` tokens with so many alternatives each."""
         return Columns(
             count=torch.zeros(0, dtype=torch.long, device=device),
             limit=torch.zeros(0, dtype=torch.long, device=device),
@@ -63,6 +66,8 @@ class Columns:
             tokens=torch.zeros(0, width, dtype=torch.long, device=device),
             logprobs=torch.zeros(0, width, dtype=torch.float64, device=device),
             cut_logprobs=torch.zeros(0, width, dtype=torch.float64, device=device),
+            alternatives=torch.zeros(0, width, num_alternatives, dtype=torch.long, device=device),
+            alternative_logprobs=torch.zeros(0, width, num_alternatives, dtype=torch.float64, device=device),
         )
 
     def add(self, limit: Int64[Tensor, " new"], uniforms: Float64[Tensor, "new position"]) -> "Columns":
@@ -78,6 +83,8 @@ class Columns:
             tokens=with_zeros(self.tokens),
             logprobs=with_zeros(self.logprobs),
             cut_logprobs=with_zeros(self.cut_logprobs),
+            alternatives=with_zeros(self.alternatives),
+            alternative_logprobs=with_zeros(self.alternative_logprobs),
         )
 
     def keep(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> "Columns":
@@ -94,6 +101,8 @@ class Columns:
             tokens=kept(self.tokens),
             logprobs=kept(self.logprobs),
             cut_logprobs=kept(self.cut_logprobs),
+            alternatives=kept(self.alternatives),
+            alternative_logprobs=kept(self.alternative_logprobs),
         )
 
 
@@ -108,7 +117,7 @@ class Rows:
         self.weights_version, self.slots = weights_version, steps.slots()
         self.stop_ids = torch.tensor(policy.stop_ids, device=device)
         self.names: list[tuple[int, int]] = []  # (prompt, sample) of each row
-        self.columns = Columns.empty(request.max_completion_tokens, device)
+        self.columns = Columns.empty(request.max_completion_tokens, request.keep_alternatives, device)
         self.finished: list[FinishedRow] = []
 
     @property
@@ -152,6 +161,11 @@ class Rows:
         columns.logprobs[rows, at] = drawn.logprobs.double()
         if drawn.cut_logprobs is not None:
             columns.cut_logprobs[rows, at] = drawn.cut_logprobs.double()
+        if count := self.request.keep_alternatives:
+            scaled = logits.float() / self.request.sampling.recorded_temperature
+            likeliest = scaled.log_softmax(dim=-1).topk(count)
+            columns.alternatives[rows, at] = likeliest.indices
+            columns.alternative_logprobs[rows, at] = likeliest.values.double()
         columns.count[rows] += 1
         stopped = torch.isin(drawn.tokens, self.stop_ids)
         done = stopped | (at + 1 >= columns.limit[rows])
@@ -187,7 +201,10 @@ class Rows:
         for row, stop, tokens, logprobs, cut, length in zip(rows.tolist(), stopped.tolist(), *lists, strict=True):
             index, number = self.names[row]
             under_cut = cut[:length] if self.request.sampling.cuts else None
-            self.finished.append(FinishedRow(index, number, tokens[:length], logprobs[:length], under_cut, stop))
+            likeliest = self._alternatives(row, length) if self.request.keep_alternatives else None
+            self.finished.append(
+                FinishedRow(index, number, tokens[:length], logprobs[:length], under_cut, likeliest, stop)
+            )
         gone = set(rows.tolist())
         left = self.num_rows - len(gone)
         source = [row for row in range(left, self.num_rows) if row not in gone]
@@ -199,6 +216,11 @@ class Rows:
         for moved, hole in zip(source, target, strict=True):
             self.names[hole] = self.names[moved]
         del self.names[left:]
+
+    def _alternatives(self, row: int, length: int) -> list[list[tuple[int, float]]]:
+        kept = self.columns
+        both = (kept.alternatives[row, :length].tolist(), kept.alternative_logprobs[row, :length].tolist())
+        return [[*zip(tokens, logprobs, strict=True)] for tokens, logprobs in zip(*both, strict=True)]
 
     def take_finished(self) -> Iterator[tuple[int, Rollout]]:
         """Rollouts of the rows that finished since the last call."""
@@ -213,6 +235,7 @@ class Rows:
                     tokens=tuple(item.tokens),
                     logprobs=tuple(item.logprobs),
                     cut_logprobs=None if item.cut_logprobs is None else tuple(item.cut_logprobs),
+                    alternatives=None if item.alternatives is None else tuple(map(tuple, item.alternatives)),
                     finish=Finish.STOP if item.stopped else Finish.LENGTH,
                     text=text,
                     weights_version=self.weights_version,

@@ -142,6 +142,9 @@ def group_fault(group: object, prompt: Prompt, index: int, request: Request) -> 
         return f"draw = {group.draw}, where it is request.key.first_draw + {index} = {key.first_draw + index}"
     if len(group.rollouts) != request.group_size:
         return f"{len(group.rollouts)} completions, where request.group_size = {request.group_size} were asked for"
+    if request.keep_alternatives and any(rollout.alternatives is None for rollout in group.rollouts):
+        wanted = f"request.keep_alternatives = {request.keep_alternatives}"
+        return f"no alternatives, where {wanted}.  Leave out rollout.keep_alternatives, or return them"
     for number, rollout in enumerate(group.rollouts, start=key.first_sample):
         if rollout.sample != number:
             return f"sample = {rollout.sample} stands where {number} does: they count from request.key.first_sample"

@@ -16,6 +16,8 @@ class Request:
     """Longest completion; also bounded by the room that the prompt leaves in the model's context."""
     sampling: Sampling
     key: StreamKey
+    keep_alternatives: int = 0
+    """How many of the likeliest tokens each sampled token is returned with; see `Rollout.alternatives`."""
     suppressed: tuple[int, ...] = ()
     """Tokens that are never sampled; for studies of a policy, not for training: log-probs are those among the rest."""
     stop_texts: tuple[str, ...] = ()

@@ -1,7 +1,9 @@
 """How completions are sampled: the `rollout` section of a recipe, and the part of it that one prompt needs."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from posttrain.errors import require
 from posttrain.options.bounds import Bounded, PositiveInt
@@ -49,6 +51,9 @@ class RolloutOptions(SamplingOptions):
     on_reward_error: Literal["stop", "none"] = "stop"
     """What a reward function's exception, NaN or infinity does: stop the run with the row, or leave that score out and
     count it."""
+    keep_alternatives: Annotated[int, Ge(0), Le(20)] = 0
+    """Write this many of the likeliest tokens, with log μ, for each sampled token to `rollouts/`; 0 writes none.  It
+    changes no completion; docs/run_folder.md gives sizes."""
     max_rows: PositiveInt = 256
     """Completions decoded side by side; bounds the memory of the key/value cache and changes no completion."""
 

@@ -193,6 +193,12 @@ class RunOptions(Bounded):
         require(len(set(self.report_to)) == len(self.report_to), self, "report_to", "names one twice; name each once")
 
 
+def require_no_token_columns(run: RunOptions) -> None:
+    """Refuse columns per token of a run whose updates keep none."""
+    if run.keep_token_columns:
+        raise UserError("run.keep_token_columns = true: only `posttrain rl` has such columns.  Leave it out.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SftOptions(OptimizerOptions):
     """Supervised training on rows of your own, or on demonstrations of a task."""

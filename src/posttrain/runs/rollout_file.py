@@ -104,6 +104,8 @@ TYPES = {
     "prompt_tokens": "int32 list",
     "logprobs": "float list",
     "cut_logprobs": "float list",
+    "alternative_tokens": "int32 lists",
+    "alternative_logprobs": "float lists",
     "reward": "double",
     "advantage": "double",
     "judged": "double",
@@ -121,6 +123,8 @@ def table_bytes(columns: Mapping[str, Sequence[object]], types: Mapping[str, str
         "int32 list": pa.list_(pa.int32()),
         "float list": pa.list_(pa.float32()),
         "double list": pa.list_(pa.float64()),
+        "int32 lists": pa.list_(pa.list_(pa.int32())),
+        "float lists": pa.list_(pa.list_(pa.float32())),
         "double": pa.float64(),
     }
     arrays = {
@@ -147,9 +151,21 @@ def rollout_columns(step: int, groups: Sequence[Group]) -> dict[str, list[object
         "tokens": [rollout.tokens for _, rollout in rows],
         "logprobs": [rollout.logprobs for _, rollout in rows],
         "cut_logprobs": [rollout.cut_logprobs for _, rollout in rows],
+        **alternative_columns([rollout for _, rollout in rows]),
         "finish": [rollout.finish.value for _, rollout in rows],
         "weights_version": [rollout.weights_version for _, rollout in rows],
         "columns": [columns_json[group.draw] for group, _ in rows],
+    }
+
+
+def alternative_columns(rollouts: Sequence[Rollout]) -> dict[str, list[object]]:
+    """The likeliest tokens at each position and their log-probs, where they were kept."""
+    kept = [rollout.alternatives for rollout in rollouts if rollout.alternatives is not None]
+    if len(kept) < len(rollouts):
+        return {}
+    return {
+        "alternative_tokens": [[[token for token, _ in each] for each in tokens] for tokens in kept],
+        "alternative_logprobs": [[[logprob for _, logprob in each] for each in tokens] for tokens in kept],
     }
 
 

@@ -101,6 +101,7 @@ class Collector:
             group_size=options.group_size,
             max_completion_tokens=options.max_completion_tokens,
             sampling=options.sampling,
+            keep_alternatives=options.keep_alternatives,
             key=StreamKey(self.settings.seed, purpose, step, first_draw),
         )
 
