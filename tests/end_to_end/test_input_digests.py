@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import posttrain
-from posttrain.runs.code_digests import code_input
+from posttrain.runs.input_digests import code_input
 from posttrain.training.caller.caller_inputs import inputs_of
 from posttrain.training.caller.caller_objects import CallerObjects
 from tests.end_to_end.test_python_api import ROWS

@@ -93,7 +93,8 @@ def options_about_files() -> Iterator[str]:
 
 
 def test_every_option_that_names_a_file_is_compared_by_a_resume_or_has_a_reason() -> None:
-    named = {option for kind, recipe in CONFIGS for option in named_options(load_recipe(kind=kind, **recipe))}
+    configs = [load_recipe(kind=kind, **recipe) for kind, recipe in CONFIGS]
+    named = {each.option for config in configs for each in named_options(config)}
     assert set(options_about_files()) <= NAMED.keys() | ELSEWHERE.keys()
     assert set(NAMED.values()) <= named
 

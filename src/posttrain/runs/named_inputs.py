@@ -1,13 +1,13 @@
 """The files that a recipe names, models, rows and code, each with a digest of its content.  Torch-free.
 
-What cannot be read has no digest, and is an error: it could become anything unnoticed.  The one exception is a data set
-of the hub while the hub does not answer.
+A file that cannot be read has no digest, and is an error: it could become anything unnoticed.  The one exception is a
+data set of the hub while the hub does not answer.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from posttrain.binding import code_files, digest_of
 from posttrain.config.collect import CollectConfig
@@ -20,137 +20,147 @@ from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.row_source import RowSourceOptions
-from posttrain.runs.run_inputs import MODEL, RunInput, RunInputs, began_with, changed_files, rows_input
+from posttrain.runs.input_digests import rows_input
+from posttrain.runs.run_inputs import MODEL, RunInput, RunInputs, began_with, differences
 from posttrain.tasks.row_files.generator_rows import generator_digest
 from posttrain.tasks.row_files.rows import is_on_hub, rows_digest
 
 Rows = Iterable[object]
-Named = dict[str, Callable[[str], dict[str, RunInput]]]
-"""What reads each thing that a recipe names, given its option: only what is used needs to be there."""
+REPLACED = {
+    "rows": ("task.path", "task.sources"),
+    "held_out_rows": ("task.held_out_path",),
+    "task": ("task.",),
+    "policy": ("model.path", "model.chat_template"),
+    "algorithm": ("algorithm.path",),
+}
+"""Object of a caller -> how the options begin that it takes the place of."""
 
 
-def named_files(config: AnyConfig, *, unused: Sequence[str] = ()) -> dict[str, RunInput]:
-    """All that a recipe names, by option, but for options that begin with one of `unused`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedInput:
+    """Something outside the recipe that an option names."""
 
-    Raises UserError for what is not there.
-    """
-    return read_all(named_options(config), unused)
+    option: str
+    kind: Literal["code", "file", "rows", "generator", "model"]
+    path: str
+    rows: RowSourceOptions | None = None
+    model: ModelOptions | None = None
 
 
-def named_options(config: AnyConfig) -> Named:
-    """Every option that names a file or a folder, with what reads it."""
+def named_options(config: AnyConfig) -> Iterator[NamedInput]:
+    """Every option that names a file or a folder."""
     if isinstance(config, IrlConfig):
-        return {}
-    named: Named = {}
+        return
     if isinstance(config.task, DatasetOptions):
-        named |= rows_of_task(config.task)
+        yield from rows_of_task(config.task)
     elif isinstance(config.task, Mapping):
-        named["task.path"] = partial(code, str(config.task["path"]))
+        yield NamedInput(option="task.path", kind="code", path=str(config.task["path"]))
     if isinstance(config.model, ModelOptions):
-        named |= files_of_model(config.model)
+        yield from files_of_model(config.model)
     for index, reward in enumerate(getattr(config, "rewards", ())):
-        named |= files_of_reward(f"rewards[{index}]", reward)
+        yield from files_of_reward(f"rewards[{index}]", reward)
     if isinstance(config, CollectConfig) and isinstance(judge := config.judge, LlmJudgeOptions) and judge.principles:
-        named["judge.principles"] = partial(plain_file, judge.principles)
+        yield NamedInput(option="judge.principles", kind="file", path=judge.principles)
     if isinstance(config, Config):
-        named |= files_of_algorithm(config)
+        yield from files_of_algorithm(config)
         if config.behaviours.file:
-            named["behaviours.file"] = partial(plain_file, config.behaviours.file)
-    return named
+            yield NamedInput(option="behaviours.file", kind="file", path=config.behaviours.file)
 
 
-def files_of_algorithm(config: Config) -> Named:
-    """The algorithm of the user's own, and the models that it names."""
-    named: Named = {}
+def files_of_algorithm(config: Config) -> Iterator[NamedInput]:
+    """The algorithm of the user's, and the models that it names."""
     if path := config.algorithm.get("path"):
-        named["algorithm.path"] = partial(code, str(path))
-    for part, option in (("teacher", "model"), ("critic", "path")):
+        yield NamedInput(option="algorithm.path", kind="code", path=str(path))
+    for part, name in (("teacher", "model"), ("critic", "path")):
         options = config.algorithm.get(part)
-        if isinstance(options, Mapping) and options.get(option):
-            named[f"algorithm.{part}.{option}"] = partial(model_folder, ModelOptions(path=str(options[option])))
+        if isinstance(options, Mapping) and options.get(name):
+            yield model_at(f"algorithm.{part}.{name}", str(options[name]))
     if config.reference.path:
-        named["reference.path"] = partial(model_folder, ModelOptions(path=config.reference.path))
-    return named
+        yield model_at("reference.path", config.reference.path)
 
 
-def files_of_reward(where: str, reward: RewardOptions) -> Named:
+def files_of_reward(where: str, reward: RewardOptions) -> Iterator[NamedInput]:
     """The code or the models of an item of a recipe's `rewards`."""
-    named: Named = {f"{where}.path": partial(code, reward.path)} if reward.path else {}
-    members = {f"{where}.model": reward.model} if reward.model else {}
-    members |= {f"{where}.ensemble[{place}]": each for place, each in enumerate(reward.ensemble)}
+    if reward.path:
+        yield NamedInput(option=f"{where}.path", kind="code", path=reward.path)
+    if reward.model:
+        yield model_at(f"{where}.model", reward.model)
+    for place, each in enumerate(reward.ensemble):
+        yield model_at(f"{where}.ensemble[{place}]", each)
     if reward.chat_template:
-        named[f"{where}.chat_template"] = partial(plain_file, reward.chat_template)
-    return named | {option: partial(model_folder, ModelOptions(path=path)) for option, path in members.items()}
+        yield NamedInput(option=f"{where}.chat_template", kind="file", path=reward.chat_template)
 
 
-def files_of_model(model: ModelOptions) -> Named:
+def files_of_model(model: ModelOptions) -> Iterator[NamedInput]:
     """The model that is trained, and its chat template."""
-    named: Named = {MODEL: partial(trained_model, model)}
-    return named | ({"model.chat_template": partial(plain_file, model.chat_template)} if model.chat_template else {})
+    yield NamedInput(option=MODEL, kind="model", path=model.path, model=model)
+    if model.chat_template:
+        yield NamedInput(option="model.chat_template", kind="file", path=model.chat_template)
 
 
-def rows_of_task(task: DatasetOptions) -> Named:
-    """The rows that the options of a task name: files, several of them, saved folders, and data sets on the hub."""
+def model_at(option: str, path: str) -> NamedInput:
+    """Another model."""
+    return NamedInput(option=option, kind="model", path=path, model=ModelOptions(path=path))
+
+
+def rows_of_task(task: DatasetOptions) -> Iterator[NamedInput]:
+    """The rows that the options of a task name: files, saved folders, data sets on the hub, and generated ones."""
     of_option: dict[str, RowSourceOptions] = {
         "task.path": task,
         "task.held_out_path": replace(task, path=task.held_out_path, generator=""),
         **{f"task.sources[{index}].path": source for index, source in enumerate(task.sources)},
     }
-    named: Named = {}
-    for option, each in of_option.items():
-        if each.path not in ("", BUNDLED_PROGRAMS):
-            named[option] = partial(named_rows, each)
-        if each.generator:
-            named[option.removesuffix("path") + "generator"] = partial(generated, each)
-    return named
+    for option, rows in of_option.items():
+        if rows.path not in ("", BUNDLED_PROGRAMS):
+            yield NamedInput(option=option, kind="rows", path=rows.path, rows=rows)
+        if rows.generator:
+            where = option.removesuffix("path") + "generator"
+            yield NamedInput(option=where, kind="generator", path=f"{rows.generator} of reasoning-gym")
 
 
-def read_all(named: Named, unused: Sequence[str] = ()) -> dict[str, RunInput]:
-    """What is in the files that options name."""
+def read_all(named: Iterable[NamedInput], objects: Iterable[str] = ()) -> dict[str, RunInput]:
+    """All that options name, but for those in whose place a caller's objects are.
+
+    Raises UserError for what is not there.
+    """
+    unused = tuple(prefix for name in objects for prefix in REPLACED.get(name, ()))
     found: dict[str, RunInput] = {}
-    for option, read in named.items():
-        if not option.startswith(tuple(unused)):
-            found |= read(option)
+    for each in named:
+        if not each.option.startswith(unused):
+            found |= read(each)
     return found
 
 
-# Each kind of thing that an option names
+def named_files(config: AnyConfig) -> dict[str, RunInput]:
+    """All that a recipe names, by option.  Raises UserError for what is not there."""
+    return read_all(named_options(config))
 
 
-def code(path: str, option: str) -> dict[str, RunInput]:
-    """What FILE.py:NAME or package.module:NAME names: its file, and the files beside it that it imports."""
-    file, *imported = code_files(path, where=option)
-    beside = {f"{option}, which imports {name}": RunInput(name, digest_of(each)) for name, each in imported}
-    return {option: RunInput(path, digest_of(file[1])), **beside}
+def read(named: NamedInput) -> dict[str, RunInput]:
+    """What an option names, with a digest; of code also the files next to it that it imports."""
+    option, path = named.option, named.path
+    match named.kind:
+        case "code":
+            (_, file), *imported = code_files(path, where=option)
+            found = {f"{option}, which imports {name}": RunInput(name, digest_of(each)) for name, each in imported}
+            return {option: RunInput(path, digest_of(file)), **found}
+        case "generator":
+            return {option: RunInput(path, generator_digest())}
+        case "rows":
+            digest = rows_digest(path, named.rows.revision if named.rows else "")
+            unanswered = not digest and is_on_hub(path)
+            return {option: RunInput(path) if unanswered else known(option, path, digest)}
+        case "file":
+            return {option: known(option, path, digest_of(Path(path)))}
+    assert named.model is not None
+    return model_files(named.model, option)
 
 
-def plain_file(path: str, option: str) -> dict[str, RunInput]:
-    """Any other file."""
-    return {option: known(option, path, digest_of(Path(path)))}
+def model_files(model: ModelOptions, option: str) -> dict[str, RunInput]:
+    """A model by its files; nothing of a bundled one.
 
-
-def named_rows(source: RowSourceOptions, option: str) -> dict[str, RunInput]:
-    """Rows by their files, or their commit on the hub; a hub that does not answer leaves them unknown."""
-    digest = rows_digest(source.path, source.revision)
-    if not digest and is_on_hub(source.path):
-        return {option: RunInput(source.path)}
-    return {option: known(option, source.path, digest)}
-
-
-def generated(source: RowSourceOptions, option: str) -> dict[str, RunInput]:
-    """Rows that are generated."""
-    return {option: RunInput(f"{source.generator} of reasoning-gym", generator_digest())}
-
-
-def trained_model(model: ModelOptions, option: str) -> dict[str, RunInput]:
-    """The model that is trained; one whose folder is gone may have moved, which `require_same_model` asks."""
-    if not model.is_bundled and model.hub_name is None and not Path(model.path).is_dir():
-        return {option: RunInput(model.path)}
-    return model_folder(model, option)
-
-
-def model_folder(model: ModelOptions, option: str) -> dict[str, RunInput]:
-    """A model by its files; nothing of a bundled one."""
+    The folder of the model that is trained may have moved: `require_same_model` asks.
+    """
     if model.is_bundled:
         return {}
     folder = Path(model.path)
@@ -158,6 +168,8 @@ def model_folder(model: ModelOptions, option: str) -> dict[str, RunInput]:
         from posttrain.models.loading.folder_kinds import hub_folder
 
         folder = hub_folder(model.hub_name, model.hub_revision, with_code=model.trust_remote_code, option=option)
+    elif option == MODEL and not folder.is_dir():
+        return {option: RunInput(model.path)}
     return {option: known(option, model.path, model_digest(folder))}
 
 
@@ -179,18 +191,19 @@ def inputs_of_rows(
     A model that is made from nothing, and a task that has no rows, are in the config alone.
     """
     objects: dict[str, RunInput] = {} if policy is None else {"policy": policy}
-    named = files_of_model(model) if policy is None and isinstance(model, ModelOptions) else {}
-    if isinstance(task, DatasetOptions):
-        named |= rows_of_task(task)
-    unused = ["task.path", "task.sources"] if rows is not None else []
-    unused += ["task.held_out_path"] if held_out_rows is not None else []
-    for name, given in (("rows", rows), ("held_out_rows", held_out_rows)):
-        if given is not None:
-            objects[name] = rows_input(given)
-    return RunInputs(objects=objects, files=read_all(named, unused))
+    objects |= given_rows(rows, held_out_rows)
+    named = [*files_of_model(model)] if isinstance(model, ModelOptions) else []
+    named += rows_of_task(task) if isinstance(task, DatasetOptions) else []
+    return RunInputs(objects=objects, files=read_all(named, objects))
+
+
+def given_rows(rows: Rows | None, held_out_rows: Rows | None) -> dict[str, RunInput]:
+    """The rows that a caller brings."""
+    given = {"rows": rows, "held_out_rows": held_out_rows}
+    return {name: rows_input(each) for name, each in given.items() if each is not None}
 
 
 def changed_since(folder: Path, config: AnyConfig) -> list[str]:
     """What has changed of the files that a recipe names since the run in a folder began by it."""
-    began = began_with(folder).files
-    return list(changed_files(began, named_files(config))) if began else []
+    began = RunInputs(files=began_with(folder).files)
+    return differences(began, RunInputs(files=named_files(config))) if began.files else []

@@ -1,18 +1,17 @@
-"""What a run is made of beside its config, so that it is not resumed as another one.
+"""What a run is made of besides its config, so that it is not resumed as another one.
 
     inputs.json    {"objects": {"task": {"is": "Sums (sums)", "sha256": ""}, "rewards[0]": ...},
-                    "files": {"task.path": {"is": "rows.jsonl", "sha256": "9f86d0..."}}}
+                    "files": {"task.path": {"is": "rows.jsonl", "sha256": "9f86d0..."}}, "format": 2}
 
-Objects are what a caller in Python brought; files are what the recipe names: see `named_inputs`.  An object's digest is
-empty where its class is all that is known of it.  `code_digests` reads code.  Torch-free.
+Objects are what a caller in Python brought, by the argument of `posttrain.train`: see `input_digests`.  Files are what
+the recipe names, by option: see `named_inputs`.  A digest is empty where nothing more is known.  Torch-free.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from posttrain.errors import RunError, UserError
 from posttrain.options.model import ModelOptions
@@ -20,6 +19,10 @@ from posttrain.options.model import ModelOptions
 FILE = "inputs.json"
 """Its name in a run folder."""
 MODEL = "model.path"
+FORMAT = 2
+"""Since then code is told apart by its source; digests of code from before say nothing."""
+CODE = ("rewards[", "algorithm")
+"""How objects are called whose digests are of code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +66,20 @@ class RunInputs:
         }
         changes = {"changes": list(self.changes)} if self.changes else {}
         recipe = {"recipe": self.recipe} if self.recipe else {}
-        return json.dumps({**content, **recipe, **changes}, indent=2) + "\n"
+        return json.dumps({**content, **recipe, **changes, "format": FORMAT}, indent=2) + "\n"
 
 
 def inputs_from_json(text: str) -> RunInputs:
-    """What `as_json` wrote."""
+    """What `as_json` wrote, also that of an earlier version."""
     content = json.loads(text)
-    read = {
-        part: {name: RunInput(each["is"], each["sha256"]) for name, each in content[part].items()}
+    objects, files = (
+        {name: RunInput(each["is"], each["sha256"]) for name, each in content[part].items()}
         for part in ("objects", "files")
-    }
-    return RunInputs(
-        objects=read["objects"],
-        files=read["files"],
-        recipe=content.get("recipe", ""),
-        changes=tuple(content.get("changes", ())),
     )
-
-
-# Resuming
+    if content.get("format", 1) < FORMAT:
+        objects |= {name: RunInput(each.what) for name, each in objects.items() if name.startswith(CODE)}
+    changes = tuple(content.get("changes", ()))
+    return RunInputs(objects=objects, files=files, recipe=content.get("recipe", ""), changes=changes)
 
 
 def inputs_in(file: Path) -> RunInputs:
@@ -137,7 +135,7 @@ def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -
             f"  Resume it from Python: posttrain.train(config, {arguments}, resume=True)."
         )
     require_same_model(folder, began.files.get(MODEL), now.files.get(MODEL))
-    found = [*other_objects(began.objects, now.objects), *changed_files(began.files, now.files)]
+    found = differences(began, now)
     if found and not accept_changes:
         says = (
             f"resume {folder}: {'; '.join(found)}.  A resumed run keeps what it was made of: put that back as it was,"
@@ -146,73 +144,49 @@ def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -
         raise UserError(
             f"{says}: train(config, resume=True, accept_changes=True).", command=f"{says}: --accept-changes."
         )
-    noted = [*moved_model(began.files, now.files), *unknown_files(began.files, now.files), *found]
+    noted = [*remarks(began, now), *found]
     return replace(
         now, recipe=began.recipe, changes=(*began.changes, *(each for each in noted if each not in began.changes))
     )
 
 
-def other_objects(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) -> Iterator[str]:
-    """What to tell of objects that are not the run's own."""
-    for name, each in now.items():
-        if name not in began:
-            yield f"{name} = {each.what} is given, and the run was made without"
-        elif each.what != began[name].what:
-            yield f"{name} = {each.what} is given, and the run was made with {began[name].what}"
-        elif each.differs(began[name]):
-            yield f"{name} = {each.what} is not as it was when the run began"
+def differences(began: RunInputs, now: RunInputs) -> list[str]:
+    """What is not as it was when the run began; of other paths the config itself tells."""
+    found = []
+    for name, each in now.objects.items():
+        before = began.objects.get(name)
+        if before is None:
+            found.append(f"{name} = {each.what} is given, and the run was made without")
+        elif each.what != before.what:
+            found.append(f"{name} = {each.what} is given, and the run was made with {before.what}")
+        elif each.differs(before):
+            found.append(f"{name} = {each.what} is not as it was when the run began")
+    for name, before, after in in_both(began.files, now.files):
+        if before.what == after.what and after.differs(before):
+            found.append(f"{name} = {after.what} has changed since the run began")
+    return found
 
 
-def moved_model(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) -> Iterator[str]:
-    """What to note of a model that is in another place than it was."""
-    before, after = began.get(MODEL), now.get(MODEL)
-    if before is not None and after is not None and before.what != after.what and before.digest == after.digest != "":
-        yield f"{MODEL} = {after.what}, the same files that were in {before.what}"
+def remarks(began: RunInputs, now: RunInputs) -> Iterator[str]:
+    """What to note of inputs: a model in another place, and what the run kept nothing of to compare it with."""
+    for name, before, after in in_both(began.files, now.files):
+        if before.what != after.what and name == MODEL and before.digest == after.digest != "":
+            yield f"{MODEL} = {after.what}, the same files that were in {before.what}"
+        elif before.what == after.what and name != MODEL and "" in (before.digest, after.digest):
+            yield f"{name} = {after.what}, of which the run kept nothing to compare it with"
+    for name, before, after in in_both(began.objects, now.objects):
+        if name.startswith(CODE) and before.what == after.what and not before.digest and after.digest:
+            yield f"{name} = {after.what}, of which the run kept nothing to compare it with"
 
 
-def changed_files(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) -> Iterator[str]:
-    """What to tell of files that have changed; of other paths the config itself tells."""
-    for name in began.keys() & now.keys():
-        if began[name].what == now[name].what and now[name].differs(began[name]):
-            yield f"{name} = {now[name].what} has changed since the run began"
-
-
-def unknown_files(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) -> Iterator[str]:
-    """What to note of files of which nobody can tell whether they have changed."""
-    for name in sorted(began.keys() & now.keys() - {MODEL}):
-        if began[name].what == now[name].what and "" in (began[name].digest, now[name].digest):
-            yield f"{name} = {now[name].what}, of which the run kept nothing to compare it with"
-
-
-# Digests
+def in_both(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) -> Iterator[tuple[str, RunInput, RunInput]]:
+    """Inputs of one name, as they were and as they are."""
+    return ((name, began[name], now[name]) for name in sorted(began.keys() & now.keys()))
 
 
 def sha256_of(text: str) -> str:
     """The SHA-256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def rows_input(rows: Iterable[object]) -> RunInput:
-    """Rows by their content; of a value that is neither known to JSON nor an array nor bytes its class."""
-    digest, listed = hashlib.sha256(), list(rows)
-    for row in listed:
-        text = json.dumps(dict(row) if isinstance(row, Mapping) else row, default=content_of)
-        digest.update(text.encode("utf-8", "surrogatepass"))
-    return RunInput(f"{len(listed)} rows", digest.hexdigest())
-
-
-def content_of(value: Any) -> object:
-    """What tells a value that JSON does not know from others of its kind."""
-    if isinstance(value, bytes | bytearray):
-        return f"{class_name(value)} {hashlib.sha256(value).hexdigest()}"
-    if hasattr(value, "detach") and hasattr(value, "numpy"):  # a tensor
-        plain = value.detach().cpu().to_dense()
-        return f"{class_name(value)} {value.dtype} {[*value.shape]} {sha256_of(repr(plain.tolist()))}"
-    if not all(hasattr(value, name) for name in ("dtype", "shape", "tobytes", "tolist")):
-        return class_name(value)
-    if value.dtype.hasobject:  # whose bytes are addresses
-        return [class_name(value), [*value.shape], value.tolist()]
-    return f"{class_name(value)} {value.dtype} {[*value.shape]} {hashlib.sha256(value.tobytes()).hexdigest()}"
 
 
 def class_name(value: object) -> str:

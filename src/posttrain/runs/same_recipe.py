@@ -17,7 +17,7 @@ from posttrain.options.tracker import TrackerOptions
 from posttrain.options.training import CheckpointOptions, RunOptions
 from posttrain.runs.folder import require_known_format
 from posttrain.runs.manifest import RECIPE, saved_steps
-from posttrain.runs.named_inputs import trained_model
+from posttrain.runs.named_inputs import model_files
 from posttrain.runs.run_inputs import MODEL, began_with, sha256_of
 
 
@@ -58,7 +58,7 @@ def recipe_of_checkpoint(text: str) -> RecipeLayer:
 
 def same_model(run: Path, model: ModelOptions) -> bool:
     """Whether the files that `model.path` names are known to be those that the run began with, wherever they are."""
-    began, now = began_with(run).files.get(MODEL), trained_model(model, MODEL).get(MODEL)
+    began, now = began_with(run).files.get(MODEL), model_files(model, MODEL).get(MODEL)
     return began is not None and now is not None and began.digest == now.digest != ""
 
 

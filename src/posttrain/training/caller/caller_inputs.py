@@ -6,9 +6,9 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.config import Config
 from posttrain.models.policy import Policy
 from posttrain.options.reward import RewardSettings
-from posttrain.runs.code_digests import code_input
-from posttrain.runs.named_inputs import named_files
-from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, rows_input, sha256_of
+from posttrain.runs.input_digests import code_input
+from posttrain.runs.named_inputs import given_rows, named_options, read_all
+from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, sha256_of
 from posttrain.training.caller.caller_objects import CallerObjects, given_rewards
 
 SOME_WEIGHTS = 64
@@ -40,16 +40,8 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
         objects[f"rewards[{index}]"] = code_input(f"{reward.name} ({said})" if said else reward.name, reward.call)
         if reward.source is not None:
             files[f"rewards[{index}], by its name"] = RunInput(reward.source.name, reward.source.digest)
-    if own.rows is not None:
-        objects["rows"] = rows_input(own.rows)
-    if own.held_out_rows is not None:
-        objects["held_out_rows"] = rows_input(own.held_out_rows)
-    unused = ["task.path", "task.sources"] if own.rows is not None else []
-    unused += ["task.held_out_path"] if own.held_out_rows is not None else []
-    unused += ["task."] if own.task is not None else []
-    unused += ["model.path", "model.chat_template"] if own.policy is not None else []
-    unused += ["algorithm.path"] if own.algorithm is not None else []
-    return RunInputs(objects=objects, files=files | named_files(config, unused=unused))
+    objects |= given_rows(own.rows, own.held_out_rows)
+    return RunInputs(objects=objects, files=files | read_all(named_options(config), objects))
 
 
 def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput:

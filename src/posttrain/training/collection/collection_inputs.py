@@ -12,9 +12,9 @@ from posttrain.errors import UserError
 from posttrain.options.collect import OF_CALLS
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.function import RewardFunction
-from posttrain.runs.code_digests import code_input
-from posttrain.runs.named_inputs import files_of_reward, named_files, read_all
-from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, rows_input
+from posttrain.runs.input_digests import code_input
+from posttrain.runs.named_inputs import files_of_reward, given_rows, named_options, read_all
+from posttrain.runs.run_inputs import RunInput, RunInputs, class_name
 from posttrain.runs.same_recipe import differences, leaves, run_recipe
 from posttrain.training.collection.prompt_sampler import PairObjects
 
@@ -43,11 +43,8 @@ def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
         else:
             call = reward.call if isinstance(reward, RewardFunction) else reward
             objects[f"rewards[{index}]"] = code_input(class_name(reward), call)
-    if own.rows is not None:
-        objects["rows"] = rows_input(own.rows)
-    unused = ["task.path", "task.sources"] if own.rows is not None else []
-    unused += ["model.path", "model.chat_template"] if own.policy is not None else []
-    return RunInputs(objects=objects, files=named | named_files(config, unused=unused))
+    objects |= given_rows(own.rows, None)
+    return RunInputs(objects=objects, files=named | read_all(named_options(config), objects))
 
 
 def require_same_collection(folder: Path, config: CollectConfig) -> None:

@@ -1,31 +1,19 @@
 """What can be known of phases before the first one runs: that all which is no earlier phase's is there and fits."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.config import Config
 from posttrain.errors import UserError
-from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.rewards.reward_registry import load_reward
+from posttrain.runs.named_inputs import NamedInput, model_at, named_options
 from posttrain.runs.run_folder import CONTENTS
 from posttrain.tasks.row_files.rows import files_of, is_on_hub, near_file
 from posttrain.training.collection.collection_folder import CollectionFolder
 from posttrain.training.phases.phase_list import NO_MODEL, Phase
-
-OF_TRAINING = (*CONTENTS, "tokenizer", "evaluations")
-"""What lies in the folder of a run that trains a model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A path that an option of a phase names."""
-
-    option: str
-    path: str
 
 
 def require_startable(phases: Sequence[Phase]) -> None:
@@ -47,13 +35,10 @@ def require_startable(phases: Sequence[Phase]) -> None:
 
 def require_its_own(config: Any, earlier: Mapping[Path, Phase]) -> None:
     """Refuse what is not there of a config; of what lies in the folders of earlier phases, what they never make."""
-    for named in (*named_models(config), *named_folders(config)):
+    for named in (*named_options(config), *warm_start(config)):
         if not is_made_by(earlier, named):
-            require_folder(named)
-    for named in named_rows(getattr(config, "task", None)):
-        if not is_made_by(earlier, named):
-            require_rows(named)
-    require_code(config, earlier)
+            require_there(named)
+    require_rewards(config)
     if not isinstance(config, Config):
         return
     if config.update.optimizer_from:
@@ -61,57 +46,31 @@ def require_its_own(config: Any, earlier: Mapping[Path, Phase]) -> None:
     config.require_suits(build_algorithm(config.algorithm))
 
 
-def require_code(config: Any, earlier: Mapping[Path, Phase]) -> None:
-    """Refuse a chat template or a reward that is not there."""
-    template = getattr(getattr(config, "model", None), "chat_template", "")
-    if template and not is_made_by(earlier, Named("model.chat_template", template)):
-        ModelOptions(chat_template=template).require_files()
+def require_rewards(config: Any) -> None:
+    """Refuse a reward that cannot be loaded."""
     for reward in getattr(config, "rewards", ()):
         if not (reward.model or reward.ensemble):
             load_reward(reward)
 
 
-def named_models(config: Any) -> Iterator[Named]:
-    """The folders of models that a config names, and where it does so."""
-    if isinstance(model := getattr(config, "model", None), ModelOptions):
-        yield Named("model.path", model.path)
-    for place, reward in enumerate(getattr(config, "rewards", ())):
-        for path in (reward.model, *reward.ensemble):
-            if path:
-                yield Named(f"rewards[{place}].model", path)
-    if not isinstance(config, Config):
-        return
-    if config.reference.path:
-        yield Named("reference.path", config.reference.path)
-    teacher = config.algorithm.get("teacher")
-    if isinstance(teacher, Mapping) and teacher.get("model"):
-        yield Named("algorithm.teacher.model", str(teacher["model"]))
-
-
-def named_folders(config: Any) -> Iterator[Named]:
-    """The folders that a critic starts from, which need not be those of whole models."""
+def warm_start(config: Any) -> Iterator[NamedInput]:
+    """The folder that a critic's head starts from, which need not be that of a whole model."""
     critic = config.algorithm.get("critic") if isinstance(config, Config) else None
-    for option in ("path", "warm_start"):
-        if isinstance(critic, Mapping) and critic.get(option):
-            yield Named(f"algorithm.critic.{option}", str(critic[option]))
+    if isinstance(critic, Mapping) and critic.get("warm_start"):
+        yield model_at("algorithm.critic.warm_start", str(critic["warm_start"]))
 
 
-def named_rows(task: object) -> Iterator[Named]:
-    """The rows that a task names, and where it does so."""
-    if not isinstance(task, DatasetOptions):
-        return
-    yield from (
-        Named(option, path)
-        for option, path in [
-            ("task.path", task.path),
-            ("task.held_out_path", task.held_out_path),
-            *((f"task.sources[{place}].path", source.path) for place, source in enumerate(task.sources)),
-        ]
-        if path not in ("", BUNDLED_PROGRAMS)
-    )
+def require_there(named: NamedInput) -> None:
+    """Refuse a model, rows or a chat template that are not there; rewards and algorithms are loaded elsewhere."""
+    if named.kind == "model":
+        require_folder(named)
+    elif named.kind == "rows":
+        require_rows(named)
+    elif named.option.endswith("chat_template"):
+        ModelOptions(chat_template=named.path).require_files()
 
 
-def is_made_by(earlier: Mapping[Path, Phase], named: Named) -> bool:
+def is_made_by(earlier: Mapping[Path, Phase], named: NamedInput) -> bool:
     """Whether a path is in the folder of an earlier phase.  Raises UserError where that phase never makes it."""
     path = Path(named.path)
     run = next((folder for folder in earlier if folder == path or folder in path.parents), None)
@@ -121,7 +80,7 @@ def is_made_by(earlier: Mapping[Path, Phase], named: Named) -> bool:
         return True
     phase, here = earlier[run], f"{named.option} = {named.path}"
     below = path.relative_to(run)
-    makes = {"collect": CollectionFolder.contents, "irl": (below.parts[0],)}.get(phase.command, OF_TRAINING)
+    makes = {"collect": CollectionFolder.contents, "irl": (below.parts[0],)}.get(phase.command, CONTENTS)
     if below.parts[0] not in makes and not path.exists():
         raise UserError(
             f"{here}: phase {phase.name} makes no {below}.  `posttrain {phase.command}` leaves {', '.join(makes)}."
@@ -129,7 +88,7 @@ def is_made_by(earlier: Mapping[Path, Phase], named: Named) -> bool:
     return True
 
 
-def require_rows(named: Named) -> None:
+def require_rows(named: NamedInput) -> None:
     """Refuse rows that are neither here nor, by their name, on the hub."""
     if files_of(named.path) or Path(named.path).is_dir() or is_on_hub(named.path):
         return
@@ -140,7 +99,7 @@ def require_rows(named: Named) -> None:
     )
 
 
-def require_folder(named: Named) -> None:
+def require_folder(named: NamedInput) -> None:
     """Refuse a path that is no folder of a model, as the option calls it; of a critic one that is no folder."""
     if named.option.startswith("algorithm.critic.") and Path(named.path).is_dir():
         return
