@@ -26,8 +26,7 @@ import torch
 import posttrain
 from posttrain.records import Grades, Group
 from posttrain.runs.clock import Clock
-from posttrain.runs.rollout_file import parquet_bytes
-from posttrain.runs.stored_rollouts import read_rollouts
+from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
 from posttrain.training.actor_critic.warm_start import fit_critic
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.session import Session, open_session

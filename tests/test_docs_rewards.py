@@ -19,8 +19,8 @@ from posttrain.rewards.grading.function import TrainerState
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from posttrain.runs import alarms
-from posttrain.runs.guards import STEPS_APART
 from posttrain.runs.rollout_file import grade_columns
+from posttrain.runs.watchers import STEPS_APART
 from posttrain.training.metrics import logged_metrics
 from tests.support.pages import blocks, posttrain, programs, python, write_files
 from tests.support.reward_rows import group

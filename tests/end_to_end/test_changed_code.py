@@ -177,6 +177,40 @@ def test_a_run_that_kept_no_digest_of_its_code_is_resumed_with_a_word(
     assert main(["rl", "--resume", "run", "--run.num-steps", "3"]) == 2
 
 
+def test_digests_of_code_that_an_earlier_version_kept_are_not_compared(
+    place: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(num_steps: int) -> None:
+        rollout = {"prompts_per_step": 2, "group_size": 2, "max_completion_tokens": 4}
+        task = {"name": "dataset", "held_out_share": 0}
+        run = {"num_steps": num_steps, "folder": "run"}
+        config = posttrain.load_recipe(model={"path": str(model)}, task=task, rollout=rollout, run=run)
+        posttrain.train(config, rows=[{"prompt": "a"}], rewards=[scored], resume=num_steps > 1)
+
+    def scored(completions: list[str], **columns: object) -> list[float]:
+        return [float(len(each)) for each in completions]
+
+    run(1)
+    file = place / "run" / "inputs.json"
+    inputs = json.loads(file.read_text())
+    assert inputs.pop("format") == 2
+    inputs["objects"]["rewards[0]"]["sha256"] = "of another kind"
+    file.write_text(json.dumps(inputs))
+    run(2)
+    assert "rewards[0] = scored, of which the run kept nothing to compare it with" in capsys.readouterr().out
+    inputs = json.loads(file.read_text())
+    assert inputs["objects"]["rewards[0]"]["sha256"] not in ("", "of another kind")  # and from now on it is compared
+    inputs["objects"]["rewards[0]"]["sha256"] = "of another kind"
+    file.write_text(json.dumps(inputs))
+    with pytest.raises(UserError, match=r"rewards\[0\] = scored is not as it was"):
+        run(3)
+    rows = inputs["objects"]["rows"]
+    inputs["objects"] |= {"rewards[0]": {"is": "scored", "sha256": ""}, "rows": {**rows, "sha256": "of other rows"}}
+    file.write_text(json.dumps({name: each for name, each in inputs.items() if name != "format"}))
+    with pytest.raises(UserError, match="rows = 1 rows is not as it was"):  # which was the same digest then
+        run(3)
+
+
 def test_a_finished_phase_and_a_finished_cell_are_not_taken_for_those_of_other_code(place: Path, model: Path) -> None:
     config = posttrain.load_recipe(rewards=[{"path": "mine.py:score"}], run={"folder": "cells/a"})
     folder = place / "cells" / "a"

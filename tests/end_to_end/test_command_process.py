@@ -29,7 +29,7 @@ sys.exit(130)
 RUNNER = """
 import sys
 from pathlib import Path
-from posttrain.runs.command_process import GOES_ON, run_command
+from posttrain.runs.interruption import GOES_ON, run_command
 from posttrain.runs.interruption import stopped_with_a_word
 
 sys.executable = "./stand-in"
@@ -82,7 +82,7 @@ def test_a_run_is_told_once_and_waited_for(tmp_path: Path, number: signal.Signal
 
 def test_the_last_words_are_those_of_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from posttrain.errors import RunError
-    from posttrain.runs.command_process import run_command
+    from posttrain.runs.interruption import run_command
 
     script = tmp_path / "stand-in"
     monkeypatch.setattr(sys, "executable", str(script))

@@ -1,6 +1,8 @@
 """What a run leaves behind can be read without posttrain, says what happened, and is enough to do it again."""
 
 import json
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from pyarrow import parquet
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posttrain
+from posttrain.batch import TokenColumns
+from posttrain.runs.run_folder import CONTENTS
 from posttrain.training.evaluation import full_evaluation
 from posttrain.training.session import open_session
 from tests.support.pages import documented
@@ -61,6 +65,26 @@ def test_every_file_is_there(run: Path) -> None:
     assert names == {*files, "curves.png", ".posttrain.lock", *folders}
     assert width_and_height(run / "curves.png") == (1650, 880)
     assert len(list((run / "rollouts").iterdir())) == 5
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "run_folder.md").read_text()
+NAMES = set(re.findall(r"`([^`\n]+)`", PAGE.replace("/step-N.parquet", "/").replace("/step-N/", "/")))
+
+
+def test_the_page_of_the_run_folder_lists_every_file_and_column(run: Path) -> None:
+    assert {name for name in CONTENTS if not NAMES & {name, f"{name}/"}} == set()
+    files = [*(run / "rollouts").iterdir(), *(run / "evaluations").iterdir()]
+    columns = {name for file in files for name in parquet.read_schema(file).names}
+    patterns = {"score": "score/FUNCTION", "outcome": "outcome/FUNCTION"}
+    assert {name for name in columns if patterns.get(name.partition("/")[0], name) not in NAMES} == set()
+    given = {each.name for each in fields(TokenColumns)}
+    assert given - NAMES == set(), "columns of an update"
+
+
+def test_the_example_of_the_page_reads_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(block.replace("RUN/", f"{run}/"), {})  # noqa: S102  # a page of ours
+    assert len(capsys.readouterr().out.splitlines()) >= 3
 
 
 def test_held_out_completions_are_those_that_the_summary_was_made_of(run: Path) -> None:

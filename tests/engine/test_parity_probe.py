@@ -21,8 +21,8 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
 from posttrain.records import Group
 from posttrain.runs.alarms import GAP, GAP_LIMIT, alarms
-from posttrain.runs.guards import SamplerGuard
 from posttrain.runs.reports import StepReport
+from posttrain.runs.watchers import SamplerGuard
 from tests.support.families import family_policy
 from tests.support.runs import save_tiny_model, tiny_recipe
 from tests.support.tiny import FAMILIES, SHAPE, tiny_policy

@@ -17,7 +17,7 @@ import torch
 from posttrain.errors import RunError, UserError
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout
 from posttrain.runs.files import read_metrics
-from posttrain.runs.lock import LOCK
+from posttrain.runs.folder import LOCK
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import build_summary
 from posttrain.tasks.countdown.problems import Countdown

@@ -10,8 +10,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
 from posttrain.rewards.grading.answers import ProcessReward
 from posttrain.runs.clock import Clock
-from posttrain.runs.rollout_file import parquet_bytes
-from posttrain.runs.stored_rollouts import read_rollouts
+from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
 from posttrain.training.actor_critic.warm_start import require_earlier_rollouts, require_known_tokens, warm_start
 from posttrain.training.collector import CollectedStep
 from tests.support.stages import Stages, stages_with

@@ -36,6 +36,7 @@ MAY_CHANGE_ON_RESUME = (
     "run.early_stop_evaluations",
     "run.report_to",
     "run.keep_token_columns",
+    "rollout.keep_alternatives",
     "checkpoint",
     "tracker",
     "model.path",

@@ -57,8 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         for cell in cells:
             print(f"  {cell.name:30} {cell.config.algorithm}")
         return 0
-    from posttrain.runs.command_process import GOES_ON
-    from posttrain.runs.interruption import stopped_with_a_word
+    from posttrain.runs.interruption import GOES_ON, stopped_with_a_word
     from posttrain.training.comparison.compare import run_comparison
 
     with stopped_with_a_word(lambda: GOES_ON):

@@ -42,8 +42,7 @@ def main(arguments: Sequence[str]) -> int:
             taken = ", ".join(sorted(phase.takes_over())) or "nothing of an earlier phase"
             print(f"{phase.number}. {phase.name:16} posttrain {phase.command:12} takes over {taken}")
         return 0
-    from posttrain.runs.command_process import GOES_ON
-    from posttrain.runs.interruption import stopped_with_a_word
+    from posttrain.runs.interruption import GOES_ON, stopped_with_a_word
     from posttrain.training.phases.phase_runs import run_phases
 
     with stopped_with_a_word(lambda: GOES_ON):

@@ -5,12 +5,13 @@ Its file `format` holds the version of its layout; a folder without one has form
 Torch-free.  Whatever a call writes is on the disk (fsync) when the call returns.
 """
 
+import fcntl
 import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -21,10 +22,11 @@ from posttrain.config import AnyConfig, as_recipe
 from posttrain.config.recipes import RUN_RECIPE
 from posttrain.config.run_trust import keep_recipe
 from posttrain.errors import RunError, UserError
-from posttrain.runs.files import append_lines, sync_folder, write_atomically, writing
-from posttrain.runs.lock import LOCK, lock_folder, refuse_foreign_folder
+from posttrain.runs.files import TEMPORARY, append_lines, sync_folder, write_atomically, writing
 from posttrain.runs.manifest import reading
 
+LOCK = ".posttrain.lock"
+"""Held by the writer while it lives; it also marks a folder as one that posttrain made and may clear."""
 FORMAT = "format"
 VERSION = 2
 """The newest layout of a run folder that this version of posttrain reads, and the one that it writes."""
@@ -198,3 +200,47 @@ def holds_steps(path: Path) -> bool:
     """Whether a run got anywhere; one that a mistake in its recipe ended before is no loss."""
     journals = (path / "metrics.jsonl", path / "scores.jsonl")
     return any(journal.exists() and journal.stat().st_size for journal in journals)
+
+
+def refuse_foreign_folder(path: Path) -> None:
+    """A folder with other things in it is not for a run: overwriting must never remove what posttrain did not make."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path}: is a file; a run needs a folder.  Choose another run.folder (--run.folder).")
+    with reading(path):
+        names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    others = sorted(name for name in names if name != LOCK and not name.startswith(TEMPORARY))
+    if others and not {LOCK, "config.yaml"} <= names:
+        raise UserError(
+            f"{path}: not empty and not a run folder; it holds {', '.join(others[:3])}"
+            f"{' ...' if len(others) > 3 else ''}.  Choose a new or empty run.folder (--run.folder)."
+        )
+
+
+def lock_folder(path: Path) -> int:
+    """Become the folder's one writer.  The system drops the lock with the process, however that dies."""
+    with writing(path, path):
+        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        writer = os.read(descriptor, 32).decode().strip() or "just started"
+        os.close(descriptor)
+        raise UserError(
+            f"{path}: process {writer} is writing to this run folder, and a run has one writer.  "
+            "Wait until it ends, stop it, or choose another run.folder (--run.folder)."
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return descriptor
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Make a folder, and keep a second writer out of it.  Raises UserError where there is one."""
+    with writing(folder, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder)
+    try:
+        yield
+    finally:
+        os.close(lock)

@@ -16,7 +16,7 @@
     adapter/           an adapter as peft reads it
     critic/            value_head.safetensors of an actor-critic algorithm, and a trunk of its own as a model folder
     curves.png         see curves.py
-    calibration.png    of a reward model: see pair_pictures.py; held_out.jsonl has its scores of held-out pairs
+    calibration.png    of a reward model; held_out.jsonl has its scores of held-out pairs
     trackers.json      what each tracker of run.report_to calls the run; tensorboard/ and wandb/ are their files
 
 Whatever a call writes is on the disk (fsync) when the call returns.
@@ -47,8 +47,7 @@ from posttrain.runs.files import (
     write_atomically,
     writing,
 )
-from posttrain.runs.folder import Folder, require_known_format
-from posttrain.runs.lock import lock_folder
+from posttrain.runs.folder import Folder, lock_folder, require_known_format
 from posttrain.runs.reports import ScoredCompletions, UpdateTokens
 from posttrain.runs.rollout_file import (
     NO_COLUMNS,

@@ -13,12 +13,19 @@ from posttrain.config.recipes import RecipeLayer, read_recipe
 from posttrain.config.sections import plain
 from posttrain.errors import RunError, UserError
 from posttrain.options.model import ModelOptions
-from posttrain.options.tracker import TrackerOptions
-from posttrain.options.training import CheckpointOptions, RunOptions
 from posttrain.runs.folder import require_known_format
 from posttrain.runs.manifest import RECIPE, saved_steps
 from posttrain.runs.named_inputs import model_files
 from posttrain.runs.run_inputs import MODEL, began_with, sha256_of
+
+MAY_CHANGE = frozenset(
+    [
+        *("checkpoint", "tracker", "rollout.keep_alternatives", "run.folder", "run.overwrite", "run.num_steps"),
+        *("run.time_limit_minutes", "run.token_limit", "run.early_stop_evaluations", "run.report_to", "run.curves"),
+        "run.keep_token_columns",
+    ]
+)
+"""Sections and options that a resumed run may change: how long it goes on and what is kept of it."""
 
 
 def run_recipe(run: Path) -> RecipeLayer:
@@ -43,7 +50,7 @@ def require_same_recipe(run: Path, config: TrainingConfig, made_with: str) -> No
     own = build(type(config), [recipe_of_checkpoint(made_with) if made_with else run_recipe(run)], to_run=False)
     if isinstance(own.model, ModelOptions) and isinstance(config.model, ModelOptions) and same_model(run, config.model):
         own = replace(own, model=replace(own.model, path=config.model.path))
-    found = list(differences(options_of(lasting(own)), options_of(lasting(config))))
+    found = list(differences(lasting_options(own), lasting_options(config)))
     if found:
         raise UserError(
             f"resume {run}: the config differs from the run's own in {'; '.join(found)}."
@@ -77,21 +84,13 @@ def remedy(run: Path) -> str:
     return f"Put it back as it was: cp {shlex.quote(str(copies[-1]))} {shlex.quote(str(run / RECIPE))}"
 
 
-def lasting(config: TrainingConfig) -> TrainingConfig:
-    """The part of a config that a resumed run may not change."""
-    run = replace(
-        config.run,
-        folder="-",
-        overwrite=False,
-        num_steps=RunOptions().num_steps,
-        time_limit_minutes=None,
-        token_limit=None,
-        early_stop_evaluations=None,
-        report_to=(),
-        curves=True,
-        keep_token_columns=False,
-    )
-    return replace(config, run=run, checkpoint=CheckpointOptions(), tracker=TrackerOptions())
+def lasting_options(config: AnyConfig, may_change: frozenset[str] = MAY_CHANGE) -> dict[str, object]:
+    """Every option that a resumed run may not change, by its dotted path."""
+    return {
+        path: value
+        for path, value in options_of(config).items()
+        if may_change.isdisjoint((path, path.partition("[")[0], path.partition(".")[0]))
+    }
 
 
 def options_of(config: AnyConfig) -> dict[str, object]:

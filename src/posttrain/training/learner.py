@@ -251,12 +251,9 @@ class Learner:
         collected: CollectedStep,
         teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None,
     ) -> Float64[Tensor, " token"]:
+        temperature, budget = self.settings.temperature, self.settings.update.tokens_per_microbatch
         return group_logprobs(
-            policy,
-            collected.groups,
-            temperature=self.settings.temperature,
-            max_tokens=self.settings.update.tokens_per_microbatch,
-            teacher_prompts=teacher_prompts,
+            policy, collected.groups, temperature=temperature, max_tokens=budget, teacher_prompts=teacher_prompts
         )
 
     def _penalties(

@@ -14,7 +14,6 @@ from posttrain.generation.parity import gap_metrics
 from posttrain.models.policy import Policy
 from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
-from posttrain.runs.guards import SameReward, SamplerGuard, UnscoredSteps
 from posttrain.runs.harness import Harness, HarnessOptions, require_resume
 from posttrain.runs.prompt_preview import Reader, first_step_lines
 from posttrain.runs.reports import EvaluationReport, Run, ScoredCompletions, StepReport
@@ -22,7 +21,7 @@ from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.summary import headline
 from posttrain.runs.trackers.tracker import require_trackers
-from posttrain.runs.watchers import Watcher, require_watchers
+from posttrain.runs.watchers import SameReward, SamplerGuard, UnscoredSteps, Watcher, require_watchers
 from posttrain.tasks.base import Task
 from posttrain.training import report
 from posttrain.training.actor_critic.warm_start import require_earlier_rollouts, warm_start

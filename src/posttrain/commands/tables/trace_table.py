@@ -16,13 +16,13 @@ import torch
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Whitening
 from posttrain.algorithms.table import build_algorithm
+from posttrain.commands.tables.advantage_picture import TokenCredit, draw_token_advantages
 from posttrain.commands.traced_run import StepWhitening
 from posttrain.commands.typed_prompt import ASKED, typed_prompt
 from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.errors import UserError
 from posttrain.models.rendering import renderer_of
 from posttrain.records import Grades, Group, Prompt
-from posttrain.runs.advantage_picture import TokenCredit, draw_token_advantages
 from posttrain.runs.clock import Clock
 from posttrain.runs.progress import visible
 from posttrain.runs.prompt_preview import logged_lines

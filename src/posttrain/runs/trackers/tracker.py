@@ -32,11 +32,12 @@ from posttrain.runs.trackers.tracker_services import (
     Status,
     TensorBoard,
     TrackedRun,
+    TrackerFailure,
     TrackerService,
+    TrackerThread,
     Trackio,
     WeightsAndBiases,
 )
-from posttrain.runs.trackers.tracker_thread import TrackerFailure, TrackerThread
 from posttrain.runs.watchers import Watcher
 
 OPEN_SECONDS, END_SECONDS = 300.0, 60.0

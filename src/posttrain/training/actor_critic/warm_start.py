@@ -9,7 +9,7 @@ from posttrain.errors import UserError
 from posttrain.models.policy import Policy
 from posttrain.records import Group
 from posttrain.runs.clock import Clock
-from posttrain.runs.stored_rollouts import read_rollouts, stored_steps
+from posttrain.runs.rollout_file import read_rollouts, stored_steps
 from posttrain.training.actor_critic.actor_critic_state import EXPLAINED
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner

@@ -20,8 +20,7 @@ from typing import Self
 
 from posttrain.errors import UserError
 from posttrain.runs.files import write_atomically, writing
-from posttrain.runs.folder import Folder
-from posttrain.runs.lock import lock_folder
+from posttrain.runs.folder import Folder, lock_folder
 from posttrain.runs.run_inputs import FILE as INPUTS
 from posttrain.runs.run_inputs import RunInputs
 from posttrain.training.collection.line_journal import LineJournal

@@ -1,13 +1,11 @@
 """What a collection is made of, so that it is not resumed as another one."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 from posttrain.binding import bind
 from posttrain.config import build
 from posttrain.config.collect import CollectConfig
 from posttrain.config.recipes import short_reward
-from posttrain.config.sections import plain
 from posttrain.errors import UserError
 from posttrain.options.collect import OF_CALLS
 from posttrain.options.reward import RewardOptions
@@ -15,18 +13,20 @@ from posttrain.rewards.grading.function import RewardFunction
 from posttrain.runs.input_digests import code_input
 from posttrain.runs.named_inputs import files_of_reward, given_rows, named_options, read_all
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name
-from posttrain.runs.same_recipe import differences, leaves, run_recipe
+from posttrain.runs.same_recipe import differences, lasting_options, run_recipe
 from posttrain.training.collection.prompt_sampler import PairObjects
 
-MAY_CHANGE = (
-    "run.folder",
-    "run.overwrite",
-    "run.threads",
-    "judge.endpoint",
-    "judge.options",  # as a path it is there where there are none
-    *(f"judge.options.{name}" for name in OF_CALLS),
+MAY_CHANGE = frozenset(
+    [
+        "run.folder",
+        "run.overwrite",
+        "run.threads",
+        "judge.endpoint",
+        "judge.options",  # as a path it is there where there are none
+        *(f"judge.options.{name}" for name in OF_CALLS),
+    ]
 )
-"""What makes no other collection of it; a server of one's own may have another port the next day."""
+"""Options that a resumed collection may change; a server of the user's may have another port the next day."""
 
 
 def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
@@ -50,15 +50,9 @@ def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
 def require_same_collection(folder: Path, config: CollectConfig) -> None:
     """Refuse to go on with a collection under another recipe than its own."""
     own = build(CollectConfig, [run_recipe(folder)], to_run=False)
-    found = list(differences(lasting_options(own), lasting_options(config)))
+    found = list(differences(lasting_options(own, MAY_CHANGE), lasting_options(config, MAY_CHANGE)))
     if found:
         raise UserError(
             f"resume {folder}: the config differs from the collection's own in {'; '.join(found)}.  What is resumed"
             " keeps its recipe: put that back as it was, or collect into another folder."
         )
-
-
-def lasting_options(config: CollectConfig) -> dict[str, object]:
-    """Every option that a resumed collection may not change, by its dotted path."""
-    options = dict(leaves("", plain(asdict(config))))
-    return {path: value for path, value in options.items() if path not in MAY_CHANGE}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import RunError, UserError
-from posttrain.runs.command_process import run_command
 from posttrain.runs.files import read_metrics, write_atomically
+from posttrain.runs.interruption import run_command
 from posttrain.runs.named_inputs import changed_since
 from posttrain.runs.same_recipe import changed_options, told
 from posttrain.runs.summary import headline

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from posttrain.runs.lock import sole_writer
+from posttrain.runs.folder import sole_writer
 from posttrain.training.comparison.cell_runs import CellResult, kept_result, run_cell
 from posttrain.training.comparison.cells import Budget, Cell
 from posttrain.training.comparison.comparison_report import write_comparison

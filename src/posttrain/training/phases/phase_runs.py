@@ -8,9 +8,9 @@ from typing import Any
 
 from posttrain.config import as_recipe
 from posttrain.errors import UserError
-from posttrain.runs.command_process import run_command
 from posttrain.runs.files import write_atomically
-from posttrain.runs.lock import sole_writer
+from posttrain.runs.folder import sole_writer
+from posttrain.runs.interruption import run_command
 from posttrain.runs.named_inputs import changed_since
 from posttrain.runs.same_recipe import changed_options, told
 from posttrain.training.phases.phase_list import Phase

@@ -15,11 +15,11 @@ from posttrain.models.policy import Policy
 from posttrain.records import Preference
 from posttrain.runs.files import writing
 from posttrain.runs.folder import resume_command, shown
-from posttrain.runs.pair_pictures import calibration_words, draw_calibration, draw_pair_curves
 from posttrain.runs.planned_memory import machine_memory, memory_line, memory_warning, pairs_setup
 from posttrain.runs.summary import peak_memory_bytes, versions
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.reward_model.calibration import HeldOutPairs
+from posttrain.training.reward_model.pair_pictures import calibration_words, draw_calibration, draw_pair_curves
 from posttrain.training.reward_model.pair_scores import PairScores
 from posttrain.training.reward_model.reward_state import RewardModelState
 from posttrain.training.sft.sft_report import shortened
