@@ -76,7 +76,7 @@ TESTS = {
     "runs/watchers.py": ["end_to_end/test_run_moments.py"],
     "training/collector.py": ["engine/test_passes.py"],
     "runs/folder.py": ["engine/test_durable_writes.py"],
-    "runs/run_folder.py": ["engine/test_durable_writes.py"],
+    "runs/run_folder.py": ["engine/test_durable_writes.py", "engine/test_run_folder_format.py"],
     "training/state.py": ["engine/test_run_state.py"],
     "training/update.py": ["laws/test_batch.py", "laws/test_distillation.py"],
 }

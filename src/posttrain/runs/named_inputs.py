@@ -149,9 +149,9 @@ def read(named: NamedInput) -> dict[str, RunInput]:
         case "rows":
             digest = rows_digest(path, named.rows.revision if named.rows else "")
             unanswered = not digest and is_on_hub(path)
-            return {option: RunInput(path) if unanswered else known(option, path, digest)}
+            return {option: RunInput(path) if unanswered else require_digest(option, path, digest)}
         case "file":
-            return {option: known(option, path, digest_of(Path(path)))}
+            return {option: require_digest(option, path, digest_of(Path(path)))}
     assert named.model is not None
     return model_files(named.model, option)
 
@@ -170,10 +170,10 @@ def model_files(model: ModelOptions, option: str) -> dict[str, RunInput]:
         folder = hub_folder(model.hub_name, model.hub_revision, with_code=model.trust_remote_code, option=option)
     elif option == MODEL and not folder.is_dir():
         return {option: RunInput(model.path)}
-    return {option: known(option, model.path, model_digest(folder))}
+    return {option: require_digest(option, model.path, model_digest(folder))}
 
 
-def known(option: str, path: str, digest: str) -> RunInput:
+def require_digest(option: str, path: str, digest: str) -> RunInput:
     """A named file or folder with its digest.  Raises UserError where there is none."""
     if not digest:
         raise UserError(

@@ -279,7 +279,7 @@ def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
     lacking = [name for name in NEEDED if name not in table.column_names]
     if lacking:
         raise UserError(f"{file}: has no column `{lacking[0]}`, so it is not the rollouts of a step of a run.")
-    marked = require_told_marks(file, table.column_names)
+    marked = has_process_rewards(file, table.column_names)
     by_draw: dict[int, list[dict[str, Any]]] = {}
     for row in table.select([*NEEDED, *([PROCESS] if marked else [])]).to_pylist():
         if not marked or row[PROCESS] is not None:
@@ -295,15 +295,15 @@ def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
     return groups, Grades(names=("stored",), scores=rewards[None], weights=ones, rewards=rewards, marks=marks)
 
 
-def require_told_marks(file: Path, columns: Sequence[str]) -> bool:
-    """Whether tokens earned something by themselves.  Raises UserError where that is known, and not what."""
-    told = PROCESS in columns
-    if not told and any(name.startswith("marks/") for name in columns):
+def has_process_rewards(file: Path, columns: Sequence[str]) -> bool:
+    """Whether the file has rewards of single tokens.  Raises UserError where it has marks and lacks their values."""
+    found = PROCESS in columns
+    if not found and any(name.startswith("marks/") for name in columns):
         raise UserError(
             f"{file}: its rewards marked tokens, and it has no column `{PROCESS}` with what they earned: an earlier"
             " version wrote it.  Give rollouts of this version."
         )
-    return told
+    return found
 
 
 def marks_of(row: Mapping[str, Any]) -> Marks:

@@ -143,6 +143,6 @@ def placeless(config: Any) -> Mapping[str, object]:
     }
 
 
-def told(changed: list[str]) -> str:
+def first_changes(changed: list[str]) -> str:
     """The first few of them, for a message."""
     return "; ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")

@@ -11,7 +11,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.runs.files import read_metrics, write_atomically
 from posttrain.runs.interruption import run_command
 from posttrain.runs.named_inputs import changed_since
-from posttrain.runs.same_recipe import changed_options, told
+from posttrain.runs.same_recipe import changed_options, first_changes
 from posttrain.runs.summary import headline
 from posttrain.training.comparison.cells import Cell
 
@@ -71,8 +71,8 @@ def kept_result(cell: Cell) -> CellResult | None:
         require_recipe_of_now(cell, f"{file}: was made")
     if changed := changed_since(cell.folder, cell.config):
         raise UserError(
-            f"{file}: {cell.name} is finished, and {told(changed)}.  Delete {cell.folder} to run it again, or keep this"
-            " comparison in another folder."
+            f"{file}: {cell.name} is finished, and {first_changes(changed)}.  Delete {cell.folder} to run it"
+            " again, or keep this comparison in another folder."
         )
     return result
 
@@ -83,8 +83,8 @@ def require_recipe_of_now(cell: Cell, what: str) -> None:
     changed = [f"{cell_recipe_file(cell)} is gone"] if kept is None else changed_options(kept, cell.config)
     if changed:
         raise UserError(
-            f"{what} by another recipe than {cell.name} has now: {told(changed)}.  Delete {cell.folder} to run it"
-            " again, or keep this comparison in another folder."
+            f"{what} by another recipe than {cell.name} has now: {first_changes(changed)}.  Delete {cell.folder}"
+            " to run it again, or keep this comparison in another folder."
         )
 
 

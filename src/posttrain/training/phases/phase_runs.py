@@ -12,7 +12,7 @@ from posttrain.runs.files import write_atomically
 from posttrain.runs.folder import sole_writer
 from posttrain.runs.interruption import run_command
 from posttrain.runs.named_inputs import changed_since
-from posttrain.runs.same_recipe import changed_options, told
+from posttrain.runs.same_recipe import changed_options, first_changes
 from posttrain.training.phases.phase_list import Phase
 from posttrain.training.phases.phase_report import write_report
 
@@ -53,11 +53,12 @@ def finished(phase: Phase, config: Any) -> bool:
     changed = changed_options(kept, config) if phase.folder.is_dir() and kept.is_file() else []
     if changed:
         raise UserError(
-            f"{phase.folder}: was begun by another recipe than phase {phase.name} has now: {told(changed)}.  {remedy}"
+            f"{phase.folder}: was begun by another recipe than phase {phase.name} has now: {first_changes(changed)}."
+            f"  {remedy}"
         )
     done = (phase.folder / "summary.json").is_file()
     if done and (changed := changed_since(phase.folder, config)):
-        raise UserError(f"{phase.folder}: phase {phase.name} is finished, and {told(changed)}.  {remedy}")
+        raise UserError(f"{phase.folder}: phase {phase.name} is finished, and {first_changes(changed)}.  {remedy}")
     return done
 
 
