@@ -35,7 +35,6 @@ from torch import Tensor
 
 from posttrain.config import TrainingConfig
 from posttrain.errors import UserError
-from posttrain.models.loading.saving import whole_folder
 from posttrain.records import Grades, Group
 from posttrain.runs.files import (
     TEMPORARY,
@@ -195,6 +194,8 @@ class RunFolder(Folder):
         """Save the tokenizer, so that the tokens of an unfinished run can be read; one that is there stays."""
         if (self.path / "tokenizer").is_dir():
             return
+        from posttrain.models.loading.saving import whole_folder
+
         with writing(self.path / "tokenizer", self.path), whole_folder(self.path / "tokenizer") as folder:
             tokenizer.save_pretrained(folder)
 

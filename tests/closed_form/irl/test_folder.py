@@ -30,13 +30,13 @@ def kept(path: Path) -> set[str]:
 
 def test_what_an_earlier_run_left_stays_until_the_new_one_begins(tmp_path: Path) -> None:
     earlier_run(tmp_path)
-    assert kept(tmp_path) == {*CONTENTS, "note.txt"}
+    assert kept(tmp_path) == {*CONTENTS, "format", "note.txt"}
     with IrlFolder.claim(tmp_path, overwrite=True):
         pass  # a mistake, or an interruption
-    assert kept(tmp_path) == {*CONTENTS, "note.txt"}
+    assert kept(tmp_path) == {*CONTENTS, "format", "note.txt"}
     with IrlFolder.claim(tmp_path, overwrite=True) as folder:
         folder.begin("world: {size: 3}\n")
-        assert kept(tmp_path) == {"config.yaml", "note.txt"}
+        assert kept(tmp_path) == {"config.yaml", "format", "note.txt"}
     assert (tmp_path / "config.yaml").read_text() == "world: {size: 3}\n"
 
 
