@@ -66,6 +66,7 @@ ELSEWHERE = {
     "RecordedOptions.path": NO_RESUME,
     "LlmJudgeOptions.model": "is the name of a model behind an endpoint",
     "RewardOptions.name": "is a name; it speaks of a folder",
+    "BehaviourOptions.measure": "are names; it speaks of a file",
     "TrackerOptions.name": "is a name; it speaks of a folder",
     "MixtureSourceOptions.name": "is a name; it speaks of a file",
     "RowSourceOptions.split": "is a part of what `path` names",

@@ -176,7 +176,7 @@ def require_known_format(run: Path) -> None:
     if int(text) > VERSION:
         raise UserError(
             f"{run}: a run folder of format {text}, and this version of posttrain reads formats 1 to {VERSION}."
-            "  Update posttrain: pip install --upgrade posttrain."
+            "  Update posttrain, or open the folder with the version that wrote it."
         )
 
 
