@@ -112,7 +112,9 @@ def test_a_reward_model_is_told_from_a_policy_although_a_tied_one_has_all_of_its
     saved(policy, tmp_path / "rm")
     _, told = AutoModelForCausalLM.from_pretrained(tmp_path / "rm", output_loading_info=True)
     assert not told["missing_keys"], "transformers itself does not tell"
-    with pytest.raises(UserError, match=r"model\.path = .*Qwen3ForSequenceClassification is no causal language model"):
+    with pytest.raises(
+        UserError, match=r"model\.path = .*Qwen3ForSequenceClassification is not a causal language model"
+    ):
         load_policy(ModelOptions(path=str(tmp_path / "rm")))
     for option, load in {
         "reference.path": lambda path: named_reference(path, policy),

@@ -96,7 +96,6 @@ class SavedAdapter:
         return replace(self.options, rank=len(self.tensors[f"{layer}.{DOWN}"]), alpha=self.alpha_of(layer))
 
     def alpha_of(self, layer: str) -> float:
-        """The alpha of one layer."""
         return next(
             (
                 float(value)
@@ -239,7 +238,7 @@ def named_as_in_file(tensors: Mapping[str, Tensor], where: str) -> dict[str, Ten
     for name, tensor in tensors.items():
         plain = name.removeprefix(PREFIX).removesuffix(".weight")
         if not name.startswith(PREFIX) or plain.rpartition(".")[2] not in (DOWN, UP):
-            raise UserError(f"{where}: {WEIGHTS} holds {name}, which is no matrix of LoRA.  Merge it with peft first.")
+            raise UserError(f"{where}: {WEIGHTS} holds {name}, which is not a LoRA matrix.  Merge it with peft first.")
         made[plain] = tensor
     return made
 
