@@ -201,8 +201,8 @@ def require_characters(text: str, id: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UserError(
-            f"prompt {id!r}: half of a surrogate pair, {text[error.start]!a}, before {text[error.end :][:20]!a} is not a"
-            " character.  Mend the text, or leave the row out."
+            f"prompt {id!r}: half of a surrogate pair, {text[error.start]!a}, before {text[error.end :][:20]!a} is not"
+            " a character.  Mend the text, or leave the row out."
         ) from error
 
 

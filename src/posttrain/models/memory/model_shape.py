@@ -62,7 +62,7 @@ class ModelShape:
     quantised: str | None = None
     """How weights are quantised on the disk (`quantisation`), None where they are not."""
     expert_arrays: tuple[tuple[int, int, int], ...] = ()
-    """(experts, rows, columns) of every array of experts.  They are not linear layers, so they are never put in 4 bits."""
+    """(experts, rows, columns) of every array of experts; not linear layers, so never put in 4 bits."""
     sizes: tuple[tuple[str, int], ...] = ()
     """Every parameter's name, and how many numbers it has."""
     gated: bool = True
