@@ -120,7 +120,7 @@ def test_a_reward_model_is_told_from_a_policy_although_a_tied_one_has_all_of_its
         "reference.path": lambda path: named_reference(path, policy),
         "algorithm.teacher.model": lambda path: teacher_of(policy, TeacherOptions(model=path), {}),
     }.items():
-        with pytest.raises(UserError, match=rf"^{option} = .*Qwen3ForSequenceClassification is no causal"):
+        with pytest.raises(UserError, match=rf"^{option} = .*Qwen3ForSequenceClassification is not a causal"):
             load(str(tmp_path / "rm"))
         with pytest.raises(UserError, match=rf"^{option} = .*nowhere: no such folder"):
             load(str(tmp_path / "nowhere"))
