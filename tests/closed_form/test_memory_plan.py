@@ -342,5 +342,5 @@ def test_each_column_differs_from_grpo_by_what_its_name_says() -> None:
 def test_a_config_that_is_no_language_models_is_refused() -> None:
     from transformers import ViTConfig
 
-    with pytest.raises(UserError, match="no causal language model"):
+    with pytest.raises(UserError, match="not a causal language model"):
         config_shape(ViTConfig())

@@ -138,7 +138,7 @@ def lacking_a_part(folder: Path) -> None:
         (lacking_a_part, ("or not all that its index names", "all of its parts")),
         (lacking_a_layer, ("the weights lack", "model.layers.1.", "made up at random")),
         (encoder_decoder, ("T5ForConditionalGeneration has an encoder and a decoder",)),
-        (encoder, ("BertForMaskedLM is no causal language model",)),
+        (encoder, ("BertForMaskedLM is not a causal language model",)),
         (qwen_that_sees, ("Qwen2_5_VLForConditionalGeneration reads more than text", "qwen2_5_vl_text")),
         (quantised, ("quantised (gptq)", "that it was quantised from")),
     ],

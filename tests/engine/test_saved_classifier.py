@@ -112,13 +112,15 @@ def test_a_reward_model_is_told_from_a_policy_although_a_tied_one_has_all_of_its
     saved(policy, tmp_path / "rm")
     _, told = AutoModelForCausalLM.from_pretrained(tmp_path / "rm", output_loading_info=True)
     assert not told["missing_keys"], "transformers itself does not tell"
-    with pytest.raises(UserError, match=r"model\.path = .*Qwen3ForSequenceClassification is no causal language model"):
+    with pytest.raises(
+        UserError, match=r"model\.path = .*Qwen3ForSequenceClassification is not a causal language model"
+    ):
         load_policy(ModelOptions(path=str(tmp_path / "rm")))
     for option, load in {
         "reference.path": lambda path: named_reference(path, policy),
         "algorithm.teacher.model": lambda path: teacher_of(policy, TeacherOptions(model=path), {}),
     }.items():
-        with pytest.raises(UserError, match=rf"^{option} = .*Qwen3ForSequenceClassification is no causal"):
+        with pytest.raises(UserError, match=rf"^{option} = .*Qwen3ForSequenceClassification is not a causal"):
             load(str(tmp_path / "rm"))
         with pytest.raises(UserError, match=rf"^{option} = .*nowhere: no such folder"):
             load(str(tmp_path / "nowhere"))

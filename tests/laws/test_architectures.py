@@ -142,7 +142,7 @@ def with_a_weight_of_another_type(model: PreTrainedModel) -> None:
 REFUSED: dict[Callable[[PreTrainedModel], None], str] = {
     with_a_weight_decomposing_adapter: r"layers\.0\.self_attn\.v_proj has an adapter that is more than plain LoRA",
     with_another_kind_of_adapter: r"layers\.0\.mlp\.down_proj is a peft\.tuners\.ia3\.layer\.Linear",
-    with_a_subclass: r"layers\.1\.mlp\.up_proj is a \S*Halved, which is no layer of the qwen3 family",
+    with_a_subclass: r"layers\.1\.mlp\.up_proj is a \S*Halved, which is not a layer of the qwen3 family",
     with_a_model_class_of_its_own: r"the model is a \S*Scaled",
     with_another_module: r"layers\.0\.mlp\.act_fn is a torch\.nn\.modules\.activation\.GELU",
     with_a_hook: r"layers\.1 has a hook",
@@ -243,5 +243,5 @@ def test_a_wrapper_that_does_more_than_its_layers_is_an_error() -> None:
 
 
 def test_a_module_that_is_no_model_of_transformers_is_an_error() -> None:
-    with pytest.raises(UserError, match="a Linear is no model of transformers"):
+    with pytest.raises(UserError, match="a Linear is not a transformers model"):
         as_policy(nn.Linear(2, 2), tokenizer())

@@ -271,7 +271,7 @@ def with_a_norm_of_another_family(model: PreTrainedModel) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (with_a_plain_embedding, r"embed_tokens is a torch\.nn\.modules\.sparse\.Embedding, which is no layer"),
+        (with_a_plain_embedding, r"embed_tokens is a torch\.nn\.modules\.sparse\.Embedding, which is not a layer"),
         (with_a_norm_of_another_family, r"layers\.1\.post_feedforward_layernorm is a \S*LlamaRMSNorm"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -188,7 +188,7 @@ def test_an_option_without_a_template_is_refused() -> None:
 
 
 def test_a_template_that_is_no_jinja_is_told_by_its_line() -> None:
-    with pytest.raises(UserError, match="no Jinja template: line 2: "):
+    with pytest.raises(UserError, match="not a Jinja template: line 2: "):
         TokenizerRenderer(tokenizer(template="a\n{% for m in messages %}")).render([USER], id="p")
 
 

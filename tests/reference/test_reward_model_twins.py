@@ -62,7 +62,7 @@ def test_transformers_itself_reads_texts_that_end_in_the_pad_token_too_early_and
 
 
 class MeanOfTokens(torch.nn.Module):
-    """A head that is no linear layer: what it does of a batch is not known."""
+    """A head that is not a linear layer: what it does of a batch is not known."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()

@@ -72,7 +72,6 @@ def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
 
 
 def rope_type(rope: dict[str, Any]) -> str:
-    """`default`, `longrope`, ..."""
     return str(rope.get("rope_type", "default"))
 
 
@@ -106,7 +105,6 @@ def _fix(module: Any, kind: str, layer_type: str | None, context: int) -> None:
 
 
 def num_embeddings(model: PreTrainedModel) -> int:
-    """Rows of the model's embedding."""
     return len(cast(nn.Embedding, model.get_input_embeddings()).weight)
 
 

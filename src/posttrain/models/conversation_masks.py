@@ -80,12 +80,10 @@ class Masking:
 
     @classmethod
     def of(cls, policy: Policy, renderer: TokenizerRenderer) -> "Masking":
-        """For what a policy learns."""
         return cls(renderer=renderer, stop_ids=policy.stop_ids, num_embeddings=num_embeddings(policy.model))
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's."""
         return self.renderer.tokenizer
 
     def require_known(self, tokens: Sequence[int], where: str) -> None:
@@ -136,8 +134,8 @@ class Masking:
         if number != last:
             role = conversation.messages[-1]["role"]
             raise UserError(
-                f"{conversation.where}: ends with a message of the role {role}, so its last turn is no answer.  Leave"
-                " that out, or learn all turns: sft.loss_on: assistant."
+                f"{conversation.where}: ends with a message of the role {role}, so its last turn is not an answer. "
+                " Leave that out, or learn all turns: sft.loss_on: assistant."
             )
         opened, whole = self._text(conversation, number, open_answer=True), self._text(conversation, number + 1)
         before = self.renderer.tokens(opened, conversation.where)

@@ -211,7 +211,6 @@ def token_parts(
 
 
 def inputs(batch: CompletionBatch) -> list[Tokens]:
-    """Each completion behind its prompt, without its last token."""
     pairs = zip(batch.prompt_of, batch.completions, strict=True)
     return [(*batch.prompts[p], *tokens[:-1]) for p, tokens in pairs]
 

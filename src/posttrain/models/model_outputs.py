@@ -99,7 +99,6 @@ def recomputable_layers(model: PreTrainedModel) -> list[GradientCheckpointingLay
 
 
 def is_recomputing(model: PreTrainedModel) -> bool:
-    """Whether gradient checkpointing was asked for."""
     return any(layer.gradient_checkpointing for layer in recomputable_layers(model))
 
 

@@ -43,7 +43,6 @@ class OutputLayer:
 
     @property
     def num_logits(self) -> int:
-        """Entries of the vocabulary."""
         return self.matrix.shape[0]
 
     def logits(self, hidden: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
@@ -60,15 +59,12 @@ class OutputLayer:
         return z if self.soft_cap is None else torch.tanh(z / self.soft_cap) * self.soft_cap
 
     def part(self, vocab: slice) -> "OutputLayer":
-        """The same for a part of the vocabulary; nothing is copied."""
         return replace(self, matrix=self.matrix[vocab], bias=None if self.bias is None else self.bias[vocab])
 
     def copy(self) -> "OutputLayer":
-        """The same in memory of its own."""
         return replace(self, matrix=self.matrix.clone(), bias=None if self.bias is None else self.bias.clone())
 
     def detached(self) -> "OutputLayer":
-        """The same without gradient: as the output layer of what is only compared with."""
         return replace(self, matrix=self.matrix.detach(), bias=None if self.bias is None else self.bias.detach())
 
     def take_over(self, other: "OutputLayer") -> None:
@@ -78,7 +74,6 @@ class OutputLayer:
             self.bias.copy_(other.bias)
 
     def to(self, dtype: torch.dtype) -> "OutputLayer":
-        """The same with matrix and bias of another type."""
         return replace(self, matrix=self.matrix.to(dtype), bias=None if self.bias is None else self.bias.to(dtype))
 
 

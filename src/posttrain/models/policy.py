@@ -54,7 +54,6 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return self.model.device
 
     @property
@@ -64,17 +63,14 @@ class Policy:
 
     @property
     def output_layer(self) -> OutputLayer:
-        """What makes logits of hidden states, in `compute_dtype`; from the weights as they are now."""
         return output_layer_of(self.model, self.compute_dtype)
 
     @property
     def num_logits(self) -> int:
-        """Entries of the output layer's vocabulary."""
         return int(self.model.get_output_embeddings().out_features)
 
     @property
     def hidden_width(self) -> int:
-        """Numbers of a hidden state."""
         return int(self.model.get_output_embeddings().in_features)
 
     def completion_logprobs(self, batch: CompletionBatch, *, temperature: float = 1.0) -> Float[Tensor, " token"]:
@@ -193,7 +189,7 @@ def without_wrapper(model: nn.Module) -> PreTrainedModel:
         model = model.get_base_model()
     if not isinstance(model, PreTrainedModel):
         raise UserError(
-            f"model: a {type(model).__name__} is no model of transformers.  Give one as `AutoModelForCausalLM` makes"
+            f"model: a {type(model).__name__} is not a transformers model.  Give one as `AutoModelForCausalLM` makes"
             " it, with or without an adapter of peft."
         )
     return model
@@ -264,7 +260,7 @@ def require_causal_logits(model: PreTrainedModel, compute_dtype: torch.dtype) ->
     bound = tolerance * own.abs().max()
     if (own[0, :2] - own[1, :2]).abs().max() > bound:
         raise UserError(
-            f"{name} reads tokens that come later, so it is no causal language model as it is configured"
+            f"{name} reads tokens that come later, so it is not a causal language model as it is configured"
             " (is_decoder in its config, for families that have it)."
         )
     if ours.shape != own.flatten(0, 1).shape or (ours - own.flatten(0, 1)).abs().max() > bound:

@@ -124,7 +124,7 @@ class TokenizerRenderer:
             )
         except TemplateSyntaxError as error:
             raise UserError(
-                f"the chat template is no Jinja template: line {error.lineno}: {error.message}.  Mend it, or name"
+                f"the chat template is not a Jinja template: line {error.lineno}: {error.message}.  Mend it, or name"
                 " another file as model.chat_template."
             ) from error
         except TemplateError as error:
@@ -201,8 +201,8 @@ def require_characters(text: str, id: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UserError(
-            f"prompt {id!r}: half of a surrogate pair, {text[error.start]!a}, before {text[error.end :][:20]!a} is no"
-            " character.  Mend the text, or leave the row out."
+            f"prompt {id!r}: half of a surrogate pair, {text[error.start]!a}, before {text[error.end :][:20]!a} is not"
+            " a character.  Mend the text, or leave the row out."
         ) from error
 
 

@@ -137,7 +137,7 @@ def require_half(linear: int, experts: int) -> None:
 
 
 def add_adapter(model: PreTrainedModel, options: AdapterOptions, *, seed: int) -> None:
-    """Freeze the model and put an adapter beside each target.  Raises UserError where a target is no layer."""
+    """Freeze the model and put an adapter beside each target.  Raises UserError where a target is not a layer."""
     targets, experts = target_layers(model, options.targets), expert_matrices(model)
     model.requires_grad_(False)
     for name in targets:

@@ -77,7 +77,6 @@ class _Dropped(torch.autograd.Function):
 
 
 def dropped(x: Float[Tensor, "*rows inputs"], dropout: TokenDropout) -> Float[Tensor, "*rows inputs"]:
-    """m∘x, differentiable in x."""
     made: Tensor = _Dropped.apply(x, dropout)  # type: ignore[no-untyped-call]
     return made
 
@@ -125,7 +124,6 @@ class PeftDropout(nn.Dropout):
         self.input_dropout = InputDropout(share, layer, "lora_dropout")
 
     def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows inputs"]:
-        """m∘x."""
         seen: Tensor = super().forward(self.input_dropout.applied(x))
         return seen
 

@@ -54,7 +54,6 @@ def peft_matrices(layer: Any) -> dict[str, nn.Linear]:
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The matrices of all adapters by name, as they are now; they go on changing."""
     return {name: matrix.detach() for name, matrix in adapter_parameters(model).items()}
 
 
@@ -117,7 +116,6 @@ NEEDS_TRAINING_MODE = ("DoraLinearVariant", "QALoraLinearVariant")
 
 
 def input_dropouts(model: nn.Module) -> list[InputDropout]:
-    """The dropout of every adapter that has one."""
     found = [module.input_dropout for module in model.modules() if isinstance(module, LoraLinear | PeftDropout)]
     return [each for each in found if each.share > 0]
 
@@ -219,7 +217,6 @@ def merged(layer: AdaptedLayer, dtype: torch.dtype | None) -> Tensor:
 
 
 def stored(layer: nn.Module, weight: Tensor) -> Tensor:
-    """A matrix as its layer keeps it."""
     return (weight.T if isinstance(layer, Conv1D) else weight).contiguous()
 
 
@@ -235,7 +232,6 @@ def require_mergeable(model: PreTrainedModel) -> None:
 
 
 def not_merged(what: str) -> UserError:
-    """What to raise of an adapter that is more."""
     return UserError(
         f"model.adapter.save: {what}, which is not merged here.  Save the adapter alone, and merge it with peft:"
         " merge_and_unload()."

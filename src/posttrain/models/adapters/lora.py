@@ -99,7 +99,7 @@ def layer_shape(layer: nn.Module) -> tuple[int, int]:
     if isinstance(layer, Conv1D):
         inputs, outputs = layer.weight.shape
         return outputs, inputs
-    assert isinstance(layer, nn.Linear), f"a {type(layer).__name__} is no linear layer"
+    assert isinstance(layer, nn.Linear), f"a {type(layer).__name__} is not a linear layer"
     return layer.out_features, layer.in_features
 
 
@@ -140,11 +140,9 @@ class LoraExperts(LoraLinear):
             layer = layer.base_layer
 
     def experts(self) -> nn.Module:
-        """The module at the bottom."""
         return list(self.chain())[-1].base_layer
 
     def array(self) -> Float[Tensor, "experts rows columns"]:
-        """W, as the module keeps it."""
         return cast(Tensor, getattr(self.experts(), self.parameter))
 
     def change(self) -> Float[Tensor, "experts rows columns"]:

@@ -96,7 +96,6 @@ class SavedAdapter:
         return replace(self.options, rank=len(self.tensors[f"{layer}.{DOWN}"]), alpha=self.alpha_of(layer))
 
     def alpha_of(self, layer: str) -> float:
-        """The alpha of one layer."""
         return next(
             (
                 float(value)
@@ -146,14 +145,16 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
         "base_model_name_or_path": str(Path(base).resolve()) if base and Path(base).is_dir() else base,
         "inference_mode": True,
         "r": first.rank,
-        "lora_alpha": as_integer(first.alpha),
+        "lora_alpha": whole_as_integer(first.alpha),
         "lora_dropout": first.dropout,
         "use_rslora": first.rslora,
         "target_modules": sorted(set(layers) - set(parameters)),
         **({"target_parameters": parameters} if parameters else {}),
         "rank_pattern": {name: each.options.rank for name, each in layers.items() if each.options.rank != first.rank},
         "alpha_pattern": {
-            name: as_integer(each.options.alpha) for name, each in layers.items() if each.options.alpha != first.alpha
+            name: whole_as_integer(each.options.alpha)
+            for name, each in layers.items()
+            if each.options.alpha != first.alpha
         },
         "fan_in_fan_out": any(isinstance(layer.base_layer, Conv1D) for layer in layers.values()),
         "init_lora_weights": True,
@@ -163,7 +164,7 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
     }
 
 
-def as_integer(number: float) -> float | int:
+def whole_as_integer(number: float) -> float | int:
     """A whole number as such, as peft writes alpha."""
     return int(number) if number == int(number) else number
 
@@ -239,7 +240,7 @@ def named_as_in_file(tensors: Mapping[str, Tensor], where: str) -> dict[str, Ten
     for name, tensor in tensors.items():
         plain = name.removeprefix(PREFIX).removesuffix(".weight")
         if not name.startswith(PREFIX) or plain.rpartition(".")[2] not in (DOWN, UP):
-            raise UserError(f"{where}: {WEIGHTS} holds {name}, which is no matrix of LoRA.  Merge it with peft first.")
+            raise UserError(f"{where}: {WEIGHTS} holds {name}, which is not a LoRA matrix.  Merge it with peft first.")
         made[plain] = tensor
     return made
 

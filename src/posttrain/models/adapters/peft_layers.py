@@ -42,12 +42,10 @@ class AdaptedLayer:
 
 
 def full_class_name(value: object) -> str:
-    """A class as people look it up."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def is_adapter_layer(module: nn.Module) -> bool:
-    """Whether this is a layer with a low-rank adapter, ours or peft's."""
     return isinstance(module, LoraLinear) or full_class_name(module) in KINDS
 
 
@@ -57,7 +55,6 @@ def has_peft() -> bool:
 
 
 def adapted_names(model: nn.Module) -> frozenset[str]:
-    """The names of a model's layers with an adapter."""
     return frozenset(name for name, module in model.named_modules() if is_adapter_layer(module))
 
 
@@ -67,7 +64,7 @@ def peft_layers(model: nn.Module) -> dict[str, nn.Module]:
         return {}
     from peft.tuners.lora import LoraLayer
 
-    kind: Any = LoraLayer  # a mixin, which is no module by itself
+    kind: Any = LoraLayer  # a mixin, which is not a module
     return {name: module for name, module in model.named_modules() if isinstance(module, kind)}
 
 

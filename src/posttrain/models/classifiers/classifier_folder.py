@@ -53,7 +53,7 @@ HEAD_SEED = 0
 def classifier_files(options: RewardModelOptions) -> Path:
     """The folder of a reward model on this machine, known to hold one; of the hub it is downloaded if it must be.
 
-    Reads small files alone.  Raises UserError for what is no classifier.
+    Reads small files alone.  Raises UserError for what is not a classifier.
     """
     where, named = reward_option(options), ModelOptions(path=options.model)
     if named.hub_name is not None:
@@ -68,7 +68,7 @@ def classifier_files(options: RewardModelOptions) -> Path:
         )
     require_no_adapter(folder, where)
     if not (folder / "config.json").is_file():
-        raise UserError(f"{where}: the folder holds no config.json, so it is no model that transformers can load.")
+        raise UserError(f"{where}: the folder holds no config.json, so it is not a model that transformers can load.")
     config = read_json(folder / "config.json", where)
     require_no_hub_kernel(config, where, "Remove it from config.json.")
     require_model_files(
@@ -124,7 +124,6 @@ def loaded_classifier(folder: Path, options: RewardModelOptions) -> tuple[PreTra
 
 
 def chosen_type(options: RewardModelOptions, device: torch.device) -> torch.dtype:
-    """The type of a reward model's weights."""
     narrow = options.dtype == "bfloat16" or (options.dtype == "auto" and device.type == "cuda")
     return torch.bfloat16 if narrow else torch.float32
 
@@ -154,12 +153,10 @@ def require_classifier_weights(model: PreTrainedModel, lacking: list[str], where
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no number of a tensor is NaN or infinite."""
     return bool(tensor.isfinite().all())
 
 
 def classifier_load_message(where: str, said: str) -> str:
-    """What to do where transformers cannot load a folder, and says this of it."""
     return (
         f"{where}: transformers cannot load it as a sequence classifier ({said}).  The folder needs config.json,"
         " model.safetensors, tokenizer.json and tokenizer_config.json of such a model."
@@ -167,7 +164,6 @@ def classifier_load_message(where: str, said: str) -> str:
 
 
 def reward_option(options: RewardModelOptions) -> str:
-    """How messages about a reward model begin."""
     return f"rewards: model = {options.model}"
 
 

@@ -35,7 +35,6 @@ class ScoreHead(nn.Module):
         self.weight = nn.Parameter(drawn.to(dtype))
 
     def forward(self, hidden: Float[Tensor, "text hidden"]) -> Float[Tensor, " text"]:
-        """w · h of each row."""
         return F.linear(hidden.to(self.weight.dtype), self.weight).squeeze(-1)
 
 
@@ -64,7 +63,7 @@ class TextScorer:
 
     @property
     def body_parameters(self) -> list[nn.Parameter]:
-        """What of the body is trained: not an output layer that is no embedding too, through which no score comes."""
+        """What of the body is trained: not an output layer of its own, which no score passes through."""
         model = self.policy.model
         output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         unused = set() if output.weight is embedding.weight else {id(each) for each in output.parameters()}

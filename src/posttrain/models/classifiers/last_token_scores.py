@@ -176,7 +176,6 @@ def batches(rows: Sequence[tuple[int, ...]], tokens_per_batch: int) -> Iterator[
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
-    """Where a model's weights are."""
     return next(iter(model.parameters())).device
 
 

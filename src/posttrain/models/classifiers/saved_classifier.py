@@ -71,7 +71,6 @@ class TextReading:
         )
 
     def as_json(self) -> dict[str, object]:
-        """As config.json has it."""
         plain = {"plain": True} if self.plain else {}
         return {"stop_token_ids": [*self.stop_token_ids], "template_options": dict(self.template_options), **plain}
 

@@ -101,7 +101,6 @@ def name_in_layer(name: str) -> str:
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """A type as recipes name it."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -162,5 +161,4 @@ def tokenizer_lines(policy: Policy) -> list[str]:
 
 
 def policy_summary(policy: Policy, name: str) -> list[str]:
-    """All that is known of a policy before it has sampled."""
     return [*model_lines(policy, name), *weight_lines(policy), *context_lines(policy), *tokenizer_lines(policy)]

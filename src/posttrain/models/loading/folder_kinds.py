@@ -112,7 +112,7 @@ def require_causal(config: Mapping[str, Any], where: str) -> None:
         )
     if made_as.endswith(NO_CAUSAL_HEADS):
         raise UserError(
-            f"{where}: {made_as} is no causal language model: its output layer does not give the next token."
+            f"{where}: {made_as} is not a causal language model: its output layer does not give the next token."
         )
 
 
@@ -151,7 +151,6 @@ def nested_items(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def needs_code(where: str, names: str, option: str = "model.trust_remote_code") -> str:
-    """The message about code that comes with a model."""
     return (
         f"{where}: the model needs Python code of its own ({names}), which runs only where you trust it: read it, then"
         f" set {option}: true" + (" (--model.trust-remote-code)." if option.startswith("model.") else ".")
@@ -280,7 +279,7 @@ def files_to_download(files: Sequence[str], *, with_code: bool) -> list[str]:
 
 
 def hub_refusal(what: str, name: str, status: int, option: str) -> str:
-    """What an answer of the hub that is no model means."""
+    """What an answer of the hub that is not a model means."""
     if status in NO_ENTRY:
         return (
             f"{what}: the hub does not let you in ({status}): the model is private or gated, or there is none of this"

@@ -326,7 +326,6 @@ def loaded_tokenizer(base: Path, options: ModelOptions, adapter: Path | None = N
 
 
 def load_errors(options: ModelOptions) -> AbstractContextManager[None]:
-    """What transformers says of a folder that it cannot load, in one message that says what to do."""
     return transformers_load_errors(partial(load_message, options))
 
 
@@ -352,7 +351,6 @@ def load_remedy(options: ModelOptions) -> str:
 
 
 def path_option(options: ModelOptions) -> str:
-    """How messages about the model begin."""
     return f"model.path = {options.path}"
 
 
@@ -379,5 +377,5 @@ def stored_tensors(folder: Path) -> Iterator[tuple[str, torch.dtype | None]]:
     """Names and types of the tensors in a folder's safetensors, by the files' headers alone."""
     for file in sorted(folder.glob(SAFE_WEIGHTS)):
         with safe_open(file, framework="pt") as content:
-            for name in content.keys():  # noqa: SIM118  it is no mapping
+            for name in content.keys():  # noqa: SIM118  it is not a mapping
                 yield name, STORED.get(content.get_slice(name).get_dtype())

@@ -126,7 +126,6 @@ def new_model(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast, *, s
 
 
 def new_model_config(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config | GPT2Config:
-    """The architecture of such a model."""
     return gpt2_config(options, tokenizer) if options.family == "gpt2" else qwen3_config(options, tokenizer)
 
 

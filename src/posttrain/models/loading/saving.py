@@ -146,7 +146,6 @@ def saved_shapes(file: Path) -> dict[str, Shape]:
 
 
 def not_loadable(folder: Path, reader: str, said: str) -> RunError:
-    """What to raise of a folder that was saved and cannot be read."""
     return RunError(
         f"{folder}: {reader} would not load what was saved ({said}).  The folder is kept, and so are the run's"
         " checkpoints, which hold the trained weights.  This is a fault of posttrain or of that library: please report"
@@ -198,7 +197,6 @@ def remove_folder(folder: Path) -> None:
 
 
 def write_card(folder: Path, card: str) -> None:
-    """Write a model card, if there is one."""
     if card:
         (folder / "README.md").write_text(card, encoding="utf-8")
 

@@ -65,12 +65,10 @@ class MemoryPlan:
 
     @property
     def peak(self) -> int:
-        """The most that the run holds at any time."""
         return max(self.phases.values()) + self.runtime
 
     @property
     def trained(self) -> int:
-        """Parameters that are trained."""
         return parts.trained_parameters(self.shape, self.setup)
 
 
@@ -146,7 +144,6 @@ def changes_until_it_fits(shape: ModelShape, setup: MemorySetup, size: int) -> t
 
 
 def option_name(setting: str) -> str:
-    """The option that a change sets."""
     return setting.partition(" ")[0]
 
 

@@ -62,7 +62,7 @@ class ModelShape:
     quantised: str | None = None
     """How weights are quantised on the disk (`quantisation`), None where they are not."""
     expert_arrays: tuple[tuple[int, int, int], ...] = ()
-    """(experts, rows, columns) of every array of experts, which are no linear layers: 4 bits leave them as they are."""
+    """(experts, rows, columns) of every array of experts; not linear layers, so never put in 4 bits."""
     sizes: tuple[tuple[str, int], ...] = ()
     """Every parameter's name, and how many numbers it has."""
     gated: bool = True
@@ -76,12 +76,10 @@ class ModelShape:
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of all linear layers but the output layer."""
         return sum(inputs * outputs for inputs, outputs in self.linear_layers)
 
     @property
     def expert_parameters(self) -> int:
-        """Weights of all experts."""
         return sum(math.prod(shape) for shape in self.expert_arrays)
 
     @property
@@ -105,14 +103,14 @@ class ModelShape:
 def config_shape(config: PreTrainedConfig) -> ModelShape:
     """The shape of the model that a config describes, made on torch's meta device: no bytes, a fifth of a second.
 
-    Raises UserError for a config that is no causal language model's.
+    Raises UserError for a config that is not a causal language model's.
     """
     try:
         with ONE_AT_A_TIME, torch.device("meta"):
             model = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config))
     except LOAD_ERRORS as error:
         raise UserError(
-            f"config.json: of a {config.model_type}, which is no causal language model ({error})."
+            f"config.json: of a {config.model_type}, which is not a causal language model ({error})."
         ) from error
     return shape_of(model)
 

@@ -40,7 +40,6 @@ class FrozenBase:
         return weight.detach().to(self.dtype)
 
     def bias(self) -> Tensor | None:
-        """b."""
         return None if self.layer.bias is None else self.layer.bias.detach().to(self.dtype)
 
     def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
@@ -74,7 +73,6 @@ class AdaptedParts:
         return any(dropout is not None for dropout in self.dropouts)
 
     def seen(self, x: Float[Tensor, "row inputs"]) -> Iterator[Float[Tensor, "row inputs"]]:
-        """What each layer's adapter sees of an input."""
         return (x if dropout is None else dropout.applied(x) for dropout in self.dropouts)
 
 
@@ -166,7 +164,6 @@ class AdaptedWeight:
         return replace(self, parts=replace(self.parts, dropouts=some))
 
     def for_inference(self) -> "AdaptedWeight":
-        """See `Weight`.  Bases in 4 bits stay so: that is what they are for."""
         bases = [base if is_4_bit(base.layer) else _packed(base) for base in self.parts.bases]
         return replace(self, parts=replace(self.parts, bases=tuple(bases)))
 

@@ -32,7 +32,6 @@ class Norm:
     bias: Tensor | None = None
 
     def owned(self) -> "Norm":
-        """The same in memory of its own."""
         return Norm(self.weight.detach().clone(), _cloned(self.bias))
 
 
@@ -51,7 +50,6 @@ class LayerNorms:
     key: Tensor | None
 
     def owned(self) -> "LayerNorms":
-        """The same in memory of their own."""
         return LayerNorms(
             input=_owned(self.input),
             attention=_owned(self.attention),
@@ -98,7 +96,6 @@ class DecoderLayer:
         )
 
     def owned(self) -> "DecoderLayer":
-        """The layer at addresses that stay."""
         return replace(
             self,
             norms=self.norms.owned(),
@@ -152,7 +149,6 @@ class Positions:
     """Embeddings of absolute positions, where the model has them."""
 
     def at(self, index: Int64[Tensor, " token"]) -> "Positions":
-        """Of some of these positions."""
         angles = {name: (cos[index], sin[index]) for name, (cos, sin) in self.angles.items()}
         return Positions(angles, None if self.rows is None else self.rows[index])
 
@@ -181,7 +177,6 @@ class Decoder:
         return self.model.get_submodule(self.family.decoder)
 
     def block(self, index: int) -> Any:
-        """The model's own module of one layer."""
         return self.body.get_submodule(f"{self.family.layers}.{index}")
 
     def layer(self, index: int) -> DecoderLayer:
@@ -240,7 +235,6 @@ class Decoder:
         return Positions(self.angles(where), self.position_rows())
 
     def position_rows(self) -> Tensor | None:
-        """The model's embeddings of absolute positions, as they are now."""
         name = self.family.positions
         return None if name is None else cast(nn.Embedding, self.body.get_submodule(name)).weight.detach()
 

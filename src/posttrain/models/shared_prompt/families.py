@@ -40,7 +40,6 @@ SAME_ANGLES = "every layer"
 
 
 def no_windows(config: PreTrainedConfig) -> list[int | None]:
-    """Every layer sees all tokens, whatever the config says of windows."""
     return [None] * config.num_hidden_layers
 
 
@@ -55,7 +54,6 @@ def windows_by_layer(config: PreTrainedConfig) -> list[int | None]:
 
 
 def same_angles(config: PreTrainedConfig) -> list[str | None]:
-    """All layers turn queries and keys by the same angles."""
     return [SAME_ANGLES] * config.num_hidden_layers
 
 
@@ -75,7 +73,6 @@ def no_angles(config: PreTrainedConfig) -> list[str | None]:
 
 
 def usual_scale(config: PreTrainedConfig) -> float | None:
-    """1/√width."""
     return None
 
 
@@ -174,7 +171,6 @@ class Family:
     angles: Callable[[PreTrainedConfig], Sequence[str | None]] = same_angles
 
     def layer_kinds(self, config: PreTrainedConfig) -> tuple[LayerKind, ...]:
-        """One for each layer of a model."""
         scale, soft_cap = self.scale(config), self.soft_cap(config)
         return tuple(
             LayerKind(AttentionKind(window, scale, soft_cap), angles)
@@ -322,7 +318,7 @@ def _module_refusals(model: PreTrainedModel) -> Iterator[str]:
         if is_4_bit(module):
             continue
         if full_name(type(module)) not in allowed:
-            yield f"{where} is a {full_name(type(module))}, which is no layer of the {family} family"
+            yield f"{where} is a {full_name(type(module))}, which is not a layer of the {family} family"
         altered = alteration(module)
         if altered is not None:
             yield f"{where} {altered}"
@@ -348,5 +344,4 @@ def alteration(module: nn.Module) -> str | None:
 
 
 def full_name(kind: type) -> str:
-    """A class as people look it up: `torch.nn.modules.linear.Linear`."""
     return f"{kind.__module__}.{kind.__qualname__}"

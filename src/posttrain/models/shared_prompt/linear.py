@@ -42,7 +42,6 @@ class PackedWeight:
         )
 
     def product(self, x: Float[Tensor, "row inputs"], bias: Float[Tensor, " outputs"] | None) -> Tensor:
-        """x · Wᵀ + bias."""
         parts = [self._part(part, bias) for part in x.split(MOST_ROWS)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -62,13 +61,9 @@ Matrix = Tensor | PackedWeight
 class Weight(Protocol):
     """A linear layer as the decoder uses it, x · Wᵀ + b, however its numbers are kept."""
 
-    def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
-        """x · Wᵀ + b."""
-        ...
+    def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]: ...
 
-    def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "Weight":
-        """The same for inputs of some of the tokens only, where what it computes depends on which they are."""
-        ...
+    def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "Weight": ...
 
     def for_inference(self) -> "Weight":
         """The same as its products are quickest while its numbers stay as they are."""
@@ -91,7 +86,6 @@ class Part:
     bias: Tensor | None = None
 
     def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
-        """x · Wᵀ + bias."""
         return linear(x, self.matrix, self.bias)
 
 
@@ -108,7 +102,6 @@ class DenseWeight:
         return torch.cat([part.product(x) for part in self.parts], dim=-1)
 
     def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "DenseWeight":
-        """See `Weight`."""
         return self
 
     def for_inference(self) -> "DenseWeight":
