@@ -53,7 +53,7 @@ def loses_a_weight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("loses_a_weight")
-@pytest.mark.parametrize("saved", [critic, save, checkpoint])
+@pytest.mark.parametrize("saved", [critic, save_model_folder, checkpoint])
 @pytest.mark.parametrize("family", ["mistral", "qwen3_moe"])
 def test_a_folder_that_lost_a_weight_is_told_and_kept(
     saved: Callable[[Policy, Path], None], family: str, tmp_path: Path
