@@ -14,7 +14,7 @@ from posttrain.models.classifiers.heads import ValueHead
 from posttrain.models.policy import Policy
 from posttrain.training.actor_critic.critic_folder import save_critic
 from posttrain.trl import RewardConfig, RewardTrainer
-from posttrain.trl.saved_models import save, save_into_checkpoint
+from posttrain.trl.saved_models import save_into_checkpoint, save_model_folder
 from tests.support.families import family_policy
 from tests.support.runs import save_tiny_model
 
@@ -53,7 +53,7 @@ def loses_a_weight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("loses_a_weight")
-@pytest.mark.parametrize("saved", [critic, save, checkpoint])
+@pytest.mark.parametrize("saved", [critic, save_model_folder, checkpoint])
 @pytest.mark.parametrize("family", ["mistral", "qwen3_moe"])
 def test_a_folder_that_lost_a_weight_is_told_and_kept(
     saved: Callable[[Policy, Path], None], family: str, tmp_path: Path

@@ -18,7 +18,7 @@ from transformers import (
 from posttrain.models.loading import devices
 from posttrain.runs.manifest import saved_steps
 from posttrain.trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
-from posttrain.trl.saved_models import prune
+from posttrain.trl.saved_models import prune_checkpoints
 from tests.support.runs import save_tiny_model
 
 ROWS = [{"prompt": f"{number} + {number} =", "kind": "train"} for number in range(1, 9)]
@@ -102,7 +102,7 @@ def test_a_limit_of_checkpoints_deletes_neither_the_best_nor_the_last(
         folder.mkdir()
         (folder / "manifest.json").touch()
     args = GRPOConfig(save_total_limit=limit, metric_for_best_model="reward")
-    prune(tmp_path, args, None if best is None else str(folders[best]))
+    prune_checkpoints(tmp_path, args, None if best is None else str(folders[best]))
     assert [*saved_steps(tmp_path)] == left
 
 

@@ -128,7 +128,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
 
     def recipe(self, rows: list[Row], length: RunLength) -> Config:
         config = rl_config(self.args, self.model_options, self.plan, length)
-        return with_room(config, self.args, self.policy, rows)
+        return with_microbatch_tokens(config, self.args, self.policy, rows)
 
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
         """The rows of a dataset, each with its prompt."""
@@ -190,7 +190,7 @@ class RLOOTrainer(SampledTrainer[RLOOConfig]):
     config_class = RLOOConfig
 
 
-def with_room(config: Config, args: SampledFields, policy: Policy, rows: Sequence[Row]) -> Config:
+def with_microbatch_tokens(config: Config, args: SampledFields, policy: Policy, rows: Sequence[Row]) -> Config:
     """The config with micro-batches of as many rows as TRL has on a device, of the longest there are."""
     assert isinstance(config.task, DatasetOptions)
     longest = longest_prompt(rows, config.task, policy, config.model.template_options)

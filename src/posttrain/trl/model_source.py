@@ -67,7 +67,7 @@ class Loaded:
     """Lines about it."""
 
 
-def loaded(source: ModelSource, args: TrainingFields) -> Loaded:
+def load_source(source: ModelSource, args: TrainingFields) -> Loaded:
     """The policy that a trainer trains, and how its model is shown."""
     notes: list[str] = []
     if source.peft_config is not None:

@@ -149,7 +149,7 @@ class CheckedOverrides:
         """Once the trainer is made, refuse what training would not read, unless the value is the same."""
         if self.made and (name in not_here(type(self)) - self.settable or read_only(type(self), name)):
             if value is not getattr(self, name, MISSING):
-                raise refusal(type(self), name)
+                raise override_error(type(self), name)
             return
         super().__setattr__(name, value)
 
@@ -158,7 +158,7 @@ class CheckedOverrides:
         def __getattr__(self, name: str) -> object:
             """Refuse what only TRL's trainers have, as AttributeError, so that `hasattr` works."""
             if name in theirs(type(self)):
-                raise AttributeError(f"{type(self).__name__}.{name} is not here.  {remedy(type(self), name)}")
+                raise AttributeError(f"{type(self).__name__}.{name} is not here.  {override_remedy(type(self), name)}")
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
@@ -186,7 +186,7 @@ def require_called(kind: type[CheckedOverrides]) -> None:
     for each in kind.__mro__[: kind.__mro__.index(CheckedOverrides)]:
         for name in vars(each).keys() - vars(each).get("defined", frozenset()):
             if name in refused:
-                raise refusal(kind, name)
+                raise override_error(kind, name)
 
 
 def overrides(made: CheckedOverrides, name: str) -> bool:
@@ -195,13 +195,13 @@ def overrides(made: CheckedOverrides, name: str) -> bool:
     return getattr(getattr(made, name), "__func__", None) is not ours
 
 
-def refusal(kind: type[CheckedOverrides], name: str) -> UserError:
+def override_error(kind: type[CheckedOverrides], name: str) -> UserError:
     """Why a script's method or attribute is refused, and what to do instead."""
     says = "training does not use it here, so it would be ignored"
-    return UserError(f"{kind.__name__}.{name}: {says}.  {remedy(kind, name)}")
+    return UserError(f"{kind.__name__}.{name}: {says}.  {override_remedy(kind, name)}")
 
 
-def remedy(kind: type[CheckedOverrides], name: str) -> str:
+def override_remedy(kind: type[CheckedOverrides], name: str) -> str:
     """What to do instead of overriding a name of a trainer."""
     if name in BY_NAME:
         return BY_NAME[name]

@@ -170,7 +170,11 @@ def adapter_options(config: LoraConfig, family: str) -> AdapterOptions | None:
         task_type=given.task_type,
     )
     targets = given.target_modules or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(family)
-    if written(config) != written(plain) or targets is None or (isinstance(targets, str) and targets != ALL_LINEAR):
+    if (
+        settings_of(config) != settings_of(plain)
+        or targets is None
+        or (isinstance(targets, str) and targets != ALL_LINEAR)
+    ):
         return None
     return AdapterOptions(
         rank=given.r,
@@ -181,7 +185,7 @@ def adapter_options(config: LoraConfig, family: str) -> AdapterOptions | None:
     )
 
 
-def written(config: LoraConfig) -> Mapping[str, object]:
+def settings_of(config: LoraConfig) -> Mapping[str, object]:
     """The settings of a config, without those that peft writes."""
     to_dict: Callable[[], dict[str, object]] = config.to_dict
     return {name: value for name, value in to_dict().items() if name not in UNSET}

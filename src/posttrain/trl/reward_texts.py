@@ -122,7 +122,7 @@ def reward_functions(
     if not rewards:
         missing = "it is missing" if given is None else "the list is empty"
         raise UserError(f"reward_funcs: {missing}.  Give a function, or a list of them.")
-    calls = [decoded(call, tokenizer, each, state) for call, each in zip(rewards, tokenizers, strict=True)]
+    calls = [decoded_reward(call, tokenizer, each, state) for call, each in zip(rewards, tokenizers, strict=True)]
     if weights is not None and len(weights) != len(calls):
         raise UserError(
             f"reward_weights has {len(weights)} numbers for {len(calls)} reward functions; give one for each."
@@ -139,7 +139,7 @@ def reward_functions(
     return made
 
 
-def decoded(
+def decoded_reward(
     call: object, tokenizer: PreTrainedTokenizerBase, given: PreTrainedTokenizerBase | None, state: Callable[[], object]
 ) -> Reward:
     """The reward as TRL calls it; a function that scores a single response per call stays as it is."""

@@ -108,7 +108,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         )
         super().__init__(args, given)
         require_classifier(self.policy)
-        self.head = new_scorer(self.policy, seed=self.args.seed).head if classifier is None else head_of(classifier)
+        self.head = new_scorer(self.policy, seed=self.args.seed).head if classifier is None else score_head(classifier)
         self.head.to(self.policy.device)
         """The vector that a hidden state is scored by."""
         self.classifier = classifier or classifier_view(self.scorer)
@@ -179,7 +179,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
 def given_classifier(model: str | nn.Module, args: object) -> PreTrainedModel | None:
     """The sequence classifier that is given, as an object or by its folder or name; None of a language model."""
     if not isinstance(model, str):
-        return model if isinstance(model, PreTrainedModel) and is_classifier(model) else None
+        return model if isinstance(model, PreTrainedModel) and is_sequence_classifier(model) else None
     given = mapping_of(args, "model_init_kwargs") if isinstance(args, RewardConfig) else {}
     attention = given.get("attn_implementation")
     trusts = bool(given.get("trust_remote_code", isinstance(args, RewardConfig) and args.trust_remote_code))
@@ -202,7 +202,7 @@ def below(wrapped: nn.Module, config: object) -> PreTrainedModel:
     if config is not None:
         raise UserError("peft_config: the model is a PeftModel already.  Leave one of the two adapters out.")
     model = without_wrapper(wrapped)
-    if not is_classifier(model):
+    if not is_sequence_classifier(model):
         raise UserError(
             f"RewardTrainer: the model is a PeftModel of a {type(model).__name__}.  Give one of a sequence classifier"
             ' with num_labels=1 and task_type="SEQ_CLS", or give the language model, and the LoraConfig as peft_config.'
@@ -219,12 +219,12 @@ def plain_config(config: "LoraConfig | None") -> "LoraConfig | None":
     return made  # type: ignore[no-any-return]
 
 
-def is_classifier(model: object) -> bool:
+def is_sequence_classifier(model: object) -> bool:
     """Whether this is a sequence classifier of transformers."""
     return isinstance(model, PreTrainedModel) and type(model).__name__.endswith("ForSequenceClassification")
 
 
-def head_of(classifier: PreTrainedModel) -> ScoreHead:
+def score_head(classifier: PreTrainedModel) -> ScoreHead:
     """The head of a classifier, its own parameter in it.  Raises UserError where it is not one vector."""
     score: Any = getattr(classifier, "score", None)
     if hasattr(score, "modules_to_save"):  # of a PeftModel, which trains a copy

@@ -42,7 +42,7 @@ HEADER = {
 KNOWN = ("model_name", "tags", *HEADER)
 
 
-def save(policy: Policy, folder: Path) -> None:
+def save_model_folder(policy: Policy, folder: Path) -> None:
     """Write the model, or only the adapter if one is trained, with the tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     (save_adapter if adapted_names(policy.model) else save_policy)(policy, folder)
@@ -91,7 +91,7 @@ def remove_dangling(run: Path) -> None:
             each.unlink()
 
 
-def prune(folder: Path, args: TrainingFields, best: str | None) -> None:
+def prune_checkpoints(folder: Path, args: TrainingFields, best: str | None) -> None:
     """Keep the newest `save_total_limit` checkpoints, and the best and the last whatever the limit."""
     limit = args.save_total_limit or 0
     if limit <= 0 or args.metric_for_best_model is None:

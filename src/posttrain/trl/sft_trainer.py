@@ -172,7 +172,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
         """The rows with their text in the column `text`."""
         rows = self._read_rows(super().rows(given, name))
-        require_parts(self.args, rows[0], name)
+        require_learned_part(self.args, rows[0], name)
         return rows
 
     def _read_rows(self, rows: list[Row]) -> list[Row]:
@@ -194,7 +194,7 @@ def unread_masks(args: SFTConfig) -> set[str]:
     return {mask for mask in MASKS if not read[mask]}
 
 
-def require_parts(args: SFTConfig, row: Row, name: str) -> None:
+def require_learned_part(args: SFTConfig, row: Row, name: str) -> None:
     """Refuse a loss on a part of rows if the rows do not mark that part: all of each would be learned."""
     of_tokens = TOKENS in row and LABELS not in row
     text = "text" in row and "completion" not in row

@@ -20,15 +20,15 @@ from posttrain.trl.configs.one_process import OneProcess
 from posttrain.trl.configs.recipe import folder_of_run
 from posttrain.trl.configs.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import ModelSource, loaded, named_folder, shown_model
+from posttrain.trl.model_source import ModelSource, load_source, named_folder, shown_model
 from posttrain.trl.names_elsewhere import CheckedOverrides, overrides, require_called
 from posttrain.trl.saved_models import (
     HubTarget,
     card_text,
     push,
     remove_dangling,
-    save,
     save_into_checkpoint,
+    save_model_folder,
     saved_state,
     write_state,
 )
@@ -59,7 +59,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         require_values(args)
         self.notes += lines_about(args)
         with errors_by_field(args):
-            made = loaded(source, args)
+            made = load_source(source, args)
         self.policy, self.model_options, self.loaded_model = made.policy, made.options, made.model
         self.notes += made.notes
         self.processing_class = self.policy.tokenizer
@@ -183,7 +183,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     def write_model(self, folder: Path) -> None:
         """Write what `save_model` and `push_to_hub` write."""
-        save(self.policy, folder)
+        save_model_folder(self.policy, folder)
 
     def write_checkpoint_model(self, checkpoint: Path) -> None:
         """Write into a checkpoint what from_pretrained reads."""

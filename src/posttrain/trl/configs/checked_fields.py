@@ -88,7 +88,7 @@ def lines_about(config: CheckedFields) -> Iterator[str]:
     defaults = trl_defaults(type(config))
     for name, rule in config.field_rules.items():
         value = vars(config)[name]
-        if any(same(value, each) for each in (defaults[name], *rule.honours)):
+        if any(equal_values(value, each) for each in (defaults[name], *rule.honours)):
             continue
         if rule.keys and isinstance(value, Mapping):
             for key, each in value.items():
@@ -103,7 +103,7 @@ def lines_about_value(config: CheckedFields, name: str, value: object, rule: Rul
     """The line about one field that is not its default, if there is one."""
     given = f"{name} = {value!r:.80}"
     if rule.treatment is Treatment.REFUSED:
-        read = next((line for each, line in rule.reads.items() if same(value, each)), None)
+        read = next((line for each, line in rule.reads.items() if equal_values(value, each)), None)
         if read is None:
             raise UserError(f"{type(config).__name__}: {given}: {rule.says}")
         yield f"{given} {read}"
@@ -114,7 +114,7 @@ def lines_about_value(config: CheckedFields, name: str, value: object, rule: Rul
         yield f"{given} sets nothing here: {rule.says}{detail}"
 
 
-def same(value: object, other: object) -> bool:
+def equal_values(value: object, other: object) -> bool:
     """Equality that tells 1 from True."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
@@ -155,7 +155,7 @@ def fields_named(message: str, config: CheckedFields) -> list[str]:
     found: dict[str, None] = {}
     for option, names in by_option.items():
         if names_option(message, option):
-            changed = [name for name in names if not same(vars(config)[name], defaults[name])]
+            changed = [name for name in names if not equal_values(vars(config)[name], defaults[name])]
             found |= dict.fromkeys(changed or names[:1])
     return [*found]
 
@@ -186,10 +186,10 @@ def config_from(given: object, kind: type[Config]) -> tuple[Config, list[str]]:
     for each in fields(given):
         value = getattr(given, each.name)
         basis = each.default if each.name == "use_cpu" else getattr(untouched, each.name, each.default)
-        left_out = same(value, basis)
-        if left_out and (each.name not in ours or same(ours[each.name], each.default)):
+        left_out = equal_values(value, basis)
+        if left_out and (each.name not in ours or equal_values(ours[each.name], each.default)):
             continue
-        if each.name in ours or not same(value, each.default):
+        if each.name in ours or not equal_values(value, each.default):
             values[each.name] = value
     made = kind(**values | {"output_dir": given.output_dir})
     return made, [f"args: {type(given).__name__} is read as {kind.__name__}."]

@@ -57,7 +57,7 @@ class Numbers:
         return " ".join(parts + (["or None"] if self.or_none else []))
 
 
-def whole(least: float, *, required: bool = False) -> Numbers:
+def ints(least: float, *, required: bool = False) -> Numbers:
     """Integers from this one on."""
     return Numbers(least=least, integer=True, required=required)
 
@@ -77,7 +77,7 @@ def between(least: float, most: float, *, above: bool = False, below: bool = Fal
     return Numbers(least=least, most=most, above=above, below=below)
 
 
-def interval(least: float, *, above: bool = False) -> Numbers:
+def frequency(least: float, *, above: bool = False) -> Numbers:
     """Updates between two events, or a share of all updates."""
     return Numbers(least=least, above=above, integer_from_one=True)
 
@@ -98,7 +98,7 @@ class Choices:
         return f"{', '.join(self.known[:-1])} or {self.known[-1]}"
 
 
-def one_of(*known: str, flags: bool = False) -> Choices:
+def any_of(*known: str, flags: bool = False) -> Choices:
     """One of these texts."""
     return Choices(known, flags)
 
@@ -142,7 +142,7 @@ def supported(ours: str, says: str = "") -> Rule:
     return Rule(treatment=Treatment.SUPPORTED, ours=ours, says=says)
 
 
-def renamed(ours: str, says: str) -> Rule:
+def old_name(ours: str, says: str) -> Rule:
     """An old name."""
     return Rule(treatment=Treatment.RENAMED, ours=ours, says=says)
 
@@ -152,7 +152,7 @@ def idle(says: str, *honours: object, detail: Callable[[Any], str] | None = None
     return Rule(treatment=Treatment.IDLE, says=says, honours=honours, detail=detail)
 
 
-def refused(
+def rejected(
     says: str, *honours: object, reads: Mapping[object, str] | None = None, keys: Mapping[str, Rule] | None = None
 ) -> Rule:
     """Not here, except for the default and values that mean the same, silently or with a line."""

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from posttrain.errors import UserError
-from posttrain.trl.configs.field_rules import above, at_least, between, idle, refused, renamed, supported, whole
+from posttrain.trl.configs.field_rules import above, at_least, between, idle, ints, old_name, rejected, supported
 from posttrain.trl.configs.training_fields import LIGER, JsonMapping, TrainingFields
 
-OTHER_METRICS = refused("an evaluation has the loss and what else TRL logs; add your own in a callback's on_evaluate.")
+OTHER_METRICS = rejected("an evaluation has the loss and what else TRL logs; add your own in a callback's on_evaluate.")
 NOT_PADDED = idle("{rows} are not padded.")
 NOT_PACKED = "rows are not joined, and padding costs nothing here."
 TEMPLATE = supported(
@@ -22,22 +22,22 @@ class RowFields(TrainingFields):
     """What the three share: an update learns a number of rows, or of pairs."""
 
     per_device_train_batch_size: Annotated[
-        int, whole(1), supported(".{rows}_per_batch, .tokens_per_microbatch", "counts {rows}")
+        int, ints(1), supported(".{rows}_per_batch, .tokens_per_microbatch", "counts {rows}")
     ] = 8
     gradient_accumulation_steps: Annotated[
-        int, whole(1), supported(".{rows}_per_batch", "times the {rows} on a device")
+        int, ints(1), supported(".{rows}_per_batch", "times the {rows} on a device")
     ] = 1
     per_device_eval_batch_size: Annotated[int, idle("batches have as many tokens as in training.")] = 8
     include_for_metrics: Annotated[list[str], OTHER_METRICS] = field(default_factory=list)
     batch_eval_metrics: Annotated[bool, OTHER_METRICS] = False
     remove_unused_columns: Annotated[
-        bool | None, refused("other columns are not read; leave it out.", True, False, None)
+        bool | None, rejected("other columns are not read; leave it out.", True, False, None)
     ] = True
     train_sampling_strategy: Annotated[
-        str, refused("{rows} are drawn at random, each once in an epoch; leave it out.")
+        str, rejected("{rows} are drawn at random, each once in an epoch; leave it out.")
     ] = "random"
     dataset_num_proc: Annotated[int | None, idle("{rows} are made into tokens in this process.")] = None
-    max_length: Annotated[int | None, whole(2), supported(".max_length, .long_rows", "longer rows lose their ends")] = (
+    max_length: Annotated[int | None, ints(2), supported(".max_length, .long_rows", "longer rows lose their ends")] = (
         1024
     )
     pad_to_multiple_of: Annotated[int | str | None, NOT_PADDED] = "auto"
@@ -64,7 +64,7 @@ class SFTConfig(RowFields):
     dataset_text_field: Annotated[str, supported("", "the column of plain text")] = "text"
     dataset_kwargs: Annotated[
         JsonMapping,
-        refused(
+        rejected(
             "rows are prepared in one way; leave it out.",
             {},
             keys={
@@ -77,7 +77,7 @@ class SFTConfig(RowFields):
         ),
     ] = None
     eos_token: Annotated[str | None, EOS_TOKEN] = None
-    truncation_mode: Annotated[str, refused("longer rows lose their ends; use keep_start.")] = "keep_start"
+    truncation_mode: Annotated[str, rejected("longer rows lose their ends; use keep_start.")] = "keep_start"
     shuffle_dataset: Annotated[bool | None, idle("each epoch has its own order, which depends on the seed.")] = False
     packing: Annotated[bool, idle(NOT_PACKED, detail=update_size)] = False
     packing_strategy: Annotated[str, idle(NOT_PACKED)] = "bfd"
@@ -89,9 +89,9 @@ class SFTConfig(RowFields):
     assistant_only_loss: Annotated[
         bool, supported("sft.loss_on", "of messages: the assistant's turns, or with False all")
     ] = False
-    loss_type: Annotated[str, refused("the loss is -log π of what is learned; use nll.", "chunked_nll")] = "nll"
+    loss_type: Annotated[str, rejected("the loss is -log π of what is learned; use nll.", "chunked_nll")] = "nll"
     # Names that this class had once, and scripts still use.
-    max_seq_length: Annotated[int | None, whole(2), renamed(".max_length", "is read as max_length.")] = None
+    max_seq_length: Annotated[int | None, ints(2), old_name(".max_length", "is read as max_length.")] = None
     num_of_sequences: Annotated[int | None, idle(NOT_PACKED)] = None
     chars_per_token: Annotated[float | None, idle(NOT_PACKED)] = None
     dataset_batch_size: Annotated[int | None, idle("rows are made into tokens one by one.")] = None
@@ -105,7 +105,7 @@ class PairFields(RowFields):
     row_kind: ClassVar[str] = "pairs"
 
     disable_dropout: Annotated[
-        bool, refused("the model's dropout is always off, an adapter's acts in updates; leave it out.")
+        bool, rejected("the model's dropout is always off, an adapter's acts in updates; leave it out.")
     ] = True
 
 
@@ -116,9 +116,9 @@ class DPOConfig(PairFields):
     recipe_section: ClassVar[str] = "dpo"
 
     max_length: Annotated[
-        int | None, whole(3), supported(".max_length, .long_pairs", "longer answers lose their ends")
+        int | None, ints(3), supported(".max_length, .long_pairs", "longer answers lose their ends")
     ] = 1024
-    truncation_mode: Annotated[str, refused("longer answers lose their ends; use keep_start.")] = "keep_start"
+    truncation_mode: Annotated[str, rejected("longer answers lose their ends; use keep_start.")] = "keep_start"
     padding_free: Annotated[bool, NOT_PADDED] = False
     precompute_ref_log_probs: Annotated[
         bool, supported("dpo.reference", "when training begins, not when the trainer is made")
@@ -134,8 +134,8 @@ class DPOConfig(PairFields):
     loss_weights: Annotated[
         list[float] | None, at_least(0), supported("dpo.nll_weight", "the weight of sft; the other loss weighs 1")
     ] = None
-    ld_alpha: Annotated[float | None, refused("all tokens of an answer count alike; leave it out.", 1.0, 1)] = None
-    f_divergence_type: Annotated[str, refused("the divergence is reverse_kl.  Leave it out.")] = "reverse_kl"
+    ld_alpha: Annotated[float | None, rejected("all tokens of an answer count alike; leave it out.", 1.0, 1)] = None
+    f_divergence_type: Annotated[str, rejected("the divergence is reverse_kl.  Leave it out.")] = "reverse_kl"
     f_alpha_divergence_coef: Annotated[float, idle("the divergence is reverse_kl.")] = 0.5
     label_smoothing: Annotated[
         float,
@@ -143,22 +143,22 @@ class DPOConfig(PairFields):
         supported("dpo.label_smoothing", "with loss_type=robust only, as in TRL 1.16"),
     ] = 0.0
     beta: Annotated[float, above(0), supported("dpo.beta")] = 0.1
-    use_weighting: Annotated[bool, refused("pairs are not weighted by their likelihood (WPO); leave it out.")] = False
+    use_weighting: Annotated[bool, rejected("pairs are not weighted by their likelihood (WPO); leave it out.")] = False
     discopop_tau: Annotated[float, idle("the loss discopop is not here.")] = 0.05
-    sync_ref_model: Annotated[bool, refused(NOT_SYNCED)] = False
+    sync_ref_model: Annotated[bool, rejected(NOT_SYNCED)] = False
     ref_model_mixup_alpha: Annotated[float, idle(NOT_SYNCED)] = 0.6
     ref_model_sync_steps: Annotated[int, idle(NOT_SYNCED)] = 512
     # Names that this class had once, and scripts still use.
     max_prompt_length: Annotated[
-        int | None, refused("prompts are not cut; use max_length, which cuts the ends of answers.")
+        int | None, rejected("prompts are not cut; use max_length, which cuts the ends of answers.")
     ] = None
     max_completion_length: Annotated[
-        int | None, refused("use max_length, which counts the prompt and cuts the ends of answers.")
+        int | None, rejected("use max_length, which counts the prompt and cuts the ends of answers.")
     ] = None
-    generate_during_eval: Annotated[bool, refused("an evaluation samples nothing; leave it out.")] = False
-    reference_free: Annotated[bool, refused("there is always a reference; leave it out.")] = False
+    generate_during_eval: Annotated[bool, rejected("an evaluation samples nothing; leave it out.")] = False
+    reference_free: Annotated[bool, rejected("there is always a reference; leave it out.")] = False
     rpo_alpha: Annotated[
-        float | None, refused('use loss_type=["sigmoid", "sft"] with loss_weights=[1.0, ALPHA], as TRL 1.16 has it.')
+        float | None, rejected('use loss_type=["sigmoid", "sft"] with loss_weights=[1.0, ALPHA], as TRL 1.16 has it.')
     ] = None
 
     def __post_init__(self) -> None:
@@ -182,7 +182,7 @@ class RewardConfig(PairFields):
     learning_rate: float = 1e-4
     chat_template_path: Annotated[str | None, TEMPLATE] = None
     eos_token: Annotated[str | None, EOS_TOKEN] = None
-    max_length: Annotated[int | None, whole(3), supported(".max_length, .long_pairs", "longer pairs are left out")] = (
+    max_length: Annotated[int | None, ints(3), supported(".max_length, .long_pairs", "longer pairs are left out")] = (
         1024
     )
     center_rewards_coefficient: Annotated[

@@ -6,14 +6,14 @@ from typing import Annotated
 from posttrain.trl.configs.field_rules import (
     Numbers,
     above,
+    any_of,
     at_least,
     between,
     idle,
-    one_of,
-    refused,
-    renamed,
+    ints,
+    old_name,
+    rejected,
     supported,
-    whole,
 )
 from posttrain.trl.configs.training_fields import BATCHES, LIGER, JsonMapping, TextOrFlag, TrainingFields
 
@@ -23,7 +23,7 @@ SHARED = idle("sampler and trainer share their weights, so that nothing is to be
 NOT_SOFT = idle("it is of losses that are not here (sapo, vespo).")
 NO_ENTROPY = "no entropy acts on the loss here; leave it out.  `entropy` is measured."
 KEPT = idle("every completion of every step is in rollouts/ of the run's folder, with scores and advantages.")
-FREE_FORMAT = refused("completions are sampled freely; reward their format instead.")
+FREE_FORMAT = rejected("completions are sampled freely; reward their format instead.")
 CONTINUOUS = idle("sampling always batches continuously: rows that end leave at once.")
 MASKED = "no loss on a completion that is cut off; its reward counts in its group"
 
@@ -33,32 +33,32 @@ class SampledFields(TrainingFields):
     """What GRPOConfig and RLOOConfig share: how completions are sampled, in which batches, with which reference."""
 
     disable_dropout: Annotated[bool, idle("the model's dropout is always off; an adapter's acts in updates.")] = False
-    num_generations: Annotated[int | None, whole(2, required=True), supported("rollout.group_size")] = 8
+    num_generations: Annotated[int | None, ints(2, required=True), supported("rollout.group_size")] = 8
     num_generations_eval: Annotated[
-        int | None, whole(0), supported("", "for each prompt of an evaluation; 0 and None are num_generations")
+        int | None, ints(0), supported("", "for each prompt of an evaluation; 0 and None are num_generations")
     ] = None
-    max_completion_length: Annotated[
-        int | None, whole(1, required=True), supported("rollout.max_completion_tokens")
-    ] = 512
+    max_completion_length: Annotated[int | None, ints(1, required=True), supported("rollout.max_completion_tokens")] = (
+        512
+    )
     ds3_gather_for_generation: Annotated[bool, idle("one process trains here, and holds all weights.")] = True
     shuffle_dataset: Annotated[
         bool | None, supported("task.shuffle", "the order depends on the seed, and is not TRL's")
     ] = True
     pad_to_multiple_of: Annotated[int | str | None, idle("rows are not padded.")] = "auto"
-    generation_batch_size: Annotated[int | None, whole(1), BATCHES] = None
+    generation_batch_size: Annotated[int | None, ints(1), BATCHES] = None
     steps_per_generation: Annotated[
         int | None,
-        whole(1),
+        ints(1),
         supported("rollout.prompts_per_step, update.minibatches_per_epoch", "see the table of batches"),
     ] = None
     temperature: Annotated[float, above(0), supported("rollout.temperature")] = 1.0
     top_p: Annotated[float | None, between(0, 1, above=True), supported("rollout.top_p, " + CUT, UNCUT)] = 1.0
-    top_k: Annotated[int | None, whole(-1), supported("rollout.top_k, " + CUT, f"0 and -1: off; {UNCUT}")] = 0
+    top_k: Annotated[int | None, ints(-1), supported("rollout.top_k, " + CUT, f"0 and -1: off; {UNCUT}")] = 0
     min_p: Annotated[float | None, between(0, 1), supported("rollout.min_p, " + CUT, UNCUT)] = None
-    generation_kwargs: Annotated[JsonMapping, refused("use temperature, top_p, top_k and min_p.", {})] = None
+    generation_kwargs: Annotated[JsonMapping, rejected("use temperature, top_p, top_k and min_p.", {})] = None
     chat_template_kwargs: Annotated[JsonMapping, supported("model.template_options")] = None
     repetition_penalty: Annotated[
-        float, refused("ratios would compare with a distribution that did not sample; leave it out.")
+        float, rejected("ratios would compare with a distribution that did not sample; leave it out.")
     ] = 1.0
     cache_implementation: Annotated[str | None, idle("sampling has a cache of its own.")] = None
     use_vllm: Annotated[bool, idle("completions are sampled in this process, from the trained weights.")] = False
@@ -75,7 +75,7 @@ class SampledFields(TrainingFields):
     vllm_max_model_length: Annotated[int | None, NO_VLLM] = None
     vllm_tensor_parallel_size: Annotated[int, NO_VLLM] = 1
     beta: Annotated[float, at_least(0), supported("algorithm.kl.coefficient", "k3 in the loss; 0: no reference")] = 0.0
-    num_iterations: Annotated[int, whole(1), supported("update.epochs_per_step")] = 1
+    num_iterations: Annotated[int, ints(1), supported("update.epochs_per_step")] = 1
     epsilon: Annotated[float, between(0, 1), supported("algorithm.clip_low")] = 0.2
     epsilon_high: Annotated[
         float | None, at_least(0, infinite=True), supported("algorithm.clip_high", "epsilon by default")
@@ -86,7 +86,7 @@ class SampledFields(TrainingFields):
     ref_model_mixup_alpha: Annotated[
         float, between(0, 1), supported("reference.refresh_every", "only 1.0: the reference becomes the policy")
     ] = 0.6
-    ref_model_sync_steps: Annotated[int, whole(1), supported("reference.refresh_every", "in updates")] = 512
+    ref_model_sync_steps: Annotated[int, ints(1), supported("reference.refresh_every", "in updates")] = 512
     log_completions: Annotated[bool, KEPT] = False
     log_multimodal: Annotated[bool, idle("there are no images.")] = True
     num_completions_to_print: Annotated[int | None, KEPT] = None
@@ -97,8 +97,8 @@ class SampledFields(TrainingFields):
     # Names that these classes had once, and scripts still use.
     max_prompt_length: Annotated[
         int | None,
-        whole(1),
-        renamed("task.max_prompt_tokens, task.over_long", "cuts longer prompts from the left, as TRL once did."),
+        ints(1),
+        old_name("task.max_prompt_tokens, task.over_long", "cuts longer prompts from the left, as TRL once did."),
     ] = None
     num_sample_generations: Annotated[int | None, KEPT] = None
     wandb_log_unique_prompts: Annotated[bool, KEPT] = False
@@ -110,7 +110,7 @@ class SampledFields(TrainingFields):
     # A field that Unsloth adds.
     vllm_sampling_params: Annotated[
         object | None,
-        refused(
+        rejected(
             "completions are sampled in this process; set temperature, top_p, top_k, min_p and max_completion_length."
         ),
     ] = None
@@ -132,25 +132,25 @@ class GRPOConfig(SampledFields):
     vespo_lambda_pos: Annotated[float, NOT_SOFT] = 3.0
     vespo_k_neg: Annotated[float, NOT_SOFT] = 3.0
     vespo_lambda_neg: Annotated[float, NOT_SOFT] = 2.0
-    importance_sampling_level: Annotated[str, one_of("token", "sequence"), supported("algorithm.ratio_level")] = "token"
+    importance_sampling_level: Annotated[str, any_of("token", "sequence"), supported("algorithm.ratio_level")] = "token"
     multi_objective_aggregation: Annotated[
         str,
-        one_of("sum_then_normalize", "normalize_then_sum"),
+        any_of("sum_then_normalize", "normalize_then_sum"),
         supported("algorithm.reward_aggregation", "normalize_then_sum ignores scale_rewards, as in TRL"),
     ] = "sum_then_normalize"
     scale_rewards: Annotated[
         TextOrFlag,
-        one_of("group", "batch", "none", flags=True),
+        any_of("group", "batch", "none", flags=True),
         supported("algorithm.deviation, algorithm.deviation_over", "with 1e-4 added"),
     ] = "group"
     loss_type: Annotated[
         str,
-        one_of("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo"),
+        any_of("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo"),
         supported("algorithm.name, algorithm.token_weights"),
     ] = "dapo"
-    top_entropy_quantile: Annotated[float, refused("every token counts; leave it out.")] = 1.0
-    entropy_coef: Annotated[float, refused(NO_ENTROPY)] = 0.0
-    use_adaptive_entropy: Annotated[bool, refused(NO_ENTROPY)] = False
+    top_entropy_quantile: Annotated[float, rejected("every token counts; leave it out.")] = 1.0
+    entropy_coef: Annotated[float, rejected(NO_ENTROPY)] = 0.0
+    use_adaptive_entropy: Annotated[bool, rejected(NO_ENTROPY)] = False
     entropy_coef_min: Annotated[float, idle(NO_ENTROPY)] = 0.0
     entropy_coef_max: Annotated[float, idle(NO_ENTROPY)] = 1.0
     entropy_coef_delta: Annotated[float, idle(NO_ENTROPY)] = 0.005
@@ -161,10 +161,10 @@ class GRPOConfig(SampledFields):
     vllm_importance_sampling_clip_max: Annotated[float | None, SHARED] = 3.0
     vllm_importance_sampling_clip_min: Annotated[float | None, SHARED] = None
     off_policy_mask_threshold: Annotated[
-        float | None, refused("no completion is masked for its age; use num_iterations=1 to stay on policy.")
+        float | None, rejected("no completion is masked for its age; use num_iterations=1 to stay on policy.")
     ] = None
     use_bias_correction_kl: Annotated[bool, supported("algorithm.kl.importance", "the KL times the ratio")] = True
-    log_completions_hub_repo: Annotated[str | None, refused(KEPT.says + "  Push that folder yourself.")] = None
+    log_completions_hub_repo: Annotated[str | None, rejected(KEPT.says + "  Push that folder yourself.")] = None
     vllm_importance_sampling_cap: Annotated[float | None, SHARED] = None
     # A name that this class had once, and scripts still use.
     use_liger_loss: Annotated[bool, LIGER] = False

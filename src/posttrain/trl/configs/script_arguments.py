@@ -14,7 +14,7 @@ from transformers import HfArgumentParser
 from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
 from posttrain.trl.configs.checked_fields import CheckedFields, lines_about, require_values
-from posttrain.trl.configs.field_rules import above, between, refused, renamed, supported, whole
+from posttrain.trl.configs.field_rules import above, between, ints, old_name, rejected, supported
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -34,26 +34,26 @@ class ModelConfig(CheckedFields):
         str | None, supported("model.attn_implementation", "in model_init_kwargs; of the plain forward pass")
     ] = None
     use_peft: Annotated[bool, supported("model.adapter", "by get_peft_config")] = False
-    lora_r: Annotated[int, whole(1), supported("model.adapter.rank")] = 16
+    lora_r: Annotated[int, ints(1), supported("model.adapter.rank")] = 16
     lora_alpha: Annotated[int, above(0), supported("model.adapter.alpha")] = 32
     lora_dropout: Annotated[float, between(0, 1, below=True), supported("model.adapter.dropout")] = 0.05
     lora_target_modules: Annotated[
         TargetModules, supported("model.adapter.targets", "those of peft for the model's family by default")
     ] = None
     lora_target_parameters: Annotated[
-        list[str] | None, refused("adapters are over linear layers; name those in lora_target_modules.")
+        list[str] | None, rejected("adapters are over linear layers; name those in lora_target_modules.")
     ] = None
     lora_modules_to_save: Annotated[list[str] | None, supported("", "by peft's own layers")] = None
     lora_task_type: Annotated[str, supported("", "CAUSAL_LM")] = "CAUSAL_LM"
     use_rslora: Annotated[bool, supported("model.adapter.rslora")] = False
     use_dora: Annotated[bool, supported("", "by peft's own layers")] = False
-    load_in_8bit: Annotated[bool, refused("weights are held in 4 bits or whole; use load_in_4bit=True.")] = False
+    load_in_8bit: Annotated[bool, rejected("weights are held in 4 bits or whole; use load_in_4bit=True.")] = False
     load_in_4bit: Annotated[bool, supported("model.quantization", "by get_quantization_config")] = False
-    bnb_4bit_quant_type: Annotated[str, refused("4 bits are NF4 here; leave it out.")] = "nf4"
+    bnb_4bit_quant_type: Annotated[str, rejected("4 bits are NF4 here; leave it out.")] = "nf4"
     use_bnb_nested_quant: Annotated[bool, supported("model.quantization", "scales are always quantised too")] = False
-    bnb_4bit_quant_storage: Annotated[str | None, refused("4-bit weights are stored as bytes; leave it out.")] = None
+    bnb_4bit_quant_storage: Annotated[str | None, rejected("4-bit weights are stored as bytes; leave it out.")] = None
     # A name that this class had once, and scripts still use.
-    torch_dtype: Annotated[str | None, renamed("model.dtype", "is read as dtype.")] = None
+    torch_dtype: Annotated[str | None, old_name("model.dtype", "is read as dtype.")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,15 +6,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from posttrain.trl.configs.checked_fields import CheckedFields
 from posttrain.trl.configs.field_rules import (
     above,
+    any_of,
     at_least,
     between,
+    frequency,
     idle,
-    interval,
-    one_of,
-    refused,
-    renamed,
+    ints,
+    old_name,
+    rejected,
     supported,
-    whole,
 )
 from posttrain.trl.configs.one_process import ArgumentMethods
 
@@ -37,19 +37,19 @@ OTHER_ADAMW = (
 """AdamW under other names: they change how the same update is computed, or how its moments are stored."""
 AS_ADAMW = "is read as AdamW of torch, with moments in float32: 8 bytes a weight."
 BATCHES = supported("rollout.prompts_per_step", "see the table of batches")
-STRATEGY = one_of("no", "steps", "epoch")
+STRATEGY = any_of("no", "steps", "epoch")
 ONE_PROCESS = idle("one process trains here, on one device.")
 ALONE = ONE_PROCESS.says + "  Leave it out."
 FITS = ONE_PROCESS.says + "  Leave it out; posttrain plan says what fits."
 NO_DATALOADER = idle("rows are a list in memory, and prompts are rendered when they are drawn.")
-OTHER_METRICS = refused("what is measured is the reward; write a reward function of weight 0 for another measure.")
+OTHER_METRICS = rejected("what is measured is the reward; write a reward function of weight 0 for another measure.")
 NOTHING_KEPT = idle("an evaluation keeps nothing but its metrics.")
 AS_IN_TRAINING = idle("an evaluation computes as training does.")
 RECOMPUTED = idle("layers are computed again without reentrance.")
 NOT_COMPILED = idle("nothing is compiled here.")
 NOT_GROUPED = idle("nothing is grouped by length, and padding costs nothing here.")
 LIGER = idle("log-probs are computed in chunks here, without that package.")
-TRACKED_HERE = refused("runs are tracked on this machine; leave it out.")
+TRACKED_HERE = rejected("runs are tracked on this machine; leave it out.")
 PUSHED = supported("", "of what is pushed")
 PUSHED_ONCE = idle("what is pushed is the trained model, at the end.")
 BY_METHODS = idle("a trainer does what its methods are called for.")
@@ -64,26 +64,28 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     output_dir: Annotated[str | None, supported("run.folder", "folder of the run; `trainer_output` by default")] = None
     per_device_train_batch_size: Annotated[
         int,
-        whole(1),
+        ints(1),
         supported("rollout.prompts_per_step, update.tokens_per_microbatch", "counts completions, as in TRL"),
     ] = 8
     num_train_epochs: Annotated[float, above(0), supported("run.num_steps", "in updates, as TRL counts them")] = 3.0
     max_steps: Annotated[
-        int, whole(-1), supported("run.num_steps", "in updates, rounded up to whole steps; 0 and -1: num_train_epochs")
+        int,
+        ints(-1),
+        supported("run.num_steps", "in updates, rounded up to whole steps; 0 and -1: num_train_epochs"),
     ] = -1
     learning_rate: Annotated[float, above(0), supported(".learning_rate", "as given, with an adapter too")] = 1e-06
     lr_scheduler_type: Annotated[
-        str, one_of("linear", "cosine", "constant", "constant_with_warmup"), supported(".schedule")
+        str, any_of("linear", "cosine", "constant", "constant_with_warmup"), supported(".schedule")
     ] = "linear"
     lr_scheduler_kwargs: Annotated[
-        JsonMapping, refused("schedules take no arguments here; give a scheduler in `optimizers`.", {})
+        JsonMapping, rejected("schedules take no arguments here; give a scheduler in `optimizers`.", {})
     ] = None
     warmup_steps: Annotated[
         float, at_least(0), supported(".warmup_steps", "below 1 a share of all updates; the first rate is lr/w, not 0")
     ] = 0
     optim: Annotated[
         str,
-        refused(
+        rejected(
             "AdamW of torch is the optimiser here; give another in `optimizers`.",
             "adamw_torch",
             "adamw_torch_fused",
@@ -91,22 +93,22 @@ class TrainingFields(ArgumentMethods, CheckedFields):
             reads=dict.fromkeys(OTHER_ADAMW, AS_ADAMW),
         ),
     ] = "adamw_torch_fused"
-    optim_args: Annotated[str | None, refused("optimisers take no arguments here; give one in `optimizers`.")] = None
+    optim_args: Annotated[str | None, rejected("optimisers take no arguments here; give one in `optimizers`.")] = None
     weight_decay: Annotated[
         float, at_least(0), supported(".weight_decay", "on matrices; of an adapter on A and B, towards the base model")
     ] = 0.0
     adam_beta1: Annotated[float, between(0, 1, below=True), supported(".beta1")] = 0.9
     adam_beta2: Annotated[float, between(0, 1, below=True), supported(".beta2")] = 0.999
-    adam_epsilon: Annotated[float, refused("AdamW's epsilon is 1e-8 here; give an optimiser in `optimizers`.")] = 1e-08
+    adam_epsilon: Annotated[float, rejected("AdamW's epsilon is 1e-8 here; give an optimiser in `optimizers`.")] = 1e-08
     optim_target_modules: Annotated[
-        TextOrList, refused("it is for optimisers that are not here (GaLore); give one in `optimizers`.")
+        TextOrList, rejected("it is for optimisers that are not here (GaLore); give one in `optimizers`.")
     ] = None
-    gradient_accumulation_steps: Annotated[int, whole(1), BATCHES] = 1
+    gradient_accumulation_steps: Annotated[int, ints(1), BATCHES] = 1
     average_tokens_across_devices: Annotated[bool, ONE_PROCESS] = True
     max_grad_norm: Annotated[
         float | None, at_least(0, infinite=True), supported(".max_grad_norm", "0 and None clip nothing")
     ] = 1.0
-    label_smoothing_factor: Annotated[float, refused("no label is smoothed here; leave it out.")] = 0.0
+    label_smoothing_factor: Annotated[float, rejected("no label is smoothed here; leave it out.")] = 0.0
     bf16: Annotated[bool | None, supported("model.dtype", "on a GPU; on a CPU a line says that float32 is used")] = None
     fp16: Annotated[
         bool, supported("model.dtype", "as bf16, where the GPU has it: float16 overflows; a line says what is used")
@@ -115,7 +117,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     fp16_full_eval: Annotated[bool, AS_IN_TRAINING] = False
     tf32: Annotated[bool | None, idle("matrix products follow `torch.set_float32_matmul_precision`.")] = None
     activation_checkpointing: Annotated[
-        bool | None, renamed("model.gradient_checkpointing", "is read as gradient_checkpointing.")
+        bool | None, old_name("model.gradient_checkpointing", "is read as gradient_checkpointing.")
     ] = None
     activation_checkpointing_kwargs: Annotated[JsonMapping, RECOMPUTED] = None
     gradient_checkpointing: Annotated[
@@ -128,13 +130,13 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     use_liger_kernel: Annotated[bool, LIGER] = False
     liger_kernel_config: Annotated[JsonMapping, LIGER] = None
     use_cache: Annotated[bool, idle("sampling has a key/value cache of its own, training none.")] = False
-    neftune_noise_alpha: Annotated[float | None, refused("no noise is added to embeddings here; leave it out.")] = None
+    neftune_noise_alpha: Annotated[float | None, rejected("no noise is added to embeddings here; leave it out.")] = None
     torch_empty_cache_steps: Annotated[int | None, idle("memory is released after each micro-batch.")] = None
-    auto_find_batch_size: Annotated[bool, refused("set per_device_train_batch_size to what fits in memory.")] = False
+    auto_find_batch_size: Annotated[bool, rejected("set per_device_train_batch_size to what fits in memory.")] = False
     logging_strategy: Annotated[str, STRATEGY, supported("", "when `state.log_history` grows")] = "steps"
     logging_steps: Annotated[
         float,
-        interval(0, above=True),
+        frequency(0, above=True),
         supported("", "in updates, below 1 a share of all; metrics.jsonl has every step"),
     ] = 10
     logging_first_step: Annotated[bool, supported("", "an entry after the first step too")] = False
@@ -154,7 +156,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     trackio_static_space_id: Annotated[TextOrFlag, TRACKED_HERE] = None
     eval_strategy: Annotated[str, STRATEGY, supported("", "when there is an evaluation")] = "no"
     eval_steps: Annotated[
-        float | None, interval(0), supported("", "in updates; 0 and None, the default, are logging_steps")
+        float | None, frequency(0), supported("", "in updates; 0 and None, the default, are logging_steps")
     ] = None
     eval_delay: Annotated[
         float, at_least(0), supported("", "updates, or with eval_strategy=epoch epochs, before the first evaluation")
@@ -172,16 +174,18 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     save_only_model: Annotated[bool, idle("a checkpoint is complete; save_total_limit=1 keeps one.")] = False
     save_strategy: Annotated[
         str,
-        one_of("no", "steps", "epoch", "best"),
+        any_of("no", "steps", "epoch", "best"),
         supported("checkpoint.every_steps", "best: the best evaluation so far; the last step is always saved"),
     ] = "steps"
     save_steps: Annotated[
-        float, interval(0), supported("checkpoint.every_steps", "in updates, below 1 a share of all; 0: only the last")
+        float,
+        frequency(0),
+        supported("checkpoint.every_steps", "in updates, below 1 a share of all; 0: only the last"),
     ] = 500
     save_on_each_node: Annotated[bool, ONE_PROCESS] = False
     save_total_limit: Annotated[
         int | None,
-        whole(-1),
+        ints(-1),
         supported("checkpoint.keep_last", "0, -1 and None keep all; with metric_for_best_model the best is kept too"),
     ] = None
     enable_jit_checkpoint: Annotated[bool, idle("a signal ends the run after its step, with a checkpoint.")] = False
@@ -199,14 +203,14 @@ class TrainingFields(ArgumentMethods, CheckedFields):
         str | None, supported("", "of an evaluation, with or without `eval_`; loss with load_best_model_at_end")
     ] = None
     greater_is_better: Annotated[bool | None, supported("", "by default unless the metric's name ends in loss")] = None
-    ignore_data_skip: Annotated[bool, refused("a resumed run also resumes its data; leave it out.")] = False
-    restore_callback_states_from_checkpoint: Annotated[bool, refused("callbacks are not saved; leave it out.")] = False
+    ignore_data_skip: Annotated[bool, rejected("a resumed run also resumes its data; leave it out.")] = False
+    restore_callback_states_from_checkpoint: Annotated[bool, rejected("callbacks are not saved; leave it out.")] = False
     full_determinism: Annotated[bool, idle("on a CPU a run is a function of its seed, bit for bit.")] = False
-    seed: Annotated[int, whole(0), supported("run.seed")] = 42
-    data_seed: Annotated[int | None, refused("the order of rows is a function of `seed`; leave it out.")] = None
+    seed: Annotated[int, ints(0), supported("run.seed")] = 42
+    data_seed: Annotated[int | None, rejected("the order of rows is a function of `seed`; leave it out.")] = None
     use_cpu: Annotated[bool, supported("model.device")] = False
-    accelerator_config: Annotated[JsonMapping, refused(ALONE)] = None
-    parallelism_config: Annotated[object | None, refused(ALONE)] = None
+    accelerator_config: Annotated[JsonMapping, rejected(ALONE)] = None
+    parallelism_config: Annotated[object | None, rejected(ALONE)] = None
     dataloader_drop_last: Annotated[bool, idle("rows left over at the end of an epoch begin the next.")] = False
     dataloader_num_workers: Annotated[int, NO_DATALOADER] = 0
     dataloader_pin_memory: Annotated[bool, NO_DATALOADER] = True
@@ -215,11 +219,11 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     dataloader_multiprocessing_context: Annotated[str | None, NO_DATALOADER] = None
     dataloader_in_order: Annotated[bool, NO_DATALOADER] = True
     remove_unused_columns: Annotated[
-        bool | None, refused("every column reaches the rewards; leave it out.", False, True, None)
+        bool | None, rejected("every column reaches the rewards; leave it out.", False, True, None)
     ] = False
     label_names: Annotated[list[str] | None, idle("there are no labels.")] = None
     train_sampling_strategy: Annotated[
-        str, refused("prompts are drawn at random, or with shuffle_dataset=False in order.")
+        str, rejected("prompts are drawn at random, or with shuffle_dataset=False in order.")
     ] = "random"
     length_column_name: Annotated[str, NOT_GROUPED] = "length"
     ddp_find_unused_parameters: Annotated[bool | None, ONE_PROCESS] = None
@@ -228,18 +232,18 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     ddp_static_graph: Annotated[bool | None, ONE_PROCESS] = None
     ddp_backend: Annotated[str | None, ONE_PROCESS] = None
     ddp_timeout: Annotated[int, ONE_PROCESS] = 1800
-    fsdp: Annotated[str | None, refused(FITS, "", [])] = None
-    fsdp_config: Annotated[JsonMapping, refused(FITS)] = None
-    deepspeed: Annotated[JsonMapping, refused(FITS)] = None
+    fsdp: Annotated[str | None, rejected(FITS, "", [])] = None
+    fsdp_config: Annotated[JsonMapping, rejected(FITS)] = None
+    deepspeed: Annotated[JsonMapping, rejected(FITS)] = None
     debug: Annotated[
-        str | list[str], refused("a value that is not finite ends the run with its row; leave it out.", [], [""], None)
+        str | list[str], rejected("a value that is not finite ends the run with its row; leave it out.", [], [""], None)
     ] = ""
     skip_memory_metrics: Annotated[bool, idle("summary.json has the peak of memory.")] = True
     do_train: Annotated[bool, BY_METHODS] = False
     do_eval: Annotated[bool, BY_METHODS] = False
     do_predict: Annotated[bool, BY_METHODS] = False
     resume_from_checkpoint: Annotated[TextOrFlag, supported("", "as the argument of `train` of that name")] = None
-    local_rank: Annotated[int, refused(ALONE, 0)] = -1
+    local_rank: Annotated[int, rejected(ALONE, 0)] = -1
     model_init_kwargs: Annotated[
         JsonMapping,
         supported(
@@ -247,16 +251,16 @@ class TrainingFields(ArgumentMethods, CheckedFields):
         ),
     ] = None
     trust_remote_code: Annotated[bool, supported("model.trust_remote_code")] = False
-    router_aux_loss_coef: Annotated[float | None, refused("no loss of a router is added here.", 0.0, 0)] = None
+    router_aux_loss_coef: Annotated[float | None, rejected("no loss of a router is added here.", 0.0, 0)] = None
     # Names that these classes had once, and scripts still use.
     warmup_ratio: Annotated[
-        float | None, between(0, 1), renamed(".warmup_steps", "is read as warmup_steps, a share of all updates.")
+        float | None, between(0, 1), old_name(".warmup_steps", "is read as warmup_steps, a share of all updates.")
     ] = None
-    evaluation_strategy: Annotated[str | None, renamed("", "is read as eval_strategy.")] = None
+    evaluation_strategy: Annotated[str | None, old_name("", "is read as eval_strategy.")] = None
     overwrite_output_dir: Annotated[bool, supported("run.overwrite", "deletes the run that the folder holds")] = False
     logging_dir: Annotated[str | None, idle("trackers write into the folder of the run.")] = None
-    no_cuda: Annotated[bool, renamed("model.device", "is read as use_cpu.")] = False
-    save_safetensors: Annotated[bool, refused("weights are saved as safetensors; nothing else loads safely.")] = True
+    no_cuda: Annotated[bool, old_name("model.device", "is read as use_cpu.")] = False
+    save_safetensors: Annotated[bool, rejected("weights are saved as safetensors; nothing else loads safely.")] = True
     group_by_length: Annotated[bool, NOT_GROUPED] = False
     no_gradient_checkpointing: Annotated[bool, supported("model.gradient_checkpointing", "turns it off")] = False
     """The flag that parsers make of gradient_checkpointing where its default is True, as in TRL."""
