@@ -268,7 +268,7 @@ MUTANTS: list[tuple[str, str, str, int]] = [
         0,
     ),
     (
-        "rewards/grading/grade.py",
+        "rewards/grading/gates.py",
         "isinstance(base, Score) and not math.isnan(base.value)",
         "isinstance(base, Score)",
         0,

@@ -156,7 +156,7 @@ def final_text(text: str, *, cut_off: bool) -> str | None:
 def same_answer(answer: str, gold: str) -> bool:
     """Whether an answer is the row's own: the same text but for blanks, or the same exact number.
 
-    Of a single word letter case is no matter.
+    Letter case does not count in a single word.
     """
     given, expected = unspaced(answer), unspaced(gold)
     if given == expected:

@@ -2,7 +2,7 @@
 
 `strict_format` and `last_format` give 1 where a text has the structure of posttrain.rewards.parsing.tags in that mode,
 else 0.
-`line_format` asks for each tag on a line of its own besides, as templates for instruction-tuned models show it.
+`line_format` also asks for each tag on its own line, as templates for instruction-tuned models show it.
 `graded_format` is the course's variant over the strict structure: 1 where the answer, stripped of ASCII white space,
 holds arithmetic characters only (0-9, + - * / ( ) and space), 0.5 where it holds other text as well or nothing at
 all, 0 without the structure.  Unlike the widely copied regular expressions for it, it admits any white space between

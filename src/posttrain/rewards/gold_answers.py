@@ -103,7 +103,7 @@ def gold_text(text: str) -> GoldAnswer:
 
 
 def is_prose(text: str) -> bool:
-    """Whether words stand around a number that are no unit of it and no function."""
+    """Whether there are words around a number that are neither its unit nor a function."""
     if "####" in text:  # where some data sets put the answer behind the way to it
         return True
     whole = WORDS.fullmatch(text)
@@ -131,7 +131,7 @@ LETTERS_ALONE = re.compile(r"(?:[^\W\d_]|[\s~.()]|\\[,;:! ])*")
 
 @lru_cache(maxsize=4096)
 def gold_name(gold: str) -> tuple[str, bool] | None:
-    r"""A gold answer's name, and whether it is set as text; None where it is no name.
+    r"""A gold answer's name, and whether it is set as text; None where it is not a name.
 
     Bare letters are one from three on, or where they are capitals: `xy` is a product, `B` the second choice.
     """

@@ -15,7 +15,7 @@ from typing import Any
 from posttrain.rewards.parsing.tags import END_THINK
 
 MAX_CHARACTERS = 20_000
-"""Longest candidate that is judged; a longer one is cut in the middle, and the judge is told."""
+"""Longest candidate that is judged; a longer one is cut in the middle, where the judge sees how much is missing."""
 ANNOUNCING = """
 answer answers solution solutions process explanation reasoning response result step steps analysis conclusion problem
 thinking thought thoughts
@@ -46,7 +46,7 @@ VERDICT = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """A candidate that says this, as `plain_letters` has it, writes the judge's part.  What may stand before it on its line
-is no line break: each line is looked at from its start, and with line breaks in it the search would be quadratic."""
+is not a line break: each line is looked at from its start, and with line breaks in it the search would be quadratic."""
 LOOK_ALIKES = """
 sѕꜱ cсϲⅽ oоοօ rгɼ eеεҽ vѵνⅴ dԁⅾ iіιıɩ tтτ aаαɑ nпηո gɡԍ wѡԝω yуγ fғ lӏⅼ mм
 SЅ CСϹ OОΟ RЯ EЕΕ VѴ IІΙ TТΤ AАΑ NΝ WԜ "“”„‟«» '‘’‚‛′`´ -–—−‐‑→⇒

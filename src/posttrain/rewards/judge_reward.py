@@ -61,7 +61,7 @@ class JudgeOutcome(StrEnum):
 
     JUDGED = "judged"
     DOUBTED = "doubted"
-    """Judged by a judge that, when it was last tried, did not tell a bad answer from a good one."""
+    """Judged by a judge that, when it was last tested, rated a bad answer no worse than a good one."""
     SAYS_NOTHING = "says_nothing"
     FORGED = "forged"
     """It holds what only the judge should say."""
@@ -189,7 +189,7 @@ class JudgeBudget:
     verdicts: int = 0
     next_canary: int = 0
     doubted: bool = False
-    """Whether the last canaries found that it does not tell bad from good."""
+    """Whether the last canaries found that it cannot distinguish bad from good."""
 
 
 @dataclass

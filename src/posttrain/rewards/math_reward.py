@@ -3,10 +3,10 @@ r"""Rewards for mathematical answers, exact where that can be had and never by e
 **What is read.**  The answer is looked for behind the last `</think>` and before a `<think>` that is not closed, in
 this order: the last balanced `\boxed{…}`; else the last closed `<answer>…</answer>`; else the last number, unless the
 length limit cut the completion off or it is part of something else (posttrain.rewards.parsing.final_answers).  `x = 5`
-with a single letter is read as 5, also beside a gold answer without a letter; beside `y = 5` it is wrong.  Every minus
-sign is a minus, and so are `negative` and `minus`.  Where the gold answer has no unit, an answer may
-have one of posttrain.rewards.parsing.units (`5^\circ` too), but no percent sign (`5\%`, `5 \text{ percent}`), other
-word (`5 \text{ fifths}`), subscript (`5_3`) or prime (`5'`).  Names (`cat`) are compared as text, and so are several
+with a single letter is read as 5, also where the gold answer has no letter; where that is `y = 5` it is wrong.  Every
+minus sign is a minus, and so are `negative` and `minus`.  Where the gold answer has no unit, an answer may have one of
+posttrain.rewards.parsing.units (`5^\circ` too), but no percent sign (`5\%`, `5 \text{ percent}`), other word
+(`5 \text{ fifths}`), subscript (`5_3`) or prime (`5'`).  Names (`cat`) are compared as text, and so are several
 numbers with units (`5 feet 3 inches`).
 
 **How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions
@@ -81,13 +81,13 @@ class MathsReward(SessionReward):
     """Reward function: 1 for an answer equal to the column `answer` (or `ground_truth`)."""
 
     symbolic: bool = True
-    """Ask math-verify about what is no number; without it such answers are unreadable, and such rows not scored."""
+    """Ask math-verify about answers that are not numbers; without it they are unreadable, and such rows not scored."""
     cpu_seconds: float = 3.0
     """Processor time for one answer there."""
     rows_stand_alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.symbolic:  # told now, and not by the first answer that is no plain number, perhaps in step 500
+        if self.symbolic:  # now, and not at the first answer that is not a number, perhaps in step 500
             require_math_verify()
 
     def scores(

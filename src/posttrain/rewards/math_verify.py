@@ -1,7 +1,7 @@
 r"""What math-verify is never asked, as it would take it for right or never come back; and how it is asked the rest.
 
 It reads what it can of a text and passes over the rest, so a relation, a second answer or a dollar sign that it does
-not know hides what stands beside it.  It compares decimals to six places, so they are put to it as fractions.  All of
+not know hides what is next to it.  It compares decimals to six places, so they are put to it as fractions.  All of
 this takes time in proportion to the text.
 """
 
@@ -39,7 +39,7 @@ TRANSPOSED = re.compile(r"\^\s*\{?\s*(?:T|\\(?:top|intercal|dagger)(?![a-zA-Z])|
 INVISIBLE = re.compile(
     r"\\(?:[hv]?phantom|smash|[hv]space)(?![a-zA-Z])|[\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\u00ad]"
 )
-"""What is not seen, or does not end up where it stands."""
+"""What is invisible, or appears elsewhere."""
 ONLY_WITH_GOLD = (SEVERAL, ELLIPSIS, BOX, BIG_NUMBER, NUMBERED_UNIT, PRIME, APART, TRANSPOSED, INVISIBLE)
 """What is refused in an answer unless the gold answer has such a thing too."""
 MAX_DEPTH = 12
@@ -59,7 +59,7 @@ DECIMAL_POINT = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?!\d|\.\d)", re.ASCII)
 
 
 def is_refused(answer: str, gold: str) -> bool:
-    """Whether an answer is one of these, beside a gold answer that is not."""
+    """Whether an answer is one of these and the gold answer is not."""
     relations, own = len(RELATION.findall(answer)), len(RELATION.findall(gold))
     if relations > max(own, 1 if ASSIGNED.match(answer) else 0):
         return True
@@ -112,7 +112,7 @@ def other_signs(answer: str, gold: str) -> bool:
 
 
 def other_numbers(answer: str, gold: str) -> bool:
-    """Whether an answer goes on with another number behind a unit, where the gold answer is one: `5 feet 3 inches`."""
+    """Whether an answer continues with another number after a unit, where the gold answer is one: `5 feet 3 inches`."""
     given = measured_value(answer)
     return given is not None and given.has_another_number and gold_value(gold) is not None
 

@@ -3,7 +3,7 @@
 **What it reads.**  Prompt and completion as the model's own tokenizer and chat template have them
 (posttrain.models.classifiers.saved_classifier).
 
-**What earns what.**  The model's number for the label, a logit as it stands, at the last token of the text
+**What earns what.**  The model's number for the label, a logit, at the last token of the text
 (posttrain.models.classifiers.last_token_scores).  Nothing is trained, and nothing of the policy is in it.
 
 **Known hacks.**  All that the model takes for good and is not: length, lists, flattery, whatever its data had.  Judge
@@ -35,7 +35,7 @@ from posttrain.options.reward_model import RewardModelOptions, folder_name
 from posttrain.rewards.grading.answers import Graded
 
 SOME_WEIGHTS = 64
-"""Of each parameter, to tell two model objects of one shape from each other."""
+"""Of each parameter, to distinguish two model objects of one shape."""
 NO_LIMIT = 1_000_000
 """Tokenizers that know no longest text say a number beyond this."""
 OF_FOLDERS = ("dtype", "device", "quantization", "untrained_head", "trust_remote_code")
@@ -62,7 +62,7 @@ class RewardModel:
 
     options: RewardModelOptions
     digest: str
-    """Of the folder, or of some weights of an object: it tells another model from this one."""
+    """Of the folder, or of some weights of an object: it distinguishes this model from others."""
 
     def __init__(
         self,

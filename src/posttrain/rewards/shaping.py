@@ -1,4 +1,4 @@
-"""Rewards that shape: for length, repetition, copying and other behaviour, beside the reward for the task.
+"""Rewards that shape: for length, repetition, copying and other behaviour, in addition to the reward for the task.
 
 Lengths are counted in tokens of the completion, its stop token included.  Everything here is of fixed sign and (but for
 full stops without a limit) bounded, says so, and does nothing to a task's own reward: add it with a weight, or gate it
@@ -170,7 +170,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class CopiedPrompt(Bounded):
-    """In [-1, 0]: minus the share of a completion's word n-grams that stand in its prompt.  An example."""
+    """In [-1, 0]: minus the share of a completion's word n-grams that occur in its prompt.  An example."""
 
     ngram: PositiveInt = 5
 

@@ -45,7 +45,7 @@ class Limits:
     output_bytes: int = 1 << 20
     """Standard output; more ends the process."""
     error_bytes: int = 1 << 16
-    """Standard error that is kept; the rest is read and dropped, since printing it is no failure."""
+    """Standard error that is kept; the rest is read and dropped, since printing much is not a failure."""
     threads: int = 200
     """More of them at once end the process, where nothing else counts them."""
     most_seconds: float = math.inf
@@ -83,7 +83,7 @@ class Exit(StrEnum):
     OUTPUT_LIMIT = "output_limit"
     THREAD_LIMIT = "thread_limit"
     ENDED = "ended"
-    """By us, as nobody needed it any longer."""
+    """By us, as it was not needed any longer."""
     LOST = "lost"
     """The sandbox failed, not the process: says nothing about the program."""
 
@@ -106,7 +106,7 @@ class Execution:
     most: bool = False
     """The limit by the clock that it passed is `most_seconds`, not that of this run."""
     starved: bool = False
-    """It waited too long for a processor, so that it was ended for no fault of its own."""
+    """It waited too long for a processor, so its end is not its fault."""
     waited_seconds: float = 0.0
     """Time in which it was ready to run and had no processor."""
 

@@ -16,7 +16,7 @@ from posttrain.sandbox.inside import frames
 
 INSIDE = Path(__file__).parent / "inside"
 BOOTSTRAP = "import sys; exec(compile(open(sys.argv[1] + '/main.py', encoding='utf-8').read(), '<main>', 'exec'))"
-"""Starts the server's text without its path, which every frame of it would tell."""
+"""Starts the server's text without its path, which every frame of it would show."""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -60,7 +60,7 @@ class ForkServerClient:
         self.control.settimeout(START_SECONDS)
         asked: dict[str, Any] = {"prepare": options.prepare, "sealed": options.sealed, "uid": self.uid}
         asked |= {"modules": list(options.modules), "path": list(options.path)}
-        self.tell(json.dumps(asked).encode())
+        self.send_now(json.dumps(asked).encode())
         ready = json.loads(self.receive())
         self.landlock: int = ready["landlock"]
         self.missing: dict[str, str] = ready["missing"]
@@ -94,7 +94,7 @@ class ForkServerClient:
             self.unsent.popleft()
             close(descriptors)
 
-    def tell(self, message: bytes) -> None:
+    def send_now(self, message: bytes) -> None:
         try:
             self.control.send(message)
         except OSError as error:

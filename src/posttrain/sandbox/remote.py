@@ -52,10 +52,10 @@ class Remote:
         """Requests under way end at their time limit."""
 
     def run(self, run: ReplayRun) -> RunEnd:
-        ended = self.told(run.text, run.stdin.decode("utf-8", "surrogatepass"), run.limits.wall_seconds)
+        ended = self.run_for(run.text, run.stdin.decode("utf-8", "surrogatepass"), run.limits.wall_seconds)
         return replace(ended, starved=True) if ended.stopped is Exit.WALL_LIMIT and self.busy() else ended
 
-    def told(self, code: str, stdin: str, seconds: float) -> RunEnd:
+    def run_for(self, code: str, stdin: str, seconds: float) -> RunEnd:
         """The end of a run that has some seconds by the clock."""
         began = time.monotonic()
         body = {
@@ -76,7 +76,7 @@ class Remote:
 
         The service does not say why a program was late: it may have slept, which is its fault, or starved.
         """
-        ended = self.told(SPIN, "", 10 * SPIN_SECONDS)
+        ended = self.run_for(SPIN, "", 10 * SPIN_SECONDS)
         try:
             return ended.status != 0 or float(ended.stdout) > BUSY * SPIN_SECONDS
         except ValueError:

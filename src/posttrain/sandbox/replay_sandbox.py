@@ -27,13 +27,13 @@ NEVER_RAN = Execution(
 
 
 class RepeatedRun:
-    """A process, as the runs that stand for it."""
+    """A process, as a series of runs."""
 
     def __init__(self, sandbox: "ReplaySandbox", conversation: Conversation, asked: Process) -> None:
         self.sandbox, self.conversation, self.asked = sandbox, conversation, asked
         self.messages = [asked.source.encode("utf-8", "surrogatepass")]
         self.delivered = 0
-        """Messages of its own that have been taken."""
+        """Its messages that have been taken."""
         self.allowed = 0.0
         self.latest = NEVER_RAN
         self.waited = 0.0
@@ -69,8 +69,8 @@ class RepeatedRun:
         if kind in ("calls", "tests"):
             cpu_seconds = min(self.allowed, limits.cpu_seconds) if self.allowed else limits.cpu_seconds
             limits = replace(limits, cpu_seconds=cpu_seconds, output_bytes=SAID_BYTES)
-        told = ReplayResult(messages=self.messages, stdin=self.asked.stdin, delivered=self.delivered, seed=self.seed)
-        return replace(replay_run(kind, told, limits, backend.conditions), canary=self.sandbox.canary)
+        result = ReplayResult(messages=self.messages, stdin=self.asked.stdin, delivered=self.delivered, seed=self.seed)
+        return replace(replay_run(kind, result, limits, backend.conditions), canary=self.sandbox.canary)
 
     def take(self, execution: Execution) -> list[bytes]:
         """The new messages of a run."""
@@ -168,7 +168,7 @@ class ReplaySandbox:
                 if self.alive:
                     self.hear(self.next_event())
         except BaseException:
-            self.close()  # nothing goes on in the background after an interrupt
+            self.close()  # nothing runs on in the background after an interrupt
             raise
 
     def next_event(self) -> Event:

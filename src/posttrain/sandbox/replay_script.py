@@ -12,7 +12,7 @@ from posttrain.sandbox.execution import Execution, Exit, Kind, Limits
 
 INSIDE = Path(inside.__file__).parent
 CPU_SIGNALS = (-24, 152)
-"""Exit status of a process that used up its processor time (SIGXCPU), as `wait` and as shells tell it."""
+"""Exit status of a process that used up its processor time (SIGXCPU), as `wait` and as shells report it."""
 FILE_BYTES = 64 << 20
 DESCRIPTORS = 256
 START_CPU_SECONDS = 0.1
@@ -65,18 +65,18 @@ class RunEnd:
     stderr: bytes
     wall_seconds: float
     cpu_seconds: float = 0.0
-    """0 where the place does not tell."""
+    """0 where the place does not report it."""
     stopped: Exit | None = None
     """Why the place ended it, if it did."""
     starved: bool = False
-    """It waited too long for a processor, as far as the place tells."""
+    """It waited too long for a processor, as far as the place reports it."""
     waited_seconds: float = 0.0
     """For a processor; 0 where the place does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """What a run is told, again or for the first time."""
+    """What a run is result, again or for the first time."""
 
     messages: Sequence[bytes]
     """The source, then what was said to the process."""
@@ -86,15 +86,15 @@ class ReplayResult:
     seed: int | None = None
 
 
-def replay_run(kind: Kind, told: ReplayResult, limits: Limits, conditions: Conditions) -> ReplayRun:
+def replay_run(kind: Kind, result: ReplayResult, limits: Limits, conditions: Conditions) -> ReplayRun:
     """A run of a program."""
-    run = ReplayRun(text="", stdin=told.stdin, limits=limits, mark=secrets.token_hex(8), seed=told.seed)
+    run = ReplayRun(text="", stdin=result.stdin, limits=limits, mark=secrets.token_hex(8), seed=result.seed)
     job = {
         "kind": kind,
-        "messages": [each.decode("latin-1") for each in told.messages],
-        "delivered": told.delivered,
+        "messages": [each.decode("latin-1") for each in result.messages],
+        "delivered": result.delivered,
         "mark": run.mark,
-        "seed": told.seed,
+        "seed": result.seed,
         "limits": {
             "cpu_seconds": math.ceil(limits.cpu_seconds),
             "memory_bytes": limits.memory_bytes,

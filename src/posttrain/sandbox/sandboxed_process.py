@@ -109,7 +109,7 @@ class SandboxedProcess:
 
     def take(self, payload: bytes) -> None:
         """One message: first the sandbox's own, then those of the program's side."""
-        if self.condemned is not None:  # told to end, and still talking
+        if self.condemned is not None:  # ended, and still sending
             return
         if not self.compiled:
             self.compiled = payload == b'["compiled"]'
@@ -153,7 +153,7 @@ class SandboxedProcess:
     def over_limit(self, now: float) -> Exit | None:
         if self.overflowed:
             return Exit.OUTPUT_LIMIT
-        if self.broken:  # what comes over the channel is no message
+        if self.broken:  # what comes over the channel is not a message
             return Exit.ENDED
         if self.threads() > self.asked.limits.threads:
             return Exit.THREAD_LIMIT

@@ -15,7 +15,7 @@ DRAWS_PER_STEP = 2**20
 """Room for draws within one step: draw d of step s is problem s · DRAWS_PER_STEP + d, whatever the step's size."""
 
 FIRST_PROMPTS = 64
-"""Prompts whose length stands for that of all, where a task knows no better."""
+"""Prompts among which the longest is looked for, unless a task knows better."""
 
 Messages = Sequence[Mapping[str, str]]
 """Chat turns, each with `role` and `content`."""
@@ -42,7 +42,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Something that only one task can tell of a policy, as data: evaluation runs it and reports print it.
+    """A measure of a policy that only one task can make, as data: evaluation runs it and reports print it.
 
     Without `suppressed` and `endless` it reads completions of the evaluation, the sampled ones unless it is `greedy`,
     else one completion more for each held-out problem.
@@ -53,7 +53,7 @@ class Probe:
     measure: Callable[[Sequence[Group]], Mapping[str, float]]
     """Groups of completions to a number for each of the readings."""
     suppressed: tuple[str, ...] = ()
-    """Texts of one token each that may not be sampled; where one is no single token, the probe is left out."""
+    """Texts of one token each that may not be sampled; where one is not a single token, the probe is left out."""
     endless: bool = False
     """Whether no completion may stop before the token limit."""
     greedy: bool = False

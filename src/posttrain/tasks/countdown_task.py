@@ -164,7 +164,7 @@ def search(puzzle: Countdown, text: str) -> Search:
 
 
 def search_statistics(searches: Sequence[Search]) -> dict[str, float]:
-    """Mean tries per completion, successes per try over all tries, and over first tries; nothing where nobody tries.
+    """Mean tries per completion, successes per try over all tries, and over first tries; {} without tries.
 
     A search ends at its first hit, so problems that are hard for the policy fill most of the tries: a policy that
     searches on may lower its successes per try and be no worse at trying.  First tries are one for each completion.

@@ -54,7 +54,7 @@ class DatasetTask(Task):
 
     name = "dataset"
     reward_functions: tuple[RewardFunction, ...] = ()
-    """None of its own: the recipe names them."""
+    """None: the recipe names them."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class DatasetTask(Task):
         self.too_long: list[str] = []
         """Places of the rows that are left out, or whose prompts are cut, for their length."""
         self.found = ""
-        """Where the prompts are, if in no column of their own."""
+        """Where the prompts are, if not in the prompt column."""
         self.names = source_names(options) if rows is None else []
         everything = self.usable(
             configured_rows(options, self.bad) if rows is None else numbered_rows(rows, MEMORY, self.bad)

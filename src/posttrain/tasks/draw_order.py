@@ -30,7 +30,7 @@ class DrawOrder:
     size: int
     """Draws of a step that go through the epochs; those above are refills."""
     names: tuple[str, ...] = ("",)
-    """Of the sources: each has random streams of its own."""
+    """Of the sources: each has its own random streams."""
     counts: tuple[int, ...]
     """Rows of each source."""
     quotas: tuple[int, ...]

@@ -6,7 +6,7 @@ token; where the conversation goes on after that, others' turns are in it and ar
 
 Bad pairs, each told by its place: answers that are equal, or equal in all their tokens; an answer that says nothing;
 one that does not begin with the assistant's turn, so that the two answer different questions; turns that the template
-does not end with a stop token; margins and weights (columns `margin` and `weight`) that are no numbers; rows that say
+does not end with a stop token; margins and weights (columns `margin` and `weight`) that are not numbers; rows that say
 of themselves that neither answer is better (column `tie`, as `posttrain collect` writes it).
 """
 

@@ -17,7 +17,7 @@ from posttrain.tasks.base import Messages
 
 
 def prompt_content(given: str | Sequence[Mapping[str, object]], options: DatasetOptions, where: str) -> str | Messages:
-    """Text for `prompt_format: plain`, and for text that is asked for as it stands; else messages, the system's first.
+    """Text for `prompt_format: plain`, and for text that needs no template; else messages, the system's first.
 
     Raises UserError, at `where`, for messages that are none or that end with the assistant's where that is not allowed.
     """

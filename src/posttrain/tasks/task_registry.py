@@ -31,7 +31,7 @@ def load_task(
     rows: Rows | None = None,
     held_out_rows: Rows | None = None,
 ) -> Task:
-    """The task that the options describe; rows that a Python caller gives stand for the files of a dataset.
+    """The task that the options describe; rows from a Python caller replace the files of a dataset.
 
     Of a task of the user's own the options are a mapping: `path`, FILE.py:CLASS, and what else the class takes.
     """

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -214,21 +213,6 @@ def test_an_object_needs_its_tokenizer_and_no_word_on_how_it_is_loaded() -> None
 
 
 # Recipes
-
-
-@pytest.mark.parametrize(
-    ("item", "says"),
-    [
-        ({"model": "rm", "path": "mine.py:f"}, "either a name (`name: graded_format`), a path"),
-        ({"name": "maths", "label": 1}, "label = 1 is of a reward model, and maths is a function; leave it out"),
-        ({"path": "mine.py:f", "dtype": "bfloat16"}, "dtype = bfloat16 is of a reward model, and f is a function"),
-        ({"model": "a/rm", "options": {"a": 1}}, "a reward model has options beside `model`"),
-        ({"model": "a/rm", "workers": 2}, "workers = 2 is for functions of your own; rm sees to it by itself"),
-    ],
-)
-def test_a_reward_is_of_one_kind_and_has_the_options_of_that(item: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=re.escape(says)):
-        RewardOptions(**item)
 
 
 def test_in_a_recipe_and_in_a_flag_it_is_named_by_its_folder(folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.records import Grades
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.grade import RewardFunction, ScoringFailure, grade, reward_function
@@ -128,22 +128,6 @@ def test_a_failing_judge_is_not_hidden_by_other_functions_that_work() -> None:
     # 1 of 10 of the judge's scores, though 1 of 100 of all.
     with pytest.raises(RunError, match="1 of 10 completions"):
         grade([group(["x"] + ["y"] * 9)], [*works, reward_function(judge)])
-
-
-def test_functions_that_cannot_be_called_are_refused() -> None:
-    groups = [group(["a"], columns={"answer": 1})]
-    with pytest.raises(UserError, match="no reward function"):
-        graded(groups)
-    with pytest.raises(UserError, match=r"needs an argument 'answers'.* Did you mean 'answer'\?"):
-        graded(groups, lambda completions, answers: [1])
-    with pytest.raises(UserError, match="column `ground_truth` or `answer`"):
-        graded([group(["a"])], lambda response, ground_truth: 1)
-    with pytest.raises(UserError, match="by position only"):
-        graded(groups, lambda completions, /: [1])
-    with pytest.raises(UserError, match="an instance, not its class"):
-        reward_function(dict)
-    with pytest.raises(UserError, match="finite"):
-        reward_function(len, weight=math.nan)
 
 
 def test_the_failure_that_is_told_is_the_last_one() -> None:

@@ -45,7 +45,8 @@ def test_a_reward_without_weight_pays_for_no_row_and_one_behind_a_gate_only_wher
     seen = of("seen", weight=0.0)
     with pytest.raises(UserError, match=r"^rows.jsonl:2: "):
         require_rewarded_rows(ROWS, [seen, of("code", where={"kind": "code"})])
-    require_rewarded_rows(ROWS, [seen, of("rises", weight=0.0, weight_to=1.0, over_steps=9)])
+    rises = of("rises", weight=0.0, weight_to=1.0, over_steps=9)  # which counts later, in every row
+    require_rewarded_rows(ROWS, [rises, of("code", where={"kind": "code"})])
     require_rewarded_rows(ROWS, [seen])  # nothing is trained on, as was asked for
     behind = [of("last", gate="code"), of("code", weight=0.0, where={"kind": "code"})]
     with pytest.raises(UserError, match=r"^rows.jsonl:2: .*: last waits for its gate code\."):

@@ -1,7 +1,5 @@
 """A function in workers scores as it does in the trainer's process, and what may not run there is refused by name."""
 
-import functools
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,10 +9,8 @@ from typing import Any
 import pytest
 
 from posttrain.errors import RunError, UserError
-from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.rewards.grading.resources import default_resources
-from posttrain.rewards.reward_registry import load_reward
 from tests.support.reward_rows import CHAT, group
 from tests.support.worker_rows import function_of, told
 
@@ -219,43 +215,6 @@ def test_a_module_level_function_given_in_python_runs_in_workers_too(
     assert grade([group(["a"])], [function]).scores.item() != os.getpid()
 
 
-class Judge:
-    def __call__(self, completions: list[str]) -> list[float]:
-        return [1.0 for _ in completions]
-
-    def method(self, completions: list[str]) -> list[float]:
-        return [1.0 for _ in completions]
-
-
-def local() -> Any:
-    def inner(completions: list[str]) -> list[float]:
-        return [1.0 for _ in completions]
-
-    return inner
-
-
-def shadowed(completions: list[str]) -> list[float]:
-    return [0.0 for _ in completions]
-
-
-hidden = shadowed
-
-
-def shadowed(completions: list[str]) -> list[float]:  # type: ignore[no-redef]
-    return [1.0 for _ in completions]
-
-
-@pytest.mark.parametrize(
-    "call",
-    [lambda completions: [1.0], local(), Judge(), Judge().method, functools.partial(shadowed), hidden],
-    ids=["lambda", "local", "object", "method", "partial", "shadowed"],
-)
-@pytest.mark.parametrize("settings", [{"workers": 1}, {"cache": True}], ids=["workers", "cache"])
-def test_a_function_that_no_name_leads_to_is_refused(call: Any, settings: dict[str, object]) -> None:
-    with pytest.raises(UserError, match=r"top of a file of its own|FILE\.py:FUNCTION"):
-        grade([group(["a"])], [reward_function(call, name="r", **settings)])
-
-
 def test_a_column_that_cannot_be_sent_is_named(tmp_path: Path) -> None:
     function = function_of(tmp_path, "def mine(completions, when):\n    return [0.0]\n", workers=1)
     with pytest.raises(UserError, match=r"column 'when' holds what cannot be sent to one: a value of type set"):
@@ -281,24 +240,6 @@ def test_a_file_that_loads_here_and_not_in_a_worker_stops_the_run(tmp_path: Path
     ends = "import os, sys\nif 'torch' not in sys.modules:\n    os._exit(3)\n\ndef mine(response):\n    return 1.0\n"
     with pytest.raises(RunError, match=r"its worker exited with 3, before its worker had loaded .*my_rewards\.py"):
         grade([group(["a"])], [function_of(tmp_path, ends, workers=1)])
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"item_seconds": 3.0, "seconds": 2.0}, "item_seconds = 3.0 is more than seconds = 2.0 allows"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=re.escape(says)):
-        RewardOptions(path="mine.py:mine", **options)
-
-
-@pytest.mark.parametrize("options", [{"workers": 1}, {"cache": True}])
-def test_rewards_of_this_package_see_to_themselves(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="is for functions of your own; code sees to it by itself"):
-        RewardOptions(name="code", **options)
-    assert load_reward(RewardOptions(name="code")).bounded
 
 
 def test_a_call_to_a_worker_costs_little(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ class CodeReward(Bounded, SessionReward):
 
 
 UNWANTED = ("import os", "import sys", "import subprocess", "eval(", "exec(", "open(")
-"""Words that the course's reward refuses.  They keep nobody out, which is why nothing is run on their word."""
+"""Words that the course's reward refuses.  They are not a defence, which is why it runs nothing."""
 
 
 class CourseOutcome(StrEnum):

@@ -24,7 +24,7 @@ class TestOutcome(StrEnum):
     OUTPUT_LIMIT = "output_limit"
     THREAD_LIMIT = "thread_limit"
     NOT_PLAIN = "not_plain"
-    """The result is no plain data, so nothing can be said of it."""
+    """The result is not plain data, so it cannot be compared."""
     NOT_RUN = "not_run"
     """An earlier test failed, and no more were needed."""
 

@@ -1,7 +1,7 @@
 """Whether any program can pass a row's tests, found out before training: broken tests would score all programs 0.
 
 The tests are read, and those that are Python run once in the sandbox against a function that raises whatever it is
-asked.  A test that fails before it asks anything would fail for every program.  Where a row has a program of its own in
+asked.  A test that fails before it asks anything would fail for every program.  Where a row has a reference program in
 the column `solution`, that one has to pass.
 """
 
@@ -19,7 +19,7 @@ from posttrain.rewards.parsing.tags import program_in
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process, Sandbox, StartedProcess
 
 NamedRow = tuple[str, Mapping[str, object]]
-"""Where a row stands, and its columns."""
+"""A row's name, and its columns."""
 RunOf = Callable[[str, Tests], UnitTestRun]
 """Makes a run of a program on tests."""
 SOLUTION = "solution"
@@ -61,7 +61,7 @@ class AssertTestCheck:
         else:
             self.results.append((self.asked, said))
             self.asked = False
-            if len(self.results) > 1:  # the setup is no test of a run
+            if len(self.results) > 1:  # the setup is not a test
                 process.allow(self.limits.cpu_seconds)
 
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:

@@ -98,7 +98,7 @@ class CallTestRun(UnitTestRun):
                 self.result.fill(said)
         else:
             now = process.cpu_seconds()
-            late = now - self.used > self.limits.cpu_seconds  # as nobody saw in time, where the machine was busy
+            late = now - self.used > self.limits.cpu_seconds  # noticed late, where the machine was busy
             outcome = TestOutcome.TIME_LIMIT if late else self.compared(said, detail)
             self.result.record(outcome, now - self.used)
             self.used = now
@@ -175,7 +175,7 @@ class AssertTestRun(UnitTestRun):
             self.finish()
 
     def from_tester(self, sandbox: Sandbox, payload: bytes) -> None:
-        if self.tester is None or self.result.complete:  # it has been told to end, and went on until it heard
+        if self.tester is None or self.result.complete:  # it was still running when it was ended
             return
         try:
             kind, said = json.loads(payload)  # our own code wrote it
@@ -186,7 +186,7 @@ class AssertTestRun(UnitTestRun):
         if kind == "result":
             before, self.used = self.used, self.cpu_seconds()
             self.tester.allow(self.limits.cpu_seconds)
-            self.result.record(self.told(said), max(0.0, self.used - before))
+            self.result.record(self.reported_outcome(said), max(0.0, self.used - before))
             if self.clock.fill(self.result):
                 self.finish()
         elif self.ending is not None or self.program is None:
@@ -203,7 +203,7 @@ class AssertTestRun(UnitTestRun):
         running = [each for each in (self.program if self.ending is None else None, self.tester) if each is not None]
         return self.of_ended + sum(each.cpu_seconds() for each in running)
 
-    def told(self, result: list[object]) -> TestOutcome:
+    def reported_outcome(self, result: list[object]) -> TestOutcome:
         """The outcome of one test, as the tests' process reports it."""
         if result[0] == "value":
             return TestOutcome.PASSED

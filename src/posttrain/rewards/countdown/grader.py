@@ -21,7 +21,7 @@ twice: multisets.  A near miss or a float tolerance: exact fractions.  Several a
 the last.  Text that is slow to read: linear time.  Not stopped: a guess without any thinking earns the same as a
 search.
 
-Problems are generated (posttrain.tasks.countdown.problems); there is no data and no licence to heed.
+Problems are generated (posttrain.tasks.countdown.problems); there is no data and no licence.
 With credit, near is cheaper than right: a policy learns to add the numbers up, which is often near, and stops searching
 as soon as a try is close.  Its reward rises while its accuracy does not: watch the held-out accuracy, keep the credit
 small, or let its weight fall to 0 (`weight_to`).
@@ -180,7 +180,7 @@ class CountdownCredit(Bounded):
     """Reward function: 1 for a correct answer, and up to `credit` for one that is near."""
 
     credit: Annotated[float, Gt(0), Lt(1)] = 0.1
-    """What an answer just beside the target approaches."""
+    """What an answer very near the target earns."""
     mode: FormatMode = "strict"
     """How much of a text has to keep to the structure."""
 

@@ -143,7 +143,7 @@ class Try:
     """One line of a search."""
 
     steps: tuple[Equation, ...]
-    """Up to the first that is wrong, or to what is no step."""
+    """Up to the first that is wrong, or is not a step."""
     complete: bool
     hits: bool
 

@@ -18,7 +18,7 @@ RULE = "A score is a finite number, None where the function does not apply, or a
 EXCERPT = 200
 """Characters of a text that an error shows."""
 NO_LISTS = (str, bytes, bytearray, memoryview, Mapping)
-"""What can be gone through and is no list of scores."""
+"""Iterables that are not lists of scores."""
 TIMES = ("m", "M")
 """The kinds of numpy's times and of their differences, which would pass for whole numbers."""
 
@@ -36,15 +36,15 @@ class Score(NamedTuple):
     value: float
     """NaN where it said nothing."""
     outcome: str = ""
-    """How the completion fared, where the function tells."""
+    """How the completion fared, where the function says so."""
     details: Mapping[str, object] | None = None
-    """What else it tells, for the journal."""
+    """More detail for the journal."""
     extra: Mapping[str, object] | None = None
     """What it logged of this completion, by column."""
     metrics: Mapping[str, float] | None = None
     """What it logged of the call that gave this score, by name."""
     marks: Mapping[str, list[Any]] | None = None
-    """What tokens and spans earn beside it, as JSON: `tokens`, a number or null each, and `spans` of [start, end,
+    """What tokens and spans earn in addition, as JSON: `tokens`, a number or null each, and `spans` of [start, end,
     value]."""
 
 
@@ -259,7 +259,7 @@ class Span(NamedTuple):
 
 
 class ProcessReward(NamedTuple):
-    """A score, and what single tokens or stretches of the text earn beside it: a reward for steps of the way.
+    """A score, and what single tokens or stretches of the text earn in addition: a reward for single steps.
 
     Both kinds of marks may be given; they add up.  What is marked has the function's weight, as the score has.
     """

@@ -1,4 +1,4 @@
-"""What a reward function logs beside its scores: `log_extra(column, values)` and `log_metric(name, value)`.
+"""What a reward function logs in addition to its scores: `log_extra(column, values)` and `log_metric(name, value)`.
 
 Both belong to one call, and are kept with the scores that this call gave: what a call has logged that failed, or was
 made again, is gone with it, so that nothing is counted twice.  Loads neither torch nor numpy: workers have it too.
@@ -35,7 +35,7 @@ class CallLog:
         self.extra: dict[str, list[object]] = {}
         self.numbers: dict[str, list[float]] = {}
         self.problem = ""
-        """What was wrong, for a function that catches what it is told by."""
+        """What was wrong, for a function that catches the error."""
         self.over = False
 
     def arguments(self) -> dict[str, Callable[[str, object], None]]:

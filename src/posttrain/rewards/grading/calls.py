@@ -35,7 +35,7 @@ class Deadline:
     at: float
     """By `time.monotonic()`."""
     says: str
-    """What has come to pass then, as a failure tells it."""
+    """The message of a failure when it has passed."""
 
     def left(self) -> float:
         """Seconds until then: infinite without a limit, negative afterwards."""
@@ -63,7 +63,7 @@ NOT_CACHED = {"trainer_state", "log_metric"}
 STANDS_FOR = {"ground_truth": "answer", "nums": "numbers"}
 """Parameters of functions of one response, and the columns that they take where none has their name."""
 WITHHELD = ("prompt", "completion")
-"""Columns that functions of lists do not see: the rendered prompt and what was sampled stand in their place."""
+"""Columns that functions of lists do not see: they get the rendered prompt and what was sampled instead."""
 
 
 GIVEN = ("prompts", "completions", "completion_ids", "finish_reasons", "trainer_state", *LOGS)
@@ -108,9 +108,9 @@ class Call:
     """What the function's signature asks for."""
     bounds: Bounds = UNBOUNDED
     trainer_state: object = NO_RUN
-    """Where the run is: a TrainerState, or what stands for one."""
+    """The run's progress: a TrainerState, or a similar object."""
     log: CallLog = field(init=False)
-    """What is logged in it; a call for other rows has one of its own."""
+    """What is logged in it; each call has its own."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "log", CallLog(self.function.name, len(self.rows)))
@@ -189,7 +189,7 @@ def column(name: str, rows: Iterable[RolloutRow]) -> list[object]:
 
 
 SIMPLE = frozenset((str, int, float, bool, complex, bytes, range, type(None)))
-"""What nobody can change."""
+"""Immutable types."""
 
 
 UNCOPIED = (TypeError, AttributeError, ValueError, RuntimeError, CopyError)

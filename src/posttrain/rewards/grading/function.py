@@ -26,7 +26,7 @@ class FunctionSource:
     file: str
     """The file that defines it."""
     digest: str
-    """The SHA-256 of the file, and of those beside it that it imports, when it was loaded."""
+    """The SHA-256 of the file, and of those in its folder that it imports, when it was loaded."""
 
     def require_unchanged(self) -> None:
         """Refuse to use a function whose file has changed since it was loaded."""
@@ -100,7 +100,7 @@ class RewardFunction:
     text_only: bool = False
     """Give it prompts and completions as text also where the prompt is a conversation."""
     bounded: bool = False
-    """It is known to come back: it takes linear time, or has limits of its own."""
+    """It always returns: it takes linear time, or has its own limits."""
     source: FunctionSource | None = None
     """Where it was loaded from, if it was."""
 
@@ -147,19 +147,19 @@ def reward_function(
 
 
 def with_distinct_names(functions: Sequence[RewardFunction]) -> tuple[RewardFunction, ...]:
-    """The functions, those that share a name told apart: `solved`, `solved_2`, `solved_3`.
+    """The functions with distinct names: `solved`, `solved_2`, `solved_3`.
 
     The first keeps the name, and is the one that gates and `of` mean by it; a name that another function has is left
     to that one.
     """
     own = {function.name for function in functions}
-    told: dict[str, RewardFunction] = {}
+    named: dict[str, RewardFunction] = {}
     for function in functions:
         others = (f"{function.name}_{number}" for number in itertools.count(2))
         names = itertools.chain([function.name], (name for name in others if name not in own))
-        name = next(name for name in names if name not in told)
-        told[name] = function if name == function.name else replace(function, name=name)
-    return tuple(told.values())
+        name = next(name for name in names if name not in named)
+        named[name] = function if name == function.name else replace(function, name=name)
+    return tuple(named.values())
 
 
 def name_of_callable(call: object) -> str:

@@ -10,7 +10,7 @@ stop token removed.  A function with a parameter `response` scores one completio
 `(response, ground_truth) -> float`, where `ground_truth` is the column of that name or `answer`.
 
 **What it returns.**  One `float | int | bool | None | Graded | ProcessReward` per completion; None where it does not
-apply.  A ProcessReward has beside the score what single tokens, or spans of the text, earn.  A function may be `async`
+apply.  A ProcessReward also says what single tokens, or spans of the text, earn.  A function may be `async`
 or return an awaitable: all of these run concurrently.
 
 **What goes wrong.**  An exception, a wrong length, NaN, inf or another type stops the run and names the completion

@@ -76,7 +76,7 @@ class NeedsResources(Protocol):
 
 @runtime_checkable
 class ChecksRows(Protocol):
-    """A reward that can tell before training which rows nobody could be scored by."""
+    """A reward that can find rows, before training, for which no completion could be scored."""
 
     def check_rows(self, rows: Sequence[tuple[str, Mapping[str, object]]], resources: Resources) -> None:
         """Check rows (name, columns).  Raises UserError that names the invalid ones."""

@@ -31,7 +31,7 @@ from posttrain.rewards.grading.worker_messages import NotWritableError, message_
 FORMAT = 1
 """Of the file; another one is refused."""
 APPLICATION = 0x70547243
-"""By which SQLite's header tells that a file is ours."""
+"""Marks a file as ours in SQLite's header."""
 LOCK_SECONDS = 10.0
 """How long another process's writing is waited for."""
 
@@ -168,7 +168,7 @@ class ScoreCaches:
 
 
 def keys_of(function: RewardFunction, rows: Sequence[RolloutRow], sandbox: SandboxOptions) -> list[bytes | None]:
-    """The key of each row: equal for rows of which the function is told the same, None where they cannot be compared.
+    """The key of each row: equal for rows that look the same to the function, None where they cannot be compared.
 
     `sandbox` is where programs run.  Raises UserError where that is a row of a function that a recipe wants remembered.
     """

@@ -1,4 +1,4 @@
-"""A worker: an interpreter of its own that calls one reward function, one call at a time, until its socket closes.
+"""A worker: a separate interpreter that calls one reward function, one call at a time, until its socket closes.
 
 python -m posttrain.rewards.grading.worker_main PARENT.  Its standard input is the socket, and its standard
 output is our standard error, so that whatever a function prints is seen and mistaken for no answer.

@@ -33,7 +33,7 @@ def message_bytes(message: object) -> bytes:
 
 
 def to_json(value: Any) -> Any:
-    """A value in terms of JSON, a tuple told from a list and a key 1 from a key "1"."""
+    """A value in terms of JSON, where a tuple differs from a list and a key 1 from a key "1"."""
     if isinstance(value, SCALARS):
         return value
     if type(value) is list:

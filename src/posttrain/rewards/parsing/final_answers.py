@@ -56,14 +56,14 @@ LAST_NUMBER = re.compile(rf"{DECIMAL}(?:/\d+)?(?:{SPACE}?\\?%)?", re.ASCII)
 TAIL = 4000
 """Characters at the end of a text in which a last number is looked for."""
 NEAR = 40
-"""Characters beside it that can make it part of something else."""
+"""Characters around it that can make it part of something else."""
 BESIDE = 20
 """Characters before it in which signs are looked for."""
 MINUS = "-\N{MINUS SIGN}\N{EN DASH}\N{SMALL HYPHEN-MINUS}\N{FULLWIDTH HYPHEN-MINUS}"
 DASHES = "\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{FIGURE DASH}\N{EM DASH}\N{HORIZONTAL BAR}"
 AS_HYPHEN = str.maketrans(dict.fromkeys(MINUS, "-"))
 SIGNED = re.compile(rf"(?:(?<=[=:(\[{{$*])|(?<![^\s])){SPACE}*(-){SPACE}*\Z")
-"""A minus that is no operation: nothing stands before it."""
+"""A minus that is a sign: nothing comes before it."""
 MARKS = r"(?:[\s$*~({[\"'“‘]|\\[,;:! (\[]|\\(?:text|textrm|textbf|mathrm|mathbf|mbox)\s*\{|\})*"
 """What may stand between a word and a number."""
 SIGN_WORD = re.compile(rf"(?<![\w-])(?:negative|minus|neg\.?)(?!\w){MARKS}\Z", re.IGNORECASE)
@@ -146,7 +146,7 @@ PRIME = re.compile(r"['’′″]")
 UNIT_POWER = re.compile(
     r"(\d\s?(?:\\[,;:! ]|\\(?:text|mathrm)\s?\{\s?)*([a-zA-Z]{1,12})\s?\}?)\s?\^\s?\{?[23]\}?(?![\w^])", re.ASCII
 )
-"""`12 cm^2`, whose 2 is no last number."""
+"""`12 cm^2`, whose 2 is not a last number."""
 ATTACHED = re.compile(r"(?:µ|μ)?[a-zA-Z]{2,12}(?:/[a-zA-Z]{1,12})?(?![\w^/²³])", re.ASCII)
 
 

@@ -38,7 +38,7 @@ BETWEEN_LINES = f"\n{END_THINK}\n{ANSWER}\n"
 
 
 def answer_text(text: str, mode: FormatMode) -> str | None:
-    """What stands between the answer tags, as written; None where the text lacks the structure."""
+    """The text between the answer tags; None where the text lacks the structure."""
     start = text.rfind(THINK)
     if start < 0:
         return None

@@ -208,7 +208,7 @@ UNKNOWN_UNIT = re.compile(
 )
 """Words behind a gold answer's number, which may be a unit that is on no list; `3x + \\sqrt{y}` has none."""
 ANOTHER_NUMBER = re.compile(r"(?<![\^_{\d])\d")
-"""A digit behind words that is no power: `5 feet 3 inches`."""
+"""A digit after words that is not a power: `5 feet 3 inches`."""
 PERCENT = re.compile(r"(?:per\s?cent\b|pct\b\.?|\\?%)\s*", re.IGNORECASE)
 DIGITS = re.compile(r"\d[\d.,/]*")
 MULTIPLIERS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
@@ -218,7 +218,7 @@ NO_UNIT = re.compile(
     r"|more|less|fewer|least|most|or|and|not|plus|minus|root|mod|base|factorial|k|bn|mil|mio)s?\b",
     re.IGNORECASE,
 )
-"""Words of a gold answer that make another number of the one before them, which then is no answer without them."""
+"""Words of a gold answer that make another number of the one before them, which then is not the answer without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ def sign_as_text(found: "re.Match[str]") -> str:
 
 
 def value_with_unit(plain: str) -> Measured | None:
-    """What stands before the first letter that belongs to no command, and the unit from there on."""
+    """The value before the first letter outside of a command, and the unit from there on."""
     at = unit_start(plain)
     value = exact(plain[:at])
     if value is None:

@@ -20,7 +20,7 @@ BOXED_FIRST = LatexExtractionConfig(
     normalization_config=NormalizationConfig(units=True), boxed_match_priority=0, try_extract_without_anchor=False
 )
 SHOWN = 200
-"""Characters of what was read that are told."""
+"""Characters of what was read that are passed on."""
 SKIPPED = {"tests", "benchmarks", "plotting", "testing", "this", "autolev", "conftest", "interactive", "__main__"}
 PAIRS = (
     (r"2\sqrt{2}", r"\sqrt{8}"),

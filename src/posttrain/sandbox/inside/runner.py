@@ -23,9 +23,9 @@ exit_functions = vars(atexit)["_ncallbacks"]
 STOPPING = (StopIteration, StopAsyncIteration)
 """They would end a loop of the tests as if it had come to its end."""
 PROGRAM = "program.py"
-"""What a program is told that it is called."""
+"""The name that a program sees."""
 MAX_MESSAGE = 2000
-"""Characters of an error that are told."""
+"""Characters of an error that are passed on."""
 
 
 def open_streams() -> None:
@@ -212,7 +212,7 @@ def exit_status(ending: SystemExit) -> int:
 
 
 def flushed(status: int) -> int:
-    """The status after flushing; a closed output is a failure as it is for a program."""
+    """The status after flushing; a closed output is a failure, as for any program."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

@@ -50,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt: its steps as text, what tells it from others, and what it arrived at."""
+    """One attempt: its steps as text, a key that identifies it, and its result."""
 
     steps: str
     key: frozenset[str]

@@ -1,4 +1,4 @@
-"""Rows of a generator of reasoning-gym, as it makes them in a process of its own."""
+"""Rows of a generator of reasoning-gym, made in a separate process."""
 
 import functools
 import importlib.metadata

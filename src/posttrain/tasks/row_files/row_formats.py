@@ -1,4 +1,4 @@
-"""The formats that rows of data come in, told from their columns, and the same row as a record.
+"""The formats of rows of data, recognised by their columns, and the same row as a record.
 
 | format | columns | record |
 |---|---|---|
@@ -102,7 +102,7 @@ REQUIRED: Mapping[RowFormat, tuple[str, ...]] = {
     RowFormat.ALPACA: ("instruction", "output"),
     RowFormat.PROMPT: ("prompt",),
 }
-"""The columns by which a format is told."""
+"""The columns by which a format is recognised."""
 SYSTEM_AND_INPUT = ("input", "system", "history")
 READ_TOO: Mapping[RowFormat, tuple[str, ...]] = {
     RowFormat.SHAREGPT: ("system",),
@@ -114,7 +114,7 @@ READ_TOO: Mapping[RowFormat, tuple[str, ...]] = {
 
 def detected_format(rows: Sequence[DatasetRow], accepted: Sequence[RowFormat] = tuple(RowFormat)) -> RowFormat:
     """The first of the accepted formats whose columns the first row has; every other row is of it too, or at fault."""
-    assert rows, "rows are read, and known to be some, before their format is told"
+    assert rows, "rows are read, and there are some, before their format is detected"
     columns = rows[0].columns
     for each in accepted:
         if all(name in columns for name in REQUIRED[each]):

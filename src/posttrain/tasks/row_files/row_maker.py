@@ -1,4 +1,4 @@
-"""Makes the rows of a generator, in a process of its own: python -m posttrain.tasks.row_files.row_maker.
+"""Makes the rows of a generator, in a separate process: python -m posttrain.tasks.row_files.row_maker.
 
 Some generators go through sets of texts, whose order is another in each process: here the seed of hashes is fixed, so
 that the same options make the same rows everywhere.  And what the library does to its process stays there.
@@ -20,7 +20,7 @@ from posttrain.sandbox.inside import plain
 def write_rows() -> None:
     """Answer one request."""
     rows = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no row
+    os.dup2(2, 1)  # what libraries print is not a row
     for row in rows_or_error(json.load(sys.stdin)):
         rows.write(json.dumps(row) + "\n")
     rows.flush()

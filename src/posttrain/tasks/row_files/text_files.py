@@ -69,7 +69,7 @@ def json_line(line: bytes) -> object:
 
 
 def json_list_rows(file: Path) -> Found:
-    """The items of a file that holds one JSON list; they count from 1, as lines tell nothing of them."""
+    """The items of a file that holds one JSON list; they count from 1, whatever their lines are."""
     try:
         text = file_content(file).decode("utf-8")
         value = parse_json(text)
@@ -140,7 +140,7 @@ def half_character(text: str) -> str:
 
 def csv_rows(file: Path, delimiter: str) -> Found:
     """The rows below the first line of a CSV file, all cells text; a cell in quotes may go over several lines."""
-    # A byte that is no UTF-8 becomes half a character, by which its row is known.
+    # A byte that is not UTF-8 becomes half a character, which marks its row.
     text = file_content(file).decode("utf-8", "surrogateescape")
     delimiter = delimiter or likely_delimiter(text.partition("\n")[0])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
