@@ -13,7 +13,7 @@ import posttrain
 from posttrain.cli import main
 from posttrain.config import Config
 from posttrain.config.fit_configs import DpoConfig, RewardModelConfig, SftConfig
-from posttrain.config.kinds import OPTIMIZER_SECTIONS
+from posttrain.config.kinds import OPTIMIZER_SECTIONS, resolved_config
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import is_4_bit
