@@ -7,7 +7,7 @@ TESTS = {
     "algorithms/actor_critic/reward_scaling.py": ["closed_form/test_ppo.py"],
     "training/actor_critic/value_metrics.py": ["closed_form/test_ppo.py"],
     "training/actor_critic/actor_critic_state.py": ["laws/test_actor_critic.py"],
-    "training/pairs/pair_microbatches.py": ["laws/test_pair_updates.py"],
+    "training/fit/pair_microbatches.py": ["laws/test_pair_updates.py"],
     "algorithms/advantages.py": [
         "closed_form/test_advantages.py",
         "reference/test_twins.py",
@@ -77,6 +77,6 @@ TESTS = {
     "training/collector.py": ["engine/test_passes.py"],
     "runs/folder.py": ["engine/test_durable_writes.py"],
     "runs/run_folder.py": ["engine/test_durable_writes.py", "engine/test_run_folder_format.py"],
-    "training/state.py": ["engine/test_run_state.py"],
+    "training/trained.py": ["engine/test_run_state.py"],
     "training/update.py": ["laws/test_batch.py", "laws/test_distillation.py"],
 }

@@ -58,8 +58,8 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("training/actor_critic/value_metrics.py", "variance >= LEAST_DEVIATION**2", "variance > 0", 0),
     ("training/actor_critic/actor_critic_state.py", " and state.fitted", "", 0),
     ("training/optimizer.py", "if int(number) in places:", "if True:", 0),
-    ("training/pairs/pair_microbatches.py", "0 if prompt in prompts else len(prompt)", "len(prompt)", 0),
-    ("training/pairs/pair_microbatches.py", "2 * (len(batch) + 1)", "2 * len(batch)", 0),
+    ("training/fit/pair_microbatches.py", "0 if prompt in prompts else len(prompt)", "len(prompt)", 0),
+    ("training/fit/pair_microbatches.py", "2 * (len(batch) + 1)", "2 * len(batch)", 0),
     ("algorithms/advantages.py", "torch.where(rewards.isnan(), 0.0, rewards)", "rewards", 0),
     ("algorithms/advantages.py", "rewards.reshape(1, -1)", "rewards", 0),
     ("algorithms/advantages.py", "torch.inf).amin", "0.0).amin", 0),
@@ -333,7 +333,7 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("runs/run_folder.py", "sync_folder(folder)", "pass", 0),
     ("runs/run_folder.py", 'without_evaluation(ended, "after")', 'without_evaluation(ended, "")', 0),
     ("runs/folder.py", "sync_folder(self.path)\n", "pass\n", 0),
-    ("training/state.py", "accuracy > self.best_accuracy", "accuracy >= self.best_accuracy", 0),
+    ("training/trained.py", "accuracy > self.best_accuracy", "accuracy >= self.best_accuracy", 0),
     ("training/update.py", "total += share.item()", "total = share.item()", 0),
 ]
 

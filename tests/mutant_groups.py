@@ -42,15 +42,15 @@ GROUPS = [
     Group(
         files=[
             "models/classifiers/*.py",
-            "training/pairs/*.py",
+            "training/fit/pair_microbatches.py",
             *(f"training/reward_model/{name}.py" for name in ("calibration", "pair_scores")),
-            *(f"training/dpo/{name}.py" for name in ("pair_reference", "pair_update", "sampled_pairs")),
+            *(f"training/dpo/{name}.py" for name in ("pair_update", "sampled_pairs")),
         ],
         suites=["closed_form", "laws", "engine", "reference", "attacks"],
         modules=[
             "posttrain.models.classifiers",
             "posttrain.rewards.model",
-            *(f"posttrain.training.{name}" for name in ("pairs", "reward_model", "dpo")),
+            *(f"posttrain.training.{name}" for name in ("fit", "reward_model", "dpo")),
         ],
     ),
     Group(
@@ -120,12 +120,12 @@ GROUPS = [
     Group(
         files=[
             *(f"runs/{name}.py" for name in ("checkpoint", "manifest", "tensor_state", "files")),
-            "training/state.py",
+            "training/trained.py",
         ],
         suites=["closed_form", "engine"],
         modules=[
             *(f"posttrain.runs.{name}" for name in ("checkpoint", "manifest", "tensor_state", "files")),
-            "posttrain.training.state",
+            "posttrain.training.trained",
         ],
     ),
     Group(

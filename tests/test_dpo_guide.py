@@ -27,7 +27,7 @@ def test_the_commands_show_the_pairs_and_train(folder: Path) -> None:
     look, train = (shlex.split(line)[1:] for line in commands(PAGE))
     looked = posttrain([*look, "--run.threads", "1"], folder)
     assert looked.code == 0, looked.err
-    assert "--- rejected, 3 tokens (pairs.jsonl:" in looked.out
+    assert "\nrejected ⟪42<|end|>⟫\n" in looked.out
     trained = posttrain([*train, "--run.threads", "1"], folder)
     assert trained.code == 0, trained.err
     lines = [json.loads(line) for line in (folder / "runs/pairs/metrics.jsonl").read_text().splitlines()]

@@ -39,7 +39,7 @@ READ_IN_A_TERMINAL = ("commands/", "cli.py")
 """Where texts are told by a command alone."""
 READ_IN_PYTHON = ("trl/",)
 """Where texts are told to who writes a script."""
-LAST_WORDS = {"training/report.py", "training/sft/sft_report.py", "training/reward_model/reward_report.py"}
+LAST_WORDS = {"training/report.py", "training/sft/sft_run.py", "training/reward_model/reward_run.py"}
 """Where a finished run says by which commands to go on; who called it from Python has the `Run`."""
 JSON = '{"'
 """How examples of rows begin."""

@@ -12,6 +12,7 @@ from posttrain.options.training import UpdateOptions
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.optimizer import OwnOptimizer
+from posttrain.training.session import trained_by_reward
 from tests.support.tiny import tiny_policy
 
 
@@ -77,8 +78,9 @@ def test_every_update_has_its_rate_and_so_have_those_after_a_checkpoint(schedule
     assert [whole.next_rate(update) for update in range(6)] == pytest.approx(rates)
     for step in range(3):
         first = learner_with(scheduled=scheduled)
-        state = {"optimizer": first.optimizer_state()}
-        saved = Checkpoint(step=step, path=Path("at"), tensors=first.tensors(), state=state, made_with={})
+        trained = trained_by_reward(first)
+        tensors, state = trained.tensors(), trained.state()
+        saved = Checkpoint(step=step, path=Path("at"), tensors=tensors, state=state, made_with={})
         again = learner_with(scheduled=scheduled)
-        again.restore(saved, num_updates=2 * step)
+        trained_by_reward(again).restore(saved)
         assert [again.next_rate(update) for update in range(2 * step, 6)] == pytest.approx(rates[2 * step :])

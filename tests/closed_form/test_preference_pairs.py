@@ -15,8 +15,8 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference, Prompt
-from posttrain.tasks.preference_set import GivenPairs, PreferenceSet, preference_set
-from posttrain.tasks.row_files.rows import BadRows
+from posttrain.tasks.preference_set import PreferenceSet, preference_set
+from posttrain.tasks.row_files.rows import BadRows, GivenRows
 from tests.support.conversations import CHATML, OPENING, THOUGHTLESS, WORDY, chat_tokenizer, turns
 from tests.support.dataset_rows import json_lines
 
@@ -42,7 +42,7 @@ def pairs_of(
         options or PairOptions(),
         longest=longest,
         seed=0,
-        given=GivenPairs(rows=rows, held_out=held_out),
+        given=GivenRows(rows=rows, held_out=held_out),
     )
 
 

@@ -2,9 +2,10 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,107 +17,26 @@ from posttrain.cli import main
 from posttrain.config import DpoConfig
 from posttrain.config.kinds import resolved_config
 from posttrain.errors import UserError
-from posttrain.runs.reports import StepReport
 from tests.support.accidents import Accident
-from tests.support.conversations import chat_model, chat_tokenizer, save_chat_model, turns
+from tests.support.conversations import chat_model, chat_tokenizer
 from tests.support.runs import command, contents, metrics_of, save_tiny_model, tiny_recipe
 
-ROWS = [
-    {"prompt": turns(f"{n}+1="), "chosen": turns("", f"{n + 1}")[1:], "rejected": turns("", f"{n + 2}!")[1:]}
-    for n in range(40)
-]
-RECIPE: dict[str, Any] = {
-    "task": {"name": "dataset", "path": "pairs.jsonl", "held_out_share": 0.2},
-    "model": {"path": "model"},
-    "dpo": {"learning_rate": 3e-3, "pairs_per_batch": 6, "num_epochs": 2, "eval_every": 4, "reference": "precomputed"},
-    "checkpoint": {"every_steps": 3},
-    "run": {"folder": "run", "threads": 1},
-}
 
-
-def place(folder: Path, **sections: Any) -> Path:
-    """A folder with model, pairs and recipe."""
-    folder.mkdir(exist_ok=True)
-    save_chat_model(folder / "model")
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    recipe = {name: {**options, **sections.get(name, {})} for name, options in RECIPE.items()}
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was never stopped."""
-    folder = place(tmp_path_factory.mktemp("dpo") / "whole")
-    ended = command("dpo", "recipe.yaml", folder=folder)
-    assert ended.code == 0, ended.err
-    assert ended.out.endswith("talk to it   posttrain chat run\n")
-    assert "ranked right" in ended.out
-    return folder
-
-
-def test_a_run_on_rows_measures_held_out_pairs_with_intervals_and_leaves_a_plain_model(whole: Path) -> None:
-    lines, summary = metrics_of(whole / "run"), json.loads((whole / "run" / "summary.json").read_text())
-    trained, apart = summary["pairs"]["trained"], summary["pairs"]["held_out"]
-    assert trained + apart == 40
-    num_steps = 2 * -(-trained // 6)
-    assert [line["step"] for line in lines] == [*range(num_steps + 1)]
-    measured = {line["step"]: line for line in lines if "eval/loss" in line}
-    assert [*measured] == sorted({0, num_steps, *range(4, num_steps, 4)})
-    first, last = measured[0], measured[num_steps]
+def test_held_out_pairs_have_intervals_and_the_model_is_a_plain_one(finished: Callable[[str], Path]) -> None:
+    run = finished("dpo") / "run"
+    lines = metrics_of(run)
+    first, *_, last = (line for line in lines if "eval/loss" in line)
     assert first["eval/loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert first["eval/pairs/margin"] == pytest.approx(0, abs=1e-5)
     assert last["eval/pairs/margin_low"] <= last["eval/pairs/margin"] <= last["eval/pairs/margin_high"]
     assert last["eval/pairs/margin_low"] > 0.1
-    assert last["eval/pairs/accuracy"] == summary["after"]["pairs/accuracy"] == 1
-    assert (
-        last["eval/logps/chosen"] - last["eval/logps/rejected"]
-        > first["eval/logps/chosen"] - first["eval/logps/rejected"]
-    )
-    assert summary["pairs_learned"] == 2 * trained
+    assert last["eval/pairs/accuracy"] == 1
+    gaps = [line["eval/logps/chosen"] - line["eval/logps/rejected"] for line in (first, last)]
+    assert gaps[1] > gaps[0]
     for line in lines[1:]:
         assert line["rewards/margins"] == pytest.approx(line["rewards/chosen"] - line["rewards/rejected"])
-    model = AutoModelForCausalLM.from_pretrained(whole / "run" / "model")
+    model = AutoModelForCausalLM.from_pretrained(run / "model")
     assert model.config.vocab_size == len(chat_tokenizer())
-
-
-def test_a_killed_run_on_rows_is_resumed_to_the_same_bits_without_asking_the_reference_again(whole: Path) -> None:
-    folder = place(whole.parent / "killed")
-    ended = command("dpo", "recipe.yaml", folder=folder, accident=Accident(moment="open metrics.jsonl 6"))
-    assert ended.code == -9, ended.err
-    resumed = command("dpo", "--resume", "run", folder=folder)
-    assert resumed.code == 0, resumed.err
-    assert contents(folder / "run") == contents(whole / "run")
-    kept = sorted((whole / "run" / "checkpoints").iterdir())[-1] / "reference_logprobs.safetensors"
-    assert kept.is_file()
-
-
-def test_other_pairs_are_refused_when_a_run_goes_on(whole: Path) -> None:
-    folder = place(whole.parent / "killed")  # finished by the test above, or new
-    if not (folder / "run").exists():
-        assert command("dpo", "recipe.yaml", folder=folder).code == 0
-    with (folder / "pairs.jsonl").open("a") as rows:
-        rows.write(json.dumps(ROWS[0]) + "\n")
-    refused = command("dpo", "--resume", "run", folder=folder)
-    assert refused.code == 2
-    assert "task.path = pairs.jsonl has changed since the run began" in refused.err
-
-
-def test_a_dry_run_shows_plan_and_pairs_and_makes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(place(tmp_path / "place"))
-    flags = ["--dpo.loss", "ipo", "--dpo.label-smoothing", "0.1", "--dpo.nll-weight", "0.2", "--dpo.reference", "live"]
-    assert main(["dpo", "recipe.yaml", "--dry-run", *flags]) == 0
-    out = capsys.readouterr().out
-    assert "loss       ipo, beta 0.1, 0.1 of the labels taken to be wrong, log-probs per token, 0.2 × -log π" in out
-    assert "reference  the policy at the beginning, asked for each batch" in out
-    assert "--- chosen, " in out
-    assert "time       about" in out
-    assert not Path("run").exists()
-    assert main(["plan", "recipe.yaml"]) == 0
-    assert main(["config", "recipe.yaml"]) == 0
-    assert "length_normalized: false" in capsys.readouterr().out
 
 
 # Rounds
@@ -226,32 +146,6 @@ def test_from_python_rows_rewards_and_policy_are_objects(tmp_path: Path) -> None
         posttrain.train_dpo(config, resume=True)
 
 
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"dpo": {"rounds": 2}, "run": {"num_steps": 7}}, r"rounds × dpo.steps_per_round = 16 updates"),
-        ({"dpo": {"rounds": 2, "num_epochs": 3}}, "dpo.num_epochs = 3.0 is for rows"),
-        ({"dpo": {"rounds": 2}, "rollout": {"prompts_per_step": 8}}, "dpo.prompts_per_round"),
-        ({"dpo": {"prompts_per_round": 8}}, "dpo.prompts_per_round = 8 is of rounds"),
-        ({"rewards": ["graded_format"]}, "rewards: is for rounds"),
-        ({"rollout": {"group_size": 4}}, "rollout: is for rounds"),
-        ({"task": {"name": "countdown"}}, "rows with the columns chosen and rejected"),
-        ({"task": {"name": "dataset", "prefill": "<think>"}}, "task.prefill = <think> is for prompts that are sampled"),
-        ({"run": {"num_steps": 7}}, "run.num_steps = 7 and dpo.num_epochs = 1 both say when"),
-        ({"run": {"early_stop_evaluations": 2}}, "run.early_stop_evaluations = 2"),
-        ({"run": {"token_limit": 10}}, "run.token_limit = 10 stops runs of `posttrain rl` only"),
-        ({"dpo": {"loss": "kto"}}, "loss"),
-    ],
-)
-def test_what_does_not_go_together_is_refused_with_a_remedy(sections: dict[str, Any], message: str) -> None:
-    base: dict[str, Any] = {"task": {"name": "dataset"}}
-    with pytest.raises(UserError, match=message):
-        posttrain.load_recipe(kind=DpoConfig, **{**base, **sections})
-
-
 def test_without_rounds_a_task_of_ones_own_is_refused_before_it_is_imported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,30 +171,6 @@ def test_a_recipe_with_the_section_dpo_is_of_this_kind_and_says_all_when_it_is_w
     assert config.dpo.length_normalized is True
     assert config.dpo.learning_rate == 1e-5  # ten times that of a whole model
     assert "length_normalized: true" in posttrain.as_recipe(config)
-
-
-class Ends(posttrain.Watcher):
-    """After the first step."""
-
-    def on_step(self, report: StepReport) -> None:
-        self.stopping = True
-
-
-def test_a_run_that_a_watcher_ends_is_measured_as_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_tiny_model(tmp_path / "model")
-    rows = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(40)]
-    config = posttrain.load_recipe(
-        kind=DpoConfig,
-        model={"path": "model"},
-        task={"name": "dataset", "held_out_share": 0.25},
-        dpo={"num_epochs": None, "pairs_per_batch": 2, "learning_rate": 1e-2},
-        run={"folder": "dpo", "num_steps": 9, "threads": 1},
-    )
-    run = posttrain.train_dpo(config, rows=rows, watchers=[Ends()])
-    assert run.summary["steps"] == 1
-    before, after = (cast(dict[str, float], run.summary[when]) for when in ("before", "after"))
-    assert after["loss"] != before["loss"]
 
 
 @pytest.mark.parametrize("changed", ["answers", "fewer"])

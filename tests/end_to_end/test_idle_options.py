@@ -17,7 +17,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from posttrain.cli import COMMANDS, main
-from posttrain.commands import arguments
+from posttrain.commands import arguments, training_runs
 from posttrain.errors import UserError
 from tests.support.option_reads import leaves, recorded_reads
 from tests.support.pictures import save_blank
@@ -166,7 +166,7 @@ def test_every_command_has_a_run_here_or_a_reason() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_reads_its_switches(command: str) -> None:
     module = module_of(command)
-    source = getsource(module) + getsource(arguments.SplitArguments)  # which knows of --trust-code
+    source = "".join(map(getsource, (module, training_runs, arguments.SplitArguments)))  # which knows of --trust-code
     for switch in fields(module.PROGRAM.switches) if "PROGRAM" in vars(module) else ():
         named = rf'"{switch.name}"|switches\.{switch.name}\b|--{switch.name}\b'
         assert re.search(named, source), f"{command} does not read --{switch.name}"

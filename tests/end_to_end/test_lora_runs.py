@@ -12,10 +12,8 @@ from safetensors.torch import load_file
 import posttrain
 from posttrain.cli import main
 from posttrain.config import Config
-from posttrain.config.dpo import DpoConfig
+from posttrain.config.fit_configs import DpoConfig, RewardModelConfig, SftConfig
 from posttrain.config.kinds import OPTIMIZER_SECTIONS, resolved_config
-from posttrain.config.reward_model import RewardModelConfig
-from posttrain.config.sections import SftConfig
 from posttrain.errors import RunError, UserError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import is_4_bit

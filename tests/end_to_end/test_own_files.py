@@ -347,11 +347,6 @@ AT_THE_RUN = {
         "task: mine.py:Bare lacks held_out, longest_prompts, probes, prompts",
     ),
     "a rule of the task": ({"task": {"path": "mine.py:Letters", "size": 0}}, "task: size = 0: use >= 1"),
-    "a wrong option": (
-        {"task": {"path": "mine.py:Letters", "sise": 0}},
-        "task.sise: no such field.  Did you mean `size`",
-    ),
-    "a missing function": ({"algorithm": "mine.py:sings"}, "mine.py has no function `sings`.  Did you mean `signs`?"),
 }
 
 

@@ -27,6 +27,7 @@ from posttrain.training.actor_critic.critic import Critic
 from posttrain.training.actor_critic.critic_folder import save_critic
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.optimizer import OwnOptimizer
+from posttrain.training.session import trained_by_reward
 from posttrain.training.update import Observations, micro_loss
 from tests.support.adapted import adapted_policy
 from tests.support.model_folders import small_folder
@@ -273,9 +274,10 @@ def test_the_critic_is_alone_for_so_many_steps_at_most() -> None:
 
 
 def saved(learner: Learner) -> Checkpoint:
-    state = {"optimizer": learner.optimizer_state(), **learner.frozen, **learner.state()}
-    tensors = {stem: {name: each.clone() for name, each in named.items()} for stem, named in learner.tensors().items()}
-    return Checkpoint(step=2, path=Path("step-2"), tensors=tensors, state=state, made_with={})
+    trained = trained_by_reward(learner)
+    trained.run.num_updates = learner.num_updates
+    tensors = {stem: {name: each.clone() for name, each in named.items()} for stem, named in trained.tensors().items()}
+    return Checkpoint(step=2, path=Path("step-2"), tensors=tensors, state=trained.state(), made_with={})
 
 
 LASTING = {
@@ -295,7 +297,7 @@ def test_a_restored_learner_takes_the_step_that_the_saved_one_took_bit_for_bit(t
     checkpoint = saved(first.learner)
     checkpoint = replace(checkpoint, state=json.loads(json.dumps(checkpoint.state)))
     second = stages_with(config, critic_reward)
-    second.learner.restore(checkpoint, num_updates=first.learner.num_updates)
+    trained_by_reward(second.learner).restore(checkpoint)
     assert (
         second.learner.actor_critic_state
         == first.learner.actor_critic_state
@@ -303,7 +305,7 @@ def test_a_restored_learner_takes_the_step_that_the_saved_one_took_bit_for_bit(t
     )
     for stages in (first, second):
         stages.learn(stages.credited(3))
-    theirs, ours = first.learner.tensors(), second.learner.tensors()
+    theirs, ours = (trained_by_reward(each.learner).tensors() for each in (first, second))
     for stem, named in theirs.items():
         assert all(torch.equal(ours[stem][name], tensor) for name, tensor in named.items()), stem
     assert first.learner.actor_critic_state == second.learner.actor_critic_state

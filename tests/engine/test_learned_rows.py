@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from posttrain.config import SftConfig, load_recipe
 from posttrain.errors import UserError
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
-from posttrain.training.sft.learned_rows import GivenRows, RowExamples, row_examples
-from posttrain.training.sft.sft_report import marked
+from posttrain.tasks.row_files.rows import GivenRows
+from posttrain.training.fit.fit_report import marked
+from posttrain.training.sft.learned_rows import RowExamples, row_examples
 from tests.support.conversations import THOUGHTLESS, chat_tokenizer, turns
 
 ALL = DatasetOptions(held_out_share=0)
@@ -289,36 +289,6 @@ def test_equal_prompts_stay_on_one_side_whatever_is_said_to_them(tmp_path: Path)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
     given = examples(rows, task=DatasetOptions(held_out_path=str(file)))
     assert (len(given.trained), len(given.apart)) == (45, 5)
-
-
-@pytest.mark.parametrize(
-    ("sections", "says"),
-    [
-        ({"sft": {"split_turns": True, "loss_on": "all"}}, "split_turns = true .* loss_on = all learns"),
-        ({"sft": {"num_epochs": 1}, "run": {"num_steps": 7}}, "run.num_steps = 7 and sft.num_epochs = 1 both"),
-        ({"sft": {"num_demonstrations": 3}}, "sft.num_demonstrations = 3 is for demonstrations"),
-        ({"sft": {"eval_size": 3}}, "sft.eval_size = 3 is for demonstrations; of rows use task.held_out_size"),
-        ({"demonstrator": {"max_tries": 1}}, "demonstrator: nothing is demonstrated"),
-        ({"task": {"name": "dataset", "prefill": "<think>"}}, "task.prefill = <think> .* rows hold whole answers"),
-        (
-            {"task": {"name": "dataset", "last_assistant_message": "drop"}},
-            "task.last_assistant_message = drop is for prompts that are sampled from",
-        ),
-        ({"task": {"name": "dataset", "over_long": "skip"}}, "task.over_long = skip .* says sft.max_length"),
-        ({"task": {"name": "dataset", "max_prompt_tokens": 9}}, "task.max_prompt_tokens = 9 is for prompts"),
-        (
-            {"task": {"name": "dataset", "sources": [{"path": "a.jsonl", "weight": 2}]}},
-            "task.sources: an epoch has each row once, so that weights say nothing",
-        ),
-        ({"task": {"name": "programs"}}, "task.name = programs: what is learned are rows"),
-        ({"task": {"name": "countdown"}, "sft": {"long_rows": "cut"}}, "sft.long_rows = cut is for rows"),
-        ({"model": {"hidden_size": 8, "path": "x"}}, "model.hidden_size: no such field"),
-        ({"model": {"hidden_size": 8, "dtype": "bfloat16"}}, "model.dtype: no such field"),
-    ],
-)
-def test_options_that_contradict_each_other_are_told(sections: Mapping[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        load_recipe(kind=SftConfig, **{"task": {"name": "dataset"}, **sections})
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from posttrain.options.training import UpdateOptions
 from posttrain.runs import checkpoint
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.optimizer import OwnOptimizer
+from posttrain.training.session import trained_by_reward
 from tests.support.stages import Stages, stages_with
 from tests.support.tiny import tiny_policy
 
@@ -29,7 +30,8 @@ def trained(algorithm: Mapping[str, object], folder: Path) -> Stages:
 
 def saved(learner: Learner, folder: Path) -> None:
     folder.mkdir()
-    checkpoint.save(folder / "checkpoints", 1, learner.tensors(), {"optimizer": learner.optimizer_state()})
+    trained = trained_by_reward(learner)
+    checkpoint.save(folder / "checkpoints", 1, trained.tensors(), trained.state())
 
 
 def moments(learner: Learner, module: str) -> list[Tensor]:

@@ -13,7 +13,9 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.tensor_state import like
 from posttrain.training.learner import Learner
 from posttrain.training.reference import FrozenCopy
-from posttrain.training.state import RunState, TrainedByReward
+from posttrain.training.session import trained_by_reward
+from posttrain.training.sft.sft_run import SftState
+from posttrain.training.trained import RunState, Trained
 from tests.support.stages import Stages, stages_with
 from tests.support.tiny import tiny_policy, weights
 
@@ -27,7 +29,7 @@ def stages_of(refresh_every: int) -> Stages:
     return replace(made, learner=Learner(made.policy, made.learner.algorithm, settings))
 
 
-def saved_by(trained: TrainedByReward, folder: RunFolder) -> None:
+def saved_by(trained: Trained[RunState], folder: RunFolder) -> None:
     """As a run saves a step."""
     options = HarnessOptions(run=RunOptions(), checkpoint=CheckpointOptions(keep_last=2, keep_best=False))
     Harness(folder, trained, options).save(score=0.5)
@@ -43,7 +45,7 @@ def test_nothing_has_happened_at_first() -> None:
 @pytest.mark.parametrize("refresh_every", [0, 2])
 def test_a_saved_run_goes_on_from_its_weights_momentum_counts_and_reference(tmp_path: Path, refresh_every: int) -> None:
     stages = stages_of(refresh_every)
-    trained = TrainedByReward(stages.learner)
+    trained = trained_by_reward(stages.learner)
     with RunFolder.create(tmp_path / "run", "") as folder:
         for step in (1, 2, 3):
             stages.learn(stages.credited(step))
@@ -55,7 +57,7 @@ def test_a_saved_run_goes_on_from_its_weights_momentum_counts_and_reference(tmp_
     # A reference that never changes is the model that training started from: no need to save it.
     assert ("reference" in saved.tensors) == bool(refresh_every)
     again = stages_of(refresh_every)
-    resumed = TrainedByReward(again.learner)
+    resumed = trained_by_reward(again.learner)
     resumed.restore(saved)
     assert resumed.run == trained.run
     assert (resumed.step, again.learner.num_updates) == (3, 3)
@@ -75,7 +77,7 @@ def test_without_a_reference_none_is_saved(tmp_path: Path) -> None:
     stages = stages_of(2)
     stages.learner.reference = None
     with RunFolder.create(tmp_path / "run", "") as folder:
-        saved_by(TrainedByReward(stages.learner), folder)
+        saved_by(trained_by_reward(stages.learner), folder)
         saved = load_latest(folder.checkpoints)
     assert saved is not None
     assert set(saved.tensors) == {"policy", "optimizer"}
@@ -96,8 +98,16 @@ def test_patience_is_counted_from_the_last_evaluation_that_beat_all_before() -> 
 
 
 def test_the_seconds_of_stages_add_up_whichever_a_step_has() -> None:
-    trained = TrainedByReward(stages_with(WITH_KL).learner)
+    trained = trained_by_reward(stages_with(WITH_KL).learner)
     trained.add_seconds({"rollout": 2.0, "update": 0.5})
     trained.add_seconds({"rollout": 3.0, "grade": 0.25})
     assert trained.run.seconds == {"rollout": 5.0, "update": 0.5, "grade": 0.25}
     assert trained.seconds == 5.75
+
+
+def test_the_seconds_of_an_earlier_version_s_supervised_run_are_those_of_its_updates() -> None:
+    state = SftState()
+    state.restore({"step": 3, "next_example": 12, "seconds": 1.5, "best_eval_loss": 2.0})
+    state.add_seconds({"update": 0.5, "evaluate": 1.0})
+    assert (state.step, state.first, state.best_eval_loss) == (3, 12, 2.0)
+    assert state.seconds == {"update": 2.0, "evaluate": 1.0}

@@ -24,7 +24,8 @@ from posttrain.options.pairs import PairOptions
 from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Preference
 from posttrain.rewards.model import RewardModel
-from posttrain.tasks.preference_set import GivenPairs, preference_set
+from posttrain.tasks.preference_set import preference_set
+from posttrain.tasks.row_files.rows import GivenRows
 from posttrain.training.distillation.teacher import teacher_of
 from posttrain.training.reference import named_reference
 from posttrain.training.reward_model.pair_scores import pair_scores
@@ -51,7 +52,7 @@ def pairs_for(policy: Policy, rows: list[dict[str, Any]], **options: object) -> 
     renderer = TokenizerRenderer(policy.tokenizer, template_options=options)
     masking = Masking(renderer=renderer, stop_ids=policy.stop_ids)
     task = DatasetOptions(held_out_share=0)
-    found = preference_set(masking, task, PairOptions(), longest=160, seed=0, given=GivenPairs(rows=rows))
+    found = preference_set(masking, task, PairOptions(), longest=160, seed=0, given=GivenRows(rows=rows))
     return [*found.training]
 
 

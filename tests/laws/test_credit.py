@@ -23,7 +23,7 @@ from posttrain.runs.clock import Clock
 from posttrain.training.learner import CreditedStep
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.rl import step_report
-from posttrain.training.state import RunState
+from posttrain.training.trained import RunState
 from tests.support.stages import Stages, even_tokens, stages_with
 from tests.support.tiny import BY_REWARD, gradient_of_update, plain_logprobs, relative_distance, tiny_policy
 

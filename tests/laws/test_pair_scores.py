@@ -13,9 +13,11 @@ from posttrain.models.classifiers.heads import TextScorer, new_scorer
 from posttrain.models.forward import PlainForward
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference, Prompt
-from posttrain.training.pairs.pair_microbatches import pair_microbatches
+from posttrain.tasks.preference_set import PreferenceSet
+from posttrain.training.fit.fit import learn
+from posttrain.training.fit.pair_microbatches import pair_microbatches
 from posttrain.training.reward_model.pair_scores import accumulate_pairs, pair_scores, read_lengths
-from posttrain.training.reward_model.reward_state import TrainedByPreferences
+from tests.support.pairs import reward_session
 from tests.support.tiny import through_its_own_forward, tiny_policy
 
 FAMILIES = ("qwen3", "gpt2")
@@ -140,9 +142,10 @@ def test_a_score_that_is_no_number_stops_with_the_pair_that_it_is_of(with_gradie
 
 
 def test_a_step_counts_its_pairs_and_the_head_has_its_multiple_of_the_rate() -> None:
-    trained = TrainedByPreferences(scorer("qwen3"), RewardTrainingOptions(learning_rate=1e-3, head_rate_scale=7.0))
-    trained.learn(PAIRS[:2], 1, 10)
-    trained.learn(PAIRS[:1], 2, 10)
-    assert trained.run.next_pair == 3, "the next batch begins behind the last"
-    rates = {group["module"]: group["lr"] for group in trained.optimizer.param_groups}
+    options = RewardTrainingOptions(learning_rate=1e-3, head_rate_scale=7.0, pairs_per_batch=2, num_epochs=None)
+    session = reward_session(scorer("qwen3"), options, PreferenceSet(seed=0, training=PAIRS[:3], held_out=[]))
+    for step in (1, 2):
+        learn(session, step)
+    assert session.trained.run.first == 3, "the next batch begins behind the last"
+    rates = {group["module"]: group["lr"] for group in session.trained.optimizer.param_groups}
     assert rates["head"] == pytest.approx(7 * rates["policy"])

@@ -11,19 +11,22 @@ from posttrain.algorithms.preference_losses import OfPairs, PairObjective, ipo
 from posttrain.errors import RunError
 from posttrain.models.policy import Policy
 from posttrain.options.dpo import DpoOptions
+from posttrain.records import Preference
 from posttrain.tasks.preference_set import PreferenceSet
-from posttrain.training.dpo.dpo_state import TrainedOnPairs
-from posttrain.training.dpo.pair_reference import PairReference
+from posttrain.training.dpo.dpo_objective import DpoObjective
 from posttrain.training.dpo.pair_update import (
+    PairReference,
     accumulate,
     logprobs_without_gradient,
     predicting_lengths,
     said_lengths,
 )
-from posttrain.training.pairs.pair_microbatches import pair_microbatches
+from posttrain.training.fit.fit import learn
+from posttrain.training.fit.fit_session import FitSession
+from posttrain.training.fit.pair_microbatches import pair_microbatches
 from posttrain.training.reference import EarlierAdapter, FrozenCopy
 from tests.support.adapted import adapted_policy, fill
-from tests.support.pairs import one_row_at_a_time, some_pairs
+from tests.support.pairs import dpo_session, one_row_at_a_time, rounds_session, some_pairs
 from tests.support.tiny import flat_gradient, relative_distance, through_its_own_forward, tiny_policy, twin
 
 PAIRS = some_pairs(weights=[1.0, 2.0, 0.5, 1.0, 3.0])
@@ -141,12 +144,15 @@ def test_a_loss_that_is_no_number_names_its_pair_before_any_gradient() -> None:
 # The reference
 
 
-def run_of(policy: Policy, **options: object) -> TrainedOnPairs:
+def run_of(policy: Policy, **options: object) -> FitSession[Preference]:
     """A run on the pairs, of steps of six pairs at a high rate."""
     given = DpoOptions(learning_rate=0.05, num_epochs=None, max_grad_norm=float("inf"), **options)
-    trained = TrainedOnPairs(policy, given, PreferenceSet(seed=0, training=PAIRS, held_out=PAIRS[:2]))
-    trained.begin_rows()
-    return trained
+    return dpo_session(policy, given, PreferenceSet(seed=0, training=PAIRS, held_out=PAIRS[:2]))
+
+
+def objective_of(session: FitSession[Preference]) -> DpoObjective:
+    assert isinstance(session.objective, DpoObjective)
+    return session.objective
 
 
 @pytest.mark.parametrize("kind", ["live", "precomputed"])
@@ -155,10 +161,10 @@ def test_the_reference_is_the_policy_that_training_started_from(make: object, ki
     policy, then = make(), logprobs_without_gradient(make(), PAIRS, 1000)
     trained = run_of(policy, reference=kind)
     for step in range(1, 4):
-        metrics = trained.learn(step, 3)
+        _, metrics = learn(trained, step)
     now = logprobs_without_gradient(policy, PAIRS, 1000)
     assert (now.chosen - then.chosen).abs().max() > 0.1
-    found = trained.reference.logprobs("training", range(len(PAIRS)), PAIRS)
+    found = objective_of(trained).reference.logprobs("training", range(len(PAIRS)), PAIRS)
     torch.testing.assert_close(torch.stack(found), torch.stack(then), rtol=0, atol=2e-5)
     assert metrics["pairs/margin"] > 0.1
     assert metrics["pairs/accuracy"] == 1
@@ -173,7 +179,7 @@ def test_what_keeps_a_copy_and_what_does_not() -> None:
     rounds = DpoOptions(reference="precomputed", rounds=2)
     assert isinstance(PairReference(tiny_policy(), rounds).reference, FrozenCopy)
     assert PairReference(tiny_policy(), replace(rounds, refresh_reference=True)).reference is None
-    saved = TrainedOnPairs(tiny_policy(), DpoOptions(), pairs).tensors()
+    saved = dpo_session(tiny_policy(), DpoOptions(num_epochs=None), pairs).trained.tensors()
     assert "reference" not in saved, "the model of the recipe is no part of a checkpoint"
 
 
@@ -188,8 +194,8 @@ def test_trap_4_an_adapter_that_is_not_switched_off_leaves_no_margin_to_learn_fr
 
     def margins() -> list[float]:
         trained = run_of(adapted_policy(filled=False))
-        assert isinstance(trained.reference.reference, EarlierAdapter)
-        return [trained.learn(step, 4)["pairs/margin"] for step in range(1, 5)]
+        assert isinstance(objective_of(trained).reference.reference, EarlierAdapter)
+        return [learn(trained, step)[1]["pairs/margin"] for step in range(1, 5)]
 
     ours = margins()
     assert ours[0] == 0
@@ -199,31 +205,31 @@ def test_trap_4_an_adapter_that_is_not_switched_off_leaves_no_margin_to_learn_fr
 
 
 def test_precomputed_log_probs_come_back_from_a_checkpoint_to_the_bit() -> None:
-    trained = run_of(tiny_policy(dtype=torch.float32), reference="precomputed")
-    saved = {name: dict(tensors) for name, tensors in trained.reference.tensors().items()}
+    first = objective_of(run_of(tiny_policy(dtype=torch.float32), reference="precomputed"))
+    saved = {name: dict(tensors) for name, tensors in first.reference.tensors().items()}
     assert {*saved["reference_logprobs"]} == {
         "training.chosen",
         "training.rejected",
         "held_out.chosen",
         "held_out.rejected",
     }
-    again = PairReference(tiny_policy(seed=3), trained.options)
+    again = PairReference(tiny_policy(seed=3), first.options)
     again.restore(saved)
     for name in ("training", "held_out"):
-        assert all(torch.equal(a, b) for a, b in zip(again.kept[name], trained.reference.kept[name], strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(again.kept[name], first.reference.kept[name], strict=True))
 
 
 def test_a_refreshed_reference_is_the_policy_that_the_round_begins_with() -> None:
     policy = adapted_policy(filled=False)
     options = DpoOptions(learning_rate=0.05, rounds=3, refresh_reference=True, pairs_per_batch=8)
-    trained = TrainedOnPairs(policy, options, PreferenceSet(seed=0, training=[], held_out=[]))
-    trained.begin_round(1, PAIRS)
-    assert trained.learn(1, 6)["pairs/margin"] == 0
-    assert trained.learn(2, 6)["pairs/margin"] > 0
+    trained, rounds = rounds_session(policy, options)
+    rounds.begin_round(1, PAIRS)
+    assert learn(trained, 1)[1]["pairs/margin"] == 0
+    assert learn(trained, 2)[1]["pairs/margin"] > 0
     fill(policy.model, seed=8)
-    trained.begin_round(2, PAIRS)
-    assert trained.learn(3, 6)["pairs/margin"] == 0
-    then = {name: dict(tensors) for name, tensors in trained.tensors().items()}
+    rounds.begin_round(2, PAIRS)
+    assert learn(trained, 3)[1]["pairs/margin"] == 0
+    then = {name: dict(tensors) for name, tensors in trained.trained.tensors().items()}
     assert {*then} == {"policy", "optimizer", "reference", "pairs"}
 
 
@@ -231,28 +237,26 @@ def test_a_reference_that_is_not_refreshed_is_the_first_policy_in_every_round() 
     policy = adapted_policy(filled=False)
     first = torch.stack(logprobs_without_gradient(policy, PAIRS, 1000))
     options = DpoOptions(learning_rate=0.05, rounds=3, pairs_per_batch=8)
-    trained = TrainedOnPairs(policy, options, PreferenceSet(seed=0, training=[], held_out=[]))
+    trained, rounds = rounds_session(policy, options)
     for number in (1, 2):
-        trained.begin_round(number, PAIRS)
-        trained.learn(number, 6)
-        found = torch.stack(trained.reference.logprobs("training", range(len(PAIRS)), PAIRS))
+        rounds.begin_round(number, PAIRS)
+        learn(trained, number)
+        found = torch.stack(rounds.reference.logprobs("training", range(len(PAIRS)), PAIRS))
         torch.testing.assert_close(found, first, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("loss", "per_token"), [("ipo", True), ("sigmoid", False), ("hinge", False)])
 def test_only_ipo_compares_means_per_token_by_default(loss: str, per_token: bool) -> None:
-    assert run_of(tiny_policy(), loss=loss).objective.length_normalized == per_token
+    assert objective_of(run_of(tiny_policy(), loss=loss)).loss.length_normalized == per_token
     asked = run_of(tiny_policy(), loss=loss, length_normalized=not per_token)
-    assert asked.objective.length_normalized != per_token
+    assert objective_of(asked).loss.length_normalized != per_token
 
 
 def test_a_round_without_pairs_takes_no_step_and_moves_no_weight() -> None:
     policy = tiny_policy()
     before = [each.clone() for each in policy.model.parameters()]
-    trained = TrainedOnPairs(
-        policy, DpoOptions(learning_rate=0.1, rounds=1), PreferenceSet(seed=0, training=[], held_out=[])
-    )
-    trained.begin_round(1, [])
-    assert trained.learn(1, 8) == {"num_pairs": 0, "learning_rate": 0.1}
-    assert trained.step == 1
+    trained, rounds = rounds_session(policy, DpoOptions(learning_rate=0.1, rounds=1))
+    rounds.begin_round(1, [])
+    assert learn(trained, 1)[1] == {"num_pairs": 0, "learning_rate": 0.1}
+    assert trained.trained.step == 1
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))

@@ -29,10 +29,10 @@ from transformers import (
 
 from posttrain.runs.reports import StepReport
 from posttrain.tasks.preference_set import PreferenceSet
-from posttrain.training.dpo.dpo_state import TrainedOnPairs
-from posttrain.training.reward_model.reward_state import TrainedByPreferences
+from posttrain.training.fit.fit import learn
 from posttrain.trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
 from posttrain.trl.configs.batch_arithmetic import run_length
+from tests.support.pairs import dpo_session, reward_session
 from tests.support.tiny import relative_distance
 
 TRL = json.loads((Path(__file__).parents[1] / "data" / "trl_pair_parity.json").read_text(encoding="utf-8"))
@@ -150,21 +150,16 @@ def outcome(name: str) -> Outcome:
     options = trainer.options(run_length(trainer.args, len(rows)))
     pairs = PreferenceSet(seed=0, training=trainer.pairs(rows, options), held_out=[])
     logs = []
+    made = {"num_steps": 2, "optimizer": trainer.own_optimizer}
     if isinstance(trainer, DPOTrainer):
-        trained = TrainedOnPairs(
-            trainer.policy, options, pairs, reference=trainer.reference, optimizer=trainer.own_optimizer
-        )
-        trained.begin_rows()
+        session = dpo_session(trainer.policy, options, pairs, reference=trainer.reference, **made)
         if trainer.reference is None:
             trainer._keep_first_policy()
-        for step in (1, 2):
-            metrics = trained.learn(step, 2)
-            logs.append(logged(trainer, StepReport(step=step, metrics=metrics, pairs=trained.learned)))
     else:
-        of_rewards = TrainedByPreferences(trainer.scorer, options, optimizer=trainer.own_optimizer)
-        for step in (1, 2):
-            metrics = of_rewards.learn(pairs.batch(of_rewards.run.next_pair, options), step, 2)
-            logs.append(logged(trainer, StepReport(step=step, metrics=metrics)))
+        session = reward_session(trainer.scorer, options, pairs, **made)
+    for step in (1, 2):
+        batch, metrics = learn(session, step)
+        logs.append(logged(trainer, StepReport(step=step, metrics=metrics, pairs=batch)))
     weights = {parameter: each.detach().clone() for parameter, each in sgd.trained.items()}
     evaluated = {key.removeprefix("eval_"): value for key, value in trainer.evaluate().items()}
     return Outcome(logs=logs, gradients=sgd.gradients, weights=weights, evaluated=evaluated)

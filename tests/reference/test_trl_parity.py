@@ -19,7 +19,7 @@ from posttrain.training.collector import no_journal
 from posttrain.training.session import open_session
 from posttrain.training.update_metrics import update_metrics
 from posttrain.trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
-from posttrain.trl.log_entries import Logged, Trained, logged_by, token_entry
+from posttrain.trl.log_entries import Logged, TrainedCounts, logged_by, token_entry
 from tests.support import trl_numbers
 from tests.support.tiny import relative_distance
 from tests.support.trl_numbers import CASES, GIVEN, GROUP_SIZE
@@ -140,7 +140,7 @@ def test_logged_metrics_are_those_of_trl(name) -> None:
     made = outcome(name)
     assert any("clip" in metric for metric in CASES[name]["updates"][0]["metrics"])
     for ours, kl, update in zip(made.metrics, made.kls, CASES[name]["updates"], strict=True):
-        trained = Trained(tokens=ours["tokens/trained"], completions=ours["completions/trained"])
+        trained = TrainedCounts(tokens=ours["tokens/trained"], completions=ours["completions/trained"])
         share = made.logged.trained_share(trained, groups=made.groups)
         entry = token_entry(ours, made.logged, trained_share=share) | ({} if kl is None else {"kl": kl})
         for metric, value in update["metrics"].items():

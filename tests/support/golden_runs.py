@@ -31,14 +31,16 @@ from posttrain.options.training import (
 )
 from posttrain.records import Group, Prompt
 from posttrain.rewards.grading.function import reward_function
+from posttrain.runs.harness import Harness
 from posttrain.runs.run_folder import RunFolder
-from posttrain.runs.run_inputs import RunInputs
-from posttrain.runs.threads import claim_threads
 from posttrain.tasks.base import Probe, Reading, Task
 from posttrain.tasks.countdown_task import CountdownTask
 from posttrain.training import rl
-from posttrain.training.sft import sft_run
+from posttrain.training.caller.caller_objects import StartOptions
+from posttrain.training.fit.fit import fit, harness_options
+from posttrain.training.fit.fit_session import FitSession
 from posttrain.training.sft.demonstration_set import CountdownDemonstrations, DemonstrationSet
+from posttrain.training.sft.sft_run import SftObjective
 from tests.support import tiny
 from tests.support.tiny import some_prompts, tiny_policy, tokenizer
 
@@ -170,17 +172,15 @@ def supervised_run(folder: Path) -> dict[str, Any]:
         ),
         run=RunOptions(folder=str(folder), num_steps=4, threads=1),
     )
-    session = sft_run.SftSession(
+    session = FitSession(
         config=recipe,
-        policy=policy,
         model_name="tiny",
         source=demonstrations,
-        held_out=demonstrations.held_out(recipe.sft),
-        num_steps=4,
-        inputs=RunInputs(),
+        objective=SftObjective(recipe, policy, demonstrations.held_out(recipe.sft)),
     )
-    options = sft_run.sft_harness_options(session)
-    sft_run.fit(session, RunFolder.create(folder, "{}"), claim_threads(1), options)
+    with Harness(RunFolder.create(folder, "{}"), session.trained, harness_options(session, StartOptions())) as harness:
+        harness.start([])
+        fit(session, harness)
     summary = json.loads((folder / "summary.json").read_text())
     kept = {key: summary[key] for key in ("eval_loss", "best_eval_loss", "tokens", "examples")}
     return {**kept, "metrics": metrics(folder), "weights": checksum(policy.model)}

@@ -17,6 +17,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from posttrain.algorithms.table import build_algorithm
+from posttrain.config import SftConfig
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters.adaptable import add_adapter
 from posttrain.models.loading.new_model import new_tokenizer
@@ -30,8 +31,10 @@ from posttrain.runs.clock import Clock
 from posttrain.runs.summary import peak_memory_bytes
 from posttrain.tasks.base import Task
 from posttrain.training.collector import Collector, CollectorSettings, no_journal
+from posttrain.training.fit.fit import learn
+from posttrain.training.fit.fit_session import FitSession
 from posttrain.training.learner import Learner, LearnerSettings
-from posttrain.training.sft.sft_state import TrainedBySupervision
+from posttrain.training.sft.sft_run import SftObjective
 from tests.support.stages import even_tokens
 
 PROMPT_TOKENS = 32
@@ -77,15 +80,31 @@ def held_more(shape: dict) -> int:
 def learn_rows(policy: Policy, options: dict) -> None:
     """Two updates on rows of one length, all of which is learned."""
     sft = SftOptions(**options)
-    trained = TrainedBySupervision(policy, sft, seed=0)
     length = sft.max_length or 0
+
+    class Rows:
+        """A source of random rows."""
+
+        def batch(self, first: int, options: SftOptions) -> list[Example]:
+            rows = [
+                [(7 * (first + row) + place) % 300 + 20 for place in range(length)]
+                for row in range(options.tokens_per_batch // length)
+            ]
+            return [Example(tuple(row), (False, *[True] * (length - 1))) for row in rows]
+
+        def num_steps(self, options: SftOptions) -> int:
+            return 2
+
+        def described(self) -> list[str]:
+            return []
+
+        def summary(self) -> dict[str, object]:
+            return {}
+
+    config = SftConfig(sft=sft)
+    session = FitSession(config=config, model_name="", source=Rows(), objective=SftObjective(config, policy, []))
     for step in (1, 2):
-        rows = [
-            [(7 * step + row + place) % 300 + 20 for place in range(length)]
-            for row in range(sft.tokens_per_batch // length)
-        ]
-        batch = [Example(tuple(row), (False, *[True] * (length - 1))) for row in rows]
-        trained.learn(batch, step, 2)
+        learn(session, step)
 
 
 def learn_by_reward(policy: Policy, shape: dict) -> None:

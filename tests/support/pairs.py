@@ -1,14 +1,28 @@
-"""Pairs of random tokens for tiny models, and what their log-probs are one unpadded row at a time."""
+"""Pairs of random tokens for tiny models, sessions that learn them, and their log-probs one unpadded row at a time."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posttrain.algorithms.preference_losses import OfPairs
+from posttrain.config import DpoConfig, RewardModelConfig
+from posttrain.models.classifiers.heads import TextScorer
 from posttrain.models.policy import Policy
+from posttrain.options.dpo import DpoOptions
+from posttrain.options.reward_training import RewardTrainingOptions
+from posttrain.options.training import RunOptions
 from posttrain.records import Preference, Prompt
+from posttrain.tasks.preference_set import PreferenceSet
+from posttrain.training.dpo.dpo_objective import DpoObjective
+from posttrain.training.dpo.round_pairs import RoundPairs
+from posttrain.training.fit.fit_session import FitSession
+from posttrain.training.optimizer import OwnOptimizer
+from posttrain.training.reference import Reference
+from posttrain.training.reward_model.reward_run import RewardModelObjective
 from tests.support.tiny import VOCAB, plain_logprobs
 
 SHAPES = ((3, 4, 2), (5, 1, 6), (1, 3, 3), (5, 2, 7), (2, 5, 1))
@@ -48,3 +62,40 @@ def one_row_at_a_time(policy: Policy, pairs: Sequence[Preference]) -> OfPairs:
         torch.stack([of(pair, pair.chosen, pair.chosen_said) for pair in pairs]),
         torch.stack([of(pair, pair.rejected, pair.rejected_said) for pair in pairs]),
     )
+
+
+def dpo_session(
+    policy: Policy,
+    options: DpoOptions,
+    pairs: PreferenceSet,
+    *,
+    num_steps: int = 4,
+    reference: Reference | None = None,
+    optimizer: OwnOptimizer | None = None,
+) -> FitSession[Preference]:
+    """A run by `train_dpo` on these pairs, before its first step."""
+    config = DpoConfig(dpo=options, run=RunOptions(num_steps=num_steps))
+    objective = DpoObjective(config, policy, pairs, reference=reference)
+    objective.keep_reference()
+    return FitSession(config=config, model_name="tiny", source=pairs, objective=objective, own_optimizer=optimizer)
+
+
+def rounds_session(policy: Policy, options: DpoOptions) -> tuple[FitSession[Preference], RoundPairs]:
+    """A run by `train_dpo` in rounds, whose pairs are given to `begin_round` and sampled by nobody."""
+    config = DpoConfig(dpo=options)
+    rounds = RoundPairs(config, cast(Any, SimpleNamespace(policy=policy, model_name="tiny")))
+    return FitSession(config=config, model_name="tiny", source=rounds, objective=rounds), rounds
+
+
+def reward_session(
+    scorer: TextScorer,
+    options: RewardTrainingOptions,
+    pairs: PreferenceSet,
+    *,
+    num_steps: int = 4,
+    optimizer: OwnOptimizer | None = None,
+) -> FitSession[Preference]:
+    """A run by `train_reward_model` on these pairs, before its first step."""
+    config = RewardModelConfig(reward_model=options, run=RunOptions(num_steps=num_steps))
+    objective = RewardModelObjective(config, scorer, pairs)
+    return FitSession(config=config, model_name="tiny", source=pairs, objective=objective, own_optimizer=optimizer)

@@ -1,41 +1,23 @@
 """`posttrain rl`: train a model by reward."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from posttrain.commands.arguments import (
-    INTERRUPTED,
-    TrustSwitch,
-    configured,
-    recipe_layers,
-    require_model,
-    resumed,
-    split_arguments,
-    switch_value,
-)
+from posttrain.commands.arguments import INTERRUPTED
 from posttrain.commands.flags import CommandSpec
+from posttrain.commands.training_runs import TrainingSwitches, run_command
 from posttrain.config import Config
 from posttrain.errors import require
-from posttrain.runs.interruption import stopped_while_loading
 
 
 @dataclass(frozen=True, kw_only=True)
-class RlSwitches(TrustSwitch):
+class RlSwitches(TrainingSwitches):
     """What this command does with the recipe."""
 
-    dry_run: bool = False
-    """Show the plan, with seconds per step from one timed step, and of that step a prompt, an answer and its scores;
-    train nothing."""
     show_prompts: int = 0
     """Show the first so many prompts as the model reads them, and train nothing; with --dry-run also what it answers
     and what that is paid."""
-    resume: str = ""
-    """Continue the run in this folder exactly where its last checkpoint left it."""
-    from_step: int | None = None
-    """With --resume: go on from the checkpoint of this step; what came after it is removed."""
-    accept_changes: bool = False
-    """With --resume: go on although rows, rewards or files have changed since the run began; inputs.json notes it."""
 
 
 PROGRAM = CommandSpec(
@@ -46,34 +28,28 @@ PROGRAM = CommandSpec(
 )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Train, or show what training would be."""
-    given = split_arguments(arguments)
-    folder = switch_value("resume", given)
-    with stopped_while_loading(folder, "rl"):
-        if folder:
-            config, switches = resumed(Config, folder, given, PROGRAM)
-        else:
-            config, switches = configured(Config, recipe_layers(given), given.flags, PROGRAM)
-            require_model(config.model)
-        require(switches.show_prompts >= 0, switches, "show_prompts", "is no number of prompts; use 1 or more")
-        if switches.show_prompts and not switches.dry_run:
-            show_prompts(config, switches.show_prompts)
-            return 0
-        from posttrain.training.rl import show_plan, train
+def act(config: Config, switches: RlSwitches, recipe: str, resume: bool) -> int:
+    """Train, or show prompts or what training would be."""
+    require(switches.show_prompts >= 0, switches, "show_prompts", "is no number of prompts; use 1 or more")
+    if switches.show_prompts and not switches.dry_run:
+        show_prompts(config, switches.show_prompts)
+        return 0
+    from posttrain.training.rl import show_plan, train
 
-        recipe = " ".join(given.positional)
-        if switches.dry_run:
-            show_plan(config, show_prompts=switches.show_prompts or 1, recipe=recipe)
-            return 0
-        run = train(
-            config,
-            resume=bool(folder),
-            from_step=switches.from_step,
-            accept_changes=switches.accept_changes,
-            recipe=recipe,
-        )
-        return INTERRUPTED if run.interrupted else 0
+    if switches.dry_run:
+        show_plan(config, show_prompts=switches.show_prompts or 1, recipe=recipe)
+        return 0
+    run = train(
+        config,
+        resume=resume,
+        from_step=switches.from_step,
+        accept_changes=switches.accept_changes,
+        recipe=recipe,
+    )
+    return INTERRUPTED if run.interrupted else 0
+
+
+main = partial(run_command, Config, PROGRAM, act)
 
 
 def show_prompts(config: Config, count: int) -> None:

@@ -4,10 +4,9 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
 from posttrain.config.collect import CollectConfig
-from posttrain.config.dpo import DpoConfig
+from posttrain.config.fit_configs import DpoConfig, RewardModelConfig, SftConfig
 from posttrain.config.recipe_yaml import to_yaml
-from posttrain.config.reward_model import RewardModelConfig
-from posttrain.config.sections import Config, IrlConfig, SftConfig, plain
+from posttrain.config.sections import Config, IrlConfig, plain
 from posttrain.options.dpo import DpoOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward_model import EnsembleOptions, RewardModelOptions

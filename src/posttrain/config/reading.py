@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from posttrain.config.dpo import DpoConfig, require_rows_or_rounds
+from posttrain.config.fit_configs import DpoConfig, require_rows_or_rounds
 from posttrain.config.kinds import COMMAND_OF, AnyConfig
 from posttrain.config.recipes import MergedRecipe, RecipeLayer, merge, read_recipe
 from posttrain.config.run_trust import READ_BY_IMPORT, require_trusted, require_trusted_files, trusted

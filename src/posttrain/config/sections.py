@@ -1,6 +1,6 @@
 """The whole configuration of a run as one frozen record, and the rules between its sections."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -11,8 +11,6 @@ from posttrain.config.schema import section_record
 from posttrain.errors import UserError
 from posttrain.options.behaviours import BehaviourOptions
 from posttrain.options.countdown import CountdownOptions
-from posttrain.options.dataset import DatasetOptions
-from posttrain.options.demonstrator import Demonstrator
 from posttrain.options.grading import GradingOptions
 from posttrain.options.irl_method import (
     CausalOptions,
@@ -26,7 +24,6 @@ from posttrain.options.irl_method import (
 )
 from posttrain.options.irl_world import DemonstrationOptions, IcyGridOptions, SampledOptions, WorldOptions
 from posttrain.options.model import ModelOptions
-from posttrain.options.new_model import NewModelOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.sandbox import SandboxOptions
@@ -37,10 +34,8 @@ from posttrain.options.training import (
     EvaluationOptions,
     ReferenceOptions,
     RunOptions,
-    SftOptions,
     UpdateOptions,
     require_adapter_decay,
-    require_no_token_columns,
 )
 from posttrain.schemas import record_of
 
@@ -123,86 +118,6 @@ class Config:
                 f" {algorithm.name} does without.  Leave it out, or give the algorithm a KL term, such as"
                 " algorithm.kl.coefficient = 0.001."
             )
-
-
-PROMPTS_ONLY = ("shuffle", "last_assistant_message", "prefill", "over_long", "max_prompt_tokens")
-"""Options of the task `dataset` that say nothing of rows that are learned."""
-ROWS_ONLY = ("loss_on", "split_turns", "max_length", "long_rows", "num_epochs", "rows_per_batch")
-"""Options of `sft` that say what becomes of rows."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SftConfig:
-    """Everything that decides a supervised run."""
-
-    model: NewModelOptions | ModelOptions = field(default_factory=NewModelOptions)
-    """A model that exists, where `path` is given, and else a small one that is made from nothing."""
-    task: TaskOptions = field(default_factory=CountdownOptions)
-    """The rows that are learned, or the problems that are demonstrated."""
-    demonstrator: Demonstrator = field(default_factory=Demonstrator)
-    sft: SftOptions = field(default_factory=SftOptions)
-    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
-    tracker: TrackerOptions = field(default_factory=TrackerOptions)
-    run: RunOptions = field(default_factory=RunOptions)
-
-    def __post_init__(self) -> None:
-        require_use_for_tracker(self.tracker, self.run)
-        require_no_token_columns(self.run)
-        if isinstance(self.model, ModelOptions) and self.model.trains_adapter:
-            require_adapter_decay(self.sft, "sft")
-        if self.run.num_steps < 1:
-            raise UserError(f"run.num_steps = {self.run.num_steps} leaves a new model untrained; use >= 1")
-        for option in ("time_limit_minutes", "token_limit", "early_stop_evaluations"):
-            value = getattr(self.run, option)
-            if value is not None:
-                raise UserError(
-                    f"run.{option} = {value} stops runs of `posttrain rl` only; a supervised run ends with its"
-                    " schedule.  Leave it out."
-                )
-        if self.sft.num_epochs is not None and self.run.num_steps != RunOptions().num_steps:
-            raise UserError(
-                f"run.num_steps = {self.run.num_steps} and sft.num_epochs = {self.sft.num_epochs:g} both say when"
-                " the run ends.  Leave one out."
-            )
-        if isinstance(self.task, DatasetOptions):
-            self._require_rows_options(self.task)
-        else:
-            rule = f"is for rows; demonstrations of {self.task.name} go without"
-            self._require_none(self.sft.given(*ROWS_ONLY), rule)
-            self._require_demonstrator(self.task.name)
-
-    def _require_demonstrator(self, task: str) -> None:
-        if task != CountdownOptions.name and self.demonstrator != Demonstrator():
-            raise UserError(
-                f"demonstrator: its options are those of Countdown's; that of {task} has none.  Leave the section out."
-            )
-
-    def _require_rows_options(self, task: DatasetOptions) -> None:
-        if task.name != DatasetOptions.name:
-            raise UserError(
-                f"task.name = {task.name}: what is learned are rows (dataset) or demonstrations (countdown,"
-                " arithmetic, sentences)."
-            )
-        self._require_none(self.sft.given("num_demonstrations"), "is for demonstrations; rows are what they are")
-        if self.sft.eval_size != SftOptions().eval_size:
-            raise UserError(
-                f"sft.eval_size = {self.sft.eval_size} is for demonstrations; of rows use task.held_out_size"
-            )
-        if self.demonstrator != Demonstrator():
-            raise UserError("demonstrator: nothing is demonstrated where rows are learned.  Leave the section out.")
-        for option in PROMPTS_ONLY:
-            value = getattr(task, option)
-            if value != getattr(DatasetOptions(), option):
-                raise UserError(
-                    f"task.{option} = {value} is for prompts that are sampled from; rows hold whole answers.  Leave it"
-                    " out; how long rows may be says sft.max_length."
-                )
-        if any(source.weight is not None for source in task.sources):
-            raise UserError("task.sources: an epoch has each row once, so that weights say nothing.  Leave them out.")
-
-    def _require_none(self, given: Sequence[str], rule: str) -> None:
-        if given:
-            raise UserError(f"sft.{given[0]} = {getattr(self.sft, given[0])} {rule}.  Leave it out.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,3 @@ class DpoOptions(PairOptions):
     def keeps_reference(self) -> bool:
         """Whether the policy that is compared with has to be there after the first update."""
         return self.reference == "live" or (self.rounds > 0 and not self.refresh_reference)
-
-    def given(self, *names: str) -> list[str]:
-        """Those of some options that have another value than by default."""
-        return [name for name in names if getattr(self, name) != getattr(DpoOptions(), name)]

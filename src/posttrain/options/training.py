@@ -203,6 +203,7 @@ def require_no_token_columns(run: RunOptions) -> None:
 class SftOptions(OptimizerOptions):
     """Supervised training on rows of your own, or on demonstrations of a task."""
 
+    section: ClassVar[str] = "sft"
     default_rate: ClassVar[float] = 1e-5
 
     learning_rate: float | None = None
@@ -245,7 +246,3 @@ class SftOptions(OptimizerOptions):
                 f"split_turns = true makes rows of all turns of the assistant, and loss_on = {self.loss_on} learns"
                 " something else.  Use one of them."
             )
-
-    def given(self, *names: str) -> list[str]:
-        """Those of some options that have another value than by default."""
-        return [name for name in names if getattr(self, name) != getattr(SftOptions(), name)]

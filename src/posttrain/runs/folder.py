@@ -190,6 +190,14 @@ def resume_command(run: Path, command: str) -> str:
     return shlex.join(["posttrain", command, "--resume", str(shown(run))])
 
 
+def interrupted_lines(run: Path, step: int, reason: str, command: str) -> list[str]:
+    """The last lines of an interrupted run."""
+    return [
+        f"{reason}: stopped after step {step}; everything is saved.",
+        f"go on with   {resume_command(run, command)}",
+    ]
+
+
 def saved_recipe(config: AnyConfig) -> str:
     """The recipe as a run's folder keeps it.  It never says `overwrite`: running it must not delete this run."""
     kept: Any = config  # each kind has a `run` of its own class

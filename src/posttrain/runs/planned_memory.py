@@ -224,12 +224,6 @@ def policy_plan(policy: Policy, config: Config, algorithm: Algorithm, *, prompt_
     return memory_plan(shape, held_by(policy, setup))
 
 
-def sft_policy_plan(policy: Policy, config: SftConfig) -> MemoryPlan:
-    """The plan of a supervised run whose policy is there already."""
-    shape = object_shape(policy.model)
-    return memory_plan(shape, held_by(policy, sft_setup(config, shape, on_cuda=policy.device.type == "cuda")))
-
-
 def held_by(policy: Policy, setup: MemorySetup) -> MemorySetup:
     """The setup with a model as a policy holds it, in whatever types and with whatever frozen."""
     model = policy.model

@@ -14,7 +14,7 @@ from posttrain.models.rendering import TooLongText
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.records import Preference
-from posttrain.tasks.dataset import SOURCE, Rows, configured_rows, held_out_of, split
+from posttrain.tasks.dataset import SOURCE, configured_rows, held_out_of, split
 from posttrain.tasks.draw_order import permutation
 from posttrain.tasks.pair_maker import PairMaker, cut_to, pair_masking
 from posttrain.tasks.row_files.row_formats import (
@@ -25,23 +25,10 @@ from posttrain.tasks.row_files.row_formats import (
     format_line,
     preference_row,
 )
-from posttrain.tasks.row_files.rows import MEMORY, BadRows, DatasetRow, numbered_rows
+from posttrain.tasks.row_files.rows import MEMORY, NO_ROWS_GIVEN, BadRows, DatasetRow, GivenRows, numbered_rows
 
 NAMED = 5
 """Pairs that a message names, of many."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenPairs:
-    """Rows that a caller in Python brings."""
-
-    rows: Rows | None = None
-    """In place of the task's file."""
-    held_out: Rows | None = None
-    """To measure on, in place of a file or a share."""
-
-
-NO_PAIRS_GIVEN = GivenPairs()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +54,15 @@ class PreferenceSet:
         return int(permutation(self.seed, self.order, epoch, len(self.training))[place])
 
     def batch(self, first: int, options: PairOptions) -> list[Preference]:
-        """The pairs of an update that starts at an index; it ends with the epoch, so that it has no pair twice."""
-        return [self.training[self.number(index)] for index in self.batch_indices(first, options)]
+        """The pairs of an update, from a number on; an update ends where an epoch does, so that it has none twice.
+
+        None where there are none to train on, as in a round of ties.
+        """
+        return (
+            []
+            if not self.training
+            else [self.training[self.number(index)] for index in self.batch_indices(first, options)]
+        )
 
     def batch_indices(self, first: int, options: PairOptions) -> range:
         epoch_end = (first // len(self.training) + 1) * len(self.training)
@@ -116,7 +110,7 @@ def preference_set(
     *,
     longest: int,
     seed: int,
-    given: GivenPairs = NO_PAIRS_GIVEN,
+    given: GivenRows = NO_ROWS_GIVEN,
 ) -> PreferenceSet:
     """The pairs of the task's file, or those given, of at most `longest` tokens.
 

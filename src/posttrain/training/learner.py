@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from random import Random
 
 import torch
@@ -24,15 +23,7 @@ from posttrain.records import Group
 from posttrain.rewards.process_rewards import process_rewards, with_penalties
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
-from posttrain.runs.tensor_state import (
-    Tensors,
-    frozen_state,
-    module_tensors,
-    optimizer_tensors,
-    require_same_frozen,
-    restore_module,
-    restore_optimizer,
-)
+from posttrain.runs.tensor_state import Tensors
 from posttrain.training.actor_critic import actor_critic_state
 from posttrain.training.actor_critic.critic import CRITIC, CollectedValues, Critic, trained_groups, truncated_of
 from posttrain.training.actor_critic.value_metrics import credit_metrics
@@ -351,28 +342,16 @@ class Learner:
         return weights
 
     def tensors(self) -> dict[str, Tensors]:
-        """All tensors that the next step reads; the reference only where it is no longer the model of the recipe."""
-        saved: dict[str, Tensors] = {
-            "policy": module_tensors(self.policy.model),
-            "optimizer": optimizer_tensors(self.optimizer)[0],
-        }
+        """Tensors beside those of policy and optimiser; the reference only where it is not the recipe's model."""
+        saved: dict[str, Tensors] = {}
         if self.reference is not None and self.settings.refresh_reference_every:
             saved["reference"] = self.reference.tensors()
         if self.critic is not None:
             saved[CRITIC] = self.critic.tensors()
         return saved
 
-    @cached_property
-    def frozen(self) -> Mapping[str, object]:
-        """What checkpoints say of the weights that they leave out; those never change."""
-        return frozen_state(self.policy.model, self.policy.model.name_or_path or "a model object")
-
-    def optimizer_state(self) -> dict[str, object]:
-        """What of the optimiser is no tensor."""
-        return optimizer_tensors(self.optimizer)[1]
-
     def state(self) -> dict[str, object]:
-        """What else the next step reads, as plain data."""
+        """Non-tensor state, JSON-serialisable."""
         return actor_critic_state.as_json(self.actor_critic_state, self.algorithm)
 
     def go_on_with_optimizer(self, run: str) -> None:
@@ -383,18 +362,13 @@ class Learner:
             )
         take_over(self.optimizer, run, where=f"update.optimizer_from = {run}")
 
-    def restore(self, saved: Checkpoint, *, num_updates: int) -> None:
-        """Put a checkpoint's weights and optimiser state back."""
-        require_same_frozen(self.frozen, saved.state)
-        if self.own_optimizer is not None:
-            self.own_optimizer.advance(max(0, saved.step * self.passes.updates - 1))
-        restore_module(self.policy.model, saved.tensors["policy"])
-        optimizer = saved.state["optimizer"]
-        assert isinstance(optimizer, Mapping)
-        restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
+    def restore(self, saved: Checkpoint) -> None:
+        """Restore from a checkpoint what is beside policy and optimiser, which `Trained` restores."""
         if self.reference is not None and "reference" in saved.tensors:
             self.reference.restore(saved.tensors["reference"])
         if self.critic is not None:
             self.critic.restore(saved.tensors[CRITIC])
         self.actor_critic_state = actor_critic_state.restored(saved.state, self.actor_critic_state, self.algorithm)
-        self.num_updates = num_updates
+        run = saved.state["run"]
+        assert isinstance(run, Mapping)
+        self.num_updates = run["num_updates"]

@@ -20,7 +20,7 @@ from posttrain.options.adapter import run_model
 from posttrain.rewards.model import reward_models_in
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
-from posttrain.runs.folder import resume_command, shown
+from posttrain.runs.folder import shown
 from posttrain.runs.planned_memory import machine_memory, memory_line, memory_warning, policy_plan
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import HELD_OUT, REWARD, SCORE, build_summary
@@ -32,7 +32,7 @@ from posttrain.training.collector import CollectedStep
 from posttrain.training.evaluation import completions_of_run, logged_readings, source_readings
 from posttrain.training.optimizer import standing_still
 from posttrain.training.session import Session
-from posttrain.training.state import RunState
+from posttrain.training.trained import RunState
 
 SHOWN = 3
 """Held-out problems whose completions are shown before and after."""
@@ -314,11 +314,3 @@ def side_by_side(prompt: str, before: str, after: str) -> list[str]:
     )
     body = [f"  {a:<{COLUMN}} | {b}" for a, b in zip_longest(left, right, fillvalue="")]
     return [prompt.strip(), f"  {'before':<{COLUMN}} | after", *body, ""]
-
-
-def interrupted(folder: Path, step: int, by: str) -> list[str]:
-    """What an interrupted run leaves."""
-    return [
-        f"{by}: stopped after step {step}; everything is saved.",
-        f"go on with   {resume_command(folder, 'rl')}",
-    ]

@@ -1,7 +1,7 @@
 """The loop: prompts → rollouts → grades → advantages → batches → loss → updates, as often as the recipe says."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,20 +13,20 @@ from posttrain.generation.engine import Engine
 from posttrain.generation.parity import gap_metrics
 from posttrain.models.policy import Policy
 from posttrain.runs.clock import Clock
-from posttrain.runs.folder import saved_recipe
-from posttrain.runs.harness import Harness, HarnessOptions, require_resume
+from posttrain.runs.folder import interrupted_lines, saved_recipe
+from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.prompt_preview import Reader, first_step_lines
 from posttrain.runs.reports import EvaluationReport, Run, ScoredCompletions, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.summary import headline
 from posttrain.runs.trackers.tracker import require_trackers
-from posttrain.runs.watchers import SameReward, SamplerGuard, UnscoredSteps, Watcher, require_watchers
+from posttrain.runs.watchers import SameReward, SamplerGuard, UnscoredSteps, Watcher
 from posttrain.tasks.base import Task
 from posttrain.training import report
 from posttrain.training.actor_critic.warm_start import require_earlier_rollouts, warm_start
 from posttrain.training.caller.caller_inputs import inputs_of
-from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows
+from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows, StartOptions
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
 from posttrain.training.learner import CreditedStep
@@ -38,7 +38,7 @@ from posttrain.training.session import (
     require_sound_rows,
     require_training_by_reward,
 )
-from posttrain.training.state import RunState
+from posttrain.training.trained import RunState
 from posttrain.training.update import trial_gradient, undropped_gaps
 from posttrain.training.update_metrics import UpdateReport, update_metrics
 
@@ -78,24 +78,10 @@ def train(
         rows=rows,
         held_out_rows=held_out_rows,
     )
-    how = Beginning(watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes, recipe=recipe)
+    how = StartOptions(
+        watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes, recipe=recipe
+    )
     return to_the_end(run_steps(config, own, how))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """How a run begins: who watches it, and whether it goes on from a checkpoint."""
-
-    watchers: Sequence[Watcher] = ()
-    resume: bool = False
-    from_step: int | None = None
-    accept_changes: bool = False
-    recipe: str = ""
-    """What the summary says that the config comes from."""
-
-    def __post_init__(self) -> None:
-        require_resume(self.from_step, resume=self.resume)
-        object.__setattr__(self, "watchers", require_watchers(self.watchers))
 
 
 RunSteps = Generator[StepReport, None, Run]
@@ -115,7 +101,7 @@ def to_the_end(steps: RunSteps) -> Run:
             return run
 
 
-def run_steps(config: Config, own: CallerObjects, how: Beginning) -> RunSteps:
+def run_steps(config: Config, own: CallerObjects, how: StartOptions) -> RunSteps:
     """The run that a config and a caller's objects describe, step by step; nothing is done before the first `next`."""
     require_training_by_reward(config)
     require_trackers(config.run.report_to, config.tracker)
@@ -160,7 +146,7 @@ def harness_options(
     )
 
 
-def train_session(session: Session, inputs: RunInputs, how: Beginning) -> RunSteps:
+def train_session(session: Session, inputs: RunInputs, how: StartOptions) -> RunSteps:
     """The run of a session, from its folder to its summary."""
     config, state = session.config, session.trained.run
     folder = RunFolder.resume(config.run.folder) if how.resume else claim_folder(config)
@@ -339,7 +325,7 @@ def measure_held_out(
 def end_early(session: Session, harness: Harness) -> Run:
     """Say what an interrupted run leaves."""
     folder, step = harness.folder.path, session.trained.run.step
-    harness.end({}, report.interrupted(folder, step, harness.interruption.reason))
+    harness.end({}, interrupted_lines(folder, step, harness.interruption.reason, harness.command))
     return Run(folder=folder, summary={}, interrupted=True)
 
 

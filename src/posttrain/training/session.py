@@ -38,7 +38,7 @@ from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.reference import UncopiedPolicy
-from posttrain.training.state import TrainedByReward
+from posttrain.training.trained import RunState, Trained
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,8 +60,8 @@ class Session:
     """The number of threads that the session needs, if it needs one."""
     collector: Collector
     learner: Learner
-    trained: TrainedByReward
-    """The learner with the counters of its run."""
+    trained: Trained[RunState]
+    """Policy, optimiser, the learner's other state and the run's counters, as checkpoints hold them."""
     behaviours: BehaviourReader
     longest_prompt_tokens: int = 0
     """Of all prompts that are known; found by `require_room`."""
@@ -191,9 +191,15 @@ def assembled(
         threads=threads,
         collector=collector,
         learner=learner,
-        trained=TrainedByReward(learner),
+        trained=trained_by_reward(learner),
         behaviours=behaviours,
     )
+
+
+def trained_by_reward(learner: Learner) -> Trained[RunState]:
+    """What a run by reward trains, with new counters."""
+    optimizer, updates = learner.own_optimizer or learner.optimizer, learner.passes.updates
+    return Trained(learner.policy, optimizer, RunState(), parts=[learner], updates_per_step=updates)
 
 
 def learner_settings(config: Config) -> LearnerSettings:

@@ -14,8 +14,8 @@ from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.watchers import Watcher
 from posttrain.schemas import did_you_mean
 from posttrain.tasks.base import Task
-from posttrain.training.caller.caller_objects import CallerObjects, Rewards, Rows
-from posttrain.training.rl import Beginning, RunSteps, run_steps
+from posttrain.training.caller.caller_objects import CallerObjects, Rewards, Rows, StartOptions
+from posttrain.training.rl import RunSteps, run_steps
 
 
 class TrainArguments(TypedDict, total=False):
@@ -89,5 +89,5 @@ def steps(config: Config, **objects: Unpack[TrainArguments]) -> TrainingSteps:
     if unknown:
         name = min(unknown)
         raise UserError(f"steps: there is no argument `{name}`.  {did_you_mean(name, TrainArguments.__annotations__)}")
-    how = Beginning(**{each.name: given.pop(each.name) for each in fields(Beginning) if each.name in given})
+    how = StartOptions(**{each.name: given.pop(each.name) for each in fields(StartOptions) if each.name in given})
     return TrainingSteps(run_steps(config, CallerObjects(**given), how))

@@ -22,9 +22,10 @@ from posttrain.options.dpo import DpoOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.records import Preference
 from posttrain.runs.reports import Run
-from posttrain.tasks.preference_set import GivenPairs, preference_set
+from posttrain.tasks.preference_set import preference_set
+from posttrain.tasks.row_files.rows import GivenRows
+from posttrain.training.dpo.dpo_objective import pair_objective
 from posttrain.training.dpo.dpo_run import train_dpo
-from posttrain.training.dpo.dpo_state import pair_objective
 from posttrain.training.dpo.pair_update import MeasuredPairs, logprobs_without_gradient, said_lengths
 from posttrain.training.reference import Reference, UncopiedPolicy, reference_of, require_same_vocabulary
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
@@ -68,7 +69,7 @@ class PairTrainer(BaseTrainer[PairArgs]):
             options,
             longest=options.max_length,
             seed=self.args.seed,
-            given=GivenPairs(rows=rows),
+            given=GivenRows(rows=rows),
         ).training
 
     def pair_options(self, length: RunLength, max_length: int | None) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase
 
 from posttrain.config import Config
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine, sample_groups
-from posttrain.generation.request import Request
+from posttrain.generation.engine import Engine
+from posttrain.generation.groups import sample_groups
+from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
@@ -23,16 +24,16 @@ from posttrain.runs.run_inputs import require_same_inputs
 from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.tasks.dataset import DatasetTask
 from posttrain.training.caller.caller_inputs import inputs_of
-from posttrain.training.caller.caller_objects import CallerObjects
+from posttrain.training.caller.caller_objects import CallerObjects, StartOptions
 from posttrain.training.collector import CollectedStep
-from posttrain.training.rl import Beginning, make_ready, to_the_end, train_session
+from posttrain.training.rl import make_ready, to_the_end, train_session
 from posttrain.training.session import Session, open_session
 from posttrain.training.update import Observations, micro_loss, token_totals
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
 from posttrain.trl.configs.batch_arithmetic import BatchPlan, RunLength, batch_plan
 from posttrain.trl.configs.recipe import ratio_level_notes, rl_config
 from posttrain.trl.configs.sampled_configs import GRPOConfig, RLOOConfig, SampledFields
-from posttrain.trl.log_entries import Entry, Logged, Trained, logged_by, sampled_entry, step_entry, token_entry
+from posttrain.trl.log_entries import Entry, Logged, TrainedCounts, logged_by, sampled_entry, step_entry, token_entry
 from posttrain.trl.reward_texts import one_for_each, reward_functions
 from posttrain.trl.trainer_methods import Dataset, Row
 
@@ -150,7 +151,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         try:
             with open_session(config, objects) as self.session:
                 make_ready(self.session)
-                return to_the_end(train_session(self.session, inputs, Beginning(**start.how)))
+                return to_the_end(train_session(self.session, inputs, StartOptions(**start.how)))
         finally:
             self.session = None
 
@@ -239,7 +240,7 @@ def evaluation_entry(session: Session, rows: Sequence[Row], group_size: int, log
     config = session.config
     task = rows_task(rows, config.task, session.policy, config.model.template_options)  # type: ignore[arg-type]
     prompts = [task.prompt(row) for row in task.training_rows]
-    request = Request(
+    request = GroupRequest(
         group_size=group_size,
         max_completion_tokens=config.rollout.max_completion_tokens,
         sampling=config.rollout.sampling,
@@ -273,5 +274,5 @@ def loss_entry(session: Session, collected: CollectedStep, logged: Logged) -> En
     means = {name: value / totals["num_tokens"] for name, value in totals["sums"].items()}
     means |= {name: value / totals["num_completions"] for name, value in totals["completion_sums"].items()}
     counts = float(totals["num_tokens"]), float(totals["num_completions"])
-    trained = Trained(tokens=counts[0], completions=counts[1])
+    trained = TrainedCounts(tokens=counts[0], completions=counts[1])
     return entry | token_entry(means, logged, trained_share=logged.trained_share(trained, groups=collected.groups)) | kl

@@ -64,7 +64,7 @@ class Logged:
         kept = penalties[torch.tensor(counted)]
         return {"kl": -kept.mean().item() / self.kl_coefficient if len(kept) else 0.0}
 
-    def trained_share(self, trained: "Trained", *, groups: Sequence[Group], passes: int = 1) -> float:
+    def trained_share(self, trained: "TrainedCounts", *, groups: Sequence[Group], passes: int = 1) -> float:
         """Tokens, or completions, that were trained on, as a share of those that TRL divides by."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if self.clips_completions:
@@ -74,7 +74,7 @@ class Logged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class TrainedCounts:
     """How much the updates of a step were made of, all passes together."""
 
     tokens: float
@@ -143,7 +143,9 @@ def step_entry(report: StepReport, logged: Logged, *, updates: int, passes: int)
         entry["learning_rate"] = metrics["learning_rate"]
     entry["num_tokens"] = metrics["num_tokens"]
     entry |= sampled_entry(report.groups, report.grades, logged)
-    trained = Trained(tokens=metrics.get("tokens/trained", 0.0), completions=metrics.get("completions/trained", 0.0))
+    trained = TrainedCounts(
+        tokens=metrics.get("tokens/trained", 0.0), completions=metrics.get("completions/trained", 0.0)
+    )
     share = logged.trained_share(trained, groups=report.groups, passes=passes)
     entry |= token_entry(metrics, logged, trained_share=share)
     entry |= logged.penalised_kl(report.groups, report.token_rewards)

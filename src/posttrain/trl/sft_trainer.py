@@ -13,10 +13,11 @@ from posttrain.errors import UserError
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
 from posttrain.runs.reports import Run
-from posttrain.training.sft.learned_rows import GivenRows, RowExamples
+from posttrain.tasks.row_files.rows import GivenRows
+from posttrain.training.sft.example_maker import LABELS, MASKS, NOT_LEARNED, TOKENS
+from posttrain.training.sft.learned_rows import RowExamples
 from posttrain.training.sft.sft_run import example_source, train_sft
 from posttrain.training.sft.supervised import held_out_loss
-from posttrain.training.sft.token_rows import LABELS, MASKS, NOT_LEARNED, TOKENS
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength
 from posttrain.trl.configs.recipe import NO_LIMIT, adamw_options
@@ -148,7 +149,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
 
     def _examples(self, rows: list[Row]) -> list[Example]:
         """Rows made into tokens, in their order."""
-        source = example_source(self.described(rows)[0], self.policy, GivenRows(rows=rows, held_out=None))
+        source = example_source(self.described(rows)[0], self.policy, GivenRows(rows=rows))
         assert isinstance(source, RowExamples)
         return [each.unpacked() for each in source.trained]
 

@@ -5,7 +5,7 @@ import glob
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from posttrain.binding import digest_of
@@ -46,6 +46,24 @@ class DatasetRow:
     where: str
     """FILE:LINE for JSON lines and CSV, FILE:NUMBER, from 1, for other rows."""
     columns: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenRows:
+    """Rows that a caller in Python brings."""
+
+    rows: Iterable[Mapping[str, object]] | None = None
+    """In place of the task's file."""
+    held_out: Iterable[Mapping[str, object]] | None = None
+    """To measure on, in place of a file or a share."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if (given := getattr(self, each.name)) is not None:
+                object.__setattr__(self, each.name, [*given])  # a generator gives them once
+
+
+NO_ROWS_GIVEN = GivenRows()
 
 
 @dataclass(frozen=True, slots=True)

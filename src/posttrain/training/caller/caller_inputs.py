@@ -47,13 +47,17 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
 def policy_input(policy: Policy, config: Config, own: CallerObjects) -> RunInput:
     """A policy by its shape; where its weights are the reference of a KL, which no checkpoint holds, by those too."""
     algorithm = own.algorithm or build_algorithm(config.algorithm)
-    weighed = weighed_policy(policy)
-    return weighed if algorithm.uses_reference and not config.reference.refresh_every else RunInput(weighed.what)
+    is_weighed = algorithm.uses_reference and not config.reference.refresh_every
+    return weighed_policy(policy) if is_weighed else shape_input(policy)
 
 
 def weighed_policy(policy: Policy) -> RunInput:
     """A policy by its shape and some of its weights."""
-    parameters = [*policy.model.parameters()]
-    what = f"{class_name(policy.model)} of {sum(each.numel() for each in parameters)} parameters"
-    some = [each.detach().flatten()[:SOME_WEIGHTS].double().tolist() for each in parameters]
-    return RunInput(what, sha256_of(repr(some)))
+    some = [each.detach().flatten()[:SOME_WEIGHTS].double().tolist() for each in policy.model.parameters()]
+    return RunInput(shape_input(policy).what, sha256_of(repr(some)))
+
+
+def shape_input(policy: Policy) -> RunInput:
+    """A policy by its shape."""
+    count = sum(each.numel() for each in policy.model.parameters())
+    return RunInput(f"{class_name(policy.model)} of {count} parameters")

@@ -12,6 +12,8 @@ from posttrain.models.policy import Policy
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.reward_registry import load_reward
+from posttrain.runs.harness import require_resume
+from posttrain.runs.watchers import Watcher, require_watchers
 from posttrain.tasks.base import Task, as_reward_functions
 from posttrain.training.optimizer import OwnOptimizer
 
@@ -76,3 +78,22 @@ def given_rewards(own: CallerObjects) -> tuple[RewardFunction, ...]:
     given = own.rewards
     one = callable(given) or isinstance(given, RewardFunction)
     return as_reward_functions([given] if one else given, "rewards")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """Who watches a run, and whether it resumes."""
+
+    watchers: Sequence[Watcher] = ()
+    resume: bool = False
+    """Whether the run in `config.run.folder` resumes from its last checkpoint."""
+    from_step: int | None = None
+    """The step whose checkpoint it resumes from; None is the last."""
+    accept_changes: bool = False
+    """Whether it also resumes where rows, rewards or files have changed."""
+    recipe: str = ""
+    """Where the config comes from, for the summary."""
+
+    def __post_init__(self) -> None:
+        require_resume(self.from_step, resume=self.resume)
+        object.__setattr__(self, "watchers", require_watchers(self.watchers))

@@ -1,82 +1,172 @@
-"""A run that trains a reward model: a language model's body under a scalar head learns which answers are preferred."""
+"""Training a reward model: a language model's body under a scalar head learns which answers are preferred."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from time import perf_counter
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import nn
 
 from posttrain.config import RewardModelConfig
 from posttrain.config.kinds import resolved_config
 from posttrain.models.adapters.in_force import trains_adapter
-from posttrain.models.adapters.peft_layers import require_whole_adapter
 from posttrain.models.classifiers.heads import ScoreHead, TextScorer, new_scorer
-from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier
-from posttrain.models.conversation_masks import Masking
-from posttrain.models.loading.devices import require_device_of
-from posttrain.models.loading.model_folder import load_policy_to_train
+from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
+from posttrain.models.loading.saving import require_loadable, whole_folder
+from posttrain.models.memory.memory_parts import MemorySetup
+from posttrain.models.memory.model_shape import ModelShape
 from posttrain.models.policy import Policy
-from posttrain.models.rendering import renderer_of
-from posttrain.options.dataset import DatasetOptions
-from posttrain.runs.folder import saved_recipe
-from posttrain.runs.harness import Harness, HarnessOptions, require_resume
+from posttrain.options.reward_training import RewardTrainingOptions
+from posttrain.records import Preference
+from posttrain.runs.files import writing
+from posttrain.runs.folder import shown
 from posttrain.runs.named_inputs import inputs_of_rows
-from posttrain.runs.reports import EvaluationReport, Run, StepReport
+from posttrain.runs.planned_memory import pairs_setup
+from posttrain.runs.reports import Run
 from posttrain.runs.run_folder import RunFolder
-from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, require_same_inputs
-from posttrain.runs.threads import ThreadClaim, claim_threads
-from posttrain.runs.trackers.tracker import require_trackers
-from posttrain.runs.watchers import Watcher, require_watchers
+from posttrain.runs.watchers import Watcher
 from posttrain.tasks.dataset import Rows
-from posttrain.tasks.preference_set import NO_PAIRS_GIVEN, GivenPairs, PreferenceSet, preference_set
-from posttrain.training.optimizer import OwnOptimizer
+from posttrain.tasks.preference_set import PreferenceSet
+from posttrain.tasks.row_files.rows import NO_ROWS_GIVEN, GivenRows
+from posttrain.training.caller.caller_inputs import shape_input
+from posttrain.training.caller.caller_objects import StartOptions
+from posttrain.training.fit.fit import run_fit, show_plan
+from posttrain.training.fit.fit_session import FitObjective, FitSession, HeldOutResults, pairs_of_rows, policy_to_train
+from posttrain.training.optimizer import POLICY, OwnOptimizer, ParameterGroup, new_optimizer
 from posttrain.training.reward_model.calibration import HeldOutPairs, held_out_pairs
-from posttrain.training.reward_model.pair_scores import PairScores, accumulate_pairs, pair_scores
-from posttrain.training.reward_model.reward_report import (
-    last_reward_lines,
-    pair_preview_lines,
-    reward_plan_lines,
-    reward_summary,
-    write_reward_model,
-)
-from posttrain.training.reward_model.reward_state import TrainedByPreferences, num_tokens
+from posttrain.training.reward_model.pair_pictures import calibration_words, draw_calibration, draw_pair_curves
+from posttrain.training.reward_model.pair_scores import PairScores, accumulate_pairs, pair_scores, read_answers
+from posttrain.training.trained import FitState
 
-PREVIEWED = 2
-"""Pairs that a dry run shows."""
+HEAD = "head"
+"""The head's name in checkpoints and in metrics."""
+CARD = """# Reward model
+
+Trained by `posttrain reward-model` over `{base}`: one number for a prompt and an answer, higher for what was preferred.
+{measured}
+It is a sequence classifier of one label for `AutoModelForSequenceClassification`, which finds the end of a row by the
+folder's own pad token, and a reward of posttrain by its path (`model` of an item of `rewards`).  It reads what it was
+trained on: a conversation as its chat template writes it, whole; plain text as prompt, answer and stop token.  Scores
+have no unit: their difference is the log-odds of a preference.
+
+Do not generate text with it.  Where the embedding is the output layer too, `AutoModelForCausalLM` takes the folder
+without complaint, but the body has learned to judge, and what comes out is of no use.
+"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardModelSession:
-    """All that such a run works with."""
+@dataclass(slots=True, kw_only=True)
+class RewardModelState(FitState):
+    """What the training of a reward model counts; tokens of prompts with each of their answers."""
 
-    config: RewardModelConfig
-    scorer: TextScorer
-    model_name: str
-    """What the plan calls the body's model."""
-    pairs: PreferenceSet
-    num_steps: int
-    inputs: RunInputs
-    optimizer: OwnOptimizer | None = None
-    """A caller's, in place of AdamW."""
+    cursor: ClassVar[str] = "next_pair"
+    next_pair: int = 0
+    best_accuracy: float | None = None
 
-    @property
-    def plan(self) -> list[str]:
-        """What the run is about to do."""
-        return reward_plan_lines(self.config, self.scorer, self.model_name, self.pairs, num_steps=self.num_steps)
+    def saw_evaluation(self, results: Mapping[str, object]) -> None:
+        """Keep a measurement, and the best accuracy; one before training is not a result."""
+        FitState.saw_evaluation(self, results)
+        if self.step:
+            self.best_accuracy = max(cast(float, results["accuracy"]), self.best_accuracy or 0.0)
 
-    @property
-    def reading(self) -> TextReading:
-        """How the saved model is to read texts: as the pairs were."""
-        return TextReading(
-            stop_token_ids=self.scorer.policy.stop_ids,
+
+class RewardModelObjective(FitObjective[Preference]):
+    """-log σ(r_chosen - r_rejected - margin) + c (r_chosen + r_rejected)², the mean over pairs by their weights."""
+
+    options: RewardTrainingOptions
+    run: RewardModelState
+
+    def __init__(self, config: RewardModelConfig, scorer: TextScorer, pairs: PreferenceSet) -> None:
+        self.config, self.scorer, self.pairs = config, scorer, pairs
+        self.policy, self.options, self.held_out = scorer.policy, config.reward_model, pairs.held_out
+        self.run = RewardModelState()
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        head, scale = self.scorer.head.parameters(), self.options.head_rate_scale
+        groups = [
+            ParameterGroup(module=POLICY, parameters=self.scorer.body_parameters),
+            ParameterGroup(module=HEAD, parameters=head, rate_scale=scale),
+        ]
+        return new_optimizer(groups, self.options)
+
+    def head(self) -> Mapping[str, nn.Module]:
+        return {HEAD: self.scorer.head}
+
+    def accumulate(self, batch: Sequence[Preference]) -> dict[str, float]:
+        """Loss, gradient and statistics of the scores."""
+        loss, scores = accumulate_pairs(self.scorer, batch, self.options)
+        return {"loss": loss, **scores.metrics()}
+
+    def num_tokens(self, batch: Sequence[Preference]) -> int:
+        """Tokens of pairs, those of a prompt counted with each of its answers."""
+        return sum(len(pair.prompt.tokens) + len(answer) for pair in batch for answer in read_answers(pair))
+
+    def scored(self) -> tuple[HeldOutPairs, PairScores]:
+        """The held-out pairs with their scores under the model as it is."""
+        scores = pair_scores(self.scorer, self.held_out, self.options.tokens_per_microbatch)
+        return held_out_pairs(scores, self.held_out, self.options.calibration_bins), scores
+
+    def measured(self) -> HeldOutResults:
+        found, _ = self.scored()
+        return HeldOutResults(found.metrics(), found.summary())
+
+    def memory(self, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
+        longest = max(pair.num_tokens for pair in self.pairs.training)
+        return pairs_setup(self.config.model, self.options, shape, longest=longest, on_cuda=on_cuda)
+
+    def loss_lines(self) -> list[str]:
+        options = self.options
+        with_margin = sum(pair.margin is not None for pair in self.pairs.training)
+        margins = f", margins of {with_margin} pairs times {options.margin_scale:g}" if with_margin else ""
+        merged = (
+            ["           the adapter is merged into the base when it is saved"] if self.config.model.adapter else []
+        )
+        return [
+            f"head       {self.scorer.head.weight.shape[1]} weights, read at the last token of prompt and answer",
+            *merged,
+            f"loss       -log σ(r_chosen - r_rejected), centring {options.center_coefficient:g}{margins}",
+        ]
+
+    def batch_words(self) -> str:
+        return f"{self.options.pairs_per_batch} pairs"
+
+    def answers(self, pair: Preference) -> tuple[Sequence[int], Sequence[int]]:
+        """Both answers with what the template writes behind them."""
+        return read_answers(pair)
+
+    def save(self, folder: RunFolder) -> None:
+        reading = TextReading(
+            stop_token_ids=self.policy.stop_ids,
             template_options=self.config.model.template_options,
             plain=all(pair.prompt.messages is None for pair in self.pairs.training),
         )
+        found, scores = self.scored() if self.held_out else (None, None)
+        write_reward_model(self.config, self.scorer, reading, folder, found)
+        if scores is not None:
+            both = zip(self.held_out, scores.chosen.tolist(), scores.rejected.tolist(), strict=True)
+            folder.write_held_out([{"where": pair.where, "chosen": a, "rejected": b} for pair, a, b in both])
 
-    def measured(self) -> tuple[HeldOutPairs, PairScores]:
-        """What the model makes of the held-out pairs, of which there are some, now."""
-        options = self.config.reward_model
-        scores = pair_scores(self.scorer, self.pairs.held_out, options.tokens_per_microbatch)
-        return held_out_pairs(scores, self.pairs.held_out, options.calibration_bins), scores
+    def summary(self) -> dict[str, object]:
+        return {"best_accuracy": self.run.best_accuracy, "pairs_learned": self.run.next_pair}
+
+    def result_lines(self, folder: Path) -> list[str]:
+        before, after, folder = self.run.before, cast(dict[str, Any], self.run.after), shown(folder)
+        results = ["no pairs were held out, so nothing was measured"]
+        if after:
+            low, high = after["accuracy_interval"]
+            first = f"{before['accuracy']:.3f} → " if before else ""
+            results = [
+                f"held-out accuracy {first}{after['accuracy']:.3f} [{low:.3f}, {high:.3f}]",
+                f"of {after['num_pairs']} pairs",
+                f"{calibration_words(after)}, mean margin {after['margin']:.2f}",
+            ]
+        return [
+            *results,
+            f"model        {folder / 'model'}",
+            f"use it       posttrain rl RECIPE.yaml --rewards {folder / 'model'}",
+        ]
 
 
 def train_reward_model(
@@ -98,169 +188,65 @@ def train_reward_model(
 
     What is saved is a folder for `AutoModelForSequenceClassification`, and for `rewards: [{model: FOLDER}]`.  For
     callers in Python: `policy` (made by `posttrain.as_policy`) takes the place of the config's model, of which the
-    parameters that require a gradient are trained with the head, a new one unless `head` is given, `rows` that of the
-    task's file, `held_out_rows` are to be measured on, and `optimizer` takes the place of AdamW.  `watchers` see each
-    step, each measurement, each checkpoint and the end.  With `resume` the run in `config.run.folder` goes on from its
-    last checkpoint, or with `from_step` from that of an earlier step; with `accept_changes` also where model or rows
-    are no longer what they were.
+    parameters that require a gradient are trained with the head, a new one unless `head` is given.  The other arguments
+    are those of `posttrain.train_sft`; rows have two answers each.
     """
-    require_resume(from_step, resume=resume)
-    require_trackers(config.run.report_to, config.tracker)
-    given = GivenPairs(
-        rows=None if rows is None else list(rows), held_out=None if held_out_rows is None else list(held_out_rows)
-    )
+    start = StartOptions(watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes)
+    given = GivenRows(rows=rows, held_out=held_out_rows)
     config = resolved_config(config, adapter=None if policy is None else trains_adapter(policy.model))
-    inputs = inputs_of_pairs(config, policy, given)
-    if resume:
-        inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=accept_changes)
-    watching = require_watchers(watchers)
-    with claim_threads(config.run.threads) as threads:
-        session = open_reward_model(config, inputs, policy, given)
-        if head is not None:
-            session = replace(session, scorer=TextScorer(session.scorer.policy, head))
-        session = replace(session, optimizer=optimizer)
-        options = reward_harness_options(session, watching, from_step=from_step)
-        folder = (
-            RunFolder.resume(config.run.folder)
-            if resume
-            else RunFolder.create(config.run.folder, saved_recipe(config), overwrite=config.run.overwrite)
-        )
-        return fit_pairs(session, folder, threads, options, resume=resume)
+    own = None if policy is None else shape_input(policy)
+    inputs = inputs_of_rows(config.model, config.task, policy=own, rows=given.rows, held_out_rows=given.held_out)
+    return run_fit(config, inputs, start, partial(open_reward_model, config, policy, given, head, optimizer))
 
 
 def show_reward_plan(config: RewardModelConfig) -> None:
-    """Print what a run would be, its first pairs as they are read, and the seconds of one update, taking none."""
+    """Print the plan of a run; train nothing."""
     config = resolved_config(config)
-    with claim_threads(config.run.threads):
-        session = open_reward_model(config, RunInputs(), None, NO_PAIRS_GIVEN)
-        batch, began = session.pairs.batch(0, config.reward_model), perf_counter()
-        accumulate_pairs(session.scorer, batch, config.reward_model)
-        seconds = perf_counter() - began
-        print("\n".join(session.plan))
-        print(f"time       about {seconds * session.num_steps / 60:.1f} min: {seconds:.2f} s a step")
-        print("\n".join(pair_preview_lines(session.scorer.policy, batch[:PREVIEWED])))
+    show_plan(config, partial(open_reward_model, config))
 
 
 def open_reward_model(
-    config: RewardModelConfig, inputs: RunInputs, policy: Policy | None, given: GivenPairs
-) -> RewardModelSession:
+    config: RewardModelConfig,
+    policy: Policy | None = None,
+    given: GivenRows = NO_ROWS_GIVEN,
+    head: ScoreHead | None = None,
+    optimizer: OwnOptimizer | None = None,
+) -> AbstractContextManager[FitSession[Preference]]:
     """Load the body, put a head over it, and read all pairs."""
-    name = config.model.path if policy is None else policy.model.name_or_path or "a model object"
-    policy = policy or load_policy_to_train(config.model, seed=config.run.seed, saves_whole=True)
-    policy.require_as_made()
-    require_device_of(policy.device, config.model.device)
-    require_whole_adapter(policy.model)
+    seed = config.run.seed
+    policy, name = policy_to_train(config.model, policy, seed=seed, saves_whole=True)
     require_classifier(policy)
-    assert isinstance(config.task, DatasetOptions)
-    options = config.reward_model
-    renderer = renderer_of(policy, config.model.template_options)
-    pairs = preference_set(
-        Masking.of(policy, renderer),
-        config.task,
-        options,
-        longest=min(options.max_length or policy.max_positions, policy.max_positions),
-        seed=config.run.seed,
-        given=given,
-    )
-    return RewardModelSession(
-        config=config,
-        scorer=new_scorer(policy, seed=config.run.seed),
-        model_name=name,
-        pairs=pairs,
-        num_steps=pairs.num_steps(options) or config.run.num_steps,
-        inputs=inputs,
+    pairs = pairs_of_rows(config, config.reward_model, policy, given)
+    scorer = new_scorer(policy, seed=seed) if head is None else TextScorer(policy, head)
+    objective = RewardModelObjective(config, scorer, pairs)
+    return nullcontext(
+        FitSession(config=config, model_name=name, source=pairs, objective=objective, own_optimizer=optimizer)
     )
 
 
-def inputs_of_pairs(config: RewardModelConfig, policy: Policy | None, given: GivenPairs) -> RunInputs:
-    """What a run is made of beside its config."""
-    own = None
-    if policy is not None:
-        count = sum(each.numel() for each in policy.model.parameters())
-        own = RunInput(f"{class_name(policy.model)} of {count} parameters")
-    return inputs_of_rows(config.model, config.task, policy=own, rows=given.rows, held_out_rows=given.held_out)
+def write_reward_model(
+    config: RewardModelConfig, scorer: TextScorer, reading: TextReading, run: RunFolder, found: HeldOutPairs | None
+) -> None:
+    """Save the model, curves and, where pairs are held out, the calibration picture of a finished run."""
+    folder = run.path
+    with writing(folder / "model", folder), whole_folder(folder / "model") as made:
+        classifier = save_classifier(scorer, made, reading, card_of(config, found))
+    require_loadable(classifier, folder / "model")
+    if config.run.curves:
+        with writing(folder / "curves.png", folder):
+            draw_pair_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
+    if found is not None:
+        with writing(folder / "calibration.png", folder):
+            draw_calibration(found.summary(), folder / "calibration.png", title=folder.name)
 
 
-def fit_pairs(
-    session: RewardModelSession,
-    folder: RunFolder,
-    threads: ThreadClaim,
-    harness_options: HarnessOptions,
-    *,
-    resume: bool = False,
-) -> Run:
-    """The loop: a batch of pairs, its gradient, a step; measured and saved every so often."""
-    options, num_steps = session.config.reward_model, session.num_steps
-    seed = session.config.run.seed
-    trained = TrainedByPreferences(session.scorer, options, seed=seed, optimizer=session.optimizer)
-    with Harness(folder, trained, harness_options) as harness:
-        notes = [*(harness.resume(threads) if resume else []), *session.inputs.notes]
-        folder.write_inputs(session.inputs)
-        folder.write_tokenizer(session.scorer.policy.tokenizer)
-        harness.start([*session.plan, *notes])
-        if not trained.step:
-            folder.append_metrics(0, measure(session, trained, harness))
-        with harness.naming_the_step():
-            for step in harness.steps():
-                with harness.clock("update"):
-                    batch = session.pairs.batch(trained.run.next_pair, options)
-                    metrics = trained.learn(batch, step, num_steps)
-                if step % options.eval_every == 0 or step == num_steps:
-                    metrics |= measure(session, trained, harness)
-                harness.record(StepReport(step=step, metrics=metrics, num_tokens=num_tokens(batch), pairs=batch))
-        finished = trained.step >= num_steps or (harness.told_to_stop and not harness.interruption)
-        summary: dict[str, object] = {}
-        if finished:
-            found = session.measured() if session.pairs.held_out else None
-            if found is not None:
-                trained.run.saw_evaluation(found[0])  # where it was stopped nothing may have been measured
-            summary = {**reward_summary(trained.run), **session.pairs.summary()}
-            write_reward_model(session.config, session.scorer, session.reading, folder.path, found)
-            if found is not None:
-                folder.write_held_out(held_out_rows_of(session.pairs, found[1]))
-        harness.end(summary, last_reward_lines(folder.path, trained.run, finished=finished))
-    return Run(folder=folder.path, summary=summary, interrupted=not finished)
-
-
-def held_out_rows_of(pairs: PreferenceSet, scores: PairScores) -> list[Mapping[str, object]]:
-    """What was said of each held-out pair, for whoever wants to read those that are judged wrongly."""
-    both = zip(scores.chosen.tolist(), scores.rejected.tolist(), strict=True)
-    return [
-        {"where": pair.where, "chosen": chosen, "rejected": rejected}
-        for pair, (chosen, rejected) in zip(pairs.held_out, both, strict=True)
-    ]
-
-
-def measure(session: RewardModelSession, trained: TrainedByPreferences, harness: Harness) -> dict[str, float]:
-    """What the model makes of held-out pairs; nothing where none is held out."""
-    if not session.pairs.held_out:
-        return {}
-    with harness.clock("evaluate"):
-        found, _ = session.measured()
-        metrics = found.metrics()
-        harness.evaluated(EvaluationReport(step=trained.step, results=metrics))
-    trained.run.saw_evaluation(found)
-    return metrics
-
-
-def reward_harness_options(
-    session: RewardModelSession, watchers: Sequence[Watcher] = (), *, from_step: int | None = None
-) -> HarnessOptions:
-    """What holds such a run together."""
-    config = session.config
-    return HarnessOptions(
-        run=replace(config.run, num_steps=session.num_steps),
-        checkpoint=config.checkpoint,
-        time_by_stage=False,
-        watchers=watchers,
-        score=lower_pair_loss,
-        config=config,
-        from_step=from_step,
-        kept_from={"metrics.jsonl": 1},
-    )
-
-
-def lower_pair_loss(metrics: Mapping[str, float]) -> float | None:
-    """The best checkpoint is the one whose held-out loss is lowest."""
-    loss = metrics.get("eval/loss")
-    return None if loss is None else -loss
+def card_of(config: RewardModelConfig, found: HeldOutPairs | None) -> str:
+    """The model card."""
+    measured = ""
+    if found is not None:
+        low, high = found.accuracy_interval
+        measured = (
+            f"\nOf {found.num_pairs} held-out pairs it orders {found.accuracy:.1%} as people or programs did"
+            f" (95%: {low:.1%} to {high:.1%}).\n"
+        )
+    return CARD.format(base=config.model.path, measured=measured)

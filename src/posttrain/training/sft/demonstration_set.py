@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from posttrain.models.context import num_embeddings, require_embeddings
 from posttrain.models.conversation_masks import answered
@@ -30,23 +29,6 @@ from posttrain.tasks.countdown_task import CountdownTask
 
 Demonstration = tuple[Prompt, str]
 """A problem, and what is to be said of it."""
-
-
-class DemonstrationSource(Protocol):
-    """Where demonstrations of a task come from."""
-
-    @property
-    def name(self) -> str:
-        """The task's."""
-        ...
-
-    def training(self, index: int, rng: Random) -> Demonstration:
-        """The training demonstration with this number."""
-        ...
-
-    def held_out(self, size: int, rng: Random) -> Iterator[Demonstration]:
-        """Demonstrations of problems that are never trained on, at most so many."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +95,9 @@ class SentenceDemonstrations:
         """The first word as what is given, and the rest, its space included."""
         first, space, rest = text.partition(" ")
         return self.renderer.render(first, id=id, prefill="", columns={}), space + rest
+
+
+DemonstrationSource = CountdownDemonstrations | ArithmeticDemonstrations | SentenceDemonstrations
 
 
 def demonstrations_of(

@@ -13,32 +13,19 @@ from posttrain.models.messages import ASSISTANT
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
-from posttrain.tasks.dataset import SOURCE, Rows, configured_rows, held_out_of, split
+from posttrain.tasks.dataset import SOURCE, configured_rows, held_out_of, split
 from posttrain.tasks.draw_order import permutation
 from posttrain.tasks.row_files.row_formats import CompletionRow, ConversationRow
-from posttrain.tasks.row_files.rows import MEMORY, BadRows, DatasetRow, numbered_rows
+from posttrain.tasks.row_files.rows import MEMORY, NO_ROWS_GIVEN, BadRows, DatasetRow, GivenRows, numbered_rows
 from posttrain.training.sft.example_maker import (
     ExampleMaker,
     LearnedRow,
     PackedExample,
     TextRow,
+    TokenRow,
     learned_rows,
     told_line,
 )
-from posttrain.training.sft.token_rows import TokenRow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenRows:
-    """Rows that a caller in Python brings."""
-
-    rows: Rows | None = None
-    """In place of the task's file."""
-    held_out: Rows | None = None
-    """To measure on, in place of a file or a share."""
-
-
-NOTHING_GIVEN = GivenRows()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,7 +106,7 @@ def row_examples(
     *,
     longest: int,
     seed: int,
-    given: GivenRows = NOTHING_GIVEN,
+    given: GivenRows = NO_ROWS_GIVEN,
 ) -> RowExamples:
     """The rows of the task's file, or those given, as examples of at most `longest` tokens."""
     bad = BadRows(task.skip_bad_rows)

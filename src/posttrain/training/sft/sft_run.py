@@ -1,97 +1,117 @@
-"""A supervised run: a model, new or one's own, learns demonstrations or rows."""
+"""Supervised training: a model, loaded or new, learns demonstrations or rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from time import perf_counter
-from typing import Protocol
+from typing import ClassVar, cast
 
 from posttrain.config import SftConfig
 from posttrain.config.kinds import resolved_config
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import trains_adapter
-from posttrain.models.adapters.peft_layers import require_whole_adapter
 from posttrain.models.conversation_masks import Masking
-from posttrain.models.loading.devices import require_device_of
-from posttrain.models.loading.model_folder import load_policy_to_train
-from posttrain.models.loading.new_model import new_model, new_tokenizer
-from posttrain.models.policy import Policy, as_policy
+from posttrain.models.memory.memory_parts import MemorySetup
+from posttrain.models.memory.model_shape import ModelShape
+from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
+from posttrain.options.adapter import run_model
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
-from posttrain.runs.folder import saved_recipe
-from posttrain.runs.harness import Harness, HarnessOptions, require_resume
+from posttrain.runs.folder import shown
 from posttrain.runs.named_inputs import inputs_of_rows
-from posttrain.runs.reports import EvaluationReport, Run, StepReport
+from posttrain.runs.planned_memory import sft_setup
+from posttrain.runs.reports import Run
 from posttrain.runs.run_folder import RunFolder
-from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, require_same_inputs
-from posttrain.runs.threads import ThreadClaim, claim_threads
-from posttrain.runs.trackers.tracker import require_trackers
-from posttrain.runs.watchers import Watcher, require_watchers
+from posttrain.runs.watchers import Watcher
 from posttrain.tasks.dataset import Rows
+from posttrain.tasks.row_files.rows import NO_ROWS_GIVEN, GivenRows
+from posttrain.training.caller.caller_inputs import shape_input
+from posttrain.training.caller.caller_objects import StartOptions
+from posttrain.training.fit.fit import run_fit, show_plan
+from posttrain.training.fit.fit_report import write_model
+from posttrain.training.fit.fit_session import FitObjective, FitSession, HeldOutResults, policy_to_train
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.sft.demonstration_set import DemonstrationSet, demonstrations_of
-from posttrain.training.sft.learned_rows import NOTHING_GIVEN, GivenRows, row_examples
-from posttrain.training.sft.sft_report import last_lines, preview_lines, sft_plan_lines, summary_of, write_model
-from posttrain.training.sft.sft_state import TrainedBySupervision
+from posttrain.training.sft.learned_rows import RowExamples, row_examples
 from posttrain.training.sft.supervised import accumulate, held_out_loss
-
-PREVIEWED = 2
-"""Examples that a dry run shows."""
+from posttrain.training.trained import FitState
 
 
-class ExampleSource(Protocol):
-    """What there is to learn from."""
+@dataclass(slots=True, kw_only=True)
+class SftState(FitState):
+    """What a supervised run counts."""
 
-    def batch(self, first: int, options: SftOptions) -> list[Example]:
-        """The examples of an update, from a number on that counts them from the beginning of the run."""
-        ...
+    cursor: ClassVar[str] = "next_example"
+    next_example: int = 0
+    eval_loss: float | None = None
+    """Held-out loss when last measured; a finished run measures it on its final weights."""
+    best_eval_loss: float | None = None
 
-    def held_out(self, options: SftOptions) -> list[Example]:
-        """Examples that are never trained on; there may be none."""
-        ...
-
-    def num_steps(self, options: SftOptions) -> int | None:
-        """Updates until the end, where the examples themselves say so."""
-        ...
-
-    def described(self) -> Sequence[str]:
-        """What the plan says of them, in lines."""
-        ...
-
-    def summary(self) -> Mapping[str, object]:
-        """What summary.json says of them."""
-        ...
+    def saw_evaluation(self, results: Mapping[str, object]) -> None:
+        """Keep a measurement, and the lowest loss; one before training is not a result."""
+        FitState.saw_evaluation(self, results)
+        if self.step:
+            loss = self.eval_loss = cast(float, results["loss"])
+            self.best_eval_loss = loss if self.best_eval_loss is None else min(loss, self.best_eval_loss)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SftSession:
-    """All that a supervised run works with."""
+class SftObjective(FitObjective[Example]):
+    """The mean of -log π over the learned tokens of a batch, in nats per token."""
 
-    config: SftConfig
-    policy: Policy
-    model_name: str
-    """What the plan calls the policy's model."""
-    source: ExampleSource
-    held_out: Sequence[Example]
-    num_steps: int
-    inputs: RunInputs
-    optimizer: OwnOptimizer | None = None
-    """Of the caller, in place of AdamW."""
+    options: SftOptions
+    run: SftState
 
-    @property
-    def plan(self) -> list[str]:
-        """What the run is about to do."""
-        return sft_plan_lines(
-            self.config,
-            self.policy,
-            self.model_name,
-            self.source.described(),
-            num_held_out=len(self.held_out),
-            num_steps=self.num_steps,
-        )
+    def __init__(self, config: SftConfig, policy: Policy, held_out: Sequence[Example]) -> None:
+        self.config, self.policy, self.options, self.held_out = config, policy, config.sft, held_out
+        self.run = SftState()
+
+    def accumulate(self, batch: Sequence[Example]) -> dict[str, float]:
+        """Loss and gradient; on request entropy and accuracy of its tokens."""
+        budget, entropy = self.options.tokens_per_microbatch, self.options.measure_entropy
+        return accumulate(self.policy, batch, budget, measure_entropy=entropy)
+
+    def num_tokens(self, batch: Sequence[Example]) -> int:
+        """Tokens of all rows."""
+        return sum(len(example.tokens) for example in batch)
+
+    def measured(self) -> HeldOutResults:
+        found = held_out_loss(self.policy, self.held_out, self.options.tokens_per_microbatch)
+        return HeldOutResults(found.metrics(), found.summary())
+
+    def memory(self, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
+        return sft_setup(self.config, shape, on_cuda=on_cuda)
+
+    def batch_words(self) -> str:
+        options = self.options
+        longest = min(options.max_length or self.policy.max_positions, self.policy.max_positions)
+        most = [f"{options.rows_per_batch} rows"] if options.rows_per_batch else []
+        if not most or options.rows_per_batch * longest > options.tokens_per_batch:  # else the rows are never full
+            most.append(f"{options.tokens_per_batch} tokens")
+        return " or ".join(most)
+
+    def save(self, folder: RunFolder) -> None:
+        write_model(self.config.model, self.policy, folder, curves=self.config.run.curves, card="")
+
+    def summary(self) -> dict[str, object]:
+        run = self.run
+        return {"eval_loss": run.eval_loss, "best_eval_loss": run.best_eval_loss, "examples": run.next_example}
+
+    def result_lines(self, folder: Path) -> list[str]:
+        run, folder, rows = self.run, shown(folder), isinstance(self.config.task, DatasetOptions)
+        result = "no rows were held out, so there is no held-out loss,"
+        if run.eval_loss is not None:
+            lowest = "" if run.eval_loss == run.best_eval_loss else f" (at its lowest {run.best_eval_loss:.4f})"
+            first = f"{run.before['loss']:.4f} → " if run.before else ""
+            result = f"held-out loss {first}{run.eval_loss:.4f} nats/token{lowest}"
+        return [
+            f"{result} after {run.num_tokens / 1e6:.1f} M tokens",
+            f"model        {run_model(folder)}",
+            f"talk to it   posttrain chat {folder}" if rows else f"measure it   posttrain eval {folder}",
+        ]
 
 
 def train_sft(
@@ -112,76 +132,39 @@ def train_sft(
     `policy` (made by `posttrain.as_policy`) takes the place of the config's model, of which the parameters that require
     a gradient are trained, `rows` that of the task's file, `held_out_rows` are to be measured on, and `optimizer` takes
     the place of AdamW.  `watchers` see each step, each measurement, each checkpoint and the end.  With `resume` the run
-    in `config.run.folder` goes on from its last checkpoint, or with `from_step` from that of an earlier step; with
-    `accept_changes` also where model or rows are no longer what they were.
+    in `config.run.folder` resumes from its last checkpoint, or with `from_step` from that of an earlier step; with
+    `accept_changes` also where model or rows have changed.
     """
-    require_resume(from_step, resume=resume)
-    require_trackers(config.run.report_to, config.tracker)
-    given = GivenRows(
-        rows=None if rows is None else list(rows), held_out=None if held_out_rows is None else list(held_out_rows)
-    )
-    inputs = inputs_of_sft(config, policy, given)
+    start = StartOptions(watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes)
+    given = GivenRows(rows=rows, held_out=held_out_rows)
+    own = None if policy is None else shape_input(policy)
+    inputs = inputs_of_rows(config.model, config.task, policy=own, rows=given.rows, held_out_rows=given.held_out)
     config = resolved_config(config, adapter=None if policy is None else trains_adapter(policy.model))
-    if resume:
-        inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=accept_changes)
-    watching = require_watchers(watchers)
-    with claim_threads(config.run.threads) as threads:
-        session = open_sft(config, inputs, policy, given)
-        options = sft_harness_options(session, watching, from_step=from_step)
-        folder = (
-            RunFolder.resume(config.run.folder)
-            if resume
-            else RunFolder.create(config.run.folder, saved_recipe(config), overwrite=config.run.overwrite)
-        )
-        return fit(replace(session, optimizer=optimizer), folder, threads, options, resume=resume)
+    return run_fit(config, inputs, start, partial(open_sft, config, policy, given, optimizer))
 
 
 def show_sft_plan(config: SftConfig) -> None:
-    """Print what a run would be, its first rows as they are learned, and the seconds of one update, taking none."""
+    """Print the plan of a run; train nothing."""
     config = resolved_config(config)
-    with claim_threads(config.run.threads):
-        session = open_sft(config, RunInputs(), None, NOTHING_GIVEN)
-        batch, began = session.source.batch(0, config.sft), perf_counter()
-        accumulate(session.policy, batch, config.sft.tokens_per_microbatch)
-        seconds = perf_counter() - began
-        print("\n".join(session.plan))
-        print(f"time       about {seconds * session.num_steps / 60:.1f} min: {seconds:.2f} s a step")
-        print("\n".join(preview_lines(session.policy, batch[:PREVIEWED])))
+    show_plan(config, partial(open_sft, config))
 
 
-def open_sft(config: SftConfig, inputs: RunInputs, policy: Policy | None, given: GivenRows) -> SftSession:
+def open_sft(
+    config: SftConfig,
+    policy: Policy | None = None,
+    given: GivenRows = NO_ROWS_GIVEN,
+    optimizer: OwnOptimizer | None = None,
+) -> AbstractContextManager[FitSession[Example]]:
     """Load or make the model, and read all there is to learn from."""
-    if policy is not None:
-        name = policy.model.name_or_path or "a model object"
-        if isinstance(config.model, ModelOptions):
-            require_device_of(policy.device, config.model.device)
-    else:
-        name = config.model.path if isinstance(config.model, ModelOptions) else "new"
-        policy = sft_policy(config)
-    policy.require_as_made()
-    require_whole_adapter(policy.model)
+    policy, name = policy_to_train(config.model, policy, seed=config.run.seed)
     source = example_source(config, policy, given)
-    num_steps = source.num_steps(config.sft) or config.run.num_steps
-    return SftSession(
-        config=config,
-        policy=policy,
-        model_name=name,
-        source=source,
-        held_out=source.held_out(config.sft),
-        num_steps=num_steps,
-        inputs=inputs,
+    objective = SftObjective(config, policy, source.held_out(config.sft))
+    return nullcontext(
+        FitSession(config=config, model_name=name, source=source, objective=objective, own_optimizer=optimizer)
     )
 
 
-def sft_policy(config: SftConfig) -> Policy:
-    """The model of the recipe, from its folder or from nothing."""
-    if isinstance(config.model, ModelOptions):
-        return load_policy_to_train(config.model, seed=config.run.seed)
-    tokenizer = new_tokenizer(config.model.template)
-    return as_policy(new_model(config.model, tokenizer, seed=config.run.seed), tokenizer)
-
-
-def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> ExampleSource:
+def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> RowExamples | DemonstrationSet:
     """The rows of the recipe, or of the caller, or the demonstrations of its task."""
     options = config.model.template_options if isinstance(config.model, ModelOptions) else {}
     most_tokens = None if config.sft.long_rows == "cut" else policy.max_positions  # to be cut, all is read
@@ -195,7 +178,7 @@ def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> Examp
             seed=config.run.seed,
             given=given,
         )
-    if given != NOTHING_GIVEN:
+    if given != NO_ROWS_GIVEN:
         raise UserError(
             f"rows: the task is {config.task.name}, which makes demonstrations of its own.  Use task ="
             ' {"name": "dataset"}.'
@@ -206,87 +189,3 @@ def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> Examp
         seed=config.run.seed,
         num_different=config.sft.num_demonstrations,
     )
-
-
-def inputs_of_sft(config: SftConfig, policy: Policy | None, given: GivenRows) -> RunInputs:
-    """What a run is made of beside its config."""
-    own = None if policy is None else policy_input(policy)
-    return inputs_of_rows(config.model, config.task, policy=own, rows=given.rows, held_out_rows=given.held_out)
-
-
-def policy_input(policy: Policy) -> RunInput:
-    """A policy that a caller brings."""
-    count = sum(each.numel() for each in policy.model.parameters())
-    return RunInput(f"{class_name(policy.model)} of {count} parameters")
-
-
-def fit(
-    session: SftSession,
-    folder: RunFolder,
-    threads: ThreadClaim,
-    harness_options: HarnessOptions,
-    *,
-    resume: bool = False,
-) -> Run:
-    """The loop: a batch of examples, its gradient, a step; measured and saved every so often."""
-    source, options, num_steps = session.source, session.config.sft, session.num_steps
-    seed = session.config.run.seed
-    trained = TrainedBySupervision(session.policy, options, seed=seed, optimizer=session.optimizer)
-    with Harness(folder, trained, harness_options) as harness:
-        notes = [*(harness.resume(threads) if resume else []), *session.inputs.notes]
-        folder.write_inputs(session.inputs)
-        folder.write_tokenizer(session.policy.tokenizer)
-        harness.start([*session.plan, *notes])
-        if not trained.step:
-            folder.append_metrics(0, measured(session, trained, harness))
-        with harness.naming_the_step():
-            for step in harness.steps():
-                with harness.clock("update"):
-                    batch = source.batch(trained.run.next_example, options)
-                    metrics = trained.learn(batch, step, num_steps)
-                if step % options.eval_every == 0 or step == num_steps:
-                    metrics |= measured(session, trained, harness)
-                tokens = sum(len(example.tokens) for example in batch)
-                harness.record(StepReport(step=step, metrics=metrics, num_tokens=tokens))
-        finished = trained.step >= num_steps or (harness.told_to_stop and not harness.interruption)
-        summary: dict[str, object] = {}
-        if finished:
-            write_model(session.config, session.policy, folder.path)
-            summary = {**summary_of(trained.run), **source.summary()}
-        harness.end(summary, last_lines(session.config, folder.path, trained.run, finished=finished))
-    return Run(folder=folder.path, summary=summary, interrupted=not finished)
-
-
-def measured(session: SftSession, trained: TrainedBySupervision, harness: Harness) -> dict[str, float]:
-    """The held-out loss and what goes with it; nothing where nothing is held out."""
-    if not session.held_out:
-        return {}
-    with harness.clock("evaluate"):
-        found = held_out_loss(session.policy, session.held_out, session.config.sft.tokens_per_microbatch)
-        metrics = found.metrics()
-        harness.evaluated(EvaluationReport(step=trained.step, results=metrics))
-    trained.run.saw_evaluation(found)
-    return metrics
-
-
-def sft_harness_options(
-    session: SftSession, watchers: Sequence[Watcher] = (), *, from_step: int | None = None
-) -> HarnessOptions:
-    """What holds a supervised run together."""
-    config = session.config
-    return HarnessOptions(
-        run=replace(config.run, num_steps=session.num_steps),
-        checkpoint=config.checkpoint,
-        time_by_stage=False,
-        watchers=watchers,
-        score=lower_loss,
-        config=config,
-        from_step=from_step,
-        kept_from={"metrics.jsonl": 1},
-    )
-
-
-def lower_loss(metrics: Mapping[str, float]) -> float | None:
-    """The best checkpoint is the one whose held-out loss is lowest."""
-    loss = metrics.get("eval/loss")
-    return None if loss is None else -loss

@@ -1,0 +1,73 @@
+"""What the commands that train a model share: `posttrain rl`, `sft`, `reward-model` and `dpo`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, TypeVar
+
+from posttrain.commands.arguments import (
+    INTERRUPTED,
+    TrustSwitch,
+    configured,
+    recipe_layers,
+    require_model,
+    resumed,
+    split_arguments,
+    switch_value,
+)
+from posttrain.commands.flags import CommandSpec
+from posttrain.config import TrainingConfig
+from posttrain.config.kinds import COMMAND_OF
+from posttrain.options.model import ModelOptions
+from posttrain.runs.interruption import stopped_while_loading
+
+Kind = TypeVar("Kind", bound=TrainingConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSwitches(TrustSwitch):
+    """What these commands do with the recipe."""
+
+    dry_run: bool = False
+    """Show the plan, with seconds per step from one timed step, and the first completions, rows or pairs as they are
+    read and scored or learned; train nothing."""
+    resume: str = ""
+    """Continue the run in this folder exactly where its last checkpoint left it."""
+    from_step: int | None = None
+    """With --resume: go on from the checkpoint of this step; what came after it is removed."""
+    accept_changes: bool = False
+    """With --resume: go on although model, rows, rewards or files have changed since the run began; inputs.json notes
+    it."""
+
+
+def run_command(
+    kind: type[Kind], program: CommandSpec, act: Callable[[Kind, Any, str, bool], int], arguments: Sequence[str]
+) -> int:
+    """Read the recipe, or that of the run that is resumed, and act on it: with its switches, names and `resume`."""
+    command = next(name for each, name in COMMAND_OF.items() if each is kind)
+    given = split_arguments(arguments)
+    folder = switch_value("resume", given)
+    with stopped_while_loading(folder, command):
+        if folder:
+            config, switches = resumed(kind, folder, given, program)
+        else:
+            config, switches = configured(kind, recipe_layers(given), given.flags, program)
+            if isinstance(config.model, ModelOptions):
+                require_model(config.model)
+        return act(config, switches, " ".join(given.positional), bool(folder))
+
+
+def fit_command(kind: type[Kind], program: CommandSpec, module: str, train: str, show: str) -> Callable[..., int]:
+    """The `main` of a command on rows or pairs; its functions `train` and `show` are loaded when they are needed."""
+
+    def act(config: Kind, switches: TrainingSwitches, recipe: str, resume: bool) -> int:
+        functions = import_module(module)
+        if switches.dry_run:
+            getattr(functions, show)(config)
+            return 0
+        start = {"from_step": switches.from_step, "accept_changes": switches.accept_changes}
+        run = getattr(functions, train)(config, resume=resume, **start)
+        return INTERRUPTED if run.interrupted else 0
+
+    return partial(run_command, kind, program, act)

@@ -1,0 +1,269 @@
+"""Direct preference optimisation on pairs: what an update minimises beside a reference, and what is measured."""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, cast
+
+import torch
+
+from posttrain.algorithms.preference_losses import PREFERENCE_LOSSES, PairObjective
+from posttrain.config import DpoConfig
+from posttrain.errors import UserError
+from posttrain.models.memory.memory_parts import MemorySetup
+from posttrain.models.memory.model_shape import ModelShape
+from posttrain.models.policy import Policy
+from posttrain.options.adapter import run_model
+from posttrain.options.dpo import DpoOptions
+from posttrain.records import Preference
+from posttrain.runs.checkpoint import Checkpoint
+from posttrain.runs.folder import shown
+from posttrain.runs.harness import Harness
+from posttrain.runs.intervals import mean_intervals, share_of_pairs_interval
+from posttrain.runs.planned_memory import dpo_setup
+from posttrain.runs.reports import Metrics
+from posttrain.runs.run_folder import RunFolder
+from posttrain.runs.tensor_state import Tensors
+from posttrain.tasks.preference_set import PreferenceSet
+from posttrain.training.dpo.pair_update import (
+    MeasuredPairs,
+    PairReference,
+    accumulate,
+    logprobs_without_gradient,
+    said_lengths,
+)
+from posttrain.training.fit.fit_report import write_model
+from posttrain.training.fit.fit_session import FitObjective, HeldOutResults
+from posttrain.training.reference import Reference
+from posttrain.training.trained import FitState
+
+WITH_INTERVAL = ("pairs/accuracy", "pairs/margin")
+"""Of held-out pairs, the means that come with an interval, beside the loss."""
+TABLE = {
+    "ranked right": "pairs/accuracy",
+    "margin": "pairs/margin",
+    "loss": "loss",
+    "log π of chosen": "logps/chosen",
+    "log π of rejected": "logps/rejected",
+}
+"""Rows of the last table."""
+
+
+@dataclass(slots=True, kw_only=True)
+class DpoState(FitState):
+    """What a run on pairs counts; tokens of prompts once for each answer."""
+
+    cursor: ClassVar[str] = "next_pair"
+    round: int = 0
+    """The round whose pairs are learned; 0 where they are of rows."""
+    next_pair: int = 0
+    """The first pair of the next batch, counted from the beginning of the run or of the round."""
+    places: list[str] = field(default_factory=list)
+    """What the pairs of the round are called."""
+    num_updates: int = 0
+    num_pairs: int = 0
+    """Learned so far, each as often as it was."""
+    completion_tokens: int = 0
+    """Sampled in rounds."""
+    rounds: list[dict[str, object]] = field(default_factory=list)
+    """What summary.json says of each round."""
+    transcripts: list[list[str]] = field(default_factory=list)
+    """[prompt, completion before training] of the problems that the end of a run in rounds shows side by side."""
+
+    def count(self, num_items: int, num_tokens: int) -> None:
+        FitState.count(self, num_items, num_tokens)
+        self.num_updates += 1
+        self.num_pairs += num_items
+
+
+class DpoObjective(FitObjective[Preference]):
+    """A loss of how much likelier than under the reference both answers of a pair are."""
+
+    by_stage = True
+    options: DpoOptions
+    run: DpoState
+
+    def __init__(
+        self,
+        config: DpoConfig,
+        policy: Policy,
+        pairs: PreferenceSet,
+        *,
+        model_name: str = "",
+        reference: Reference | None = None,
+    ) -> None:
+        """Without a `reference` it is the policy as it is now."""
+        self.config, self.policy, self.pairs, self.model_name = config, policy, pairs, model_name
+        self.options = config.dpo.resolved()
+        self.held_out, self.run = pairs.held_out, DpoState()
+        self.reference = PairReference(policy, self.options, reference)
+        self.loss = pair_objective(self.options)
+
+    def begin(self, harness: Harness) -> None:
+        with harness.clock("reference"):
+            self.keep_reference()
+
+    def keep_reference(self) -> None:
+        """The same without a clock."""
+        self.reference.begin("training", self.pairs.training)
+        self.reference.begin("held_out", self.held_out)
+
+    def accumulate(self, batch: Sequence[Preference]) -> dict[str, float]:
+        """Loss, gradient, and means over the pairs."""
+        numbers = [self.pairs.number(self.run.first + place) for place in range(len(batch))]
+        reference = self.reference.logprobs("training", numbers, batch)
+        loss, measured = accumulate(self.policy, batch, reference, self.loss, self.options.tokens_per_microbatch)
+        return {"loss": loss, **measured.means()}
+
+    def counted(self, batch: Sequence[Preference]) -> dict[str, float]:
+        return {"num_pairs": float(len(batch))}
+
+    def num_tokens(self, batch: Sequence[Preference]) -> int:
+        """Tokens of pairs, those of a prompt counted with each of its answers, as TRL counts them."""
+        return sum(2 * len(pair.prompt.tokens) + len(pair.chosen) + len(pair.rejected) for pair in batch)
+
+    def measured(self) -> HeldOutResults:
+        pairs = self.held_out
+        policy = logprobs_without_gradient(self.policy, pairs, self.options.tokens_per_microbatch)
+        reference = self.reference.logprobs("held_out", range(len(pairs)), pairs)
+        metrics = held_out_pair_metrics(MeasuredPairs.of(self.loss, policy, reference, said_lengths(pairs)), pairs)
+        return HeldOutResults(metrics, {name.removeprefix("eval/"): value for name, value in metrics.items()})
+
+    def score(self, metrics: Metrics) -> float | None:
+        """The best checkpoint has the highest held-out accuracy, in rounds; of rows it ranks the most pairs right."""
+        return metrics.get("eval/accuracy_sampled", metrics.get("eval/pairs/accuracy"))
+
+    def tensors(self) -> Mapping[str, Tensors]:
+        """Of the reference: log-probs that are kept, and a policy that is not the first one."""
+        return self.reference.tensors()
+
+    def state(self) -> Mapping[str, object]:
+        """A digest of the pairs whose log-probs are kept."""
+        return {"pairs": pairs_digest(self.pairs)} if self.reference.kept and not self.options.rounds else {}
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Restore the reference.  Raises UserError where its log-probs are of other pairs."""
+        if "pairs" in saved.state and saved.state["pairs"] != pairs_digest(self.pairs):
+            raise UserError(
+                "dpo.reference = precomputed: the log-probs of the reference in the checkpoint are of other pairs than"
+                " those of now, and the first policy is gone.  Give the pairs back, or start another run; with"
+                " dpo.reference = live pairs may change."
+            )
+        self.reference.restore(saved.tensors)
+
+    def memory(self, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
+        return dpo_setup(self.config, shape, on_cuda=on_cuda)
+
+    def loss_lines(self) -> list[str]:
+        options = self.options
+        whose = "the policy at the beginning" + (" of each round" if options.refresh_reference else "")
+        how = "asked once for all pairs" if options.reference == "precomputed" else "asked for each batch"
+        return [f"loss       {loss_in_words(options)}", f"reference  {whose}, {how}"]
+
+    def batch_words(self) -> str:
+        return f"{self.options.pairs_per_batch} pairs"
+
+    def save(self, folder: RunFolder) -> None:
+        card = (
+            f"---\nlibrary_name: transformers\ntags: [posttrain, dpo]\n---\n\n# {folder.path.name}\n\n"
+            f"{self.model_name}, trained with posttrain on pairs of answers: {loss_in_words(self.options)}.\n\n"
+            "The recipe is `config.yaml` in the run folder.\n"
+        )
+        write_model(self.config.model, self.policy, folder, curves=self.config.run.curves, card=card)
+
+    def summary(self) -> dict[str, object]:
+        run = self.run
+        return {
+            "updates": run.num_updates,
+            "loss": loss_in_words(self.options),
+            "pairs_learned": run.num_pairs,
+            **({"rounds": run.rounds} if self.options.rounds else {}),
+            "seconds": {**run.seconds, "total": sum(run.seconds.values())},
+            "tokens": {"trained": run.num_tokens, "completion": run.completion_tokens},
+            "device": str(self.policy.device),
+            "machine": {"cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        }
+
+    def result_lines(self, folder: Path) -> list[str]:
+        folder = shown(folder)
+        return [
+            "",
+            *(table_lines(self.table()) or ["Nothing was held out, so nothing was measured before and after."]),
+            "",
+            *self.transcript_lines(),
+            f"model        {run_model(folder)}",
+            f"talk to it   posttrain chat {folder}",
+        ]
+
+    def table(self) -> list[tuple[str, str, str]]:
+        before, after = self.run.before, self.run.after
+        rows = [
+            (label, with_interval(before, name), with_interval(after, name))
+            for label, name in TABLE.items()
+            if name in before and name in after
+        ]
+        return [("held-out pairs", "before", "after"), *rows] if rows else []
+
+    def transcript_lines(self) -> list[str]:
+        return []
+
+
+def pair_objective(options: DpoOptions) -> PairObjective:
+    """The loss of a pair."""
+    assert options.length_normalized is not None, "filled in with the options"
+    return PairObjective(
+        loss=PREFERENCE_LOSSES[options.loss],
+        beta=options.beta,
+        label_smoothing=options.label_smoothing,
+        unbiased_smoothing=options.loss == "robust",
+        length_normalized=options.length_normalized,
+        nll_weight=options.nll_weight,
+    )
+
+
+def held_out_pair_metrics(found: MeasuredPairs, pairs: Sequence[Preference]) -> dict[str, float]:
+    """What held-out pairs say under the names of docs/metrics.md; intervals by bootstrap over prompts."""
+    columns = {"loss": found.losses, **{each: found.columns[each] for each in WITH_INTERVAL}}
+    metrics = {f"eval/{name}": value for name, value in found.means().items()}
+    metrics["eval/loss"] = found.losses.mean().item()
+    prompts = [pair.prompt.tokens for pair in pairs]
+    intervals = mean_intervals(prompts, torch.stack([*columns.values()], dim=1).detach().numpy())
+    for name, (low, high) in zip(columns, intervals, strict=True):
+        if name == "pairs/accuracy":
+            low, high = share_of_pairs_interval(prompts, metrics["eval/pairs/accuracy"], (low, high))
+        metrics[f"eval/{name}_low"], metrics[f"eval/{name}_high"] = low, high
+    return metrics
+
+
+def pairs_digest(pairs: PreferenceSet) -> str:
+    """A digest of the tokens of all pairs, in their order."""
+    parts = [
+        [(pair.prompt.tokens, pair.chosen, pair.rejected) for pair in part] for part in (pairs.training, pairs.held_out)
+    ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def loss_in_words(options: DpoOptions) -> str:
+    """What is minimised."""
+    parts = [f"{options.loss}, beta {options.beta:g}"]
+    parts += [f"{options.label_smoothing:g} of the labels taken to be wrong"] if options.label_smoothing else []
+    parts += ["log-probs per token"] if options.length_normalized else []
+    parts += [f"{options.nll_weight:g} × -log π of chosen answers per token"] if options.nll_weight else []
+    return ", ".join(parts)
+
+
+def with_interval(results: Mapping[str, object], name: str) -> str:
+    """One result, with its 95% interval where it has one."""
+    value = cast(float, results[name])
+    if f"{name}_low" not in results:
+        return f"{value:.3f}"
+    low, high = (cast(float, results[f"{name}_{end}"]) for end in ("low", "high"))
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def table_lines(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """A table of three columns."""
+    wide, width = (max([18, *(len(row[column]) for row in rows)]) + 2 for column in (0, 1))
+    return [f"{label:<{wide}}{left:<{width}}{right}" for label, left, right in rows]

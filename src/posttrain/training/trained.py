@@ -1,0 +1,187 @@
+"""What a run trains and keeps between steps: weights, optimiser and counters, as checkpoints save and restore them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from posttrain.models.policy import Policy
+from posttrain.runs.checkpoint import Checkpoint
+from posttrain.runs.tensor_state import (
+    Tensors,
+    frozen_state,
+    module_tensors,
+    optimizer_tensors,
+    require_same_frozen,
+    restore_module,
+    restore_optimizer,
+)
+from posttrain.training.optimizer import POLICY, OwnOptimizer
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """Counters and results that every run keeps; plain data."""
+
+    step: int = 0
+    """Steps finished."""
+    num_tokens: int = 0
+    """Tokens that went through the policy, prompts included."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall time by stage, resumed parts included."""
+    before: dict[str, object] = field(default_factory=dict)
+    """Held-out results before training, as summary.json has them."""
+
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        """Count the time of stages."""
+        for stage, value in seconds.items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + value
+
+    def restore(self, saved: Mapping[str, object]) -> None:
+        """Restore the counters of a checkpoint; a single number of seconds is that of an earlier version's updates."""
+        for name, value in saved.items():
+            setattr(self, name, {"update": value} if name == "seconds" and isinstance(value, float) else value)
+
+
+@dataclass(slots=True, kw_only=True)
+class RunState(Counters):
+    """What a run by reward counts."""
+
+    num_updates: int = 0
+    """Optimiser updates taken."""
+    completion_tokens: int = 0
+    sampled_tokens: int = 0
+    """Completion tokens sampled in training, those of groups that dynamic sampling set aside included."""
+    trained_tokens: int = 0
+    best_accuracy: float | None = None
+    evaluations_since_best: int = 0
+    transcripts: list[list[str]] = field(default_factory=list)
+    """[prompt, completion before training] of the problems that the end shows side by side."""
+    recipe: str = ""
+    """File or name of the recipe that the run was started with, where it is known."""
+
+    def saw_evaluation(self, accuracy: float) -> None:
+        """Count an evaluation along the way towards the best one."""
+        if self.best_accuracy is None or accuracy > self.best_accuracy:
+            self.best_accuracy, self.evaluations_since_best = accuracy, 0
+        else:
+            self.evaluations_since_best += 1
+
+
+@dataclass(slots=True, kw_only=True)
+class FitState(Counters):
+    """What a run on rows or pairs counts."""
+
+    cursor: ClassVar[str]
+    """The counter of the rows or pairs that were learned, which says where the next batch begins."""
+    after: dict[str, object] = field(default_factory=dict)
+    """Held-out results when last measured."""
+
+    @property
+    def first(self) -> int:
+        """The first row or pair of the next batch, counted from the beginning of the run."""
+        found: int = getattr(self, self.cursor)
+        return found
+
+    def count(self, num_items: int, num_tokens: int) -> None:
+        """Count a batch that was learned."""
+        setattr(self, self.cursor, self.first + num_items)
+        self.num_tokens += num_tokens
+
+    def saw_evaluation(self, results: Mapping[str, object]) -> None:
+        """Keep what was measured: before the first step as `before`, later as `after`."""
+        if self.step:
+            self.after = dict(results)
+        else:
+            self.before = dict(results)
+
+
+class SavedPart(Protocol):
+    """What else the next step reads beside modules, optimiser and counters."""
+
+    def tensors(self) -> Mapping[str, Tensors]:
+        """Its tensors, by the name of their file."""
+        ...
+
+    def state(self) -> Mapping[str, object]:
+        """Its other state, JSON-serialisable."""
+        ...
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Restore it from a checkpoint, whose counters are restored already."""
+        ...
+
+
+State = TypeVar("State", bound=Counters, covariant=True)
+
+
+class Trained(Generic[State]):
+    """The modules that a run trains, their optimiser and the run's counters."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer | OwnOptimizer,
+        run: State,
+        *,
+        parts: Sequence[SavedPart] = (),
+        head: Mapping[str, nn.Module] | None = None,
+        updates_per_step: int = 1,
+    ) -> None:
+        """`head` is trained beside the policy, under the name of its file in checkpoints."""
+        self.policy, self.run, self.parts, self.updates_per_step = policy, run, parts, updates_per_step
+        self.own_optimizer = optimizer if isinstance(optimizer, OwnOptimizer) else None
+        self.optimizer = optimizer.optimizer if isinstance(optimizer, OwnOptimizer) else optimizer
+        self.modules: Mapping[str, nn.Module] = {POLICY: policy.model, **(head or {})}
+
+    @property
+    def step(self) -> int:
+        """Steps finished."""
+        return self.run.step
+
+    @property
+    def seconds(self) -> float:
+        """What steps and evaluations have taken, resumed parts included."""
+        return sum(self.run.seconds.values())
+
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        """Count the time of a step, by stage."""
+        self.run.add_seconds(seconds)
+
+    @cached_property
+    def frozen(self) -> Mapping[str, object]:
+        """A digest of the frozen weights, which checkpoints leave out; those never change."""
+        return frozen_state(self.policy.model, self.policy.model.name_or_path or "a model object")
+
+    def tensors(self) -> Mapping[str, Tensors]:
+        """All tensors that the next step reads, by the name of their file."""
+        found: dict[str, Tensors] = {name: module_tensors(module) for name, module in self.modules.items()}
+        found["optimizer"] = optimizer_tensors(self.optimizer)[0]
+        for part in self.parts:
+            found |= part.tensors()
+        return found
+
+    def state(self) -> Mapping[str, object]:
+        """Non-tensor state, JSON-serialisable."""
+        found = {"run": asdict(self.run), "optimizer": optimizer_tensors(self.optimizer)[1], **self.frozen}
+        for part in self.parts:
+            found |= part.state()
+        return found
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Restore everything from a checkpoint."""
+        optimizer, run = saved.state["optimizer"], saved.state["run"]
+        assert isinstance(optimizer, Mapping)
+        assert isinstance(run, Mapping)
+        require_same_frozen(self.frozen, saved.state)
+        self.run.restore(run)
+        for part in self.parts:
+            part.restore(saved)
+        if self.own_optimizer is not None:
+            self.own_optimizer.advance(max(0, saved.step * self.updates_per_step - 1))
+        for name, module in self.modules.items():
+            restore_module(module, saved.tensors[name])
+        restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
