@@ -117,8 +117,8 @@ def test_a_template_that_fills_memory_is_stopped(monkeypatch: pytest.MonkeyPatch
 
 def test_memory_is_bounded_while_other_threads_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a server, and in a script that loaded a model by transformers, which leaves a thread."""
-    monkeypatch.setattr(bounded_rendering.os, "sysconf", lambda name: 0)
-    done, before = threading.Event(), bounded_rendering.resource.getrlimit(bounded_rendering.resource.RLIMIT_AS)
+    monkeypatch.setattr(chat_templates.os, "sysconf", lambda name: 0)
+    done, before = threading.Event(), chat_templates.resource.getrlimit(chat_templates.resource.RLIMIT_AS)
     others = [threading.Thread(target=done.wait) for _ in range(2)]
     for thread in others:
         thread.start()
@@ -127,13 +127,13 @@ def test_memory_is_bounded_while_other_threads_are_alive(monkeypatch: pytest.Mon
             rendered("{{ 'a' * 3000000000 }}")
     finally:
         done.set()
-    assert bounded_rendering.resource.getrlimit(bounded_rendering.resource.RLIMIT_AS) == before
+    assert chat_templates.resource.getrlimit(chat_templates.resource.RLIMIT_AS) == before
 
 
 def test_renderings_side_by_side_share_one_limit_and_the_last_takes_it_back() -> None:
-    resource = bounded_rendering.resource
+    resource = chat_templates.resource
     before = resource.getrlimit(resource.RLIMIT_AS)
-    memory, inside, leave = bounded_rendering.MemoryLimit(), threading.Event(), threading.Event()
+    memory, inside, leave = chat_templates.MemoryLimit(), threading.Event(), threading.Event()
 
     def wait() -> None:
         inside.set()
