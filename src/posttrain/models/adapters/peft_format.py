@@ -145,16 +145,14 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
         "base_model_name_or_path": str(Path(base).resolve()) if base and Path(base).is_dir() else base,
         "inference_mode": True,
         "r": first.rank,
-        "lora_alpha": whole_as_integer(first.alpha),
+        "lora_alpha": alpha_number(first.alpha),
         "lora_dropout": first.dropout,
         "use_rslora": first.rslora,
         "target_modules": sorted(set(layers) - set(parameters)),
         **({"target_parameters": parameters} if parameters else {}),
         "rank_pattern": {name: each.options.rank for name, each in layers.items() if each.options.rank != first.rank},
         "alpha_pattern": {
-            name: whole_as_integer(each.options.alpha)
-            for name, each in layers.items()
-            if each.options.alpha != first.alpha
+            name: alpha_number(each.options.alpha) for name, each in layers.items() if each.options.alpha != first.alpha
         },
         "fan_in_fan_out": any(isinstance(layer.base_layer, Conv1D) for layer in layers.values()),
         "init_lora_weights": True,
@@ -164,7 +162,7 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
     }
 
 
-def whole_as_integer(number: float) -> float | int:
+def alpha_number(number: float) -> float | int:
     """A whole number as such, as peft writes alpha."""
     return int(number) if number == int(number) else number
 
