@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 
 from posttrain.binding import is_own
 from posttrain.config.reward_model import require_one_end
-from posttrain.config.sections import Config, full_section, require_use_for_tracker
+from posttrain.config.sections import Config, own_sections, require_use_for_tracker
 from posttrain.errors import UserError
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.dpo import DpoOptions
+from posttrain.options.engine import EngineOptions, InProcessOptions
 from posttrain.options.grading import GradingOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
@@ -38,12 +39,18 @@ ROWS_NEEDED = (
 )
 
 
+FOR_ROUNDS = "is for rounds, and dpo.rounds = 0 learns the pairs of rows, which are judged already.  Leave it out."
+
+
 def require_rows_or_rounds(sections: Mapping[str, object]) -> None:
-    """Refuse a task of the user's own where there are no rounds, from a recipe's content: nothing of it is imported."""
+    """Refuse a user's class where there are no rounds, from a recipe's content: nothing of it is imported."""
     options = sections.get("dpo")
-    rounds = options.get("rounds") if isinstance(options, Mapping) else None
-    if is_own("task", sections.get("task")) and rounds in (None, 0):
+    if isinstance(options, Mapping) and options.get("rounds") not in (None, 0):
+        return
+    if is_own("task", sections.get("task")):
         raise UserError(ROWS_NEEDED)
+    if is_own("engine", sections.get("engine")):
+        raise UserError(f"engine: {FOR_ROUNDS}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +64,8 @@ class DpoConfig:
     """Of rounds: what completions are judged by; none means the task's own."""
     grading: GradingOptions = field(default_factory=GradingOptions)
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
+    engine: EngineOptions = field(default_factory=InProcessOptions)
+    """Of rounds: what samples."""
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     """Of rounds: how completions are sampled."""
     dpo: DpoOptions = field(default_factory=DpoOptions)
@@ -68,8 +77,8 @@ class DpoConfig:
 
     def __post_init__(self) -> None:
         require_use_for_tracker(self.tracker, self.run)
-        if isinstance(self.task, Mapping):
-            object.__setattr__(self, "task", full_section("task", self.task))
+        for name, section in own_sections(self).items():
+            object.__setattr__(self, name, section)
         if self.model.trains_adapter:
             require_adapter_decay(self.dpo, "dpo")
         for option in ("early_stop_evaluations", "token_limit"):
@@ -93,6 +102,7 @@ class DpoConfig:
             rewards=self.rewards,
             grading=self.grading,
             sandbox=self.sandbox,
+            engine=self.engine,
             rollout=replace(self.rollout, prompts_per_step=self.dpo.prompts_per_round),
             update=UpdateOptions(tokens_per_microbatch=2**62, learning_rate=self.dpo.learning_rate),
             evaluation=self.evaluation,
@@ -106,16 +116,14 @@ class DpoConfig:
             raise UserError(ROWS_NEEDED)
         for section, options in {
             "rewards": self.rewards,
+            "engine": self.engine != InProcessOptions(),
             "rollout": self.rollout != RolloutOptions(),
             "evaluation": self.evaluation != EvaluationOptions(),
             "grading": self.grading != GradingOptions(),
             "sandbox": self.sandbox != SandboxOptions(),
         }.items():
             if options:
-                raise UserError(
-                    f"{section}: is for rounds, and dpo.rounds = 0 learns the pairs of rows, which are judged already."
-                    "  Leave it out."
-                )
+                raise UserError(f"{section}: {FOR_ROUNDS}")
         for option in FOR_PROMPTS:
             value = getattr(task, option)
             if value != getattr(DatasetOptions(), option):

@@ -46,6 +46,8 @@ def named_options(config: AnyConfig) -> Named:
         named |= rows_of_task(config.task)
     elif isinstance(config.task, Mapping):
         named["task.path"] = partial(code, str(config.task["path"]))
+    if isinstance(engine := getattr(config, "engine", None), Mapping):
+        named["engine.path"] = partial(code, str(engine["path"]))
     if isinstance(config.model, ModelOptions):
         named |= files_of_model(config.model)
     for index, reward in enumerate(getattr(config, "rewards", ())):

@@ -11,8 +11,9 @@ from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase
 
 from posttrain.config import Config
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine, sample_groups
-from posttrain.generation.request import Request
+from posttrain.generation.engine import Engine
+from posttrain.generation.groups import sample_groups
+from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
@@ -239,7 +240,7 @@ def evaluation_entry(session: Session, rows: Sequence[Row], group_size: int, log
     config = session.config
     task = rows_task(rows, config.task, session.policy, config.model.template_options)  # type: ignore[arg-type]
     prompts = [task.prompt(row) for row in task.training_rows]
-    request = Request(
+    request = GroupRequest(
         group_size=group_size,
         max_completion_tokens=config.rollout.max_completion_tokens,
         sampling=config.rollout.sampling,

@@ -47,6 +47,7 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
     unused = ["task.path", "task.sources"] if own.rows is not None else []
     unused += ["task.held_out_path"] if own.held_out_rows is not None else []
     unused += ["task."] if own.task is not None else []
+    unused += ["engine."] if own.engine is not None else []
     unused += ["model.path", "model.chat_template"] if own.policy is not None else []
     unused += ["algorithm.path"] if own.algorithm is not None else []
     return RunInputs(objects=objects, files=files | named_files(config, unused=unused))

@@ -7,7 +7,8 @@ from typing import Protocol
 import torch
 
 from posttrain.config import DpoConfig
-from posttrain.generation.engine import require_room_for
+from posttrain.generation.groups import require_room_for
+from posttrain.models.loading.exported_weights import ExportedWeights
 from posttrain.options.dpo import DpoOptions
 from posttrain.records import Preference
 from posttrain.runs.harness import Harness
@@ -186,7 +187,7 @@ class RoundPairs:
     def load_weights(self, trained: TrainedOnPairs) -> None:
         """Have the engine sample from the policy as it is now."""
         self.session.policy.require_as_made()
-        self.session.engine.load(trained.policy.model.state_dict(), trained.run.num_updates)
+        self.session.engine.load(ExportedWeights(trained.policy), trained.run.num_updates)
 
     def measured(self, trained: TrainedOnPairs, harness: Harness) -> dict[str, float]:
         """An evaluation in brief, every so many steps; in full after the last."""
