@@ -51,6 +51,10 @@ class EngineServer:
         return {**said, "version": self.engine.weights_version}
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128  # a client puts a step's completions at once
+
+
 @contextmanager
 def engine_server(folder: Path) -> Iterator[EngineServer]:
     """A server with the model of a folder."""
@@ -67,7 +71,7 @@ def engine_server(folder: Path) -> Iterator[EngineServer]:
         def log_message(self, *_: object) -> None:
             """Says nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     made.port = server.server_port
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
