@@ -27,15 +27,16 @@ import torch
 from torch import Tensor
 
 import posttrain
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.request import Request
+from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.demonstrator import Demonstrator
 from posttrain.options.model import ModelOptions
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Grades, Group, Prompt
 from posttrain.rewards.countdown.step_rewards import HIT, MISS
@@ -181,8 +182,8 @@ def reading(model: str) -> dict[str, float]:
 
     def sampled(prompts: Sequence[Prompt], purpose: str) -> tuple[list[Group], Grades]:
         key = StreamKey(0, purpose, 1)
-        asked = Request(group_size=8, max_completion_tokens=256, sampling=Sampling(), key=key)
-        groups = engine.rollout(prompts, asked)
+        asked = GroupRequest(group_size=8, max_completion_tokens=256, sampling=SamplingParams(), key=key)
+        groups = sample_groups(engine, prompts, asked)
         return groups, grade(groups, task.reward_functions)
 
     groups, grades = sampled(task.prompts(1, range(24)), "student")

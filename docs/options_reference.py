@@ -31,6 +31,8 @@ OWN = {
     " signature.",
     "task": "Of a class of your own the section has `path: FILE.py:CLASS` and the parameters of its signature:"
     " `Class(renderer, *, seed, **options)`.",
+    "engine": "Of a class of your own the section has `path: FILE.py:CLASS` and the parameters of its signature:"
+    " `Class(policy, **options)`.",
     "model": "`posttrain sft` makes a new model unless `model.path` names one that exists, and then takes the same"
     " options as `posttrain rl`.",
 }

@@ -20,6 +20,7 @@ KINDS = (*COMMAND_OF, ChatConfig)
 NO_OPTIONS = {
     "run.model_folder": "a field of what posttrain.train returns",
     "algorithm.path": "names the file of an algorithm of one's own, whose options are its own",
+    "engine.path": "names the file of an engine of one's own, whose options are its own",
     "rewards.nanmean": "a method of torch's tensors",
 }
 FILES = (".py", ".npz", ".png", ".safetensors")

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
         as_recipe,
         load_recipe,
     )
-    from posttrain.generation.engine import Engine
+    from posttrain.generation.engine import Engine, Sampling, SamplingTimeout
     from posttrain.generation.generate import generate
+    from posttrain.generation.request import Continuation, Sampled
     from posttrain.irl_runs.environment import LearnedReward
     from posttrain.irl_runs.run import recover
     from posttrain.models.policy import as_policy
+    from posttrain.records import Finish
     from posttrain.rewards.grading.answers import ProcessReward, Span
     from posttrain.rewards.grading.function import reward_function
     from posttrain.rewards.model import RewardModel, RewardModelEnsemble
@@ -50,8 +52,10 @@ __all__ = [
     "Algorithm",
     "CollectConfig",
     "Config",
+    "Continuation",
     "DpoConfig",
     "Engine",
+    "Finish",
     "IrlConfig",
     "LearnedReward",
     "Probe",
@@ -61,6 +65,9 @@ __all__ = [
     "RewardModelConfig",
     "RewardModelEnsemble",
     "Run",
+    "Sampled",
+    "Sampling",
+    "SamplingTimeout",
     "SftConfig",
     "Span",
     "Task",
@@ -91,6 +98,11 @@ HOMES = {
     "as_recipe": "posttrain.config",
     "load_recipe": "posttrain.config",
     "Engine": "posttrain.generation.engine",
+    "Sampling": "posttrain.generation.engine",
+    "SamplingTimeout": "posttrain.generation.engine",
+    "Continuation": "posttrain.generation.request",
+    "Sampled": "posttrain.generation.request",
+    "Finish": "posttrain.records",
     "LearnedReward": "posttrain.irl_runs.environment",
     "recover": "posttrain.irl_runs.run",
     "as_policy": "posttrain.models.policy",

@@ -80,12 +80,14 @@ def constructed(record: Any, before: str) -> Any:
 
 # What a recipe names as FILE.py:NAME
 
-OWN = {"algorithm": "function", "task": "class"}
+OWN = {"algorithm": "function", "task": "class", "engine": "class"}
 """Sections that may name the user's own by `path: FILE.py:NAME`, and what must be there."""
 
 INSTALLED = {"site-packages", "dist-packages"}
 """Folders of what pip installs, which changes by its version and not by an edit."""
-EXAMPLE = {"algorithm": "my_algorithm", "task": "MyTask"}
+EXAMPLE = {"algorithm": "my_algorithm", "task": "MyTask", "engine": "MyEngine"}
+GIVEN = {"algorithm": ([], []), "task": (["renderer"], ["seed"]), "engine": (["policy"], [])}
+"""What each is called with besides its options: by position, and by name."""
 
 
 def is_own(section: str, content: object) -> bool:
@@ -115,13 +117,13 @@ def own_target(section: str, path: object) -> Callable[..., Any]:
 
 
 def own_schema(section: str, path: object) -> Schema:
-    """What a recipe may say of it: a task is called as `Class(renderer, *, seed, **options)`, others by options alone.
+    """What a recipe may say of it: besides what it is given, it is called by options alone.
 
     Raises UserError where the signature cannot be called so, or has options that no recipe can say.
     """
     target = own_target(section, path)
     leading = Option("path", str, path, f"A {OWN[section]} of your own, as FILE.py:{OWN[section].upper()}.")
-    first, given = (["renderer"], ["seed"]) if section == "task" else ([], [])
+    first, given = GIVEN[section]
     try:
         require_init(target)
         signature = inspect.signature(target)
@@ -131,7 +133,7 @@ def own_schema(section: str, path: object) -> Schema:
             raise UserError(f"a recipe chooses by `{name}`, so that no option can be called that")
         signature.bind(*first, **dict.fromkeys((*given, *schema.own)))
     except (UserError, NameError, TypeError) as error:
-        form = "(renderer, *, seed, **options)" if first else "(**options)"
+        form = f"({', '.join([*first, *(['*'] if given else []), *given, '**options'])})"
         raise UserError(f"{section}: {path} cannot be called as {form}: {error}") from None
     return schema
 

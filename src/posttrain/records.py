@@ -14,6 +14,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+Alternatives = tuple[tuple[tuple[int, float], ...], ...]
+"""For each sampled token the likeliest tokens there with their log-probs in nats, likeliest first."""
+
 
 class Finish(StrEnum):
     """Why a completion ended."""
@@ -123,7 +126,7 @@ class Rollout:
     finish: Finish
     text: str
     """Decoded completion, added tokens such as `<think>` kept, the stop token removed."""
-    alternatives: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    alternatives: Alternatives | None = None
     """For each token the likeliest tokens there with log μ in nats, likeliest first; None where nobody asked."""
     weights_version: int = 0
     """Number of optimiser updates behind the weights that sampled it."""

@@ -19,6 +19,8 @@ from posttrain.cli import main
 from posttrain.commands.request_origin import is_loopback
 from posttrain.commands.serving import completion_service
 from posttrain.commands.serving.http_server import HttpServer, serving
+from posttrain.generation.engine import SamplingTimeout
+from posttrain.generation.in_process import InProcessSampling
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 from posttrain.records import Prompt
@@ -52,15 +54,14 @@ def until(holds: Callable[[], bool]) -> None:
 
 @contextmanager
 def endless(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An engine that samples one token after the other, and ends when `before_token` says so."""
+    """An engine that samples one token after the other, and comes to no end."""
 
-    def rollout(*_: object, before_token: Callable[[], None]) -> None:
-        while True:
-            before_token()
-            time.sleep(0.01)
+    def take(_: InProcessSampling, seconds: float) -> None:
+        time.sleep(0.01)
+        raise SamplingTimeout("Endless", seconds, 1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(server.service.engine, "rollout", rollout)
+        patch.setattr(InProcessSampling, "take", take)
         yield
 
 
@@ -112,7 +113,7 @@ def test_a_client_that_ends_its_sending_and_leaves_later_ends_its_request(
 
 def test_a_client_that_leaves_the_queue_is_not_served(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     served = []
-    monkeypatch.setattr(server.service.engine, "rollout", lambda *a, **k: served.append(a))
+    monkeypatch.setattr(server.service.engine, "open", served.append)
     with server.service.lock:  # as while another request is answered
         second = client(server)
         until(lambda: len(server.service.waiting) == 1)

@@ -13,6 +13,7 @@ from scipy.stats import beta
 from tokenizers.processors import TemplateProcessing
 
 from posttrain.generation.engine import Engine
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import as_policy
@@ -374,7 +375,7 @@ def test_the_shares_of_outcomes_are_of_the_completions_that_have_one() -> None:
 
 def test_evaluation_has_streams_of_its_own_by_name() -> None:
     engine = InProcessEngine(tiny_policy())
-    named = engine.rollout(QUESTIONS.prompts, request(2, 6, key=StreamKey(3, "evaluation", 0)))
+    named = sample_groups(engine, QUESTIONS.prompts, request(2, 6, key=StreamKey(3, "evaluation", 0)))
     assert tokens(sample_answers(engine, QUESTIONS, samples=2)) == [r.tokens for group in named for r in group.rollouts]
 
 

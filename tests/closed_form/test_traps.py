@@ -14,13 +14,14 @@ import torch
 from posttrain.algorithms.advantages import group_zscore
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.forward import Completions
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.rollout import RolloutOptions
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.reference import FrozenCopy
@@ -203,7 +204,7 @@ def test_7_text_that_is_tokenised_apart_and_together_gives_other_tokens() -> Non
 
     # And what was sampled is trained on as it was sampled, not as its text would be tokenised.
     policy = tiny_policy("llama")
-    groups = InProcessEngine(policy).rollout(some_prompts([4] * 4), request(4, 8))
+    groups = sample_groups(InProcessEngine(policy), some_prompts([4] * 4), request(4, 8))
     batch = batch_of(groups, [[1.0] * 4] * 4, ON_POLICY)
     assert batch.completions == tuple(rollout.tokens for group in groups for rollout in group.rollouts)
     assert batch.prompts == tuple(group.prompt.tokens for group in groups)
@@ -243,7 +244,9 @@ def test_9_samples_of_a_cut_distribution_are_not_on_policy_under_the_full_one() 
     with pytest.raises(UserError, match=r"top_p = 0.9 samples from a cut distribution.*allow_cut_sampling"):
         RolloutOptions(top_p=0.9)
     assert RolloutOptions(top_p=0.9, allow_cut_sampling=True).sampling.cuts
-    (group,) = InProcessEngine(tiny_policy()).rollout(some_prompts([4]), request(6, 8, Sampling(top_p=0.9)))
+    (group,) = sample_groups(
+        InProcessEngine(tiny_policy()), some_prompts([4]), request(6, 8, SamplingParams(top_p=0.9))
+    )
     for rollout in group.rollouts:
         assert rollout.cut_logprobs is not None
         gain = [cut - own for own, cut in zip(rollout.logprobs, rollout.cut_logprobs, strict=True)]

@@ -1,7 +1,7 @@
 """What a run is told where its sampler's log-probs are not its trainer's: by an engine elsewhere, and of mixtures."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,17 +12,17 @@ from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
 import posttrain
 from posttrain.cli import main
 from posttrain.errors import RunError, UserError
-from posttrain.generation.engine import require_engine
+from posttrain.generation.engine import Sampling, require_engine
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import gap_metrics, most_of
-from posttrain.generation.request import Request
+from posttrain.generation.request import Request, Sampled
 from posttrain.models.loading.model_folder import load_policy, load_policy_to_train
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
-from posttrain.records import Group, Prompt, Rollout
 from posttrain.runs.alarms import GAP, GAP_LIMIT, MOST_GAPS
 from tests.end_to_end.test_own_objects import Counts, Sums, config, policy_of
 from tests.support.dice import dice
+from tests.support.engines import ChangedSampling
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
 
 
@@ -35,33 +35,32 @@ class Elsewhere(Counts):
     """An engine with random numbers of its own, which changes what ours samples."""
 
     reproducible = False
-    change: Callable[[Rollout], Rollout]
+    change: Callable[[Sampled], Sampled]
 
-    def rollout(self, prompts: Sequence[Prompt], request: Request, **how: Callable[..., None]) -> list[Group]:
-        groups = super().rollout(prompts, request, **how)
-        return [replace(group, rollouts=tuple(map(type(self).change, group.rollouts))) for group in groups]
+    def open(self, request: Request) -> Sampling:
+        return ChangedSampling(super().open(request), lambda done: [type(self).change(each) for each in done])
 
 
 class Doubling(Elsewhere):
     @staticmethod
-    def change(rollout: Rollout) -> Rollout:
-        return replace(rollout, logprobs=tuple(2 * value for value in rollout.logprobs))
+    def change(sampled: Sampled) -> Sampled:
+        return replace(sampled, logprobs=tuple(2 * value for value in sampled.logprobs))
 
 
 class Answering(Elsewhere):
     """Puts tokens that it did not sample in place of the last ones, as sure of them as of a tool's reply."""
 
     @staticmethod
-    def change(rollout: Rollout) -> Rollout:
-        return replace(rollout, logprobs=(*rollout.logprobs[:-1], 0.0))
+    def change(sampled: Sampled) -> Sampled:
+        return replace(sampled, logprobs=(*sampled.logprobs[:-1], 0.0))
 
 
 class Stating(Elsewhere):
     logprob_gap = 0.01
 
     @staticmethod
-    def change(rollout: Rollout) -> Rollout:
-        return replace(rollout, logprobs=tuple(value - 0.05 for value in rollout.logprobs))
+    def change(sampled: Sampled) -> Sampled:
+        return replace(sampled, logprobs=tuple(value - 0.05 for value in sampled.logprobs))
 
 
 class Near(Stating):

@@ -9,6 +9,7 @@ import pytest
 from pyarrow import parquet
 
 import posttrain
+from posttrain.generation.groups import sample_groups
 from posttrain.rewards.grading.function import TrainerState
 from posttrain.runs.prompt_preview import graded_lines
 from posttrain.training.caller.caller_objects import CallerObjects
@@ -89,7 +90,7 @@ def test_a_step_that_is_taken_again_is_journalled_again_word_for_word(run: Path,
 
 def test_what_is_shown_of_a_completion_has_it_too(model: Path, tmp_path: Path) -> None:
     with open_session(config(model, tmp_path / "other"), CallerObjects(**own())) as session:
-        (group,) = session.engine.rollout(session.task.held_out(), session.collector.request(1))
+        (group,) = sample_groups(session.engine, session.task.held_out(), session.collector.request(1))
         grades = session.collector.grade([group])
         lines = graded_lines(group, grades, 0, session.policy.tokenizer)
     letters = sum(map(str.isalpha, group.rollouts[0].text))

@@ -1,7 +1,7 @@
 """`posttrain.train` with objects of one's own in place of what the config describes, and what is said of wrong ones."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ import posttrain
 from posttrain.algorithms.credit import Credit, Evidence
 from posttrain.algorithms.table import grpo
 from posttrain.errors import UserError
+from posttrain.generation.engine import Sampling
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
+from posttrain.models.loading.exported_weights import ExportedWeights
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.records import Group, Prompt
+from posttrain.records import Prompt
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.runs.planned_memory import MachineMemory
 from posttrain.training import report
@@ -75,19 +77,17 @@ class Counts:
 
     tokenizer = property(lambda self: self.inner.tokenizer)
     stop_ids = property(lambda self: self.inner.stop_ids)
-    reproducible = True
+    max_positions = property(lambda self: self.inner.max_positions)
     weights_version = property(lambda self: self.inner.weights_version)
+    reproducible, logprob_gap, suppresses, patience_seconds = True, None, True, 60.0
 
-    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        self.loaded.append((version, weights["model.norm.weight"].clone()))
+    def load(self, weights: ExportedWeights, version: int) -> None:
+        self.loaded.append((version, weights.merged()["model.norm.weight"].clone()))
         self.inner.load(weights, version)
 
-    def room(self, prompt: Prompt) -> int:
-        return self.inner.room(prompt)
-
-    def rollout(self, prompts: Sequence[Prompt], request: Request, **how: Callable[..., None]) -> list[Group]:
+    def open(self, request: Request) -> Sampling:
         self.sampled.append((request.key.purpose, request.key.step, self.weights_version))
-        return self.inner.rollout(prompts, request, **how)
+        return self.inner.open(request)
 
     @property
     def versions(self) -> list[int]:
@@ -204,7 +204,7 @@ WRONG: dict[str, tuple[str, object, str]] = {
     "half an engine": (
         "engine",
         Silent(),
-        "it has no load, reproducible, rollout, room, tokenizer, weights_version",
+        "it has no load, logprob_gap, max_positions, open, patience_seconds, reproducible",
     ),
     "a function for an algorithm": (
         "algorithm",

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 from posttrain.cli import main
 from posttrain.commands.serving.http_requests import read_completion_request
 from posttrain.errors import UserError
-from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.request import Request
+from posttrain.generation.in_process import InProcessSampling
+from posttrain.generation.request import Continuation
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.loading.tokenizer_folder import load_tokenizer
@@ -293,18 +293,19 @@ def test_a_run_is_asked_as_it_was_trained_unless_told_otherwise(
         "task: {name: dataset, path: rows.jsonl, system: Be brief., prefill: So}\n"
     )
     read: list[str] = []
-    rollout = InProcessEngine.rollout
+    put = InProcessSampling.put
 
     def asked_for(*words: str) -> str:
-        monkeypatch.setattr(InProcessEngine, "rollout", refuse)
+        monkeypatch.setattr(InProcessSampling, "put", refuse)
         with pytest.raises(RuntimeError):
             main(["chat", str(run), "--prompt", "hi", *words])
         return read[-1]
 
-    def refuse(engine: InProcessEngine, prompts: list[Prompt], request: Request) -> list[Group]:
-        if request.key.purpose == "parity":
-            return rollout(engine, prompts, request)
-        read.append(prompts[0].text)
+    def refuse(sampling: InProcessSampling, continuations: Sequence[Continuation]) -> None:
+        if sampling.request.key.purpose == "parity":
+            put(sampling, continuations)
+            return
+        read.append(sampling.policy.tokenizer.decode(continuations[0].prefix))
         raise RuntimeError("enough")
 
     assert asked_for() == "system: Be brief.\nuser: hi\nassistant: <think>So"

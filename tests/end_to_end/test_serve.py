@@ -300,7 +300,7 @@ def test_a_fault_of_the_server_is_an_answer_too(server: HttpServer, monkeypatch:
     def fault(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(server.service.engine, "rollout", fault)
+    monkeypatch.setattr(server.service.engine, "open", fault)
     code, answer = asked(server, "/v1/completions", {"prompt": QUESTION})
     assert (code, "a fault of the server" in answer["error"]["message"]) == (500, True)
     monkeypatch.undo()

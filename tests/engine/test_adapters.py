@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.training import UpdateOptions
@@ -82,7 +83,7 @@ def logprobs_of(model: PreTrainedModel, groups) -> Tensor:
 @each_way
 def test_sampler_trainer_and_reference_run_with_the_adapter(adapt) -> None:
     policy = adapted_policy(adapt)
-    groups = InProcessEngine(policy).rollout(some_prompts(LENGTHS), request())
+    groups = sample_groups(InProcessEngine(policy), some_prompts(LENGTHS), request())
     expected = logprobs_of(policy.model, groups)
     sampled = torch.tensor([p for group in groups for r in group.rollouts for p in r.logprobs], dtype=torch.float64)
     trained = group_logprobs(policy, groups, temperature=1.0, max_tokens=60)
@@ -96,7 +97,7 @@ def test_sampler_trainer_and_reference_run_with_the_adapter(adapt) -> None:
 def test_an_update_moves_the_adapter_and_nothing_else(adapt) -> None:
     policy, algorithm = adapted_policy(adapt), build_algorithm({"name": "grpo"})
     before = {name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()}
-    groups = InProcessEngine(policy).rollout(some_prompts(LENGTHS), request())
+    groups = sample_groups(InProcessEngine(policy), some_prompts(LENGTHS), request())
     optimizer = new_optimizer(policy.model.parameters(), UpdateOptions(learning_rate=1e-2))
     batch = batch_of(groups, [[1, -1, 0.5]] * len(groups), algorithm)
     update(policy, optimizer, batch, Objective(algorithm=algorithm, temperature=1.0), UpdateOptions(), 1e-2)
@@ -142,9 +143,9 @@ def test_what_comes_into_a_model_after_its_policy_is_refused_and_a_policy_made_a
     make, change, says = LATE[what]
     policy = make(tiny_model("qwen3", exact=False))
     engine = InProcessEngine(policy)
-    engine.rollout(some_prompts(LENGTHS), request())
+    sample_groups(engine, some_prompts(LENGTHS), request())
     change(policy.model)
     with pytest.raises(UserError, match=says):
-        engine.rollout(some_prompts(LENGTHS), request())
+        sample_groups(engine, some_prompts(LENGTHS), request())
     if what != "a head":
         as_policy(policy.model, policy.tokenizer).require_as_made()

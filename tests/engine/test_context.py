@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from posttrain.errors import UserError
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.forward import Completions
 from posttrain.models.policy import Policy, as_policy
@@ -81,7 +82,7 @@ def test_dynamic_angles_are_those_of_a_sequence_as_long_as_the_context(chosen: s
 @each_pass
 def test_sampler_and_trainer_agree_beyond_the_original_context(rope: dict[str, Any], chosen: str) -> None:
     policy = policy_of(rope, CONTEXT, chosen)
-    groups = InProcessEngine(policy, max_rows=3).rollout(some_prompts((1, 33, 12)), request(2, 25))
+    groups = sample_groups(InProcessEngine(policy, max_rows=3), some_prompts((1, 33, 12)), request(2, 25))
     sampled = torch.tensor([p for group in groups for r in group.rollouts for p in r.logprobs], dtype=torch.float64)
     trained = group_logprobs(policy, groups, temperature=1.0, max_tokens=70)
     torch.testing.assert_close(sampled, trained, rtol=0, atol=1e-4)
@@ -112,7 +113,7 @@ def test_the_context_is_found_under_whichever_name_and_no_window_cuts_it(family:
 
 def test_a_smaller_context_ends_completions_there() -> None:
     policy = as_policy(family_model("gpt2"), tokenizer(), context=20)
-    groups = InProcessEngine(policy).rollout(some_prompts((5, 12)), request(3, 60, suppressed=policy.stop_ids))
+    groups = sample_groups(InProcessEngine(policy), some_prompts((5, 12)), request(3, 60, suppressed=policy.stop_ids))
     lengths = {len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts}
     assert lengths == {20}
 

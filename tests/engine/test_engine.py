@@ -11,13 +11,14 @@ import torch
 
 from posttrain.errors import RunError, UserError
 from posttrain.generation import in_process as engine_module
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.slots import KeyValueSlots
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.stepping import PrefilledPrompts, Steps
 from posttrain.generation.streams import StreamKey, uniforms
 from posttrain.models.policy import Policy
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.records import Finish, Group
 from tests.support.tiny import (
     ALL_DECODERS,
@@ -110,8 +111,10 @@ def test_each_token_is_the_one_that_an_uncached_model_would_have_drawn(
     family: str, path: str, temperature: float
 ) -> None:
     policy, key = tiny_policy(family), StreamKey(4, "test", 2)
-    groups = engine_of(policy, path, max_rows=5).rollout(
-        some_prompts(LENGTHS), request(2, 8, Sampling(temperature=temperature), key=key)
+    groups = sample_groups(
+        engine_of(policy, path, max_rows=5),
+        some_prompts(LENGTHS),
+        request(2, 8, SamplingParams(temperature=temperature), key=key),
     )
     for draw, group in enumerate(groups):
         for rollout in group.rollouts:
@@ -125,8 +128,8 @@ def test_each_token_is_the_one_that_an_uncached_model_would_have_drawn(
 @pytest.mark.parametrize("family", ["qwen3", "gpt2_plain"])
 def test_greedy_takes_what_the_model_finds_likeliest_and_records_temperature_one(family: str) -> None:
     policy = tiny_policy(family)
-    (group,) = InProcessEngine(policy).rollout(
-        some_prompts([5]), request(2, 10, Sampling(greedy=True, temperature=0.5))
+    (group,) = sample_groups(
+        InProcessEngine(policy), some_prompts([5]), request(2, 10, SamplingParams(greedy=True, temperature=0.5))
     )
     first, second = group.rollouts
     assert first.tokens == second.tokens
@@ -143,9 +146,9 @@ def test_greedy_takes_what_the_model_finds_likeliest_and_records_temperature_one
 def test_a_completion_does_not_depend_on_its_batch_mates_or_their_order(family: str) -> None:
     policy, prompts = tiny_policy(family), some_prompts(LENGTHS)
     engine = InProcessEngine(policy)
-    together = engine.rollout(prompts, request())
+    together = sample_groups(engine, prompts, request())
     for draw in (2, 0, 3, 1):  # each draw by itself, in another order
-        alone = engine.rollout([prompts[draw]], request(key=StreamKey(0, "test", 1, first_draw=draw)))
+        alone = sample_groups(engine, [prompts[draw]], request(first_draw=draw))
         assert alone[0].draw == draw
         assert_same_rollouts(alone, [together[draw]])
 
@@ -157,8 +160,8 @@ def test_a_completion_does_not_depend_on_how_many_rows_are_decoded_side_by_side(
 ) -> None:
     # 4 prompts × 3: with few rows prompts wait, and groups are begun in one round and ended in another.
     policy, prompts = tiny_policy(family), some_prompts(LENGTHS)
-    expected = InProcessEngine(policy).rollout(prompts, request())
-    assert_same_rollouts(engine_of(policy, path, max_rows).rollout(prompts, request()), expected)
+    expected = sample_groups(InProcessEngine(policy), prompts, request())
+    assert_same_rollouts(sample_groups(engine_of(policy, path, max_rows), prompts, request()), expected)
 
 
 def interrupting(count: int) -> None:
@@ -169,33 +172,33 @@ def interrupting(count: int) -> None:
 def test_an_engine_remembers_nothing_of_earlier_rollouts(path: str) -> None:
     policy, prompts = tiny_policy(), some_prompts(LENGTHS)
     used = engine_of(policy, path, max_rows=5)
-    used.rollout(some_prompts([30, 2, 8], seed=9), request(4, 20, key=StreamKey(8, "test", 1)))
+    sample_groups(used, some_prompts([30, 2, 8], seed=9), request(4, 20, key=StreamKey(8, "test", 1)))
     with pytest.raises(InterruptedError):
-        used.rollout(prompts, request(), advance=interrupting)  # and left in the middle
-    expected = engine_of(policy, path, max_rows=5).rollout(prompts, request())
-    assert_same_rollouts(used.rollout(prompts, request()), expected)
+        sample_groups(used, prompts, request(), advance=interrupting)  # and left in the middle
+    expected = sample_groups(engine_of(policy, path, max_rows=5), prompts, request())
+    assert_same_rollouts(sample_groups(used, prompts, request()), expected)
 
 
 @pytest.mark.parametrize("path", ["decoder", "own_forward", "static"])
 def test_an_engine_reads_the_weights_of_the_moment(path: str) -> None:
     policy, changed, prompts = tiny_policy(), tiny_policy(seed=1), some_prompts(LENGTHS)
     engine = engine_of(policy, path)
-    before = engine.rollout(prompts, request())
+    before = sample_groups(engine, prompts, request())
     engine.policy.model.load_state_dict(changed.model.state_dict())
-    after = engine.rollout(prompts, request())
-    assert_same_rollouts(after, InProcessEngine(changed).rollout(prompts, request()))
+    after = sample_groups(engine, prompts, request())
+    assert_same_rollouts(after, sample_groups(InProcessEngine(changed), prompts, request()))
     assert tokens_of(before) != tokens_of(after)
 
 
 def test_a_completion_does_not_depend_on_the_size_of_its_group() -> None:
     engine, prompts = InProcessEngine(tiny_policy("qwen2"), max_rows=4), some_prompts(LENGTHS)
-    small, large = engine.rollout(prompts, request(2)), engine.rollout(prompts, request(6))
+    small, large = sample_groups(engine, prompts, request(2)), sample_groups(engine, prompts, request(6))
     assert tokens_of(small) == [group[:2] for group in tokens_of(large)]
 
 
 def test_a_longer_limit_only_adds_to_completions_that_were_cut() -> None:
     engine, prompts = InProcessEngine(tiny_policy()), some_prompts(LENGTHS)
-    short, long = engine.rollout(prompts, request(limit=6)), engine.rollout(prompts, request(limit=20))
+    short, long = sample_groups(engine, prompts, request(limit=6)), sample_groups(engine, prompts, request(limit=20))
     assert [[tokens[:6] for tokens in group] for group in tokens_of(long)] == tokens_of(short)
     assert {r.finish for g in short for r in g.rollouts} == {Finish.LENGTH, Finish.STOP}
     assert max(len(tokens) for group in tokens_of(long) for tokens in group) > 6
@@ -203,10 +206,10 @@ def test_a_longer_limit_only_adds_to_completions_that_were_cut() -> None:
 
 def test_a_small_prefill_changes_no_completion(monkeypatch: pytest.MonkeyPatch, watched: list[Watched]) -> None:
     policy, prompts = tiny_policy(), some_prompts(LENGTHS)
-    expected = InProcessEngine(policy).rollout(prompts, request())
+    expected = sample_groups(InProcessEngine(policy), prompts, request())
     assert len(watched[0].prefilled) == 1
     monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 8)
-    assert_same_rollouts(InProcessEngine(policy).rollout(prompts, request()), expected)
+    assert_same_rollouts(sample_groups(InProcessEngine(policy), prompts, request()), expected)
     # 3 + 7 reaches 8, then 1 + 12 does.
     assert [[len(prompt) for prompt in call] for call in watched[1].prefilled] == [[3, 7], [1, 12]]
 
@@ -216,32 +219,30 @@ def test_a_small_prefill_changes_no_completion(monkeypatch: pytest.MonkeyPatch, 
 
 def test_the_same_key_gives_the_same_completions() -> None:
     engine, prompts = InProcessEngine(tiny_policy()), some_prompts([4, 4])
-    assert engine.rollout(prompts, request()) == engine.rollout(prompts, request())
+    assert sample_groups(engine, prompts, request()) == sample_groups(engine, prompts, request())
 
 
 @pytest.mark.parametrize(
     "key",
-    [StreamKey(1, "test", 1), StreamKey(0, "evaluation", 1), StreamKey(0, "test", 2), StreamKey(0, "test", 1, 1)],
-    ids=["seed", "purpose", "step", "draw"],
+    [StreamKey(1, "test", 1), StreamKey(0, "evaluation", 1), StreamKey(0, "test", 2)],
+    ids=["seed", "purpose", "step"],
 )
-def test_another_seed_purpose_step_or_draw_gives_other_completions(key: StreamKey) -> None:
+def test_another_seed_purpose_or_step_gives_other_completions(key: StreamKey) -> None:
     engine, prompts = InProcessEngine(tiny_policy()), some_prompts([4])
-    ours, theirs = engine.rollout(prompts, request(8)), engine.rollout(prompts, request(8, key=key))
+    ours, theirs = sample_groups(engine, prompts, request(8)), sample_groups(engine, prompts, request(8, key=key))
     # Eight completions each, all first tokens alike by chance: below (1/5)^8.
     assert tokens_of(ours) != tokens_of(theirs)
 
 
 def test_samples_of_a_group_and_draws_of_one_prompt_differ() -> None:
     (prompt,) = some_prompts([4])
-    first, second = tokens_of(InProcessEngine(tiny_policy()).rollout([prompt, prompt], request(8)))
+    first, second = tokens_of(sample_groups(InProcessEngine(tiny_policy()), [prompt, prompt], request(8)))
     assert len(set(first)) > 4
     assert first != second
 
 
 def test_draws_are_numbered_from_the_first_one() -> None:
-    groups = InProcessEngine(tiny_policy()).rollout(
-        some_prompts([4, 2]), request(key=StreamKey(0, "test", 1, first_draw=7))
-    )
+    groups = sample_groups(InProcessEngine(tiny_policy()), some_prompts([4, 2]), request(first_draw=7))
     assert [group.draw for group in groups] == [7, 8]
     assert [[rollout.sample for rollout in group.rollouts] for group in groups] == [[0, 1, 2], [0, 1, 2]]
 
@@ -254,13 +255,13 @@ def test_every_prompt_goes_through_the_model_once_however_large_its_group(
     watched: list[Watched], max_rows: int
 ) -> None:
     prompts = some_prompts(LENGTHS)
-    InProcessEngine(tiny_policy(), max_rows=max_rows).rollout(prompts, request(4))
+    sample_groups(InProcessEngine(tiny_policy(), max_rows=max_rows), prompts, request(4))
     (steps,) = watched
     assert [prompt for call in steps.prefilled for prompt in call] == [prompt.tokens for prompt in prompts]
 
 
 def test_a_finished_row_leaves_before_the_next_step(watched: list[Watched]) -> None:
-    groups = InProcessEngine(tiny_policy()).rollout(some_prompts(LENGTHS), request(4))
+    groups = sample_groups(InProcessEngine(tiny_policy()), some_prompts(LENGTHS), request(4))
     lengths = [len(rollout.tokens) for group in groups for rollout in group.rollouts]
     # The prefill gives the first token; step t gives token t + 1 to the rows that have one.
     assert watched[0].rows == [sum(length > t for length in lengths) for t in range(1, max(lengths))]
@@ -268,7 +269,7 @@ def test_a_finished_row_leaves_before_the_next_step(watched: list[Watched]) -> N
 
 
 def test_waiting_completions_take_the_places_of_finished_ones(watched: list[Watched]) -> None:
-    groups = InProcessEngine(tiny_policy(), max_rows=4).rollout(some_prompts(LENGTHS), request(6))
+    groups = sample_groups(InProcessEngine(tiny_policy(), max_rows=4), some_prompts(LENGTHS), request(6))
     lengths = [len(rollout.tokens) for group in groups for rollout in group.rollouts]
     rows = watched[0].rows
     assert sum(rows) == sum(length - 1 for length in lengths)  # a token after the first is one row of one step
@@ -279,7 +280,7 @@ def test_waiting_completions_take_the_places_of_finished_ones(watched: list[Watc
 
 
 def test_large_batches_are_refilled_when_a_quarter_is_free(watched: list[Watched]) -> None:
-    InProcessEngine(tiny_policy(), max_rows=16).rollout(some_prompts([3] * 6), request(8))
+    sample_groups(InProcessEngine(tiny_policy(), max_rows=16), some_prompts([3] * 6), request(8))
     rows = watched[0].rows
     last_full = max(step for step, count in enumerate(rows) if count == 16)
     assert min(rows[:last_full]) == 13  # 12 would be a quarter free
@@ -292,7 +293,7 @@ def test_large_batches_are_refilled_when_a_quarter_is_free(watched: list[Watched
 def test_every_stop_token_of_the_model_ends_a_completion(family: str) -> None:
     policy = tiny_policy(family)
     assert policy.stop_ids == STOP_IDS
-    groups = InProcessEngine(policy).rollout(some_prompts([2] * 8), request(8, 30))
+    groups = sample_groups(InProcessEngine(policy), some_prompts([2] * 8), request(8, 30))
     seen = set()
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         assert not set(rollout.tokens[:-1]) & set(STOP_IDS)
@@ -304,7 +305,7 @@ def test_every_stop_token_of_the_model_ends_a_completion(family: str) -> None:
 
 def test_the_stop_token_is_kept_among_the_tokens_and_left_out_of_the_text() -> None:
     policy = tiny_policy("gpt2_plain")
-    groups = InProcessEngine(policy).rollout(some_prompts([2] * 4), request(6, 4))
+    groups = sample_groups(InProcessEngine(policy), some_prompts([2] * 4), request(6, 4))
     finishes = set()
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         body = rollout.tokens[:-1] if rollout.finish is Finish.STOP else rollout.tokens
@@ -316,24 +317,24 @@ def test_the_stop_token_is_kept_among_the_tokens_and_left_out_of_the_text() -> N
 def test_a_completion_has_at_least_one_token_though_it_stops_at_once() -> None:
     policy = tiny_policy()
     suppressed = tuple(token for token in range(VOCAB) if token not in STOP_IDS)
-    (group,) = InProcessEngine(policy).rollout(some_prompts([3]), request(5, suppressed=suppressed))
+    (group,) = sample_groups(InProcessEngine(policy), some_prompts([3]), request(5, suppressed=suppressed))
     assert {len(rollout.tokens) for rollout in group.rollouts} == {1}
     assert {rollout.text for rollout in group.rollouts} == {""}
 
 
 def test_a_completion_of_one_token_is_possible() -> None:
-    groups = InProcessEngine(tiny_policy(), max_rows=2).rollout(some_prompts(LENGTHS), request(3, 1))
+    groups = sample_groups(InProcessEngine(tiny_policy(), max_rows=2), some_prompts(LENGTHS), request(3, 1))
     assert {len(rollout.tokens) for group in groups for rollout in group.rollouts} == {1}
 
 
 def test_no_prompts_make_no_groups() -> None:
-    assert InProcessEngine(tiny_policy()).rollout([], request()) == []
+    assert sample_groups(InProcessEngine(tiny_policy()), [], request()) == []
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2_plain"])
 def test_a_prompt_that_leaves_little_room_is_cut_at_the_context(family: str) -> None:
     policy = tiny_policy(family)  # a context of 64
-    groups = InProcessEngine(policy).rollout(some_prompts([60, 3, 63]), request(4, 12, suppressed=STOP_IDS))
+    groups = sample_groups(InProcessEngine(policy), some_prompts([60, 3, 63]), request(4, 12, suppressed=STOP_IDS))
     assert [{len(r.tokens) for r in group.rollouts} for group in groups] == [{4}, {12}, {1}]
     assert {r.finish for group in groups for r in group.rollouts} == {Finish.LENGTH}
 
@@ -342,12 +343,12 @@ def test_a_prompt_that_leaves_little_room_is_cut_at_the_context(family: str) -> 
 def test_a_prompt_that_leaves_no_room_is_named(length: int) -> None:
     told = rf"prompt p1: {length} tokens leave no room in the model's context of 64.*task.over_long"
     with pytest.raises(UserError, match=told):
-        InProcessEngine(tiny_policy()).rollout(some_prompts([3, length]), request())
+        sample_groups(InProcessEngine(tiny_policy()), some_prompts([3, length]), request())
 
 
 def test_an_empty_prompt_is_named() -> None:
     with pytest.raises(UserError, match=r"prompt p0: 0 tokens.*at least 1 token"):
-        InProcessEngine(tiny_policy()).rollout(some_prompts([0, 3]), request())
+        sample_groups(InProcessEngine(tiny_policy()), some_prompts([0, 3]), request())
 
 
 def test_logits_that_are_no_numbers_stop_the_run() -> None:
@@ -355,7 +356,7 @@ def test_logits_that_are_no_numbers_stop_the_run() -> None:
     with torch.no_grad():
         policy.model.model.norm.weight[0] = math.nan
     with pytest.raises(RunError, match="NaN"):
-        InProcessEngine(policy).rollout(some_prompts([3]), request())
+        sample_groups(InProcessEngine(policy), some_prompts([3]), request())
 
 
 # How tokens are drawn.

@@ -1,15 +1,15 @@
 """An engine is whatever has an engine's members; one of a user's own serves where ours does."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
-import torch
 
 from posttrain.errors import UserError
-from posttrain.generation.engine import MEMBERS, Engine, require_engine, require_room_for
+from posttrain.generation.engine import MEMBERS, PAGE, Engine, Sampling, require_engine
+from posttrain.generation.groups import require_room_for
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.request import Request
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.generation.request import Continuation, Request, Sampled
+from posttrain.records import Finish, Prompt
 from posttrain.rewards.grading.grade import reward_function
 from posttrain.training.evaluation import Questions, sample_answers
 from tests.support.tiny import STOP_IDS, some_prompts, tiny_policy, tokenizer
@@ -18,47 +18,49 @@ CONTEXT = 12
 
 
 class Parrot:
-    """Answers every prompt with its own tokens."""
+    """Answers every prompt with its own tokens, the newest prompt first."""
 
     tokenizer = tokenizer()
     stop_ids = STOP_IDS
-    reproducible = False
+    max_positions = CONTEXT
+    reproducible, logprob_gap, suppresses, patience_seconds = False, None, False, 5.0
 
     def __init__(self) -> None:
         self.weights_version = 0
         self.requests: list[Request] = []
 
-    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+    def load(self, weights: object, version: int) -> None:
         self.weights_version = version
 
-    def room(self, prompt: Prompt) -> int:
-        return CONTEXT - len(prompt.tokens)
-
-    def rollout(
-        self,
-        prompts: Sequence[Prompt],
-        request: Request,
-        *,
-        advance: Callable[[int], None] = lambda count: None,
-        before_token: Callable[[], None] = lambda: None,
-    ) -> list[Group]:
+    def open(self, request: Request) -> "Repeated":
         self.requests.append(request)
-        groups = []
-        for index, prompt in enumerate(prompts):
-            rollouts = tuple(self.repeated(prompt, sample) for sample in range(request.group_size))
-            groups.append(Group(prompt=prompt, draw=request.key.first_draw + index, rollouts=rollouts))
-            advance(request.group_size)
-        return groups
+        return Repeated(self)
 
-    def repeated(self, prompt: Prompt, sample: int) -> Rollout:
-        return Rollout(
-            sample=sample,
-            tokens=prompt.tokens,
-            logprobs=(0.0,) * len(prompt.tokens),
-            finish=Finish.LENGTH,
-            text=self.tokenizer.decode(list(prompt.tokens)),
-            weights_version=self.weights_version,
-        )
+
+class Repeated(Sampling):
+    def __init__(self, parrot: Parrot) -> None:
+        self.parrot = parrot
+        self.waiting: list[Continuation] = []
+        self.closed = False
+
+    def put(self, continuations: Sequence[Continuation]) -> None:
+        self.waiting += continuations
+
+    def take(self, seconds: float) -> list[Sampled]:
+        assert seconds == self.parrot.patience_seconds
+        one = self.waiting.pop()
+        return [
+            Sampled(
+                continuation=one,
+                tokens=one.prefix,
+                logprobs=(0.0,) * len(one.prefix),
+                finish=Finish.LENGTH,
+                versions=((self.parrot.weights_version, len(one.prefix)),),
+            )
+        ]
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def even_first(completion_ids: Sequence[Sequence[int]], **columns: object) -> list[float]:
@@ -75,8 +77,8 @@ def test_an_engine_of_ones_own_can_be_evaluated() -> None:
     answers = sample_answers(require_engine(engine), QUESTIONS, samples=2, advance=counts.append)
     assert answers.correct.tolist() == [[1, 1], [0, 0], [1, 1], [1, 1]]
     assert {rollout.weights_version for group in answers.groups for rollout in group.rollouts} == {6}
-    assert counts == [2] * 4
-    assert engine.requests[0].max_completion_tokens == 5
+    assert counts == [1] * 8
+    assert [group.prompt.id for group in answers.groups] == ["2", "3", "8", "10"]
 
 
 def test_ours_is_an_engine_too_and_honours_the_uniform_numbers() -> None:
@@ -84,6 +86,7 @@ def test_ours_is_an_engine_too_and_honours_the_uniform_numbers() -> None:
     assert require_engine(engine) is engine
     assert isinstance(engine, Engine)
     assert engine.reproducible
+    assert engine.suppresses
     assert engine.stop_ids == STOP_IDS
     assert engine.tokenizer is engine.policy.tokenizer
 
@@ -104,9 +107,20 @@ class Mute:
     tokenizer, stop_ids, reproducible, weights_version = None, (), True, 0
 
 
+class SamplesByRollout(Mute):
+    """What an engine was before."""
+
+    def rollout(self) -> None:
+        """Samples."""
+
+
 WRONG: dict[str, tuple[object, str]] = {
     "nothing": (object(), f"a object is not an engine: it has no {', '.join(MEMBERS)}"),
-    "half": (Mute(), "a Mute is not an engine: it has no load, rollout, room.  An engine has load, reproducible"),
+    "half": (
+        Mute(),
+        "a Mute is not an engine: it has no load, logprob_gap, max_positions, open, patience_seconds, suppresses",
+    ),
+    "rollout": (SamplesByRollout(), f"a SamplesByRollout samples by `rollout`, which .* {PAGE} shows"),
     "class": (Parrot, "Parrot is a class; give an object of it"),
 }
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.records import Group
 from tests.support.tiny import (
     STOP_IDS,
@@ -25,10 +26,13 @@ def tokens_of(groups: Sequence[Group]) -> list[list[tuple[int, ...]]]:
     return [[rollout.tokens for rollout in group.rollouts] for group in groups]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(top_k=3), Sampling(top_p=0.6, temperature=1.5), Sampling(min_p=0.3)])
-def test_under_a_cut_both_log_probs_are_recorded(sampling: Sampling) -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(top_k=3), SamplingParams(top_p=0.6, temperature=1.5), SamplingParams(min_p=0.3)],
+)
+def test_under_a_cut_both_log_probs_are_recorded(sampling: SamplingParams) -> None:
     policy = tiny_policy("qwen2")
-    groups = InProcessEngine(policy).rollout(some_prompts([4, 2]), request(3, 6, sampling))
+    groups = sample_groups(InProcessEngine(policy), some_prompts([4, 2]), request(3, 6, sampling))
     for group in groups:
         for rollout in group.rollouts:
             assert rollout.cut_logprobs is not None
@@ -46,14 +50,16 @@ def test_under_a_cut_both_log_probs_are_recorded(sampling: Sampling) -> None:
 
 
 def test_without_a_cut_nothing_is_recorded_beside() -> None:
-    (group,) = InProcessEngine(tiny_policy()).rollout(some_prompts([4]), request())
+    (group,) = sample_groups(InProcessEngine(tiny_policy()), some_prompts([4]), request())
     assert {rollout.cut_logprobs for rollout in group.rollouts} == {None}
 
 
 def test_suppressed_tokens_never_appear() -> None:
     engine, prompts, suppressed = InProcessEngine(tiny_policy()), some_prompts([4] * 4), (0, 9, 15, *STOP_IDS)
-    assert {0, 9, 15} & {t for g in tokens_of(engine.rollout(prompts, request(8))) for tokens in g for t in tokens}
-    groups = engine.rollout(prompts, request(8, suppressed=suppressed))
+    assert {0, 9, 15} & {
+        t for g in tokens_of(sample_groups(engine, prompts, request(8))) for tokens in g for t in tokens
+    }
+    groups = sample_groups(engine, prompts, request(8, suppressed=suppressed))
     assert not set(suppressed) & {token for group in tokens_of(groups) for tokens in group for token in tokens}
     # The recorded log-probs are those among the other tokens.
     first = groups[0].rollouts[0]
@@ -66,7 +72,7 @@ def test_every_rollout_says_which_weights_sampled_it() -> None:
     engine, versions = InProcessEngine(tiny_policy()), [0, 9, 12]
     seen = []
     for following in [*versions[1:], None]:
-        (group,) = engine.rollout(some_prompts([4]), request())
+        (group,) = sample_groups(engine, some_prompts([4]), request())
         seen.append(engine.weights_version)
         assert {rollout.weights_version for rollout in group.rollouts} == {engine.weights_version}
         if following is not None:
@@ -76,5 +82,6 @@ def test_every_rollout_says_which_weights_sampled_it() -> None:
 
 def test_progress_is_told_of_every_completion() -> None:
     counts: list[int] = []
-    InProcessEngine(tiny_policy(), max_rows=3).rollout(some_prompts(LENGTHS), request(2), advance=counts.append)
-    assert counts == [1] * 8
+    sample_groups(InProcessEngine(tiny_policy(), max_rows=3), some_prompts(LENGTHS), request(2), advance=counts.append)
+    assert sum(counts) == 8
+    assert len(counts) > 2

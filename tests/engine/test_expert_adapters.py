@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import posttrain
 from posttrain.cli import main
 from posttrain.errors import UserError
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters.adaptable import add_adapter, expert_matrices
 from posttrain.models.adapters.in_force import adapter_off, adapter_tensors, merged_weights
@@ -130,7 +131,7 @@ def test_what_peft_has_saved_with_target_parameters_is_read(tmp_path: Path) -> N
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 def test_the_sampler_runs_through_the_adapters_of_experts(family: str) -> None:
     policy = as_policy(adapted(family), tokenizer())
-    groups = InProcessEngine(policy).rollout(some_prompts([3, 7]), request())
+    groups = sample_groups(InProcessEngine(policy), some_prompts([3, 7]), request())
     sampled = torch.tensor([each for group in groups for rollout in group.rollouts for each in rollout.logprobs])
     alone = small_model(family)
     alone.load_state_dict(merged_weights(policy.model, None))

@@ -9,12 +9,13 @@ from functools import cache
 import pytest
 import torch
 
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import largest_gap
 from posttrain.models.forward import Completions
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.records import Group
 from posttrain.training.update import group_logprobs
 from tests.support.families import CONFIGS, CONTEXT, WITHOUT_CACHE, eager_model, family_model, family_policy
@@ -40,8 +41,8 @@ each_family = pytest.mark.parametrize("family", CONFIGS)
 def sampled(family: str) -> tuple[Policy, list[Group]]:
     policy = family_policy(family)
     engine = InProcessEngine(policy, max_rows=3)
-    asked = request(2, LIMIT, Sampling(temperature=TEMPERATURE))
-    return policy, engine.rollout(some_prompts(PROMPTS), asked)
+    asked = request(2, LIMIT, SamplingParams(temperature=TEMPERATURE))
+    return policy, sample_groups(engine, some_prompts(PROMPTS), asked)
 
 
 def rows(groups: list[Group]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import engine_in_parity, largest_gap
 from posttrain.generation.static import StaticSteps
@@ -30,13 +31,13 @@ each_base = pytest.mark.parametrize("nf4", [False, True], ids=["dense", "nf4"])
 
 
 def sampled(policy: Policy, engine: InProcessEngine | None = None) -> Tensor:
-    groups = (engine or InProcessEngine(policy)).rollout(some_prompts(LENGTHS), request())
+    groups = sample_groups((engine or InProcessEngine(policy)), some_prompts(LENGTHS), request())
     return torch.tensor([p for group in groups for r in group.rollouts for p in r.logprobs], dtype=torch.float64)
 
 
 def truth(policy: Policy) -> Tensor:
     """Of the completions that the policy samples, log π by the Hugging Face model, one row at a time."""
-    groups = InProcessEngine(policy).rollout(some_prompts(LENGTHS), request())
+    groups = sample_groups(InProcessEngine(policy), some_prompts(LENGTHS), request())
     with torch.no_grad():
         rows = [plain_logprobs(policy.model, g.prompt.tokens, r.tokens) for g in groups for r in g.rollouts]
     return torch.cat(rows).double()
@@ -60,7 +61,7 @@ def test_what_is_sampled_is_sampled_through_the_adapter(forward: str, nf4: bool)
 @each_base
 def test_sampler_and_trainer_agree_under_an_adapter(forward: str, nf4: bool) -> None:
     policy = adapted_policy(forward=forward, nf4=nf4)
-    groups = InProcessEngine(policy).rollout(some_prompts(LENGTHS), request())
+    groups = sample_groups(InProcessEngine(policy), some_prompts(LENGTHS), request())
     trained = group_logprobs(policy, groups, temperature=1.0, max_tokens=60)
     torch.testing.assert_close(sampled(policy), trained, rtol=0, atol=1e-5)
     assert largest_gap(InProcessEngine(policy), 30) < 1e-5
@@ -89,7 +90,7 @@ def test_captured_steps_follow_the_adapter_and_copy_no_base() -> None:
 def test_an_update_moves_the_adapter_and_nothing_else(forward: str, nf4: bool) -> None:
     policy, algorithm = adapted_policy(forward=forward, nf4=nf4), build_algorithm({"name": "grpo"})
     before = {name: tensor.detach().clone() for name, tensor in policy.model.state_dict().items()}
-    groups = InProcessEngine(policy).rollout(some_prompts(LENGTHS), request())
+    groups = sample_groups(InProcessEngine(policy), some_prompts(LENGTHS), request())
     optimizer = new_optimizer(policy.model.parameters(), UpdateOptions(learning_rate=1e-2))
     batch = batch_of(groups, [[1, -1, 0.5]] * len(groups), algorithm)
     update(policy, optimizer, batch, Objective(algorithm=algorithm, temperature=1.0), UpdateOptions(), 1e-2)
@@ -106,7 +107,7 @@ def test_weight_decay_on_an_adapter_is_refused() -> None:
 def test_the_learner_drops_inputs_in_updates_alone_and_the_same_ones_after_a_resume() -> None:
     def gradients(num_updates: int, dropout: float = 0.5) -> Tensor:
         policy = adapted_policy(options=AdapterOptions(rank=3, dropout=dropout))
-        groups = InProcessEngine(policy).rollout(some_prompts(LENGTHS), request())
+        groups = sample_groups(InProcessEngine(policy), some_prompts(LENGTHS), request())
         algorithm = build_algorithm({"name": "grpo"})
         settings = LearnerSettings(update=UpdateOptions(learning_rate=0.1), max_completion_tokens=16)
         learner = Learner(policy, algorithm, settings)

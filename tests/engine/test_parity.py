@@ -8,10 +8,11 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from posttrain.algorithms.table import build_algorithm
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.optimizer import new_optimizer
@@ -50,7 +51,9 @@ def test_sampler_and_trainer_agree(
     family: str, temperature: float, dtype: torch.dtype, mean: float, largest: float
 ) -> None:
     policy = tiny_policy(family, dtype)
-    groups = InProcessEngine(policy).rollout(some_prompts(LENGTHS), request(4, 20, Sampling(temperature=temperature)))
+    groups = sample_groups(
+        InProcessEngine(policy), some_prompts(LENGTHS), request(4, 20, SamplingParams(temperature=temperature))
+    )
     gap = gaps(policy, groups, temperature)
     assert gap.mean() <= mean
     assert gap.max() <= largest
@@ -61,7 +64,7 @@ def test_in_bfloat16_they_agree_to_its_own_precision(family: str) -> None:
     # A bfloat16 product errs by 2^-9; through two layers log-probs of a few nats err by about a hundredth.
     policy = tiny_policy(family, torch.float32, compute="bfloat16")
     assert policy.compute_dtype == torch.bfloat16
-    groups = InProcessEngine(policy).rollout(some_prompts(LENGTHS), request(4, 20))
+    groups = sample_groups(InProcessEngine(policy), some_prompts(LENGTHS), request(4, 20))
     gap = gaps(policy, groups)
     assert gap.mean() <= 1e-2
     assert gap.max() <= 1e-1
@@ -70,7 +73,7 @@ def test_in_bfloat16_they_agree_to_its_own_precision(family: str) -> None:
 @pytest.mark.parametrize("family", ALL_DECODERS)
 def test_our_decoder_and_the_models_own_forward_agree(family: str) -> None:
     policy = tiny_policy(family)
-    groups = InProcessEngine(policy).rollout(some_prompts(LENGTHS), request(4, 20))
+    groups = sample_groups(InProcessEngine(policy), some_prompts(LENGTHS), request(4, 20))
     assert gaps(through_its_own_forward(policy), groups).max() <= 1e-12
 
 
@@ -82,7 +85,7 @@ def test_they_agree_after_updates_because_the_sampler_reads_the_weights_anew(fam
     objective = Objective(algorithm=algorithm, temperature=1.0)
     stale = None
     for step in range(4):
-        groups = engine.rollout(some_prompts(LENGTHS), request(4, 12, key=StreamKey(0, "test", step)))
+        groups = sample_groups(engine, some_prompts(LENGTHS), request(4, 12, key=StreamKey(0, "test", step)))
         gap = gaps(policy, groups)
         assert gap.mean() <= 1e-5
         assert gap.max() <= 1e-4
@@ -99,7 +102,7 @@ def test_completions_grow_beyond_a_sliding_window() -> None:
     # Once they were cut at the window, without a word.
     policy = family_policy("mistral", context=None)
     assert policy.max_positions == CONTEXT
-    groups = InProcessEngine(policy).rollout(some_prompts((3, 9)), request(6, 80, suppressed=STOP_IDS))
+    groups = sample_groups(InProcessEngine(policy), some_prompts((3, 9)), request(6, 80, suppressed=STOP_IDS))
     lengths = {len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts}
     assert lengths == {CONTEXT}
     assert CONTEXT > 4 * WINDOW
@@ -114,7 +117,7 @@ def test_they_agree_beyond_a_sliding_window_while_rows_come_and_go() -> None:
         for parameter in model.parameters():
             parameter.mul_(8)  # far from uniform, so that one token too many in sight shows
     policy = as_policy(model, tokenizer())
-    groups = InProcessEngine(policy, max_rows=5).rollout(some_prompts((3, 9, 20, 1)), request(6, 40))
+    groups = sample_groups(InProcessEngine(policy, max_rows=5), some_prompts((3, 9, 20, 1)), request(6, 40))
     lengths = {len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts}
     assert max(lengths) > 3 * 12
     assert len(lengths) > 4

@@ -12,17 +12,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import posttrain
 from posttrain.errors import RunError, UserError
-from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import EXACT_NATS, engine_in_parity, largest_gap, probe_prompts, tried_length
 from posttrain.generation.plain.aligned_slots import AlignedSlots
 from posttrain.generation.plain.model_steps import ModelSteps
+from posttrain.generation.request import Sampled
 from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
-from posttrain.records import Group
 from posttrain.runs.alarms import GAP, GAP_LIMIT, alarms
 from posttrain.runs.reports import StepReport
 from posttrain.runs.watchers import SamplerGuard
+from tests.support.engines import ChangedEngine
 from tests.support.families import family_policy
 from tests.support.runs import save_tiny_model, tiny_recipe
 from tests.support.tiny import FAMILIES, SHAPE, tiny_policy
@@ -133,23 +133,13 @@ def test_a_run_through_a_sampler_that_is_wrong_ends_before_its_third_step_is_sav
     folder = tiny_recipe(tmp_path / "case").parent
     save_tiny_model(tmp_path / "model")
 
-    class Shifted(InProcessEngine):
-        def rollout(self, *arguments: object, **more: object) -> list[Group]:
-            groups = super().rollout(*arguments, **more)  # type: ignore[arg-type]
-            return [
-                replace(
-                    group,
-                    rollouts=tuple(
-                        replace(each, logprobs=tuple(value - 0.5 for value in each.logprobs)) for each in group.rollouts
-                    ),
-                )
-                for group in groups
-            ]
+    def shifted(sampled: Sampled) -> Sampled:
+        return replace(sampled, logprobs=tuple(value - 0.5 for value in sampled.logprobs))
 
     config = posttrain.load_recipe(folder / "recipe.yaml", checkpoint={"every_steps": 1})
     policy = load_policy(config.model)
     with pytest.raises(RunError, match=r"step 3: for 3 steps in a row"):
-        posttrain.train(config, policy=policy, engine=Shifted(policy))
+        posttrain.train(config, policy=policy, engine=ChangedEngine(policy, shifted))
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     assert lines[1]["num_alarms"] >= 1

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from posttrain.errors import UserError
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.loading.folder_kinds import bundled_folder
@@ -214,7 +215,7 @@ def test_plain_lora_of_peft_goes_through_the_quicker_pass_and_follows_its_switch
     assert policy.forward_reason is None
     expected = torch.cat([plain_logprobs(policy.model, e.prompt, e.completion) for e in EXAMPLES])
     torch.testing.assert_close(completion_logprobs(policy, EXAMPLES), expected, rtol=0, atol=1e-5)
-    groups = InProcessEngine(policy).rollout(some_prompts((3, 7)), request())
+    groups = sample_groups(InProcessEngine(policy), some_prompts((3, 7)), request())
     rollout = groups[0].rollouts[0]
     with torch.no_grad():
         own = plain_logprobs(policy.model, groups[0].prompt.tokens, rollout.tokens)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.errors import UserError
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters import quantized
 from posttrain.models.adapters.in_force import merged_weights
@@ -89,7 +90,7 @@ def test_values_and_gradients_are_those_of_the_dequantised_model(forward: str) -
 def test_the_gradient_before_sampling_is_the_gradient_after_it(forward: str, compute: str) -> None:
     policy = adapted_policy(nf4=True, forward=forward, compute=compute)
     before = gradient(policy)
-    InProcessEngine(policy).rollout(some_prompts([3, 7]), request())
+    sample_groups(InProcessEngine(policy), some_prompts([3, 7]), request())
     with torch.no_grad():
         policy.model(input_ids=torch.tensor([[1, 2, 3]]))  # an evaluation by somebody's own code
     assert torch.equal(gradient(policy), before)

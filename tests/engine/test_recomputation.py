@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from posttrain.errors import UserError
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.forward import Completions
 from posttrain.models.loading.description import model_lines
@@ -106,13 +107,13 @@ def test_gradients_are_the_same_bits_and_less_is_kept(make, dtype: str) -> None:
 def test_the_model_stays_in_eval_mode_and_samples_as_before(make) -> None:
     plain, policy = policy_of(make, recompute=False), policy_of(make, recompute=True)
     prompts, asked = some_prompts([3, 7]), request(2, 6)
-    expected = InProcessEngine(plain).rollout(prompts, asked)
-    assert InProcessEngine(policy).rollout(prompts, asked) == expected
+    expected = sample_groups(InProcessEngine(plain), prompts, asked)
+    assert sample_groups(InProcessEngine(policy), prompts, asked) == expected
     gradients(policy)
     policy.require_as_made()
     assert not any(module.training for module in policy.model.modules())
     assert not any("forward" in vars(module) for module in policy.model.modules())
-    assert InProcessEngine(policy).rollout(prompts, asked) == expected
+    assert sample_groups(InProcessEngine(policy), prompts, asked) == expected
 
 
 def test_a_layer_that_fails_leaves_the_model_as_it_was() -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms.table import build_algorithm
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters.in_force import adapter_dropout, adapter_tensors
 from posttrain.models.forward import Completions, PlainForward
@@ -18,7 +19,7 @@ from posttrain.training.update import Objective, group_logprobs
 from tests.support.adapted import adapted_policy, fill
 from tests.support.tiny import batch_of, gradient_of_update, request, some_prompts, tiny_policy
 
-GROUPS = InProcessEngine(tiny_policy(dtype=torch.float32)).rollout(some_prompts([3, 7, 1]), request())
+GROUPS = sample_groups(InProcessEngine(tiny_policy(dtype=torch.float32)), some_prompts([3, 7, 1]), request())
 each_forward = pytest.mark.parametrize("forward", ["auto", "plain"])
 
 

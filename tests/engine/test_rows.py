@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.errors import RunError
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.records import Prompt
 from tests.support.tiny import STOP_IDS, VOCAB, request, some_prompts, tiny_policy
@@ -20,8 +21,8 @@ def test_logits_that_are_no_numbers_are_told_with_the_prompt_that_gave_them(limi
     prompts = [Prompt(id=name, text="", tokens=tokens) for name, tokens in (("good", (1, 2)), ("bad", (3, 20)))]
     # No other token than these two, so that the good one stays good.
     others = tuple(token for token in range(24) if token not in {1, 2})
-    with pytest.raises(RunError, match=r"^prompt bad: the model gave logits that are NaN"):
-        InProcessEngine(policy).rollout(prompts, request(2, limit, suppressed=(*others, *STOP_IDS)))
+    with pytest.raises(RunError, match=r"^prompt bad, sample .: the model gave logits that are NaN"):
+        sample_groups(InProcessEngine(policy), prompts, request(2, limit, suppressed=(*others, *STOP_IDS)))
 
 
 class CopiedLogits(TorchDispatchMode):
@@ -41,5 +42,5 @@ class CopiedLogits(TorchDispatchMode):
 def test_the_logits_of_prompts_are_copied_once_for_their_rows() -> None:
     engine, prompts = InProcessEngine(tiny_policy("llama")), some_prompts((3, 5))
     with CopiedLogits() as copied:
-        engine.rollout(prompts, request(4, 1))
+        sample_groups(engine, prompts, request(4, 1))
     assert copied.rows == 8

@@ -6,18 +6,21 @@ import pytest
 import torch
 
 from posttrain.generation import in_process as engines
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.request import Request
+from posttrain.generation.request import GroupRequest
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.streams import StreamKey
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.new_model import NewModelOptions
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.records import Prompt
 
 SHAPE = NewModelOptions(hidden_size=16, mlp_size=24, num_layers=2, num_heads=2, num_kv_heads=1, max_positions=600)
-REQUEST = Request(group_size=3, max_completion_tokens=40, sampling=Sampling(), key=StreamKey(0, "rollout", 1))
+REQUEST = GroupRequest(
+    group_size=3, max_completion_tokens=40, sampling=SamplingParams(), key=StreamKey(0, "rollout", 1)
+)
 
 
 def policy(device: str = "cpu") -> Policy:
@@ -37,7 +40,7 @@ def prompts() -> list[Prompt]:
 
 
 def sampled(policy: Policy, *, max_rows: int) -> list[tuple[int, ...]]:
-    groups = InProcessEngine(policy, max_rows=max_rows).rollout(prompts(), REQUEST)
+    groups = sample_groups(InProcessEngine(policy, max_rows=max_rows), prompts(), REQUEST)
     return [rollout.tokens for group in groups for rollout in group.rollouts]
 
 
@@ -45,11 +48,11 @@ def test_fixed_weights_follow_the_policy_from_rollout_to_rollout(monkeypatch):
     subject = policy()
     monkeypatch.setattr(engines, "steps_for", StaticSteps)
     engine = InProcessEngine(subject, max_rows=15)
-    before = engine.rollout(prompts(), REQUEST)
+    before = sample_groups(engine, prompts(), REQUEST)
     for parameter in subject.model.parameters():
         parameter.data.add_(0.3)
-    after = engine.rollout(prompts(), REQUEST)
-    assert after == InProcessEngine(subject, max_rows=15).rollout(prompts(), REQUEST)
+    after = sample_groups(engine, prompts(), REQUEST)
+    assert after == sample_groups(InProcessEngine(subject, max_rows=15), prompts(), REQUEST)
     assert after != before
 
 

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.records import Finish
 from tests.support.tiny import VOCAB, request, some_prompts, tiny_policy, tokenizer
@@ -36,14 +37,14 @@ def cut(made: PreTrainedTokenizerBase, tokens: tuple[int, ...], texts: tuple[str
 def test_a_completion_ends_behind_the_token_that_completes_a_stop_text(made: PreTrainedTokenizerBase) -> None:
     engine = InProcessEngine(replace(tiny_policy(), tokenizer=made))
     prompts, asked = some_prompts((3, 7, 1, 12, 5, 4)), request(8, 20)
-    whole = [rollout for group in engine.rollout(prompts, asked) for rollout in group.rollouts]
+    whole = [rollout for group in sample_groups(engine, prompts, asked) for rollout in group.rollouts]
     written = [made.decode(rollout.tokens, skip_special_tokens=False) for rollout in whole]
     pad = "<|pad|>"
     assert any(pad in text for text in written)
     pairs = {text[at : at + 2] for text in written for at in range(1, len(text) - 1) if "<" not in text[at : at + 2]}
     spaced = sorted(pair for pair in pairs if pair[0] == " " and pair[1] != " ")[:3]
     texts = (*sorted(pairs)[3:6], *spaced, "never written", f"{written[0][2:3]}{pad}", pad)
-    again = [r for group in engine.rollout(prompts, replace(asked, stop_texts=texts)) for r in group.rollouts]
+    again = [r for group in sample_groups(engine, prompts, replace(asked, stop_texts=texts)) for r in group.rollouts]
     expected = [cut(made, rollout.tokens, texts) for rollout in whole]
     assert [rollout.tokens for rollout in again] == expected
     shorter = [(now, before) for now, before in zip(again, whole, strict=True) if now.tokens != before.tokens]
@@ -90,7 +91,7 @@ def test_what_the_last_tokens_show_is_what_the_whole_shows(
 ) -> None:
     engine = InProcessEngine(replace(tiny_policy(), tokenizer=made))
     prompts, asked = some_prompts((3, 7, 1, 12, 5, 4)), request(8, 20)
-    whole = [rollout for group in engine.rollout(prompts, asked) for rollout in group.rollouts]
+    whole = [rollout for group in sample_groups(engine, prompts, asked) for rollout in group.rollouts]
     texts = chosen([made.decode(rollout.tokens, skip_special_tokens=False) for rollout in whole])
-    again = [r for group in engine.rollout(prompts, replace(asked, stop_texts=texts)) for r in group.rollouts]
+    again = [r for group in sample_groups(engine, prompts, replace(asked, stop_texts=texts)) for r in group.rollouts]
     assert [rollout.tokens for rollout in again] == [cut(made, rollout.tokens, texts) for rollout in whole]

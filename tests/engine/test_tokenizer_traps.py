@@ -9,6 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from posttrain.errors import UserError
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.loading.description import tokenizer_lines
 from posttrain.models.loading.model_folder import load_policy
@@ -61,7 +62,7 @@ def test_padding_plays_no_part(names: dict[str, str], says: str, tmp_path: Path)
     whole = load_policy(ModelOptions(path=str(small_folder(tmp_path / "whole"))))
     assert says in said_of(policy)
     prompts = [TokenizerRenderer(policy.tokenizer).render(text, id=text) for text in ("abc", "a longer one")]
-    found, expected = (InProcessEngine(each).rollout(prompts, request(4, 20)) for each in (policy, whole))
+    found, expected = (sample_groups(InProcessEngine(each), prompts, request(4, 20)) for each in (policy, whole))
     assert found == expected
 
 
@@ -71,7 +72,7 @@ def test_a_stop_token_that_is_padding_too_is_sampled_and_kept(tmp_path: Path) ->
     with torch.no_grad():  # the model's tied embedding makes the stop token the likeliest after itself
         policy.model.get_input_embeddings().weight[stop] *= 50
     prompt = Prompt(id="p", text="", tokens=(stop,))
-    group = InProcessEngine(policy).rollout([prompt], request(4, 20))[0]
+    group = sample_groups(InProcessEngine(policy), [prompt], request(4, 20))[0]
     stopped = [rollout for rollout in group.rollouts if rollout.finish is Finish.STOP]
     assert stopped
     assert all(rollout.tokens[-1] == stop and len(rollout.logprobs) == len(rollout.tokens) for rollout in stopped)
@@ -92,7 +93,9 @@ def test_pieces_of_a_character_become_the_character(tmp_path: Path) -> None:
     assert len(tokens) == 2 + 4  # bytes
     first = policy.tokenizer("a", add_special_tokens=False)["input_ids"][0]
     chain = [first, *tokens, policy.stop_ids[0]]
-    said = InProcessEngine(saying(policy, chain)).rollout([Prompt(id="p", text="", tokens=(first,))], request(1, 9))
+    said = sample_groups(
+        InProcessEngine(saying(policy, chain)), [Prompt(id="p", text="", tokens=(first,))], request(1, 9)
+    )
     assert said[0].rollouts[0].text == "é😀"
 
 
@@ -126,7 +129,7 @@ def test_all_stop_tokens_end_a_completion_those_of_the_option_too(tmp_path: Path
     ids = policy.tokenizer.convert_tokens_to_ids(["</answer>", "!"])
     assert policy.stop_ids == tuple(sorted([0, 7, *ids]))
     assert "'</answer>'" in said_of(policy)
-    groups = InProcessEngine(policy).rollout([Prompt(id="p", text="", tokens=(9,))], request(64, 60))
+    groups = sample_groups(InProcessEngine(policy), [Prompt(id="p", text="", tokens=(9,))], request(64, 60))
     ended = {r.tokens[-1] for r in groups[0].rollouts if r.finish is Finish.STOP}
     assert ended & set(ids)
     assert all(not set(r.tokens[:-1]) & set(policy.stop_ids) for r in groups[0].rollouts)
@@ -147,7 +150,7 @@ def test_a_token_beyond_the_embedding_is_refused_with_its_prompt(tmp_path: Path)
     assert "prompts with a token beyond the embedding are refused" in said_of(policy)
     prompt = TokenizerRenderer(policy.tokenizer).render("</answer>", id="rows.jsonl:7")
     with pytest.raises(UserError, match=r"prompt rows.jsonl:7: the tokenizer's token \d+ \('</answer>'\) has no row"):
-        InProcessEngine(policy).rollout([prompt], request())
+        sample_groups(InProcessEngine(policy), [prompt], request())
 
 
 def test_rows_beyond_the_tokenizer_do_no_harm(tmp_path: Path) -> None:
@@ -159,7 +162,7 @@ def test_rows_beyond_the_tokenizer_do_no_harm(tmp_path: Path) -> None:
     assert "384 tokens for 400 rows of the embedding" in said_of(padded)
     with torch.no_grad():
         padded.model.get_input_embeddings().weight[384:] *= 50  # so that unknown tokens are sampled
-    groups = InProcessEngine(padded).rollout([Prompt(id="p", text="", tokens=(9,))], request(32, 8))
+    groups = sample_groups(InProcessEngine(padded), [Prompt(id="p", text="", tokens=(9,))], request(32, 8))
     assert any(token >= 384 for rollout in groups[0].rollouts for token in rollout.tokens)
     for rollout in groups[0].rollouts:
         known = [token for token in rollout.tokens if token < 384 and token not in padded.stop_ids]

@@ -8,6 +8,7 @@ import torch
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import gap_limit, largest_gap
 from posttrain.models.forward import Completions
@@ -33,7 +34,7 @@ def loaded(folder: Path, **options: object) -> Policy:
 def step(policy: Policy, optimizer: torch.optim.Optimizer, number: int, rate: float = 1e-2) -> None:
     """Sample with the policy and take one update on what it sampled."""
     algorithm = build_algorithm({"name": "reinforce"})
-    groups = InProcessEngine(policy).rollout(some_prompts([3, 6], seed=number), request(3, 8))
+    groups = sample_groups(InProcessEngine(policy), some_prompts([3, 6], seed=number), request(3, 8))
     batch = batch_of(groups, [[1.0, -0.5, 0.25]] * 2, algorithm)
     update(policy, optimizer, batch, Objective(algorithm=algorithm, temperature=1.0), UpdateOptions(), rate)
 
@@ -164,7 +165,7 @@ def test_frozen_matrices_that_are_stored_in_bfloat16_are_held_in_it_and_no_numbe
         narrow = not parameter.requires_grad and parameter.ndim == 2
         assert parameter.dtype == (BF16 if narrow else torch.float32), name
     prompts, asked = some_prompts([4, 9]), request(3, 10)
-    assert InProcessEngine(held).rollout(prompts, asked) == InProcessEngine(wide).rollout(prompts, asked)
+    assert sample_groups(InProcessEngine(held), prompts, asked) == sample_groups(InProcessEngine(wide), prompts, asked)
     tokens = ([3, 4, 5], [7, 8])
     hidden = [each.forward.completion_hidden(Completions([[1, 2]], tokens, [0, 0])) for each in (held, wide)]
     assert torch.equal(*hidden)
@@ -193,7 +194,7 @@ def test_a_context_that_is_asked_for_bounds_prompt_and_completion(tmp_path: Path
     policy = loaded(folder, context=10)
     assert (policy.max_positions, loaded(folder).max_positions) == (10, 64)
     policy = replace(policy, stop_ids=(10_000,))  # so that nothing but the context ends a completion
-    groups = InProcessEngine(policy).rollout(some_prompts([4]), request(2, 50))
+    groups = sample_groups(InProcessEngine(policy), some_prompts([4]), request(2, 50))
     assert {len(rollout.tokens) for rollout in groups[0].rollouts} == {6}
     with pytest.raises(UserError, match=r"context = 1: must be greater than 1"):
         ModelOptions(context=1)

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from posttrain.errors import UserError
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.forward import Completions, PlainForward, SharedPromptForward
 from posttrain.models.policy import Policy, as_policy
@@ -208,7 +209,7 @@ def test_nothing_outgrows_the_length_at_which_longrope_changes_every_angle(chose
     rope = {"rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0, 1.5], "long_factor": [3.0, 9.0]}
     model = model_of("llama", rope_parameters={**rope, "original_max_position_embeddings": 16})
     policy = as_policy(model, tokenizer(), forward=chosen)
-    groups = InProcessEngine(policy).rollout(some_prompts((3, 9)), request(4, 30))
+    groups = sample_groups(InProcessEngine(policy), some_prompts((3, 9)), request(4, 30))
     lengths = [len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts]
     assert max(lengths) == 16
     rows = [(group.prompt.tokens, rollout.tokens) for group in groups for rollout in group.rollouts]

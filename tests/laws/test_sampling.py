@@ -21,15 +21,15 @@ from posttrain.generation.sampling import (
     sample,
 )
 from posttrain.generation.streams import StreamKey, uniforms
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 
 LARGEST_UNIFORM = 1 - 2**-53
 SEEDS = st.integers(0, 2**32 - 1)
 CUTS = [
-    Sampling(top_k=3),
-    Sampling(top_p=0.7),
-    Sampling(min_p=0.3),
-    Sampling(top_k=5, top_p=0.8, min_p=0.1, temperature=1.7),
+    SamplingParams(top_k=3),
+    SamplingParams(top_p=0.7),
+    SamplingParams(min_p=0.3),
+    SamplingParams(top_k=5, top_p=0.8, min_p=0.1, temperature=1.7),
 ]
 
 
@@ -50,7 +50,7 @@ def twin(weights: torch.Tensor, uniform: torch.Tensor) -> list[int]:
     return tokens
 
 
-def kept_by_definition(probabilities: list[float], sampling: Sampling) -> set[int]:
+def kept_by_definition(probabilities: list[float], sampling: SamplingParams) -> set[int]:
     """Top-k, then top-p among these, then min-p: walk down from the likeliest token, lower ids first among equals."""
     order = sorted(range(len(probabilities)), key=lambda token: (-probabilities[token], token))
     order = order[: sampling.top_k or len(order)]
@@ -65,8 +65,10 @@ def kept_by_definition(probabilities: list[float], sampling: Sampling) -> set[in
     return {token for token in order if probabilities[token] >= sampling.min_p * max(probabilities)}
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.6), Sampling(temperature=2.0), *CUTS])
-def test_tokens_come_as_often_as_their_distribution_says(sampling: Sampling) -> None:
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(temperature=0.6), SamplingParams(temperature=2.0), *CUTS]
+)
+def test_tokens_come_as_often_as_their_distribution_says(sampling: SamplingParams) -> None:
     logits = random_logits(0, 1, 12)
     num_draws = 20_000
     uniform = torch.from_numpy(uniforms(StreamKey(0, "test", 0), 0, 0, 0, num_draws))
@@ -80,9 +82,9 @@ def test_tokens_come_as_often_as_their_distribution_says(sampling: Sampling) -> 
     assert ((counts - expected) ** 2 / expected).sum() < 48
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(greedy=True), *CUTS])
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(greedy=True), *CUTS])
 @pytest.mark.parametrize("vocab", [17, 3000])
-def test_a_row_is_the_same_alone_in_any_order_and_among_any_others(sampling: Sampling, vocab: int) -> None:
+def test_a_row_is_the_same_alone_in_any_order_and_among_any_others(sampling: SamplingParams, vocab: int) -> None:
     logits, uniform = random_logits(1, 40, vocab), random_uniform(1, 40)
     together = sample(logits, uniform, sampling)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
@@ -99,7 +101,7 @@ def test_many_rows_of_a_large_vocabulary_are_handled_a_few_at_a_time_with_the_sa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logits, uniform = random_logits(3, 7, 300), random_uniform(3, 7)
-    for sampling in (Sampling(), Sampling(top_k=9)):
+    for sampling in (SamplingParams(), SamplingParams(top_k=9)):
         whole = sample(logits, uniform, sampling)
         with monkeypatch.context() as patch:
             patch.setattr("posttrain.generation.sampling.ENTRIES_AT_ONCE", 900)  # three rows at a time
@@ -119,7 +121,7 @@ def test_as_many_rows_are_handled_at_once_as_there_is_room_for_and_one_at_least(
 
     monkeypatch.setattr("posttrain.generation.sampling.ENTRIES_AT_ONCE", entries)
     monkeypatch.setattr("posttrain.generation.sampling.invert", counted)
-    sample(random_logits(3, 7, 300), random_uniform(3, 7), Sampling())
+    sample(random_logits(3, 7, 300), random_uniform(3, 7), SamplingParams())
     assert handled == at_once
 
 
@@ -170,7 +172,7 @@ def test_a_large_vocabulary_has_no_float64_copy() -> None:
 
     logits = random_logits(0, 2, 150_000, torch.float32)
     with LargestFloat64() as seen:
-        sample(logits, random_uniform(0, 2), Sampling())
+        sample(logits, random_uniform(0, 2), SamplingParams())
     # Sums of ~300 blocks of 512, and one block: neither is more than a hundredth of the logits.
     assert 0 < seen.entries < logits.numel() / 100
 
@@ -187,20 +189,24 @@ def test_the_cuts_keep_the_sets_that_their_definitions_name(
 ) -> None:
     # Rounded logits, so that many tokens are equally likely and the order of ids decides.
     probabilities = torch.softmax(random_logits(seed, 3, vocab).round(), -1)
-    sampling = Sampling(top_k=top_k, top_p=top_p, min_p=min_p)
+    sampling = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
     for row, kept in zip(probabilities.tolist(), keep(probabilities, sampling), strict=True):
         assert set(kept.nonzero()[:, 0].tolist()) == kept_by_definition(row, sampling)
 
 
 def test_a_large_vocabulary_is_cut_alike() -> None:
     probabilities = torch.softmax(random_logits(8, 2, 5_000).round(), -1)
-    for sampling in (Sampling(top_k=40), Sampling(top_p=0.9), Sampling(top_k=40, top_p=0.5)):
+    for sampling in (
+        SamplingParams(top_k=40),
+        SamplingParams(top_p=0.9),
+        SamplingParams(top_k=40, top_p=0.5),
+    ):
         for row, kept in zip(probabilities.tolist(), keep(probabilities, sampling), strict=True):
             assert set(kept.nonzero()[:, 0].tolist()) == kept_by_definition(row, sampling)
 
 
 @pytest.mark.parametrize("sampling", CUTS)
-def test_logprobs_are_taken_before_the_cut_and_cut_logprobs_after_it(sampling: Sampling) -> None:
+def test_logprobs_are_taken_before_the_cut_and_cut_logprobs_after_it(sampling: SamplingParams) -> None:
     logits, uniform = random_logits(4, 30, 11), random_uniform(4, 30)
     sampled = sample(logits, uniform, sampling)
     scaled = torch.log_softmax(logits / sampling.temperature, -1)
@@ -214,14 +220,14 @@ def test_logprobs_are_taken_before_the_cut_and_cut_logprobs_after_it(sampling: S
 
 def test_nothing_is_recorded_beside_the_logprobs_when_nothing_is_cut() -> None:
     logits, uniform = random_logits(4, 5, 11), random_uniform(4, 5)
-    assert sample(logits, uniform, Sampling(temperature=0.7)).cut_logprobs is None
-    assert sample(logits, uniform, Sampling(greedy=True, top_k=2)).cut_logprobs is None
+    assert sample(logits, uniform, SamplingParams(temperature=0.7)).cut_logprobs is None
+    assert sample(logits, uniform, SamplingParams(greedy=True, top_k=2)).cut_logprobs is None
 
 
 def test_greedy_takes_the_likeliest_token_and_records_temperature_one() -> None:
     # p = softmax(0, ln 3, ln 3) = (1/7, 3/7, 3/7): the lower id among equals, at log(3/7) whatever the temperature.
     logits = torch.tensor([[0.0, math.log(3), math.log(3)]], dtype=torch.float64)
-    sampled = sample(logits, torch.tensor([0.99], dtype=torch.float64), Sampling(greedy=True, temperature=0.1))
+    sampled = sample(logits, torch.tensor([0.99], dtype=torch.float64), SamplingParams(greedy=True, temperature=0.1))
     assert sampled.tokens.tolist() == [1]
     assert sampled.logprobs.item() == pytest.approx(math.log(3 / 7), abs=1e-15)
 
@@ -241,7 +247,7 @@ def test_a_token_of_probability_zero_is_never_drawn(vocab: int, dtype: torch.dty
     logits = torch.full((3, vocab), -torch.inf, dtype=dtype)
     logits[:, 2:5] = 0.0  # weightless tokens first, last and, in blocks, whole blocks of them
     uniform = torch.tensor([0.0, 0.5, LARGEST_UNIFORM], dtype=torch.float64)
-    sampled = sample(logits, uniform, Sampling())
+    sampled = sample(logits, uniform, SamplingParams())
     assert sampled.tokens.tolist() == [2, 3, 4]
     torch.testing.assert_close(sampled.logprobs, torch.full((3,), -math.log(3)), check_dtype=False)
 
@@ -255,10 +261,13 @@ def test_a_rounding_error_at_the_end_or_of_a_parallel_sum_gives_a_token_that_has
 
 
 @pytest.mark.parametrize("vocab", [5, 3000])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(greedy=True), Sampling(top_k=2), Sampling(top_p=0.5)])
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(), SamplingParams(greedy=True), SamplingParams(top_k=2), SamplingParams(top_p=0.5)],
+)
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_logits_that_are_no_numbers_are_an_error_that_names_the_row(
-    vocab: int, sampling: Sampling, broken: float
+    vocab: int, sampling: SamplingParams, broken: float
 ) -> None:
     logits = torch.zeros(3, vocab)
     logits[1] = broken
@@ -281,15 +290,20 @@ def test_logits_that_are_no_numbers_are_an_error_that_names_the_row(
 )
 def test_settings_that_make_no_distribution_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Sampling(**options)
+        SamplingParams(**options)
 
 
-NO_SORT = [Sampling(), Sampling(greedy=True), Sampling(temperature=0.5), Sampling(min_p=0.1)]
+NO_SORT = [
+    SamplingParams(),
+    SamplingParams(greedy=True),
+    SamplingParams(temperature=0.5),
+    SamplingParams(min_p=0.1),
+]
 
 
 @pytest.mark.parametrize("vocab", [300, 5_000])
 @pytest.mark.parametrize("sampling", [*NO_SORT, *CUTS])
-def test_nothing_waits_for_the_values_so_that_a_cuda_graph_can_hold_it(sampling: Sampling, vocab: int) -> None:
+def test_nothing_waits_for_the_values_so_that_a_cuda_graph_can_hold_it(sampling: SamplingParams, vocab: int) -> None:
     # Tensors on "meta" have shapes and no values: reading a value, or a shape that depends on one, raises.
     logits = torch.empty(4, vocab, device="meta")
     sampled = sample(logits, torch.empty(4, dtype=torch.float64, device="meta"), sampling)
@@ -300,7 +314,7 @@ def test_nothing_waits_for_the_values_so_that_a_cuda_graph_can_hold_it(sampling:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sampling", [*NO_SORT, *CUTS])
-def test_a_cuda_graph_draws_the_tokens_that_the_cpu_draws(sampling: Sampling) -> None:
+def test_a_cuda_graph_draws_the_tokens_that_the_cpu_draws(sampling: SamplingParams) -> None:
     logits, uniform = random_logits(6, 64, 5_000), random_uniform(6, 64)
     still_logits, still_uniform = torch.zeros_like(logits, device="cuda"), torch.zeros_like(uniform, device="cuda")
     warm_up = torch.cuda.Stream()
@@ -322,13 +336,13 @@ def test_the_cuts_have_edges_that_belong_to_one_side() -> None:
     # All sums of these are exact.  The tokens before the second hold just 1/2, and 1/4 is just half of the likeliest.
     probabilities = torch.tensor([[0.125, 0.5, 0.25, 0.125]], dtype=torch.float64)
     for sampling, kept in (
-        (Sampling(top_p=0.5), [1]),  # 1/2 is enough
-        (Sampling(top_p=0.75), [1, 2]),
-        (Sampling(top_p=0.75 + 2**-50), [0, 1, 2]),  # of the two equals the first
-        (Sampling(min_p=0.5), [1, 2]),  # a half is not below a half
-        (Sampling(min_p=0.5 + 2**-50), [1]),
-        (Sampling(top_k=3), [0, 1, 2]),
-        (Sampling(top_k=1), [1]),
+        (SamplingParams(top_p=0.5), [1]),  # 1/2 is enough
+        (SamplingParams(top_p=0.75), [1, 2]),
+        (SamplingParams(top_p=0.75 + 2**-50), [0, 1, 2]),  # of the two equals the first
+        (SamplingParams(min_p=0.5), [1, 2]),  # a half is not below a half
+        (SamplingParams(min_p=0.5 + 2**-50), [1]),
+        (SamplingParams(top_k=3), [0, 1, 2]),
+        (SamplingParams(top_k=1), [1]),
     ):
         assert keep(probabilities, sampling)[0].nonzero()[:, 0].tolist() == kept, sampling
 
@@ -336,7 +350,7 @@ def test_the_cuts_have_edges_that_belong_to_one_side() -> None:
 def test_top_k_keeps_its_tokens_however_small_they_are() -> None:
     # Beside 1, none of the others moves a float64 sum.
     probabilities = torch.tensor([[1e-21, 1.0, 1e-20, 1e-22]], dtype=torch.float64)
-    assert keep(probabilities, Sampling(top_k=3))[0].tolist() == [True, True, True, False]
+    assert keep(probabilities, SamplingParams(top_k=3))[0].tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 3, 5, 500, 513, 5_000])

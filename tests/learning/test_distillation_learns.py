@@ -5,6 +5,7 @@ import torch
 
 from posttrain.algorithms.other_policies.correction import Correction
 from posttrain.algorithms.other_policies.distillation import distill
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
@@ -40,7 +41,7 @@ def learner_of(student: Policy, teacher: Policy, signal: str) -> Learner:
 def step_of(learner: Learner, step: int, *, first_seed: int = 0) -> dict[str, float]:
     """One step of distillation; what it was like before its update."""
     prompts = some_prompts([3, 6, 1, 4], seed=first_seed + step)
-    groups = InProcessEngine(learner.policy).rollout(prompts, request(8, 10, key=StreamKey(0, "distill", step)))
+    groups = sample_groups(InProcessEngine(learner.policy), prompts, request(8, 10, key=StreamKey(0, "distill", step)))
     nothing = torch.zeros(4, 8, dtype=torch.float64)
     grades = Grades(names=("none",), scores=nothing[None], weights=torch.ones(1).double(), rewards=nothing)
     credited = learner.credit(CollectedStep(step=step, groups=groups, grades=grades), Clock())
@@ -54,7 +55,9 @@ def test_corrected_advantages_are_those_of_the_policy_that_the_step_starts_from(
     options = UpdateOptions(learning_rate=1e-2, minibatches_per_epoch=updates)
     settings = LearnerSettings(update=options, max_completion_tokens=10, num_steps=NUM_STEPS)
     prompts = some_prompts([3, 6], seed=5)
-    groups = InProcessEngine(tiny_policy(seed=2)).rollout(prompts, request(4, 10, key=StreamKey(0, "distill", 1)))
+    groups = sample_groups(
+        InProcessEngine(tiny_policy(seed=2)), prompts, request(4, 10, key=StreamKey(0, "distill", 1))
+    )
     nothing = torch.zeros(2, 4, dtype=torch.float64)
     grades = Grades(names=("none",), scores=nothing[None], weights=torch.ones(1).double(), rewards=nothing)
     started, taught = (group_logprobs(each, groups, temperature=1.0, max_tokens=999) for each in (student, teacher))

@@ -8,10 +8,11 @@ import torch
 
 import posttrain
 from posttrain.config import SftConfig
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.records import Example
 from posttrain.training.sft.supervised import held_out_loss
 from tests.support.conversations import chat_model, chat_tokenizer, turns
@@ -48,7 +49,7 @@ def loss_of_questions(policy: Policy) -> float:
 def answers(policy: Policy) -> list[str]:
     renderer = TokenizerRenderer(policy.tokenizer)
     prompts = [renderer.render(turns(question), id=question) for question in QUESTIONS[50:]]
-    groups = InProcessEngine(policy).rollout(prompts, request(1, 12, Sampling(greedy=True)))
+    groups = sample_groups(InProcessEngine(policy), prompts, request(1, 12, SamplingParams(greedy=True)))
     return [group.rollouts[0].text for group in groups]
 
 

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import engine_in_parity
 from posttrain.models.context import fix_angles, own_context
@@ -17,7 +18,7 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.text_part import is_wrapper
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.model import ModelOptions
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.update import Objective, group_logprobs, update
@@ -114,8 +115,8 @@ def probed(folder: Path, dtype: str) -> tuple[Policy | None, Route]:
 
 def sampled(policy: Policy) -> list[Group]:
     """Rows of mixed lengths, which come and go while others are decoded."""
-    asked = request(2, LIMIT, Sampling(temperature=TEMPERATURE))
-    return InProcessEngine(policy, max_rows=3).rollout(some_prompts(PROMPTS), asked)
+    asked = request(2, LIMIT, SamplingParams(temperature=TEMPERATURE))
+    return sample_groups(InProcessEngine(policy, max_rows=3), some_prompts(PROMPTS), asked)
 
 
 def distances(policy: Policy, label: str, folder: Path) -> Distances:

@@ -30,12 +30,12 @@ from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.algorithms.terms import TokenView
 from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, sampled_columns
-from posttrain.generation.request import Request
+from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Finish, Group, Prompt, Rollout
 from posttrain.training.update import Objective, update
@@ -164,17 +164,21 @@ def some_prompts(lengths: Sequence[int], *, seed: int = 1) -> list[Prompt]:
 def request(
     group_size: int = 3,
     limit: int = 12,
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     *,
     key: StreamKey | None = None,
     suppressed: tuple[int, ...] = (),
-) -> Request:
-    return Request(
+    first_draw: int = 0,
+    first_sample: int = 0,
+) -> GroupRequest:
+    return GroupRequest(
         group_size=group_size,
         max_completion_tokens=limit,
-        sampling=sampling or Sampling(),
+        sampling=sampling or SamplingParams(),
         key=key or StreamKey(0, "test", 1),
         suppressed=suppressed,
+        first_draw=first_draw,
+        first_sample=first_sample,
     )
 
 

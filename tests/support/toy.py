@@ -8,10 +8,11 @@ import torch
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.table import build_algorithm
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.optimizer import learning_rate, new_optimizer
@@ -50,8 +51,8 @@ def train_on(toy: Toy, policy: Policy) -> Iterator[dict[str, float]]:
     random = np.random.Generator(np.random.Philox(0))
     for step in range(toy.num_steps):
         prompts = some_prompts([3, 6, 1, 4], seed=step)
-        asked = request(toy.group_size, 10, Sampling(temperature=toy.temperature), key=StreamKey(0, "toy", step))
-        groups = engine.rollout(prompts, asked)
+        asked = request(toy.group_size, 10, SamplingParams(temperature=toy.temperature), key=StreamKey(0, "toy", step))
+        groups = sample_groups(engine, prompts, asked)
         rewards = share_of_even_tokens(groups)
         earned = rewards.mean().item()
         if toy.shuffled:

@@ -5,8 +5,9 @@
 
 import base64
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from posttrain.generation.request import Request
+from posttrain.generation.engine import Sampling
+from posttrain.generation.groups import rollouts_of
+from posttrain.generation.request import Continuation, Request, Sampled
 from posttrain.models.policy import Policy
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.records import Finish, Group, Prompt
 from posttrain.training.update import group_logprobs
 
 FILE = Path(__file__).parents[1] / "data" / "trl_parity.json"
@@ -89,38 +92,49 @@ def reward_functions(case: str) -> list[Callable[..., list[float | None]]]:
 class ForcedEngine:
     """Answers with the given completions; their log-probs are those of the policy as it is."""
 
-    reproducible = True
-    weights_version = 0
+    reproducible, logprob_gap, suppresses, patience_seconds = True, None, True, math.inf
+    weights_version, max_positions = 0, 32
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.tokenizer, self.stop_ids = policy, policy.tokenizer, policy.stop_ids
 
-    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def load(self, weights: object, version: int) -> None:
         self.weights_version = version
 
-    def room(self, prompt: Prompt) -> int:
-        return 32 - len(prompt.tokens)
+    def open(self, request: Request) -> "ForcedSampling":
+        return ForcedSampling(self, request.sampling.temperature)
 
-    def rollout(self, prompts: Sequence[Prompt], request: Request, **callbacks: object) -> list[Group]:
-        bare = [self.group(prompt, request, place, None) for place, prompt in enumerate(prompts)]
-        logprobs = group_logprobs(self.policy, bare, temperature=request.sampling.temperature, max_tokens=10_000)
+
+class ForcedSampling(Sampling):
+    def __init__(self, engine: ForcedEngine, temperature: float) -> None:
+        self.engine, self.temperature = engine, temperature
+        self.waiting: list[Continuation] = []
+
+    def put(self, continuations: Sequence[Continuation]) -> None:
+        self.waiting += continuations
+
+    def take(self, seconds: float) -> list[Sampled]:
+        bare = [self.forced(one) for one in self.waiting]
+        groups = [
+            Group(prompt=Prompt(id="", text="", tokens=one.prefix), draw=one.draw, rollouts=tuple(rollouts))
+            for one, rollouts in zip(self.waiting, ([each] for each in rollouts_of(self.engine, bare)), strict=True)
+        ]
+        logprobs = group_logprobs(self.engine.policy, groups, temperature=self.temperature, max_tokens=10_000)
         remaining = iter(logprobs.tolist())
-        return [self.group(prompt, request, place, remaining) for place, prompt in enumerate(prompts)]
+        return [replace(each, logprobs=tuple(next(remaining) for _ in each.tokens)) for each in bare]
 
-    def group(self, prompt: Prompt, request: Request, place: int, logprobs: Any) -> Group:
-        completions = GIVEN["completions"][GIVEN["prompts"].index(list(prompt.tokens))]
-        rollouts = tuple(
-            Rollout(
-                sample=request.key.first_sample + number,
-                tokens=tuple(tokens),
-                logprobs=tuple(0.0 if logprobs is None else next(logprobs) for _ in tokens),
-                finish=Finish.STOP if tokens[-1] in self.stop_ids else Finish.LENGTH,
-                text=self.tokenizer.decode([token for token in tokens if token not in self.stop_ids]),
-                weights_version=self.weights_version,
-            )
-            for number, tokens in enumerate(completions)
+    def forced(self, one: Continuation) -> Sampled:
+        tokens = GIVEN["completions"][GIVEN["prompts"].index(list(one.prefix))][one.sample]
+        return Sampled(
+            continuation=one,
+            tokens=tuple(tokens),
+            logprobs=(0.0,) * len(tokens),
+            finish=Finish.STOP if tokens[-1] in self.engine.stop_ids else Finish.LENGTH,
+            versions=((self.engine.weights_version, len(tokens)),),
         )
-        return Group(prompt=prompt, draw=request.key.first_draw + place, rollouts=rollouts)
+
+    def close(self) -> None:
+        self.waiting = []
 
 
 @dataclass(frozen=True)

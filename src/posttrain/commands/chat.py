@@ -99,8 +99,9 @@ def typed(hint: str) -> Iterator[str]:
 def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", how: DatasetOptions, seed: int) -> None:
     """Load the model, then answer each question as it comes."""
     from posttrain.commands.typed_prompt import typed_prompt
+    from posttrain.generation.groups import sample_groups
     from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
-    from posttrain.generation.request import Request
+    from posttrain.generation.request import GroupRequest
     from posttrain.generation.streams import StreamKey
     from posttrain.models.loading.model_folder import load_policy
     from posttrain.models.rendering import renderer_of
@@ -114,13 +115,13 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", h
     renderer = renderer_of(policy, config.model.template_options)
     for number, question in enumerate(questions):
         prompt = typed_prompt(question, renderer, how)
-        request = Request(
+        request = GroupRequest(
             group_size=1,
             max_completion_tokens=config.sampling.max_completion_tokens,
             sampling=config.sampling.sampling,
             key=StreamKey(seed, "chat", number),
         )
-        groups = engine.rollout([prompt], request)
+        groups = sample_groups(engine, [prompt], request)
         rollout = groups[0].rollouts[0]
         print(visible(groups[0].graded_text(rollout)))
         verdict = ""

@@ -39,6 +39,7 @@ PROGRAM = CommandSpec(
         *TEMPLATE,
         "task",
         "rewards",
+        "engine",
         "rollout.max_completion_tokens",
         "rollout.max_rows",
         "evaluation.samples",

@@ -45,6 +45,7 @@ REWARDS_HELP = (
 OR_ROWS = {
     "task": "  Or a file of rows, which makes the task `dataset`: with it --help shows how its prompts are read.",
     "algorithm": "",
+    "engine": "",
 }
 """What else a `path` may name in a section that may be of one's own."""
 ALIASES = {

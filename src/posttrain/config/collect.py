@@ -13,6 +13,7 @@ from posttrain.options.collect import (
     RewardJudgeOptions,
 )
 from posttrain.options.countdown import CountdownOptions
+from posttrain.options.engine import EngineOptions, InProcessOptions
 from posttrain.options.grading import GradingOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
@@ -35,6 +36,8 @@ class CollectConfig:
     """Where prompts come from; its class depends on the task.  Of a class of your own, its path and options."""
     rewards: tuple[RewardOptions, ...] = ()
     """What completions are scored by, where they are; none means the task's own."""
+    engine: EngineOptions = field(default_factory=InProcessOptions)
+    """What samples; of a class of your own, its path and options."""
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     collect: CollectOptions = field(default_factory=CollectOptions)
     judge: JudgeOptions = field(default_factory=RewardJudgeOptions)

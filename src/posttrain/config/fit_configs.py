@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from posttrain.binding import is_own
-from posttrain.config.sections import Config, full_section, require_use_for_tracker
+from posttrain.config.sections import Config, own_sections, require_use_for_tracker
 from posttrain.errors import UserError
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.demonstrator import Demonstrator
 from posttrain.options.dpo import DpoOptions
+from posttrain.options.engine import EngineOptions, InProcessOptions
 from posttrain.options.grading import GradingOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
@@ -45,6 +46,8 @@ ROWS_NEEDED = (
     "task: without rounds what is learned are rows with the columns chosen and rejected.  Name their file as task.path,"
     " or have pairs sampled from the policy: dpo.rounds = 4."
 )
+
+FOR_ROUNDS = "is for rounds, and dpo.rounds = 0 learns the pairs of rows, which are judged already.  Leave it out."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +131,8 @@ class DpoConfig:
     """Of rounds: what completions are judged by; none means the task's own."""
     grading: GradingOptions = field(default_factory=GradingOptions)
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
+    engine: EngineOptions = field(default_factory=InProcessOptions)
+    """Of rounds: what samples."""
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     """Of rounds: how completions are sampled."""
     dpo: DpoOptions = field(default_factory=DpoOptions)
@@ -138,8 +143,8 @@ class DpoConfig:
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
-        if isinstance(self.task, Mapping):
-            object.__setattr__(self, "task", full_section("task", self.task))
+        for name, section in own_sections(self).items():
+            object.__setattr__(self, name, section)
         require_shared_rules(self, self.dpo, LIMITS[:2])
         if self.dpo.rounds:
             self._require_rounds()
@@ -159,6 +164,7 @@ class DpoConfig:
             rewards=self.rewards,
             grading=self.grading,
             sandbox=self.sandbox,
+            engine=self.engine,
             rollout=replace(self.rollout, prompts_per_step=self.dpo.prompts_per_round),
             update=UpdateOptions(tokens_per_microbatch=2**62, learning_rate=self.dpo.learning_rate),
             evaluation=self.evaluation,
@@ -171,6 +177,7 @@ class DpoConfig:
             raise UserError(ROWS_NEEDED)
         defaults: dict[str, object] = {
             "rewards": (),
+            "engine": InProcessOptions(),
             "rollout": RolloutOptions(),
             "evaluation": EvaluationOptions(),
             "grading": GradingOptions(),
@@ -178,10 +185,7 @@ class DpoConfig:
         }
         for section, default in defaults.items():
             if getattr(self, section) != default:
-                raise UserError(
-                    f"{section}: is for rounds, and dpo.rounds = 0 learns the pairs of rows, which are judged already."
-                    "  Leave it out."
-                )
+                raise UserError(f"{section}: {FOR_ROUNDS}")
         require_learned_rows(self.task, self.dpo)
         require_one_end(self.run, self.dpo)
 
@@ -207,11 +211,14 @@ class DpoConfig:
 
 
 def require_rows_or_rounds(sections: Mapping[str, object]) -> None:
-    """Refuse a task of the user's own where there are no rounds, from a recipe's content: nothing of it is imported."""
+    """Refuse a user's class where there are no rounds, from a recipe's content: nothing of it is imported."""
     options = sections.get("dpo")
-    rounds = options.get("rounds") if isinstance(options, Mapping) else None
-    if is_own("task", sections.get("task")) and rounds in (None, 0):
+    if isinstance(options, Mapping) and options.get("rounds") not in (None, 0):
+        return
+    if is_own("task", sections.get("task")):
         raise UserError(ROWS_NEEDED)
+    if is_own("engine", sections.get("engine")):
+        raise UserError(f"engine: {FOR_ROUNDS}")
 
 
 def require_shared_rules(

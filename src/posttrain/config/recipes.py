@@ -24,7 +24,7 @@ RUN_RECIPE = "config.yaml"
 """The name of a run's recipe in its folder."""
 BESIDE_RUN_RECIPE = (".posttrain.lock", "inputs.json", "metrics.jsonl", "summary.json", "manifest.json")
 """Files that are beside it, one at least."""
-VARIANTS = ("task", "algorithm", "world", "demonstrations", "features", "method", "judge")
+VARIANTS = ("task", "algorithm", "engine", "world", "demonstrations", "features", "method", "judge")
 """Sections whose `name` decides which other options they have."""
 
 TASKS_OF_ROWS = tuple(name for name, options in TASK_OPTIONS.items() if issubclass(options, DatasetOptions))

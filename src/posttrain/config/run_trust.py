@@ -16,7 +16,7 @@ from posttrain.known_code import KnownCode, is_known, remember
 
 WALLED = ("sealed", "bubblewrap")
 """Sandboxes that name neither a command nor an address."""
-READ_BY_IMPORT = ("task", "algorithm")
+READ_BY_IMPORT = ("task", "algorithm", "engine")
 """Sections whose options are those of a class or function of the user's own, which is imported to read them."""
 
 

@@ -1,8 +1,8 @@
 """What each section of a recipe may hold.
 
 A section is a frozen dataclass.  Some have variants, chosen by their `name`, as `task` does; the options of `algorithm`
-are the signature of the function so named.  An algorithm or a task of the user's own is named by `path: FILE.py:NAME`
-instead, and its signature says what its options are.
+are the signature of the function so named.  An algorithm, a task or an engine of the user's own is named by
+`path: FILE.py:NAME` instead, and its signature says what its options are.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from posttrain.binding import OWN, is_name_in_file, is_own, own_schema
 from posttrain.config.recipes import TASKS_OF_ROWS
 from posttrain.errors import UserError
 from posttrain.options.collect import JUDGE_OPTIONS
+from posttrain.options.engine import ENGINE_OPTIONS
 from posttrain.options.irl_method import FEATURE_OPTIONS, METHOD_OPTIONS
 from posttrain.options.irl_world import DEMONSTRATION_OPTIONS, WORLD_OPTIONS
 from posttrain.options.reward import RewardOptions
@@ -21,6 +22,7 @@ from posttrain.schemas import Option, Schema, did_you_mean, record_class
 
 CLASSES: dict[str, tuple[str, Mapping[str, type]]] = {
     "task": ("countdown", TASK_OPTIONS),
+    "engine": ("in_process", ENGINE_OPTIONS),
     "world": ("icy_grid", WORLD_OPTIONS),
     "demonstrations": ("sampled", DEMONSTRATION_OPTIONS),
     "features": ("states", FEATURE_OPTIONS),

@@ -11,6 +11,7 @@ from posttrain.config.schema import section_record
 from posttrain.errors import UserError
 from posttrain.options.behaviours import BehaviourOptions
 from posttrain.options.countdown import CountdownOptions
+from posttrain.options.engine import EngineOptions, InProcessOptions
 from posttrain.options.grading import GradingOptions
 from posttrain.options.irl_method import (
     CausalOptions,
@@ -56,6 +57,8 @@ class Config:
     """Name of a function in posttrain/algorithms/table.py, or path of your own, and its options; all are filled in."""
     grading: GradingOptions = field(default_factory=GradingOptions)
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
+    engine: EngineOptions = field(default_factory=InProcessOptions)
+    """What samples; of a class of your own, its path and options."""
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     update: UpdateOptions = field(default_factory=UpdateOptions)
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)
@@ -69,8 +72,8 @@ class Config:
         require_use_for_tracker(self.tracker, self.run)
         # In full, so that the file saved with a run says all that it depends on.
         object.__setattr__(self, "algorithm", full_section("algorithm", self.algorithm))
-        if isinstance(self.task, Mapping):
-            object.__setattr__(self, "task", full_section("task", self.task))
+        for name, section in own_sections(self).items():
+            object.__setattr__(self, name, section)
         if self.model.trains_adapter:
             require_adapter_decay(self.update, "update")
         self.require_room(1)
@@ -177,6 +180,12 @@ def require_complete(config: object) -> None:
         from posttrain.algorithms.table import build_algorithm  # with torch, which other runs go without
 
         config.require_suits(build_algorithm(config.algorithm))
+
+
+def own_sections(config: Any) -> dict[str, Any]:
+    """The sections of a config that name classes of the user's own, with every option that they leave out."""
+    given = {name: getattr(config, name) for name in ("task", "engine")}
+    return {name: full_section(name, section) for name, section in given.items() if isinstance(section, Mapping)}
 
 
 def full_section(section: str, given: Mapping[str, object]) -> Any:

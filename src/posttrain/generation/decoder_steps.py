@@ -17,7 +17,7 @@ from posttrain.models.shared_prompt.linear import Matrix, for_inference, linear
 
 
 class DecoderSteps:
-    """Sampling through the shared-prompt decoder, with every layer's weights made ready once for the whole rollout."""
+    """Sampling through the shared-prompt decoder, with every layer's weights made ready once for a whole sampling."""
 
     def __init__(self, policy: Policy) -> None:
         assert isinstance(policy.forward, SharedPromptForward)
@@ -41,7 +41,7 @@ class DecoderSteps:
         self.head = self.output_layer.matrix
 
     def slots(self) -> KeyValueSlots:
-        """An empty cache for one rollout."""
+        """An empty cache for one sampling."""
         return KeyValueSlots()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:

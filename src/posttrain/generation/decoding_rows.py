@@ -1,43 +1,54 @@
 """The rows that are being decoded side by side: one token each at a time, out as soon as they end."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from posttrain.generation.request import Request
+from posttrain.generation.request import Continuation, Request, Sampled
 from posttrain.generation.sampling import require_finite, sample
 from posttrain.generation.stepping import PrefilledPrompts, Steps
 from posttrain.generation.streams import uniform_table
 from posttrain.models.policy import Policy
-from posttrain.records import Finish, Prompt, Rollout
+from posttrain.records import Alternatives, Finish
 
 
 @dataclass(slots=True)
-class PendingPrompt:
-    """A prefilled prompt some of whose completions have not started."""
+class PendingPrefix:
+    """A prefix that went through the model, and those of its continuations that have not started."""
 
     prefilled: PrefilledPrompts
     row: int
-    index: int
-    limit: int
-    started: int = 0
+    waiting: deque[Continuation]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRow:
+    """The cache of a completion that has ended, for a continuation of it."""
+
+    tokens: tuple[int, ...]
+    """Prefix and completion."""
+    cached: Sequence[Tensor]
+    length: int
+    """Tokens in the cache: all but the last, which has predicted nothing yet."""
+
+    def begins(self, prefix: tuple[int, ...]) -> bool:
+        """Whether a prefix continues these tokens."""
+        return prefix[: len(self.tokens)] == self.tokens
 
 
 @dataclass(slots=True)
-class FinishedRow:
-    """A completion that has ended, its stop token included."""
+class Member:
+    """A row being decoded."""
 
-    index: int
-    sample: int
-    tokens: list[int]
-    logprobs: list[float]
-    cut_logprobs: list[float] | None
-    alternatives: list[list[tuple[int, float]]] | None
-    stopped: bool
+    continuation: Continuation
+    given: list[int] = field(default_factory=list)
+    """Tokens of the prefix that have yet to go through the model, the next one last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +68,36 @@ class Columns:
     alternative_logprobs: Float64[Tensor, "row position kept"]
 
     @staticmethod
-    def empty(width: int, num_alternatives: int, device: torch.device) -> "Columns":
-        """No rows, of completions of up to `width` tokens with so many alternatives each."""
+    def empty(num_alternatives: int, device: torch.device) -> "Columns":
+        """No rows, of completions of no tokens, with this many alternatives of each token."""
         return Columns(
             count=torch.zeros(0, dtype=torch.long, device=device),
             limit=torch.zeros(0, dtype=torch.long, device=device),
-            uniforms=torch.zeros(0, width, dtype=torch.float64, device=device),
-            tokens=torch.zeros(0, width, dtype=torch.long, device=device),
-            logprobs=torch.zeros(0, width, dtype=torch.float64, device=device),
-            cut_logprobs=torch.zeros(0, width, dtype=torch.float64, device=device),
-            alternatives=torch.zeros(0, width, num_alternatives, dtype=torch.long, device=device),
-            alternative_logprobs=torch.zeros(0, width, num_alternatives, dtype=torch.float64, device=device),
+            uniforms=torch.zeros(0, 0, dtype=torch.float64, device=device),
+            tokens=torch.zeros(0, 0, dtype=torch.long, device=device),
+            logprobs=torch.zeros(0, 0, dtype=torch.float64, device=device),
+            cut_logprobs=torch.zeros(0, 0, dtype=torch.float64, device=device),
+            alternatives=torch.zeros(0, 0, num_alternatives, dtype=torch.long, device=device),
+            alternative_logprobs=torch.zeros(0, 0, num_alternatives, dtype=torch.float64, device=device),
+        )
+
+    @property
+    def width(self) -> int:
+        """Tokens that a row has room for."""
+        return self.tokens.shape[1]
+
+    def widened(self, width: int) -> "Columns":
+        """The same rows with room for at least `width` tokens each."""
+        more = width - self.width
+        if more <= 0:
+            return self
+        pad = torch.nn.functional.pad
+        return replace(
+            self,
+            **{
+                name: pad(getattr(self, name), (0, more)) for name in ("uniforms", "tokens", "logprobs", "cut_logprobs")
+            },
+            **{name: pad(getattr(self, name), (0, 0, 0, more)) for name in ("alternatives", "alternative_logprobs")},
         )
 
     def add(self, limit: Int64[Tensor, " new"], uniforms: Float64[Tensor, "new position"]) -> "Columns":
@@ -109,47 +139,65 @@ class Columns:
 class Rows:
     """The rows being decoded side by side."""
 
-    def __init__(
-        self, policy: Policy, steps: Steps[Any], request: Request, prompts: Sequence[Prompt], *, weights_version: int
-    ) -> None:
-        device = policy.device
-        self.policy, self.steps, self.request, self.prompts = policy, steps, request, prompts
+    def __init__(self, policy: Policy, steps: Steps[Any], request: Request, *, weights_version: int) -> None:
+        self.policy, self.steps, self.request = policy, steps, request
         self.weights_version, self.slots = weights_version, steps.slots()
-        self.stop_ids = torch.tensor(policy.stop_ids, device=device)
-        self.names: list[tuple[int, int]] = []  # (prompt, sample) of each row
-        self.columns = Columns.empty(request.max_completion_tokens, request.keep_alternatives, device)
-        self.finished: list[FinishedRow] = []
+        self.stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
+        self.members: list[Member] = []
+        self.columns = Columns.empty(request.keep_alternatives, policy.device)
+        self.finished: list[tuple[Sampled, KeptRow | None]] = []
+        self._any_given = False
 
     @property
     def num_rows(self) -> int:
-        return len(self.names)
+        return len(self.members)
 
-    def add(self, rows: Sequence[tuple[PendingPrompt, int]]) -> None:
-        """Start completions of prefilled prompts: cache, uniform numbers and a first token each."""
-        device, before, key = self.policy.device, self.num_rows, self.request.key
+    def start(self, rows: Sequence[tuple[PendingPrefix, Continuation]]) -> None:
+        """Start completions of prefixes that went through the model: cache, uniform numbers and a first token each."""
+        device, before = self.policy.device, self.num_rows
         some = rows[0][0].prefilled.logits
         logits = some.new_empty(len(rows), some.shape[1])
         done = 0
-        for prefilled, members in _by_prefill(rows):
-            at = torch.tensor([item.row for item, _ in members], device=device)
+        for prefilled, places in _by_prefill([item for item, _ in rows]):
+            at = torch.tensor(places, device=device)
             cached = [each.index_select(0, at) for each in prefilled.cached]
             self.slots.add(cached, prefilled.lengths.index_select(0, at))
             torch.index_select(prefilled.logits, 0, at, out=logits[done : done + len(at)])
             done += len(at)
-        names = [(item.index, key.first_sample + sample) for item, sample in rows]
-        width = self.request.max_completion_tokens
-        table = uniform_table(key, [(key.first_draw + i, s) for i, s in names], start=key.first_position, count=width)
-        self.names += names
-        limit = torch.tensor([item.limit for item, _ in rows], device=device)
-        self.columns = self.columns.add(limit, torch.from_numpy(table).to(device))
+        self._add([Member(continuation) for _, continuation in rows])
         self._sample(logits, torch.arange(before, self.num_rows, device=device))
 
+    def resume(self, kept: KeptRow, continuation: Continuation) -> None:
+        """Put a kept row back.  The tokens behind its cache go through the model one at a step, with all other rows."""
+        self.slots.add(kept.cached, torch.tensor([kept.length], device=self.policy.device))
+        self._add([Member(continuation, list(reversed(continuation.prefix[kept.length :])))])
+        self._any_given = True
+
+    def _add(self, members: Sequence[Member]) -> None:
+        device, new = self.policy.device, [member.continuation for member in members]
+        self.columns = self.columns.widened(max(each.limit for each in new))
+        rows = [(each.draw, each.sample, each.first_position) for each in new]
+        table = uniform_table(self.request.key, rows, count=self.columns.width)
+        limit = torch.tensor([each.limit for each in new], device=device)
+        self.columns = self.columns.add(limit, torch.from_numpy(table).to(device))
+        self.members += members
+
     def decode(self) -> None:
-        """One more token for every row."""
+        """One more token through every row; sampled where the row has no more given ones."""
         columns = self.columns
         rows = torch.arange(self.num_rows, device=columns.count.device)
-        last = columns.tokens[rows, columns.count - 1]
-        self._sample(self.steps.step(last, self.slots), rows)
+        if not self._any_given:
+            last = columns.tokens[rows, columns.count - 1]
+            self._sample(self.steps.step(last, self.slots), rows)
+            return
+        last = columns.tokens[rows, (columns.count - 1).clamp(min=0)]
+        given = [row for row, member in enumerate(self.members) if member.given]
+        last[given] = torch.tensor([self.members[row].given.pop() for row in given], device=last.device)
+        logits = self.steps.step(last, self.slots)
+        ready = [row for row, member in enumerate(self.members) if not member.given]
+        self._any_given = len(ready) < self.num_rows
+        if ready:
+            self._sample(logits[ready], rows[ready])
 
     def _sample(self, logits: Tensor, rows: Int64[Tensor, " row"]) -> None:
         columns = self.columns
@@ -192,19 +240,24 @@ class Rows:
 
     def _retire(self, rows: Int64[Tensor, " done"], stopped: Bool[Tensor, " done"]) -> None:
         """Take finished rows out; the last rows move into the gaps, so the batch stays dense."""
-        kept = self.columns
+        kept, members = self.columns, [self.members[row] for row in rows.tolist()]
         # A NaN stays NaN in the sum; one look at all rows instead of one each.
-        require_finite(
-            kept.logprobs[rows].sum(dim=1), row_name=lambda i: f"prompt {self.prompts[self.names[int(rows[i])][0]].id}"
-        )
+        require_finite(kept.logprobs[rows].sum(dim=1), row_name=lambda i: members[i].continuation.label)
         lists = [values[rows].tolist() for values in (kept.tokens, kept.logprobs, kept.cut_logprobs, kept.count)]
-        for row, stop, tokens, logprobs, cut, length in zip(rows.tolist(), stopped.tolist(), *lists, strict=True):
-            index, number = self.names[row]
-            under_cut = cut[:length] if self.request.sampling.cuts else None
-            likeliest = self._alternatives(row, length) if self.request.keep_alternatives else None
-            self.finished.append(
-                FinishedRow(index, number, tokens[:length], logprobs[:length], under_cut, likeliest, stop)
+        for row, member, stop, tokens, logprobs, cut, length in zip(
+            rows.tolist(), members, stopped.tolist(), *lists, strict=True
+        ):
+            sampled = Sampled(
+                continuation=member.continuation,
+                tokens=tuple(tokens[:length]),
+                logprobs=tuple(logprobs[:length]),
+                cut_logprobs=tuple(cut[:length]) if self.request.sampling.cuts else None,
+                alternatives=self._alternatives(row, length) if self.request.keep_alternatives else None,
+                finish=Finish.STOP if stop else Finish.LENGTH,
+                versions=((self.weights_version, length),),
             )
+            cache = KeptRow(sampled.sequence, *self.slots.row(row)) if self.request.keep else None
+            self.finished.append((sampled, cache))
         gone = set(rows.tolist())
         left = self.num_rows - len(gone)
         source = [row for row in range(left, self.num_rows) if row not in gone]
@@ -214,44 +267,22 @@ class Rows:
         self.slots.move(from_rows, to_rows, left)
         self.columns = kept.keep(from_rows, to_rows, left)
         for moved, hole in zip(source, target, strict=True):
-            self.names[hole] = self.names[moved]
-        del self.names[left:]
+            self.members[hole] = self.members[moved]
+        del self.members[left:]
 
-    def _alternatives(self, row: int, length: int) -> list[list[tuple[int, float]]]:
+    def _alternatives(self, row: int, length: int) -> Alternatives:
         kept = self.columns
         both = (kept.alternatives[row, :length].tolist(), kept.alternative_logprobs[row, :length].tolist())
-        return [[*zip(tokens, logprobs, strict=True)] for tokens, logprobs in zip(*both, strict=True)]
+        return tuple(tuple(zip(tokens, logprobs, strict=True)) for tokens, logprobs in zip(*both, strict=True))
 
-    def take_finished(self) -> Iterator[tuple[int, Rollout]]:
-        """Rollouts of the rows that finished since the last call."""
+    def take_finished(self) -> list[tuple[Sampled, KeptRow | None]]:
+        """Completions of the rows that finished since the last call, each with its cache where caches are kept."""
         finished, self.finished = self.finished, []
-        bodies = [item.tokens[:-1] if item.stopped else item.tokens for item in finished]
-        texts = self.policy.tokenizer.batch_decode(bodies, skip_special_tokens=False) if bodies else []
-        for item, text in zip(finished, texts, strict=True):
-            yield (
-                item.index,
-                Rollout(
-                    sample=item.sample,
-                    tokens=tuple(item.tokens),
-                    logprobs=tuple(item.logprobs),
-                    cut_logprobs=None if item.cut_logprobs is None else tuple(item.cut_logprobs),
-                    alternatives=None if item.alternatives is None else tuple(map(tuple, item.alternatives)),
-                    finish=Finish.STOP if item.stopped else Finish.LENGTH,
-                    text=text,
-                    weights_version=self.weights_version,
-                ),
-            )
+        return finished
 
 
-def _by_prefill(
-    rows: Sequence[tuple[PendingPrompt, int]],
-) -> Iterator[tuple[PrefilledPrompts, list[tuple[PendingPrompt, int]]]]:
-    """Rows in order, in runs that share one prefill."""
-    run: list[tuple[PendingPrompt, int]] = []
-    for row in rows:
-        if run and run[0][0].prefilled is not row[0].prefilled:
-            yield run[0][0].prefilled, run
-            run = []
-        run.append(row)
-    if run:
-        yield run[0][0].prefilled, run
+def _by_prefill(rows: Sequence[PendingPrefix]) -> Iterator[tuple[PrefilledPrompts, list[int]]]:
+    """Rows in order, in runs that share one prefill: the place of each in it."""
+    for _, run in groupby(rows, key=lambda item: id(item.prefilled)):
+        items = list(run)
+        yield items[0].prefilled, [item.row for item in items]

@@ -1,25 +1,96 @@
-"""What a run asks of whatever samples its completions: one of ours, or an object of your own.
+"""What samples completions: the engine of this package, or an object of your own.
 
 `generation.in_process` samples in this process from the trainer's own weights.  An engine elsewhere (a server, other
-machines) is any object with the members below; it inherits nothing.
+machines) is any object with the members of `Engine`; what its `open` returns inherits from `Sampling`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, Self, cast, runtime_checkable
 
+from posttrain.binding import build_own
 from posttrain.errors import RunError, UserError
-from posttrain.generation.request import Request
-from posttrain.records import Group, Prompt, Rollout
+from posttrain.generation.request import Continuation, Request, Sampled
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
+
+    from posttrain.models.loading.exported_weights import ExportedWeights
+    from posttrain.models.policy import Policy
+
+
+@runtime_checkable
+class Sampling(Protocol):
+    """Completions under way, all of one request; a context manager.  Continuations may be put at any time."""
+
+    def put(self, continuations: Sequence[Continuation]) -> None:
+        """Sample these as well.  A pair of draw and sample is open once at a time.
+
+        Raises UserError where one leaves no room in the model's context.
+        """
+        ...
+
+    def take(self, seconds: float) -> list[Sampled]:
+        """What is done and was not taken before, at least one.
+
+        Raises SamplingTimeout where nothing was done in so many seconds; another `take` may follow.  Raises RunError on
+        non-finite logits.
+        """
+        ...
+
+    def release(self, sampled: Iterable[Sampled]) -> None:
+        """These will not be continued: what is kept for them may go.  An engine that keeps nothing does nothing."""
+
+    def close(self) -> None:
+        """End what is under way.  Closing twice does nothing."""
+        ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class SamplingTimeout(RunError):
+    """No completion was done in the time that was given for one."""
+
+    def __init__(self, engine: str, seconds: float, num_open: int) -> None:
+        super().__init__(
+            f"engine {engine}: no completion was done in {seconds:g} seconds, and {num_open} are open.  Check that what"
+            " samples is running, or set patience_seconds of the engine higher."
+        )
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Samples groups of completions from a policy."""
+    """Samples completions from a policy."""
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether a completion is a function of its prefix, the weights and the request's stream of uniform numbers.
+
+        An engine that draws its own random numbers says False; its completions still carry their log-probs.
+        """
+        ...
+
+    @property
+    def logprob_gap(self) -> float | None:
+        """Nats that a token's log-prob may be from the trainer's.
+
+        None is what rounding explains for an engine that is reproducible, and 0.1 for others.
+        """
+        ...
+
+    @property
+    def suppresses(self) -> bool:
+        """Whether it can sample with tokens suppressed; where it cannot, probes that need this are left out."""
+        ...
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long a run waits for a completion until it ends with SamplingTimeout; infinite where nothing can hang."""
+        ...
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -32,151 +103,55 @@ class Engine(Protocol):
         ...
 
     @property
-    def reproducible(self) -> bool:
-        """Whether a completion is a function of its prompt, the weights and the request's stream of uniform numbers.
-
-        An engine that draws with random numbers of its own says False; its rollouts still carry their log-probs, which
-        may be up to `logprob_gap` nats from the trainer's: an attribute that it may have, 0.1 where it has none.
-        """
+    def max_positions(self) -> int:
+        """Longest prefix and completion together, in tokens."""
         ...
 
     @property
     def weights_version(self) -> int:
-        """The version that was loaded last: optimiser updates behind the weights.  Every rollout carries its own."""
+        """The version that was loaded last: optimiser updates behind the weights."""
         ...
 
-    def load(self, weights: "Mapping[str, Tensor]", version: int) -> None:
-        """Sample from these weights from now on: the policy's `state_dict`, which goes on changing after the call."""
+    def load(self, weights: "ExportedWeights", version: int) -> None:
+        """Sample from these weights from now on.  They go on changing after the call: read them before it returns."""
         ...
 
-    def room(self, prompt: Prompt) -> int:
-        """Tokens that the context leaves for a completion of this prompt; below 1 where the prompt fills it."""
-        ...
-
-    def rollout(
-        self,
-        prompts: Sequence[Prompt],
-        request: Request,
-        *,
-        advance: Callable[[int], None] = lambda count: None,
-        before_token: Callable[[], None] = lambda: None,
-    ) -> list[Group]:
-        """A group of `group_size` completions for each prompt, in the order of the prompts.
-
-        `advance` is told of completions that are done; what `before_token` raises ends the sampling.
-        Raises UserError where a prompt leaves no room in the model's context, and RunError on non-finite logits.
-        """
+    def open(self, request: Request) -> Sampling:
+        """Begin to sample."""
         ...
 
 
 MEMBERS = tuple(sorted(name for name in vars(Engine) if not name.startswith("_")))
 """What an engine has."""
+PAGE = "docs/decisions/020-one-way-to-sample.md"
 
 
-ROUNDING_NATS = 1e-3
-"""How far above 0 rounding may put a log-prob."""
+def own_engine(options: Mapping[str, object], policy: "Policy") -> Engine:
+    """The engine of the user's own that a recipe names; its class is called as `Class(policy, **options)`."""
+    return require_engine(build_own("engine", options, policy))
 
 
 def require_engine(candidate: object) -> Engine:
     """The object as an engine; UserError with what it lacks where it is none."""
+    name = type(candidate).__name__
     if isinstance(candidate, type):
         raise UserError(f"engine: {candidate.__name__} is a class; give an object of it")
-    missing = [name for name in MEMBERS if not hasattr(candidate, name)]
-    if missing or not isinstance(candidate, Engine):
+    if hasattr(candidate, "rollout") and not hasattr(candidate, "open"):
         raise UserError(
-            f"engine: a {type(candidate).__name__} is not an engine: it has no {', '.join(missing)}."
+            f"engine: a {name} samples by `rollout`, which `open`, `put` and `take` have replaced.  {PAGE} shows what"
+            " to write in its place."
+        )
+    missing = [member for member in MEMBERS if not hasattr(candidate, member)]
+    if missing:
+        raise UserError(
+            f"engine: a {name} is not an engine: it has no {', '.join(missing)}."
             f"  An engine has {', '.join(MEMBERS)}; see posttrain.generation.engine.Engine."
         )
-    gap = getattr(candidate, "logprob_gap", None)
+    engine = cast(Engine, candidate)
+    gap = engine.logprob_gap
     if gap is not None and not (isinstance(gap, int | float) and 0 < gap < math.inf):
         raise UserError(
-            f"engine: logprob_gap = {gap!r} of {type(candidate).__name__} limits nothing; give the nats that a token's"
-            " log-prob may be from the trainer's, a number above 0, or leave it out for 0.1"
+            f"engine: logprob_gap = {gap!r} of {name} limits nothing; give the nats that a token's log-prob may be from"
+            " the trainer's, a number above 0, or None"
         )
-    return candidate
-
-
-def sample_groups(
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    request: Request,
-    *,
-    advance: Callable[[int], None] = lambda count: None,
-) -> list[Group]:
-    """The engine's groups for these prompts, known to be what was asked for."""
-    groups = engine.rollout(prompts, request, advance=advance)
-    require_groups(groups, prompts, request, engine)
-    return groups
-
-
-def require_groups(groups: Sequence[Group], prompts: Sequence[Prompt], request: Request, engine: Engine) -> None:
-    """Refuse groups that are not what an engine was asked for: one number too few would shift all that follow.
-
-    Raises RunError with the engine, the prompt and the sample.
-    """
-    name = type(engine).__name__
-    if len(groups) != len(prompts):
-        raise RunError(
-            f"engine {name}: {len(groups)} groups for {len(prompts)} prompts.  `rollout` returns a group for each"
-            " prompt, in the order of the prompts."
-        )
-    version = engine.weights_version
-    for index, (group, prompt) in enumerate(zip(groups, prompts, strict=True)):
-        fault = group_fault(group, prompt, index, request)
-        if fault is not None:
-            raise RunError(f"engine {name}, prompt {prompt.id}: {fault}.")
-        for rollout in group.rollouts:
-            fault = rollout_fault(rollout, request.max_completion_tokens, version)
-            if fault is not None:
-                raise RunError(f"engine {name}, prompt {prompt.id}, sample {rollout.sample}: {fault}.")
-
-
-def group_fault(group: object, prompt: Prompt, index: int, request: Request) -> str | None:
-    """What of the group that stands at `index` is not that of the prompt there; None where all is."""
-    if not isinstance(group, Group):
-        return f"a {type(group).__name__} is no posttrain.records.Group, which `rollout` returns for each prompt"
-    if (group.prompt.id, group.prompt.tokens) != (prompt.id, prompt.tokens):
-        return f"its group is of prompt {group.prompt.id}.  Groups stand in the order of the prompts"
-    key = request.key
-    if group.draw != key.first_draw + index:
-        return f"draw = {group.draw}, where it is request.key.first_draw + {index} = {key.first_draw + index}"
-    if len(group.rollouts) != request.group_size:
-        return f"{len(group.rollouts)} completions, where request.group_size = {request.group_size} were asked for"
-    if request.keep_alternatives and any(rollout.alternatives is None for rollout in group.rollouts):
-        wanted = f"request.keep_alternatives = {request.keep_alternatives}"
-        return f"no alternatives, where {wanted}.  Leave out rollout.keep_alternatives, or return them"
-    for number, rollout in enumerate(group.rollouts, start=key.first_sample):
-        if rollout.sample != number:
-            return f"sample = {rollout.sample} stands where {number} does: they count from request.key.first_sample"
-    return None
-
-
-def rollout_fault(rollout: Rollout, limit: int, version: int) -> str | None:
-    """What of a completion cannot be: its length, its log-probs, or the weights behind it; None where all can."""
-    num_tokens, logprobs, cut = len(rollout.tokens), rollout.logprobs, rollout.cut_logprobs
-    if not 1 <= num_tokens <= limit:
-        return f"{num_tokens} tokens, where a completion has 1, the stop token, to max_completion_tokens = {limit}"
-    for kind, numbers in (("logprobs", logprobs), ("cut_logprobs", logprobs if cut is None else cut)):
-        if len(numbers) != num_tokens:
-            return f"{num_tokens} tokens and {len(numbers)} {kind}.  There is one for each token, the stop token too"
-        # Both run over the numbers in C; a NaN or an infinity is still there in the sum.
-        if not math.isfinite(sum(numbers)) or max(numbers) > ROUNDING_NATS:
-            place = next(i for i, number in enumerate(numbers) if not -math.inf < number <= ROUNDING_NATS)
-            return f"{kind}[{place}] = {numbers[place]}, where log μ of a sampled token is finite and at most 0"
-    if rollout.weights_version != version:
-        return f"sampled by version {rollout.weights_version} of the weights, where version {version} was loaded last"
-    return None
-
-
-def require_room_for(prompt: Prompt, engine: Engine) -> int:
-    """Tokens that the context leaves for a completion of this prompt; UserError where there is none."""
-    room = engine.room(prompt)
-    if room < 1 or not prompt.tokens:
-        context = room + len(prompt.tokens)
-        raise UserError(
-            f"prompt {prompt.id}: {len(prompt.tokens)} tokens"
-            + (f" leave no room in the model's context of {context}." if prompt.tokens else ".")
-            + "  Every prompt needs at least 1 token, and 1 less than the context.  Shorten or drop this row; of a"
-            " dataset task.over_long: skip or cut_left does it."
-        )
-    return room
+    return engine

@@ -8,9 +8,10 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.binding import bind
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine, sample_groups
+from posttrain.generation.engine import Engine
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.parity import engine_in_parity
-from posttrain.generation.request import Request
+from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
@@ -68,7 +69,7 @@ def completions(
     """The same from an engine and rendered prompts."""
     if group_size < 1:
         raise UserError(f"generate: group_size = {group_size} must be at least 1.")
-    request = Request(
+    request = GroupRequest(
         group_size=group_size,
         max_completion_tokens=options.max_completion_tokens,
         sampling=options.sampling,

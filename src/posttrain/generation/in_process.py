@@ -1,47 +1,62 @@
 """The in-process sampler: many completions side by side, from the trainer's own weights.
 
-Each prompt goes through the model once, however many completions it gets.  A row that finishes leaves the batch at
-once and a waiting one takes its place.  A completion is a function of its prompt, the weights and its own
-stream of uniform numbers, so neither batch-mates nor their order nor `max_rows` change it.
+Each prefix goes through the model once, however many completions it gets.  A row that finishes leaves the batch at
+once and a waiting one takes its place.  A completion is a function of its prefix, the weights and its own
+stream of uniform numbers: what else was put, when, in which order, and `max_rows` change nothing.
+
+Where the request keeps caches, a continuation of what was returned goes on from its cache, whatever kind of steps the
+policy takes.  Tokens that were given behind it go through the model one a step, with the rows that are being decoded.
+Where they are more than half of what is cached, or where the cache was let go, the whole prefix is prefilled again.
 """
 
+import math
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from posttrain.errors import UserError
 from posttrain.generation.decoder_steps import DecoderSteps
-from posttrain.generation.decoding_rows import PendingPrompt, Rows
-from posttrain.generation.engine import require_room_for
+from posttrain.generation.decoding_rows import KeptRow, PendingPrefix, Rows
+from posttrain.generation.engine import Sampling, SamplingTimeout
 from posttrain.generation.plain.model_steps import ModelSteps
 from posttrain.generation.plain.recomputed_steps import RecomputedSteps
-from posttrain.generation.request import Request
+from posttrain.generation.request import Continuation, Request, Sampled
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.stepping import Steps
 from posttrain.models.context import num_embeddings, require_embeddings
 from posttrain.models.forward import SharedPromptForward
+from posttrain.models.loading.exported_weights import ExportedWeights
 from posttrain.models.policy import Policy
-from posttrain.records import Group, Prompt, Rollout
 
 PREFILL_TOKENS = 16384
-"""Prompt tokens that go through the model at once."""
+"""Prefix tokens that go through the model at once."""
 REFILL_SHARE = 4
 """Waiting rows are let in once one row in this many is free."""
+GIVEN_SHARE = 2
+"""Given tokens go on from a cache that holds at least this many times as many."""
+
+WaitingPrefix = tuple[tuple[int, ...], deque[Continuation]]
 
 
 class InProcessEngine:
-    """Samples groups of completions from a policy in memory; an `Engine`."""
+    """Samples from a policy in memory; an `Engine`."""
 
     reproducible = True
+    logprob_gap: float | None = None
+    suppresses = True
+    patience_seconds = math.inf
+    """Nothing here can hang: a step of the model ends."""
 
     def __init__(self, policy: Policy, *, max_rows: int = 256) -> None:
         self.policy = policy
         self.max_rows = max_rows
         self.weights_version = 0
         self._steps: Steps[Any] | None = None
+        self._open: InProcessSampling | None = None
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -53,95 +68,154 @@ class InProcessEngine:
         """The policy's."""
         return self.policy.stop_ids
 
-    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Note the version: the weights are the trainer's own, and every rollout reads them anew."""
+    @property
+    def max_positions(self) -> int:
+        """The policy's."""
+        return self.policy.max_positions
+
+    def load(self, weights: ExportedWeights, version: int) -> None:
+        """Note the version: the weights are the trainer's own, and every sampling reads them anew."""
+        self._require_closed("load")
         self.weights_version = version
 
-    def room(self, prompt: Prompt) -> int:
-        """Tokens that the model's context leaves for a completion of this prompt."""
-        return self.policy.max_positions - len(prompt.tokens)
-
-    def rollout(
-        self,
-        prompts: Sequence[Prompt],
-        request: Request,
-        *,
-        advance: Callable[[int], None] = lambda count: None,
-        before_token: Callable[[], None] = lambda: None,
-    ) -> list[Group]:
-        """See `Engine`."""
+    def open(self, request: Request) -> "InProcessSampling":
+        """Begin to sample; one sampling at a time, of the weights as they are now."""
+        self._require_closed("open")
         self.policy.require_as_made()
         if self._steps is None:
             self._steps = steps_for(self.policy)
-        steps, num_rows = self._steps, num_embeddings(self.policy.model)
-        for prompt in prompts:
-            require_embeddings(prompt.tokens, num_rows, self.policy.tokenizer, f"prompt {prompt.id}")
-        limits = [min(request.max_completion_tokens, require_room_for(prompt, self)) for prompt in prompts]
-        found: list[list[Rollout]] = [[] for _ in prompts]
+        self._open = InProcessSampling(self, self._steps, request)
+        return self._open
+
+    def _require_closed(self, call: str) -> None:
+        if self._open is not None and not self._open.closed:
+            raise UserError(f"engine {type(self).__name__}: {call}: a sampling is still open.  Close it first.")
+
+
+class InProcessSampling(Sampling):
+    """Decides which completions are decoded when: as many rows at a time as there is room for, in the order of `put`.
+
+    Kept rows count as rows in use.  They are let go, the oldest first, once nothing else is left to decode.
+    """
+
+    def __init__(self, engine: InProcessEngine, steps: Steps[Any], request: Request) -> None:
+        self.engine, self.policy, self.steps, self.request = engine, engine.policy, steps, request
+        self.closed = False
+        self.waiting: deque[WaitingPrefix] = deque()
+        """Prefixes that have not been through the model, each with its continuations."""
+        self.pending: deque[PendingPrefix] = deque()
+        """Prefixes that have, and whose continuations have not all started."""
+        self.continuing: list[tuple[KeptRow, Continuation]] = []
+        self.kept: dict[tuple[int, int], KeptRow] = {}
+        """Of ended completions, by draw and sample, the oldest first."""
+        self.num_open, self.num_tokens = 0, num_embeddings(self.policy.model)
         steps.refresh()
-        try:
-            rows = Rows(self.policy, steps, request, prompts, weights_version=self.weights_version)
-            schedule = Schedule(rows, limits, self.max_rows)
-            for index, rollout in schedule.completions(before_token):
-                found[index].append(rollout)
-                advance(1)
-        finally:
-            steps.release()
-        return [
-            Group(
-                prompt=prompt,
-                draw=request.key.first_draw + index,
-                rollouts=tuple(sorted(rollouts, key=lambda rollout: rollout.sample)),
+        self.rows = Rows(self.policy, steps, request, weights_version=engine.weights_version)
+
+    def put(self, continuations: Sequence[Continuation]) -> None:
+        """See `Sampling`."""
+        self._require_open()
+        for each in continuations:
+            self._require_sound(each)
+        self.num_open += len(continuations)
+        prefix, group = None, deque[Continuation]()
+        for each in continuations:
+            kept = self._kept_of(each)
+            if kept is not None:
+                self.continuing.append((kept, each))
+                continue
+            if each.prefix != prefix:
+                prefix, group = each.prefix, deque()
+                self.waiting.append((prefix, group))
+            group.append(each)
+
+    def _require_sound(self, one: Continuation) -> None:
+        room = self.policy.max_positions - len(one.prefix)
+        if not one.prefix or not 1 <= one.limit <= room:
+            raise UserError(
+                f"{one.label}: a prefix of {len(one.prefix)} tokens and a limit of {one.limit} more, where the model's"
+                f" context is {self.policy.max_positions}.  Give at least 1 token, and a limit of 1 to {max(room, 1)}."
             )
-            for index, (prompt, rollouts) in enumerate(zip(prompts, found, strict=True))
-        ]
+        require_embeddings(one.prefix, self.num_tokens, self.policy.tokenizer, one.name or one.label)
 
-
-class Schedule:
-    """Which completions are decoded when: as many rows at a time as there is room for, prompts in order."""
-
-    def __init__(self, rows: Rows, limits: Sequence[int], max_rows: int) -> None:
-        self.rows, self.limits, self.max_rows = rows, limits, max_rows
-        self.waiting = deque(range(len(rows.prompts)))
-        """Prompts that have not been through the model."""
-        self.pending: deque[PendingPrompt] = deque()
-        """Prompts that have, and whose group is not complete."""
+    def _kept_of(self, one: Continuation) -> KeptRow | None:
+        """The cache that a continuation goes on from, which is then no longer kept for others."""
+        kept = self.kept.get((one.draw, one.sample))
+        if kept is None or not kept.begins(one.prefix):
+            return None
+        del self.kept[one.draw, one.sample]
+        num_given = len(one.prefix) - len(kept.tokens)
+        return kept if GIVEN_SHARE * num_given <= kept.length else None
 
     @torch.inference_mode()
-    def completions(self, before_token: Callable[[], None]) -> Iterator[tuple[int, Rollout]]:
-        """Finished completions as they come, each with the index of its prompt."""
-        while self.waiting or self.pending or self.rows.num_rows:
-            before_token()
-            free = self.max_rows - self.rows.num_rows
-            enough = free * REFILL_SHARE >= self.max_rows or not self.rows.num_rows
-            if (self.waiting or self.pending) and enough:
-                self._admit(free)
-            else:
-                self.rows.decode()
-            yield from self.rows.take_finished()
+    def take(self, seconds: float) -> list[Sampled]:
+        """See `Sampling`."""
+        self._require_open()
+        if not self.num_open:
+            raise UserError(f"engine {type(self.engine).__name__}: take: nothing is open.  Put continuations first.")
+        until = time.monotonic() + seconds
+        while not (finished := self.rows.take_finished()):
+            if time.monotonic() > until:
+                raise SamplingTimeout(type(self.engine).__name__, seconds, self.num_open)
+            self._advance()
+        for sampled, cache in finished:
+            if cache is not None:
+                self.kept[sampled.continuation.draw, sampled.continuation.sample] = cache
+        self.num_open -= len(finished)
+        return [sampled for sampled, _ in finished]
+
+    def release(self, sampled: Iterable[Sampled]) -> None:
+        """See `Sampling`."""
+        for each in sampled:
+            self.kept.pop((each.continuation.draw, each.continuation.sample), None)
+
+    def close(self) -> None:
+        """See `Sampling`."""
+        if not self.closed:
+            self.closed = True
+            self.steps.release()
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise UserError(f"engine {type(self.engine).__name__}: this sampling is closed.  Open another one.")
+
+    def _advance(self) -> None:
+        """One step of the model: prefixes that wait, or a token of every row."""
+        for kept, continuation in self.continuing:
+            self.rows.resume(kept, continuation)
+        self.continuing = []
+        max_rows, num_rows = self.engine.max_rows, self.rows.num_rows
+        free = max_rows - num_rows - len(self.kept)
+        if not num_rows and free < max(1, max_rows // REFILL_SHARE):
+            for oldest in list(self.kept)[: max(1, max_rows // REFILL_SHARE) - free]:
+                del self.kept[oldest]
+            free = max_rows - len(self.kept)
+        enough = free * REFILL_SHARE >= max_rows or not num_rows
+        if (self.waiting or self.pending) and enough:
+            self._admit(free)
+        else:
+            self.rows.decode()
 
     def _admit(self, free: int) -> None:
-        """Fill free rows: first with what is left of prompts that are prefilled, then with new prompts."""
-        group_size, prompts = self.rows.request.group_size, self.rows.prompts
-        wanted = -(-(free - sum(group_size - item.started for item in self.pending)) // group_size)
-        chosen: list[int] = []
+        """Fill free rows: first with what is left of prefixes that are prefilled, then with new prefixes."""
+        short = free - sum(len(item.waiting) for item in self.pending)
+        chosen: list[WaitingPrefix] = []
         tokens = 0
-        while self.waiting and len(chosen) < wanted and (not chosen or tokens < PREFILL_TOKENS):
+        while self.waiting and short > 0 and (not chosen or tokens < PREFILL_TOKENS):
             chosen.append(self.waiting.popleft())
-            tokens += len(prompts[chosen[-1]].tokens)
+            prefix, continuations = chosen[-1]
+            tokens += len(prefix)
+            short -= len(continuations)
         if chosen:
-            prefilled = self.rows.steps.prefill([prompts[index].tokens for index in chosen])
-            self.pending.extend(
-                PendingPrompt(prefilled, row, index, self.limits[index]) for row, index in enumerate(chosen)
-            )
-        starting: list[tuple[PendingPrompt, int]] = []
+            prefilled = self.steps.prefill([prefix for prefix, _ in chosen])
+            self.pending.extend(PendingPrefix(prefilled, row, waiting) for row, (_, waiting) in enumerate(chosen))
+        starting: list[tuple[PendingPrefix, Continuation]] = []
         while self.pending and len(starting) < free:
             item = self.pending[0]
-            starting.append((item, item.started))
-            item.started += 1
-            if item.started == group_size:
+            starting.append((item, item.waiting.popleft()))
+            if not item.waiting:
                 self.pending.popleft()
-        self.rows.add(starting)
+        self.rows.start(starting)
 
 
 def steps_for(policy: Policy) -> Steps[Any]:

@@ -17,14 +17,15 @@ from torch import Tensor
 
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.request import Request
+from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.models.context import changes_at, num_embeddings
 from posttrain.models.forward import Completions, PlainForward
 from posttrain.models.model_outputs import cache_refusal
 from posttrain.models.policy import Policy
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.records import Prompt
 
 Tokens = tuple[int, ...]
@@ -50,9 +51,8 @@ def gap_limit(policy: Policy) -> float:
 
 def engine_limit(policy: Policy, engine: Engine) -> float:
     """Nats that may lie between this engine and the trainer: what it states as `logprob_gap`, or what is usual."""
-    stated: float | None = getattr(engine, "logprob_gap", None)
-    if stated is not None:
-        return stated
+    if engine.logprob_gap is not None:
+        return engine.logprob_gap
     return gap_limit(policy) if engine.reproducible else max(OTHER_ENGINE_NATS, gap_limit(policy))
 
 
@@ -145,8 +145,8 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
     """
     policy = engine.policy
     prompts = list(probe_prompts(policy, longest))
-    together = engine.rollout(prompts, request(0, GROUP_SIZE))
-    alone = [engine.rollout([prompt], request(draw, 1))[0] for draw, prompt in enumerate(prompts)]
+    together = sample_groups(engine, prompts, request(0, GROUP_SIZE))
+    alone = [sample_groups(engine, [prompt], request(draw, 1))[0] for draw, prompt in enumerate(prompts)]
     plain = replace(policy, forward=PlainForward(policy.model, policy.compute_dtype))
 
     @cache
@@ -176,13 +176,14 @@ def probe_prompts(policy: Policy, longest: int) -> Iterator[Prompt]:
         yield Prompt(id=f"probe of {length} tokens", text="", tokens=tokens)
 
 
-def request(draw: int, group_size: int) -> Request:
+def request(draw: int, group_size: int) -> GroupRequest:
     """What is sampled of each prompt; the draw is the same whether it is sampled alone or with others."""
-    return Request(
+    return GroupRequest(
         group_size=group_size,
         max_completion_tokens=COMPLETION_TOKENS,
-        sampling=Sampling(),
-        key=StreamKey(seed=0, purpose="parity", step=0, first_draw=draw),
+        sampling=SamplingParams(),
+        key=StreamKey(seed=0, purpose="parity", step=0),
+        first_draw=draw,
     )
 
 

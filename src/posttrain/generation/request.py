@@ -1,24 +1,87 @@
-"""What to sample, said once for all prompts."""
+"""What to sample: what all completions of one sampling share, and what each of them continues."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from posttrain.generation.streams import StreamKey
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
+from posttrain.records import Alternatives, Finish
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to sample for each prompt."""
+    """What all completions of one sampling share."""
+
+    sampling: SamplingParams
+    key: StreamKey
+    """Which streams of uniform numbers they are drawn with."""
+    suppressed: tuple[int, ...] = ()
+    """Tokens that are never sampled; for studies of a policy, not for training: log-probs are those among the rest."""
+    stop_texts: tuple[str, ...] = ()
+    """Texts that end a completion as a limit would, behind the token that completes one; for serving, not training."""
+    keep_alternatives: int = 0
+    """How many of the likeliest tokens each sampled token is returned with; see `Sampled.alternatives`."""
+    keep: bool = False
+    """Whether completions may be continued: an engine then keeps their caches until they are continued or released."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRequest(Request):
+    """What to sample for each of several prompts."""
 
     group_size: int
     """Completions per prompt."""
     max_completion_tokens: int
     """Longest completion; also bounded by the room that the prompt leaves in the model's context."""
-    sampling: Sampling
-    key: StreamKey
-    keep_alternatives: int = 0
-    """How many of the likeliest tokens each sampled token is returned with; see `Rollout.alternatives`."""
-    suppressed: tuple[int, ...] = ()
-    """Tokens that are never sampled; for studies of a policy, not for training: log-probs are those among the rest."""
-    stop_texts: tuple[str, ...] = ()
-    """Texts that end a completion as a limit would, behind the token that completes one; for serving, not training."""
+    first_draw: int = 0
+    """Draw number of the first prompt: prompt 3 of one batch and prompt 0 of a refill with 3 are the same draw."""
+    first_sample: int = 0
+    """Sample number of the first completion of each prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """Tokens to continue, and the place in the streams of uniform numbers that the next ones are drawn with.
+
+    Continuations with equal prefixes are a group: put one after the other they are prefilled once.  A prefix that
+    begins with the prefix and the tokens of an earlier result of the same draw and sample goes on from its cache.
+    """
+
+    prefix: tuple[int, ...]
+    """All tokens so far: the prompt's and whatever followed."""
+    draw: int
+    sample: int
+    first_position: int = 0
+    """Position in the stream of the first token that is sampled now.  A second turn starts behind the positions that
+    its stream has used before; from 0 it would draw their numbers again."""
+    limit: int
+    """Most tokens to sample now."""
+    name: str = field(default="", compare=False)
+    """What messages call it."""
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return f"{self.name or f'draw {self.draw}'}, sample {self.sample}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """What was sampled of a continuation."""
+
+    continuation: Continuation
+    tokens: tuple[int, ...]
+    """Sampled tokens, the stop token included."""
+    logprobs: tuple[float, ...]
+    """log μ(token) in nats, after temperature and before any cut."""
+    cut_logprobs: tuple[float, ...] | None = None
+    """log-probs under the cut distribution that was sampled, in nats; None where nothing was cut."""
+    alternatives: Alternatives | None = None
+    """For each token the likeliest tokens there with log μ in nats; None where the request asks for none."""
+    finish: Finish
+    versions: tuple[tuple[int, int], ...]
+    """(version of the weights, tokens that they sampled), in order; the counts sum to the number of tokens."""
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """The prefix and what was sampled: the beginning of a continuation of it."""
+        return self.continuation.prefix + self.tokens

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from posttrain.errors import RunError
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 
 SMALL_VOCAB = 2048
 """Up to this many tokens one float64 cumulative sum is the quickest way on a CPU."""
@@ -32,7 +32,9 @@ class SampledTokens(NamedTuple):
     """Under the distribution that was sampled; None where nothing is cut."""
 
 
-def sample(logits: Float[Tensor, "row vocab"], uniform: Float64[Tensor, " row"], sampling: Sampling) -> SampledTokens:
+def sample(
+    logits: Float[Tensor, "row vocab"], uniform: Float64[Tensor, " row"], sampling: SamplingParams
+) -> SampledTokens:
     """Draw one token per row by inverting the cumulative distribution at `uniform`, in [0, 1).
 
         token = min {v : Σ_{w ≤ v} p_w > u},   p = softmax(logits / temperature), cut and scaled to sum to 1
@@ -138,7 +140,7 @@ def first_exceeding(
     return torch.where(weights.gather(1, found)[:, 0] > 0, found[:, 0], has_weight.amax(dim=1))
 
 
-def keep(probabilities: Float[Tensor, "row vocab"], sampling: Sampling) -> Bool[Tensor, "row vocab"]:
+def keep(probabilities: Float[Tensor, "row vocab"], sampling: SamplingParams) -> Bool[Tensor, "row vocab"]:
     """Which tokens the cuts leave: top-k, then top-p of what that left, then min-p.
 
     top-p keeps a token while the tokens before it, likeliest first, hold less than top_p of the mass; the likeliest

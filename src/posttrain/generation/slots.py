@@ -60,6 +60,11 @@ class KeyValueSlots:
         for layer, new in zip(self.layers, kept.unbind(2), strict=True):
             layer[:, before : self.num_rows, :, : kept.shape[4]] = new.movedim(0, 1)
 
+    def row(self, row: int) -> tuple[list[Tensor], int]:
+        """A copy of one row, as `add` takes it, and the tokens that it holds."""
+        length = int(self.lengths[row])
+        return [torch.stack([layer[:, row, :, :length] for layer in self.layers], dim=1)[None]], length
+
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
         """Copy rows over finished ones and let go of all behind `num_left`."""
         if len(source):

@@ -47,7 +47,7 @@ class StaticSteps(DecoderSteps):
         """Nothing to do: captured steps read the weights where they are."""
 
     def slots(self) -> KeyValueSlots:
-        """The cache, emptied; one rollout uses it at a time."""
+        """The cache, emptied; one sampling uses it at a time."""
         self._slots.clear()
         return self._slots
 

@@ -31,6 +31,10 @@ class Slots(Protocol):
         """Append rows of `lengths` tokens, from what prompts left behind; later columns are padding."""
         ...
 
+    def row(self, row: int) -> tuple[list[Tensor], int]:
+        """A copy of one row, as `add` takes it, and the tokens that it holds."""
+        ...
+
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
         """Copy rows over finished ones and let go of all behind `num_left`."""
         ...
@@ -44,15 +48,15 @@ class Steps(Protocol[S]):
     """A model's forward pass, seen from the sampler."""
 
     def refresh(self) -> None:
-        """Read the policy's weights anew; called before every rollout."""
+        """Read the policy's weights anew; called before every sampling."""
         ...
 
     def release(self) -> None:
-        """Let go of what only a rollout needs; called after it."""
+        """Let go of what only a sampling needs; called after it."""
         ...
 
     def slots(self) -> S:
-        """An empty cache for one rollout."""
+        """An empty cache for one sampling."""
         ...
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:

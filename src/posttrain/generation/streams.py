@@ -22,14 +22,6 @@ class StreamKey:
     """What the numbers decide ("rollout", "evaluation", ...); each purpose has streams of its own."""
     step: int
     """Training step, or 0 where there is none."""
-    first_draw: int = 0
-    """Draw number of the first prompt of a batch.  It shifts draws and is no part of the key, so that
-    prompt 3 of one batch and prompt 0 of a refill with `first_draw=3` are the same draw."""
-    first_sample: int = 0
-    """Sample number of the first completion of each group; it shifts samples in the same way."""
-    first_position: int = 0
-    """Position of the first token.  A completion that continues, such as the second turn of a conversation, starts
-    behind the tokens that its stream has drawn before; from 0 it would draw their numbers again."""
 
 
 def philox_key(key: StreamKey) -> UInt64[ndarray, " 2"]:
@@ -39,9 +31,9 @@ def philox_key(key: StreamKey) -> UInt64[ndarray, " 2"]:
 
 
 def uniform_table(
-    key: StreamKey, rows: Sequence[tuple[int, int]], *, start: int, count: int
+    key: StreamKey, rows: Sequence[tuple[int, int, int]], *, count: int
 ) -> Float64[ndarray, "row position"]:
-    """Uniform numbers in [0, 1) for the rows (draw, sample), at positions start .. start + count - 1.
+    """Uniform numbers in [0, 1) for the rows (draw, sample, start), at positions start .. start + count - 1.
 
         u = (x >> 11) / 2^53,   x = word (position mod 4) of Philox4x64-10(counter = (position div 4, draw, sample, 0))
 
@@ -51,16 +43,18 @@ def uniform_table(
     generator = np.random.Philox(key=philox_key(key))
     state = generator.state
     counter = state["state"]["counter"]
-    skipped = start % NUMBERS_PER_BLOCK
-    table = np.empty((len(rows), skipped + count))
+    table = np.empty((len(rows), count))
     draw_uniforms = np.random.Generator(generator).random
-    for row, (draw, sample) in zip(table, rows, strict=True):
-        counter[:] = (start // NUMBERS_PER_BLOCK, draw, sample, 0)
+    for row, (draw, sample, start) in zip(table, rows, strict=True):
+        block, skipped = divmod(start, NUMBERS_PER_BLOCK)
+        counter[:] = (block, draw, sample, 0)
         generator.state = state  # its buffer is marked as used up, so nothing of the last row remains
+        if skipped:
+            draw_uniforms(skipped)
         draw_uniforms(out=row)
-    return table[:, skipped:]
+    return table
 
 
 def uniforms(key: StreamKey, draw: int, sample: int, start: int, count: int) -> Float64[ndarray, " position"]:
     """The uniform numbers of one completion at positions start .. start + count - 1; see `uniform_table`."""
-    return uniform_table(key, [(draw, sample)], start=start, count=count).reshape(count)
+    return uniform_table(key, [(draw, sample, start)], count=count).reshape(count)

@@ -7,7 +7,7 @@ from annotated_types import Ge, Le
 
 from posttrain.errors import require
 from posttrain.options.bounds import Bounded, PositiveInt
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,11 @@ class SamplingOptions(Bounded):
         _ = self.sampling  # holds the rules of its own fields
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> SamplingParams:
         """How a token is drawn."""
         if self.temperature == 0:
-            return Sampling(greedy=True)
-        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
+            return SamplingParams(greedy=True)
+        return SamplingParams(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
 
 @dataclass(frozen=True, kw_only=True)

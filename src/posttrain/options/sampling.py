@@ -10,7 +10,7 @@ from posttrain.options.bounds import Bounded, NonNegativeInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling(Bounded):
+class SamplingParams(Bounded):
     """Temperature first, then the cuts in the order top-k, top-p, min-p; each works on what the last one left."""
 
     temperature: float = 1.0

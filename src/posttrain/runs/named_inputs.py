@@ -30,6 +30,7 @@ REPLACED = {
     "rows": ("task.path", "task.sources"),
     "held_out_rows": ("task.held_out_path",),
     "task": ("task.",),
+    "engine": ("engine.",),
     "policy": ("model.path", "model.chat_template"),
     "algorithm": ("algorithm.path",),
 }
@@ -55,6 +56,8 @@ def named_options(config: AnyConfig) -> Iterator[NamedInput]:
         yield from rows_of_task(config.task)
     elif isinstance(config.task, Mapping):
         yield NamedInput(option="task.path", kind="code", path=str(config.task["path"]))
+    if isinstance(engine := getattr(config, "engine", None), Mapping):
+        yield NamedInput(option="engine.path", kind="code", path=str(engine["path"]))
     if isinstance(config.model, ModelOptions):
         yield from files_of_model(config.model)
     for index, reward in enumerate(getattr(config, "rewards", ())):

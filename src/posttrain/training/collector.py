@@ -7,8 +7,9 @@ from torch import Tensor
 
 from posttrain.algorithms.aggregation import sums_differ
 from posttrain.algorithms.algorithm import Resample
-from posttrain.generation.engine import Engine, sample_groups
-from posttrain.generation.request import Request
+from posttrain.generation.engine import Engine
+from posttrain.generation.groups import sample_groups
+from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.options.grading import GradingOptions
 from posttrain.options.rollout import RolloutOptions
@@ -94,15 +95,16 @@ class Collector:
             return CollectedStep(step=step, groups=groups, grades=grades)
         return self._refilled(CollectedStep(step=step, groups=groups, grades=grades), journal, clock)
 
-    def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout") -> Request:
+    def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout") -> GroupRequest:
         """What a training step samples; each purpose has random streams of its own."""
         options = self.settings.rollout
-        return Request(
+        return GroupRequest(
             group_size=options.group_size,
             max_completion_tokens=options.max_completion_tokens,
             sampling=options.sampling,
             keep_alternatives=options.keep_alternatives,
-            key=StreamKey(self.settings.seed, purpose, step, first_draw),
+            key=StreamKey(self.settings.seed, purpose, step),
+            first_draw=first_draw,
         )
 
     def grade(self, groups: Sequence[Group], *, step: int = 1, journal: Journal = no_journal) -> Grades:

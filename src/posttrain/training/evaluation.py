@@ -12,11 +12,12 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine, sample_groups
-from posttrain.generation.request import Request
+from posttrain.generation.engine import Engine
+from posttrain.generation.groups import Advance, sample_groups
+from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.options.grading import GradingOptions
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.options.training import EvaluationOptions
 from posttrain.records import Grades, Group, Prompt
 from posttrain.rewards.grading.calls import NO_RUN
@@ -31,7 +32,6 @@ from posttrain.training.metrics import logged_metrics
 
 LATE = 2**31
 """A step by which every weight that changes over steps has come to its end: before and after are then comparable."""
-Advance = Callable[[int], None]
 Keep = Callable[[ScoredCompletions], object]
 """Is given all completions of an evaluation, with their scores."""
 IntervalOf = Callable[[ndarray], Interval | None]
@@ -177,12 +177,12 @@ def means_of_problems(values: Float64[ndarray, "prompt sample"]) -> Float64[ndar
     return np.nanmean(known, axis=1) if len(known) else np.empty(0)
 
 
-def evaluation_request(questions: Questions, *, samples: int, greedy: bool = False) -> Request:
+def evaluation_request(questions: Questions, *, samples: int, greedy: bool = False) -> GroupRequest:
     """What an evaluation samples: with the same uniform numbers of every policy."""
-    return Request(
+    return GroupRequest(
         group_size=samples,
         max_completion_tokens=questions.max_completion_tokens,
-        sampling=Sampling(greedy=greedy),
+        sampling=SamplingParams(greedy=greedy),
         key=StreamKey(questions.seed, "evaluation", 0),
     )
 

@@ -17,6 +17,7 @@ from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import adapter_dropout, drops
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_layers import require_whole_adapter
+from posttrain.models.loading.exported_weights import ExportedWeights
 from posttrain.models.policy import Policy
 from posttrain.options.training import UpdateOptions, require_adapter_decay
 from posttrain.records import Group
@@ -336,10 +337,9 @@ class Learner:
                 made.append(batch)
         return made
 
-    def weights(self) -> Mapping[str, Tensor]:
-        """The policy's weights by name, as an engine elsewhere loads them; they go on changing."""
-        weights: Mapping[str, Tensor] = self.policy.model.state_dict()
-        return weights
+    def weights(self) -> ExportedWeights:
+        """The policy's weights as an engine elsewhere loads them; they go on changing."""
+        return ExportedWeights(self.policy)
 
     def tensors(self) -> dict[str, Tensors]:
         """Tensors beside those of policy and optimiser; the reference only where it is not the recipe's model."""

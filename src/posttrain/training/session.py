@@ -12,7 +12,8 @@ from posttrain.behaviours.behaviour_table import chosen_rows
 from posttrain.config import Config
 from posttrain.config.kinds import resolved_config
 from posttrain.errors import RunError, UserError
-from posttrain.generation.engine import Engine, require_engine, require_room_for
+from posttrain.generation.engine import Engine, own_engine, require_engine
+from posttrain.generation.groups import require_room_for
 from posttrain.generation.parity import engine_in_parity
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.loading.devices import require_device_of
@@ -112,9 +113,9 @@ class Session:
         return self.held_out
 
     def probes_of_task(self) -> Mapping[str, Probe]:
-        """Those that the recipe wants."""
+        """Those that the recipe wants and the engine can sample."""
         probes = task_probes(self.task)
-        if self.config.evaluation.sampling_probes:
+        if self.config.evaluation.sampling_probes and self.engine.suppresses:
             return probes
         return {name: probe for name, probe in probes.items() if not probe.samples_anew}
 
@@ -218,9 +219,11 @@ def learner_settings(config: Config) -> LearnerSettings:
 
 
 def engine_of(config: Config, own: CallerObjects, task: Task, policy: Policy) -> tuple[Engine, Policy]:
-    """The caller's engine or our own, and the policy as it agrees with what samples."""
+    """The caller's engine, the recipe's or our own, and the policy as it agrees with what samples."""
     if own.engine is not None:
         return require_engine(own.engine), policy
+    if isinstance(config.engine, Mapping):
+        return own_engine(config.engine, policy), policy
     prompt_tokens = max((len(prompt.tokens) for prompt in longest_prompts(task)), default=0)
     longest = config.rollout.max_completion_tokens + prompt_tokens
     tried = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)

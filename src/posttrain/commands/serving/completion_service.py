@@ -16,8 +16,9 @@ from posttrain.commands.serving.http_requests import (
 )
 from posttrain.commands.serving.token_logprobs import openai_logprobs
 from posttrain.errors import RunError, UserError
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
-from posttrain.generation.request import Request
+from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
@@ -26,7 +27,7 @@ from posttrain.records import Finish, Group
 MAX_ROWS = 256
 """Completions that are decoded side by side."""
 LOOK_SECONDS = 0.2
-"""Between two looks at whether the client of a waiting request is still there."""
+"""Between two looks at whether the client of a request is still there."""
 
 
 PATIENCE_SECONDS = 30.0
@@ -42,8 +43,8 @@ class Turn:
     """The request that is being answered."""
 
     began: float
-    last_token: float
-    """When its latest token was begun."""
+    last_look: float
+    """When the engine was last seen to sample."""
 
 
 class Service:
@@ -80,11 +81,11 @@ class Service:
         return {"id": self.name, "object": "model", "created": self.began, "owned_by": "posttrain"}
 
     def health(self) -> tuple[HTTPStatus, dict[str, Any]]:
-        """What the engine does.  A request that is over its time ends at its next token: if it does not, it hangs."""
+        """What the engine does.  A request that is over its time ends at the next look: if it does not, it hangs."""
         turn, now = self.turn, time.monotonic()
         if turn is None:
             return HTTPStatus.OK, {"status": "ok", "engine": "idle", "waiting": len(self.waiting)}
-        times = {"seconds": round(now - turn.began, 3), "seconds_since_token": round(now - turn.last_token, 3)}
+        times = {"seconds": round(now - turn.began, 3), "seconds_since_token": round(now - turn.last_look, 3)}
         hangs = now - turn.began > self.seconds + PATIENCE_SECONDS
         status = HTTPStatus.SERVICE_UNAVAILABLE if hangs else HTTPStatus.OK
         said = {"status": "hangs" if hangs else "ok", "engine": "sampling", "waiting": len(self.waiting)}
@@ -119,7 +120,7 @@ class Service:
 
     def sampled(self, asked: CompletionRequest, client_left: Callable[[], bool]) -> list[Group]:
         """The completions; other requests wait, and neither they nor this one without end."""
-        request = Request(
+        request = GroupRequest(
             group_size=asked.count,
             max_completion_tokens=asked.options.max_completion_tokens,
             sampling=asked.options.sampling,
@@ -129,9 +130,13 @@ class Service:
         self.wait_for_turn(client_left)
         try:
             now = time.monotonic()
-            self.turn = turn = Turn(began=now, last_token=now)
-            return self.engine.rollout(
-                asked.prompts, request, before_token=lambda: self.require_wanted(turn, client_left)
+            self.turn = turn = Turn(began=now, last_look=now)
+            return sample_groups(
+                self.engine,
+                asked.prompts,
+                request,
+                advance=lambda count: self.require_wanted(turn, client_left),
+                look_seconds=LOOK_SECONDS,
             )
         except RunError as error:
             raise BadRequest(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from error
@@ -156,9 +161,9 @@ class Service:
 
     def require_wanted(self, turn: Turn, client_left: Callable[[], bool]) -> None:
         """End a request that has taken too long, or that nobody waits for."""
-        turn.last_token = time.monotonic()
+        turn.last_look = time.monotonic()
         self.require_reader(client_left)
-        if turn.last_token > turn.began + self.seconds:
+        if turn.last_look > turn.began + self.seconds:
             long = f"not done in {self.seconds:g} seconds; ask for fewer or shorter completions"
             raise BadRequest(long, HTTPStatus.SERVICE_UNAVAILABLE)
 

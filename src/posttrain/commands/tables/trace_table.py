@@ -21,6 +21,7 @@ from posttrain.commands.traced_run import StepWhitening
 from posttrain.commands.typed_prompt import ASKED, typed_prompt
 from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.errors import UserError
+from posttrain.generation.groups import sample_groups
 from posttrain.models.rendering import renderer_of
 from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.clock import Clock
@@ -95,7 +96,7 @@ def prompt_to_trace(session: Session, text: str) -> Prompt:
 
 def sampled(session: Session, prompt: Prompt) -> Group:
     """A group of completions of the prompt."""
-    [group] = session.engine.rollout([prompt], session.collector.request(0, purpose="trace"))
+    [group] = sample_groups(session.engine, [prompt], session.collector.request(0, purpose="trace"))
     return group
 
 

@@ -60,6 +60,11 @@ class AlignedSlots:
             index = place.clamp(min=0)[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
             kept[before : self.num_rows, :, self._end - longest : self._end] = new.gather(2, index)
 
+    def row(self, row: int) -> tuple[list[Tensor], int]:
+        """A copy of one row, as `add` takes it, and the tokens that it holds."""
+        first = int(self._first[row])
+        return [each[row : row + 1, :, first : self._end].clone() for each in self._storage], self._end - first
+
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
         """Copy rows over finished ones and let go of all behind `num_left`."""
         if len(source):

@@ -27,7 +27,7 @@ class ModelSteps:
         """Nothing to do: it made no copies."""
 
     def slots(self) -> AlignedSlots:
-        """An empty cache for one rollout."""
+        """An empty cache for one sampling."""
         return AlignedSlots()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:

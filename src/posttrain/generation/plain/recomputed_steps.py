@@ -30,6 +30,10 @@ class RowTokens:
         pairs = zip(tokens.tolist(), lengths.tolist(), strict=True)
         self.rows += [tuple(row[:length]) for row, length in pairs]
 
+    def row(self, row: int) -> tuple[list[Tensor], int]:
+        """A copy of one row, as `add` takes it, and the tokens that it holds."""
+        return [torch.tensor([self.rows[row]])], len(self.rows[row])
+
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
         """Copy rows over finished ones and let go of all behind `num_left`."""
         for one, other in zip(source.tolist(), target.tolist(), strict=True):
@@ -50,7 +54,7 @@ class RecomputedSteps:
         """Nothing to do: it made no copies."""
 
     def slots(self) -> RowTokens:
-        """No rows yet, for one rollout."""
+        """No rows yet, for one sampling."""
         return RowTokens()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:

@@ -115,16 +115,18 @@ def write_adapter(model: PreTrainedModel, folder: Path) -> None:
         write_peft_adapter(model, folder)
         return
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        f"{PREFIX}{peft_name(model, name)}{WEIGHT}": tensor.cpu().contiguous()
-        for name, tensor in adapter_tensors(model).items()
-    }
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in written_tensors(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     settings = json.dumps(adapter_settings(model), indent=2, sort_keys=True)
     (folder / ADAPTER_CONFIG).write_text(settings + "\n", encoding="utf-8")
     (folder / BASE_IN_4_BITS).unlink(missing_ok=True)
     if any(is_4_bit(layer) for layer in model.modules()):
         (folder / BASE_IN_4_BITS).write_text('{"quantization": "nf4"}\n', encoding="utf-8")
+
+
+def written_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The matrices of the adapter under the names of adapter_model.safetensors; they go on changing."""
+    return {f"{PREFIX}{peft_name(model, name)}{WEIGHT}": each for name, each in adapter_tensors(model).items()}
 
 
 def adapter_settings(model: PreTrainedModel) -> dict[str, object]:

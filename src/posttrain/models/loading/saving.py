@@ -230,14 +230,11 @@ def save_policy(policy: Policy, folder: Path) -> None:
     An adapter is added into a copy of the weights, in float32; those in 4 bits are what their numbers stand for.
     """
     model, dtype = policy.model, policy.stored_dtype
-    adapted = bool(adapted_names(model)) or any(is_4_bit(layer) for layer in model.modules())
-    weights = merged_weights(model, dtype) if adapted else model.state_dict()
+    weights, converted = saved_weights(policy)
     with without_progress_bars(), saved_whole(model):
-        if dtype is None or {each.dtype for each in weights.values() if each.is_floating_point()} == {dtype}:
-            model.save_pretrained(folder, state_dict=weights if adapted else None)
-        else:
+        model.save_pretrained(folder, state_dict=weights)
+        if converted:
             held = model.dtype
-            model.save_pretrained(folder, state_dict=in_dtype(weights, dtype))
             model.config.dtype = dtype
             model.config.save_pretrained(folder)
             model.config.dtype = held
@@ -245,6 +242,16 @@ def save_policy(policy: Policy, folder: Path) -> None:
     save_code(policy, folder)
     save_stop_ids(policy, folder)
     readable_as(folder / "config.json", folder)
+
+
+def saved_weights(policy: Policy) -> tuple[dict[str, Tensor], bool]:
+    """The weights that are saved, by the names of a model without an adapter, and whether they got another type."""
+    model, dtype = policy.model, policy.stored_dtype
+    adapted = bool(adapted_names(model)) or any(is_4_bit(layer) for layer in model.modules())
+    weights: dict[str, Tensor] = merged_weights(model, dtype) if adapted else model.state_dict()
+    if dtype is None or {each.dtype for each in weights.values() if each.is_floating_point()} == {dtype}:
+        return weights, False
+    return in_dtype(weights, dtype), True
 
 
 @contextmanager

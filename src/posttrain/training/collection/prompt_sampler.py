@@ -8,10 +8,12 @@ from posttrain.binding import bind
 from posttrain.config.collect import CollectConfig
 from posttrain.config.recipes import short_reward
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine, require_room_for, sample_groups
+from posttrain.generation.engine import Engine, own_engine
+from posttrain.generation.groups import require_room_for, sample_groups
 from posttrain.generation.parity import engine_in_parity
-from posttrain.generation.request import Request
+from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
+from posttrain.models.loading.exported_weights import ExportedWeights
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
@@ -81,11 +83,12 @@ class PromptSampler:
     def sampled(self, draws: range, advance: Callable[[int], None] = lambda count: None) -> list[SampledPrompt]:
         """The completions of some prompts: a function of the seed, the round, the prompt and the weights."""
         config = self.config
-        request = Request(
+        request = GroupRequest(
             group_size=config.collect.group_size,
             max_completion_tokens=config.sampling.max_completion_tokens,
             sampling=config.sampling.sampling,
-            key=StreamKey(config.run.seed, "collect", config.collect.round, draws.start),
+            key=StreamKey(config.run.seed, "collect", config.collect.round),
+            first_draw=draws.start,
         )
         groups = sample_groups(self.engine, self.prompts[draws.start : draws.stop], request, advance=advance)
         grades = grade(groups, self.rewards, grading=config.grading, resources=self.resources) if self.rewards else None
@@ -102,6 +105,10 @@ class PromptSampler:
         )
 
     def _engine(self) -> Engine:
+        if isinstance(self.config.engine, Mapping):
+            engine = own_engine(self.config.engine, self.policy)
+            engine.load(ExportedWeights(self.policy), 0)
+            return engine
         longest = max(len(prompt.tokens) for prompt in self.prompts) + self.config.sampling.max_completion_tokens
         return engine_in_parity(
             self.policy,

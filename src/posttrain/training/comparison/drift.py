@@ -9,13 +9,13 @@ from statistics import fmean, stdev
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.generation.engine import sample_groups
-from posttrain.generation.request import Request
+from posttrain.generation.groups import sample_groups
+from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.adapter import is_adapter_folder, run_model
 from posttrain.options.model import ModelOptions
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.records import Rollout
 from posttrain.tasks.base import held_out_prompts, training_prompts
 from posttrain.training.comparison.cells import Cell
@@ -47,10 +47,10 @@ def kl_to_start(cell: Cell) -> Drift:
     with open_session(replace(config, model=model_of_run(config.model, cell.folder)), inference=True) as session:
         session.load_weights()
         prompts = held_out_prompts(session.task)[:PROMPTS] or training_prompts(session.task, 1, range(PROMPTS))
-        request = Request(
+        request = GroupRequest(
             group_size=SAMPLES,
             max_completion_tokens=config.rollout.max_completion_tokens,
-            sampling=Sampling(),
+            sampling=SamplingParams(),
             key=StreamKey(cell.seed, "kl to start", 0),
         )
         groups = sample_groups(session.engine, prompts, request)

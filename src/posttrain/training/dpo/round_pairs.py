@@ -6,7 +6,8 @@ from time import perf_counter
 from typing import Literal
 
 from posttrain.config import DpoConfig
-from posttrain.generation.engine import require_room_for
+from posttrain.generation.groups import require_room_for
+from posttrain.models.loading.exported_weights import ExportedWeights
 from posttrain.options.dpo import DpoOptions
 from posttrain.records import Preference
 from posttrain.runs.checkpoint import Checkpoint
@@ -103,7 +104,7 @@ class RoundPairs(DpoObjective):
     def load_weights(self) -> None:
         """Have the engine sample from the policy as it is now."""
         self.policy.require_as_made()
-        self.session.engine.load(self.policy.model.state_dict(), self.run.num_updates)
+        self.session.engine.load(ExportedWeights(self.policy), self.run.num_updates)
 
     def is_due(self, step: int, num_steps: int) -> bool:
         """An evaluation in brief, every so many steps."""

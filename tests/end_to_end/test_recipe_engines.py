@@ -1,0 +1,187 @@
+"""A recipe names an engine: a class of the user's own, which samples for rl, eval, rounds of dpo and collection."""
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import posttrain
+from posttrain.binding import module_from
+from posttrain.cli import main
+from posttrain.config import DpoConfig
+from posttrain.errors import UserError
+from posttrain.generation.engine import PAGE as PAGE_OF_CHANGE
+from posttrain.generation.engine import SamplingTimeout, require_engine
+from posttrain.generation.groups import sample_groups
+from posttrain.generation.in_process import InProcessEngine
+from posttrain.models.loading.exported_weights import ExportedWeights
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.rendering import renderer_of
+from posttrain.options.model import ModelOptions
+from posttrain.records import Finish, Prompt
+from tests.support.engine_server import EngineServer, engine_server
+from tests.support.pages import blocks, write_files
+from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
+from tests.support.tiny import STOP_IDS, request, some_prompts, tiny_policy
+
+PAGE = blocks((Path(__file__).parents[2] / "docs" / "guides" / "your_own.md").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engines")
+    write_files(PAGE, folder)
+    return save_tiny_model(folder / "model")
+
+
+@pytest.fixture
+def server(model: Path) -> Iterator[EngineServer]:
+    with engine_server(model) as made:
+        yield made
+
+
+def over_http(model: Path, server: EngineServer, **options: object) -> dict[str, Any]:
+    """The section of a recipe that names the page's engine."""
+    return {"path": f"{model.parent}/http_engine.py:HttpEngine", "url": f"http://127.0.0.1:{server.port}", **options}
+
+
+def test_the_engine_of_the_page_is_short() -> None:
+    (text,) = (text for _, name, text in PAGE if name == "http_engine.py")
+    assert len(text.splitlines()) <= 60
+
+
+def test_every_metric_of_a_run_over_http_is_that_of_a_run_in_process(
+    model: Path, server: EngineServer, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"model": {"path": str(model)}, "run": {"num_steps": 2}}
+    ours = posttrain.load_recipe(tiny_recipe(tmp_path / "ours", **given))
+    theirs = posttrain.load_recipe(tiny_recipe(tmp_path / "theirs", **given, engine=over_http(model, server)))
+    posttrain.train(ours)
+    posttrain.train(theirs)
+    assert server.versions == [0, 1, 2]
+    for mine, other in zip(metrics_of(tmp_path / "ours/run"), metrics_of(tmp_path / "theirs/run"), strict=True):
+        assert mine.keys() - other.keys() <= {"eval/accuracy_never_giving_up"}  # its probe suppresses tokens
+        for name, value in other.items():
+            assert value == pytest.approx(mine[name], rel=1e-3, abs=1e-4), name
+    kept = json.loads((tmp_path / "theirs/run/inputs.json").read_text())["files"]
+    assert kept.keys() >= {"engine.path"}
+
+
+def test_the_code_of_a_recipes_engine_is_compared_by_a_resume(
+    model: Path, server: EngineServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = over_http(model, server, path=f"{tmp_path}/http_engine.py:HttpEngine")
+    file = tmp_path / "http_engine.py"
+    file.write_text((model.parent / "http_engine.py").read_text())
+    recipe = tiny_recipe(tmp_path / "case", model={"path": str(model)}, run={"num_steps": 1}, engine=section)
+    assert main(["rl", str(recipe)]) == 0
+    file.write_text(file.read_text() + "\n# changed\n")
+    assert main(["rl", "--resume", str(tmp_path / "case/run"), "--run.num-steps", "2"]) == 2
+    assert f"engine.path = {file}:HttpEngine has changed since the run began" in capsys.readouterr().err
+
+
+def test_a_folder_is_measured_and_pairs_are_sampled_through_a_recipes_engine(
+    model: Path, server: EngineServer, tmp_path: Path
+) -> None:
+    config = posttrain.load_recipe(
+        tiny_recipe(tmp_path / "case", model={"path": str(model)}, engine=over_http(model, server))
+    )
+    assert posttrain.evaluate(str(model), config)["num_problems"] == 4
+    assert server.versions == [0]
+    rounds = {
+        "task": {"name": "countdown", "held_out_size": 4},
+        "rewards": [{"path": f"{tmp_path}/case/dice.py:dice"}],
+        "rollout": {"group_size": 4, "max_completion_tokens": 6},
+        "dpo": {"rounds": 1, "steps_per_round": 1, "prompts_per_round": 4},
+        "evaluation": {"every_steps": 0, "samples": 1},
+        "run": {"folder": str(tmp_path / "dpo"), "threads": 1},
+        "engine": over_http(model, server),
+    }
+    posttrain.train_dpo(posttrain.load_recipe(kind=DpoConfig, model={"path": str(model)}, **rounds))
+    assert server.versions[1:] == [0, 0, 1]
+    with pytest.raises(UserError, match="engine: is for rounds"):
+        posttrain.load_recipe(kind=DpoConfig, task={"path": "rows.jsonl"}, engine=over_http(model, server))
+
+
+def test_a_server_that_hangs_is_named_with_the_seconds(model: Path, server: EngineServer) -> None:
+    policy = load_policy(ModelOptions(path=str(model)), inference=True)
+    made = module_from(model.parent / "http_engine.py", "test").HttpEngine
+    engine = require_engine(made(policy, f"http://127.0.0.1:{server.port}", patience_seconds=0.3))
+    with server.lock, pytest.raises(SamplingTimeout, match=r"engine HttpEngine: .* in 0.3 seconds, and 3 are open"):
+        sample_groups(engine, some_prompts([4]), request(3))
+
+
+WRONG = {
+    "mine.py:missing": "no class `missing`",
+    "mine.py:made": "not a class",
+    "mine.py:Old": "samples by `rollout`.*020-one-way-to-sample",
+    "mine.py:NoPolicy": r"cannot be called as \(policy, \*\*options\)",
+    "no-file": "is not FILE.py:CLASS, such as mine.py:MyEngine",
+}
+
+
+@pytest.mark.parametrize("path", WRONG)
+def test_what_is_no_engine_is_refused(path: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def made(policy): ...\n\n"
+        "class Old:\n    def __init__(self, policy): ...\n    def rollout(self): ...\n\n"
+        "class NoPolicy:\n    def __init__(self): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"engine.*{WRONG[path]}"):
+        posttrain.train(
+            posttrain.load_recipe(tiny_recipe(tmp_path / "case", model={"path": str(model)}, engine={"path": path}))
+        )
+
+
+def test_the_turns_of_the_page_are_sampled_and_given_in_turn(model: Path) -> None:
+    (text,) = (text for _, name, text in PAGE if name == "turns.py")
+    assert len(text.splitlines()) <= 60
+    turns = module_from(model.parent / "turns.py", "test")
+    assert [turns.result(each) for each in ("3 + 4 =", "so 12*3=", "9 - 11 =", "=", "3 + =")] == [
+        "7",
+        "36",
+        "-2",
+        "",
+        "",
+    ]
+    policy = load_policy(ModelOptions(), inference=True)
+    question = "Use all of 11, 25, 11 to make 25."
+    prompts = [renderer_of(policy).render(question, id=str(number)) for number in range(4)]
+    parts = turns.conversations(InProcessEngine(policy), prompts, request(), 60)
+    replies = [tokens for each in parts for who, tokens in each if who == "calculator"]
+    assert len(replies) > 3
+    for conversation in parts:
+        assert sum(len(tokens) for who, tokens in conversation if who == "policy") <= 60
+        for (who, tokens), (other, reply) in pairwise(conversation):
+            assert {who, other} == {"policy", "calculator"}
+            if other == "calculator":
+                assert policy.tokenizer.decode(reply) == turns.result(policy.tokenizer.decode(tokens))
+
+
+def test_the_example_of_the_decision_is_an_engine() -> None:
+    """What replaces a `rollout` of one's own, with two stand-ins for what it did."""
+    page = (Path(__file__).parents[2] / PAGE_OF_CHANGE).read_text(encoding="utf-8")
+    (text,) = (text for language, _, text in blocks(page) if language == "python")
+    names: dict[str, Any] = {}
+    exec(text, names)  # noqa: S102  # a page of ours
+
+    class Mine(names["MyEngine"]):  # type: ignore[misc]
+        def send(self, weights: Mapping[str, torch.Tensor]) -> None:
+            self.names = set(weights)
+
+        def sampled(self, prefix: tuple[int, ...], limit: int) -> tuple[list[int], list[float]]:
+            return [prefix[0]] * (limit - 1) + [STOP_IDS[0]], [-1.0] * limit
+
+    policy = tiny_policy()
+    engine = require_engine(Mine(policy))
+    engine.load(ExportedWeights(policy), 2)
+    (group,) = sample_groups(engine, [Prompt(id="p", text="", tokens=(5, 6))], request(2, 3))
+    assert engine.names >= {"model.norm.weight"}
+    assert {(each.tokens, each.finish, each.weights_version) for each in group.rollouts} == {
+        ((5, 5, STOP_IDS[0]), Finish.STOP, 2)
+    }
