@@ -24,6 +24,7 @@ from posttrain.runs.alarms import GAP, GAP_LIMIT, MOST_GAPS
 from tests.end_to_end.test_own_objects import Counts, Sums, config, policy_of
 from tests.support.dice import dice
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
+from tests.support.sequences import resampled
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ class Elsewhere(Counts):
 class Doubling(Elsewhere):
     @staticmethod
     def change(rollout: Rollout) -> Rollout:
-        return replace(rollout, logprobs=tuple(2 * value for value in rollout.logprobs))
+        return resampled(rollout, logprobs=tuple(2 * value for value in rollout.logprobs))
 
 
 class Answering(Elsewhere):
@@ -53,7 +54,7 @@ class Answering(Elsewhere):
 
     @staticmethod
     def change(rollout: Rollout) -> Rollout:
-        return replace(rollout, logprobs=(*rollout.logprobs[:-1], 0.0))
+        return resampled(rollout, logprobs=(*rollout.logprobs[:-1], 0.0))
 
 
 class Stating(Elsewhere):
@@ -61,7 +62,7 @@ class Stating(Elsewhere):
 
     @staticmethod
     def change(rollout: Rollout) -> Rollout:
-        return replace(rollout, logprobs=tuple(value - 0.05 for value in rollout.logprobs))
+        return resampled(rollout, logprobs=tuple(value - 0.05 for value in rollout.logprobs))
 
 
 class Near(Stating):

@@ -14,12 +14,13 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
 from posttrain.generation.streams import StreamKey
 from posttrain.options.sampling import Sampling
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.grade import reward_function
 from posttrain.runs.clock import Clock
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.collector import no_journal
 from posttrain.training.evaluation import Questions, full_evaluation
+from tests.support.sequences import resampled
 from tests.support.stages import LIMIT, even_tokens, stages_with
 from tests.support.tiny import some_prompts, tiny_policy
 
@@ -65,35 +66,35 @@ FAULTS: dict[str, tuple[Callable[[Groups], Any], str]] = {
     ),
     "a number twice": (of_rollout(lambda rollout: replace(rollout, sample=0)), r", prompt p1: sample = 0 stands where"),
     "an empty completion": (
-        of_rollout(lambda rollout: replace(rollout, tokens=(), logprobs=())),
+        of_rollout(lambda rollout: resampled(rollout, tokens=(), logprobs=())),
         r", prompt p1, sample 1: 0 tokens, where a completion has 1, the stop token, to max_completion_tokens = 4\.",
     ),
     "a completion too long": (
-        of_rollout(lambda rollout: replace(rollout, tokens=(1,) * 5, logprobs=(-1.0,) * 5)),
+        of_rollout(lambda rollout: resampled(rollout, tokens=(1,) * 5, logprobs=(-1.0,) * 5)),
         r", prompt p1, sample 1: 5 tokens, where",
     ),
     "a log-prob too few": (
-        of_rollout(lambda rollout: replace(rollout, tokens=(1, 2, 3), logprobs=(-1.0, -1.0))),
+        of_rollout(lambda rollout: resampled(rollout, tokens=(1, 2, 3), logprobs=(-1.0, -1.0))),
         r", prompt p1, sample 1: 3 tokens and 2 logprobs\.  There is one for each token, the stop token too\.",
     ),
     "a log-prob too many of the cut": (
-        of_rollout(lambda rollout: replace(rollout, tokens=(1,), logprobs=(-1.0,), cut_logprobs=(-1.0, -1.0))),
+        of_rollout(lambda rollout: resampled(rollout, tokens=(1,), logprobs=(-1.0,), cut_logprobs=(-1.0, -1.0))),
         r", prompt p1, sample 1: 1 tokens and 2 cut_logprobs",
     ),
     "a log-prob of NaN": (
-        of_rollout(lambda rollout: replace(rollout, tokens=(1, 2), logprobs=(-1.0, nan))),
+        of_rollout(lambda rollout: resampled(rollout, tokens=(1, 2), logprobs=(-1.0, nan))),
         r", prompt p1, sample 1: logprobs\[1\] = nan, where log μ of a sampled token is finite and at most 0\.",
     ),
     "an infinite log-prob": (
-        of_rollout(lambda rollout: replace(rollout, tokens=(1, 2), logprobs=(-inf, -1.0))),
+        of_rollout(lambda rollout: resampled(rollout, tokens=(1, 2), logprobs=(-inf, -1.0))),
         r", prompt p1, sample 1: logprobs\[0\] = -inf",
     ),
     "a probability for a log-prob": (
-        of_rollout(lambda rollout: replace(rollout, tokens=(1, 2), logprobs=(-1.0, 0.25))),
+        of_rollout(lambda rollout: resampled(rollout, tokens=(1, 2), logprobs=(-1.0, 0.25))),
         r", prompt p1, sample 1: logprobs\[1\] = 0\.25",
     ),
     "older weights": (
-        of_rollout(lambda rollout: replace(rollout, weights_version=3)),
+        of_rollout(lambda rollout: resampled(rollout, versions=((0, 3),))),
         r", prompt p1, sample 1: sampled by version 3 of the weights, where version 4 was loaded last",
     ),
 }
@@ -113,12 +114,12 @@ def test_a_fault_is_told_with_engine_prompt_and_sample(fault: str) -> None:
 @pytest.mark.parametrize("logprob", [0.0, 1e-4], ids=["certain", "rounded"])
 def test_a_certain_token_and_a_rounded_one_pass(logprob: float) -> None:
     engine = InProcessEngine(tiny_policy())
-    certain = of_rollout(lambda rollout: replace(rollout, tokens=(1,), logprobs=(logprob,), finish=Finish.LENGTH))
+    certain = of_rollout(lambda rollout: resampled(rollout, tokens=(1,), logprobs=(logprob,), finish=Finish.LENGTH))
     require_groups(certain(engine.rollout(PROMPTS, REQUEST)), PROMPTS, REQUEST, engine)
 
 
 def short(rollout: Rollout) -> Rollout:
-    return replace(rollout, logprobs=rollout.logprobs[:-1])
+    return resampled(rollout, logprobs=rollout.logprobs[:-1])
 
 
 def test_what_a_step_and_its_refills_train_on_is_looked_at() -> None:
@@ -156,7 +157,10 @@ def test_what_an_evaluation_and_its_probes_measure_is_looked_at() -> None:
 def test_looking_costs_less_than_a_microsecond_for_each_token() -> None:
     """A step of a small model spends hundreds on each; the bound is ten times what it takes on a slow machine."""
     rollouts = tuple(
-        Rollout(sample=i, tokens=(3,) * 500, logprobs=(-1.0,) * 500, finish=Finish.LENGTH, text="") for i in range(200)
+        Rollout(
+            sample=i, sequence=TokenSequence.one_turn((3,) * 500, logprobs=(-1.0,) * 500, finish=Finish.LENGTH), text=""
+        )
+        for i in range(200)
     )
     request = replace(REQUEST, group_size=200, max_completion_tokens=500)
     engine = InProcessEngine(tiny_policy())

@@ -9,7 +9,7 @@ from posttrain.errors import UserError
 from posttrain.generation.engine import MEMBERS, Engine, require_engine, require_room_for
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.grade import reward_function
 from posttrain.training.evaluation import Questions, sample_answers
 from tests.support.tiny import STOP_IDS, some_prompts, tiny_policy, tokenizer
@@ -53,11 +53,10 @@ class Parrot:
     def repeated(self, prompt: Prompt, sample: int) -> Rollout:
         return Rollout(
             sample=sample,
-            tokens=prompt.tokens,
-            logprobs=(0.0,) * len(prompt.tokens),
-            finish=Finish.LENGTH,
+            sequence=TokenSequence.one_turn(
+                prompt.tokens, logprobs=(0.0,) * len(prompt.tokens), finish=Finish.LENGTH, version=self.weights_version
+            ),
             text=self.tokenizer.decode(list(prompt.tokens)),
-            weights_version=self.weights_version,
         )
 
 

@@ -25,6 +25,7 @@ from posttrain.runs.guards import SamplerGuard
 from posttrain.runs.reports import StepReport
 from tests.support.families import family_policy
 from tests.support.runs import save_tiny_model, tiny_recipe
+from tests.support.sequences import resampled
 from tests.support.tiny import FAMILIES, SHAPE, tiny_policy
 
 
@@ -140,7 +141,8 @@ def test_a_run_through_a_sampler_that_is_wrong_ends_before_its_third_step_is_sav
                 replace(
                     group,
                     rollouts=tuple(
-                        replace(each, logprobs=tuple(value - 0.5 for value in each.logprobs)) for each in group.rollouts
+                        resampled(each, logprobs=tuple(value - 0.5 for value in each.logprobs))
+                        for each in group.rollouts
                     ),
                 )
                 for group in groups

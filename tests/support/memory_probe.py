@@ -24,7 +24,7 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import SftOptions, UpdateOptions
-from posttrain.records import Example, Prompt
+from posttrain.records import Example, Prompt, TokenSequence
 from posttrain.rewards.grading.grade import reward_function
 from posttrain.runs.clock import Clock
 from posttrain.runs.summary import peak_memory_bytes
@@ -84,7 +84,7 @@ def learn_rows(policy: Policy, options: dict) -> None:
             [(7 * step + row + place) % 300 + 20 for place in range(length)]
             for row in range(sft.tokens_per_batch // length)
         ]
-        batch = [Example(tuple(row), (False, *[True] * (length - 1))) for row in rows]
+        batch = [Example(TokenSequence(tokens=tuple(row), sampled=(False, *[True] * (length - 1)))) for row in rows]
         trained.learn(batch, step, 2)
 
 

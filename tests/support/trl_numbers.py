@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, 
 
 from posttrain.generation.request import Request
 from posttrain.models.policy import Policy
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.training.update import group_logprobs
 
 FILE = Path(__file__).parents[1] / "data" / "trl_parity.json"
@@ -112,11 +112,13 @@ class ForcedEngine:
         rollouts = tuple(
             Rollout(
                 sample=request.key.first_sample + number,
-                tokens=tuple(tokens),
-                logprobs=tuple(0.0 if logprobs is None else next(logprobs) for _ in tokens),
-                finish=Finish.STOP if tokens[-1] in self.stop_ids else Finish.LENGTH,
+                sequence=TokenSequence.one_turn(
+                    tuple(tokens),
+                    logprobs=tuple(0.0 if logprobs is None else next(logprobs) for _ in tokens),
+                    finish=Finish.STOP if tokens[-1] in self.stop_ids else Finish.LENGTH,
+                    version=self.weights_version,
+                ),
                 text=self.tokenizer.decode([token for token in tokens if token not in self.stop_ids]),
-                weights_version=self.weights_version,
             )
             for number, tokens in enumerate(completions)
         )

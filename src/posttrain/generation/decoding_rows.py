@@ -13,7 +13,7 @@ from posttrain.generation.sampling import require_finite, sample
 from posttrain.generation.stepping import PrefilledPrompts, Steps
 from posttrain.generation.streams import uniform_table
 from posttrain.models.policy import Policy
-from posttrain.records import Finish, Prompt, Rollout
+from posttrain.records import Finish, Prompt, Rollout, TokenSequence
 
 
 @dataclass(slots=True)
@@ -210,12 +210,14 @@ class Rows:
                 item.index,
                 Rollout(
                     sample=item.sample,
-                    tokens=tuple(item.tokens),
-                    logprobs=tuple(item.logprobs),
-                    cut_logprobs=None if item.cut_logprobs is None else tuple(item.cut_logprobs),
-                    finish=Finish.STOP if item.stopped else Finish.LENGTH,
+                    sequence=TokenSequence.one_turn(
+                        tuple(item.tokens),
+                        logprobs=tuple(item.logprobs),
+                        cut_logprobs=None if item.cut_logprobs is None else tuple(item.cut_logprobs),
+                        finish=Finish.STOP if item.stopped else Finish.LENGTH,
+                        version=self.weights_version,
+                    ),
                     text=text,
-                    weights_version=self.weights_version,
                 ),
             )
 

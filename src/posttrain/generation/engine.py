@@ -150,7 +150,7 @@ def group_fault(group: object, prompt: Prompt, index: int, request: Request) -> 
 
 def rollout_fault(rollout: Rollout, limit: int, version: int) -> str | None:
     """What of a completion cannot be: its length, its log-probs, or the weights behind it; None where all can."""
-    num_tokens, logprobs, cut = len(rollout.tokens), rollout.logprobs, rollout.cut_logprobs
+    num_tokens, logprobs, cut = rollout.num_sampled, rollout.logprobs, rollout.cut_logprobs
     if not 1 <= num_tokens <= limit:
         return f"{num_tokens} tokens, where a completion has 1, the stop token, to max_completion_tokens = {limit}"
     for kind, numbers in (("logprobs", logprobs), ("cut_logprobs", logprobs if cut is None else cut)):

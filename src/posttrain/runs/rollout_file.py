@@ -26,7 +26,8 @@ def parquet_bytes(
 ) -> bytes:
     """All rollouts of a step as a parquet file.
 
-    Token columns, such as `token_advantages`, have a number for each token of the first groups, which took part.  Null
+    `tokens` has all tokens of a completion and `sampled` which of them the policy sampled.  `logprobs`, `cut_logprobs`
+    and token columns, such as `token_advantages`, have a number for each sampled token.  Null
     means: not scored (`reward`, `score/<function>`), took no part in the update (`advantage`, token columns),
     nothing was cut (`cut_logprobs`), not marked (`marks/<function>`).
     """
@@ -36,6 +37,7 @@ def parquet_bytes(
     assert grades.rewards.shape == advantages.shape == (len(groups), len(groups[0].rollouts))
     types = {
         "tokens": pa.list_(pa.int32()),
+        "sampled": pa.list_(pa.bool_()),
         "prompt_tokens": pa.list_(pa.int32()),
         "logprobs": pa.list_(pa.float32()),
         "cut_logprobs": pa.list_(pa.float32()),
@@ -62,6 +64,7 @@ def rollout_columns(step: int, groups: Sequence[Group]) -> dict[str, list[object
         "completion": [rollout.text for _, rollout in rows],
         "prompt_tokens": [group.prompt.tokens for group, _ in rows],
         "tokens": [rollout.tokens for _, rollout in rows],
+        "sampled": [rollout.sequence.sampled for _, rollout in rows],
         "logprobs": [rollout.logprobs for _, rollout in rows],
         "cut_logprobs": [rollout.cut_logprobs for _, rollout in rows],
         "finish": [rollout.finish.value for _, rollout in rows],
@@ -86,12 +89,12 @@ def grade_columns(grades: Grades, advantages: Float64[Tensor, "prompt group"]) -
 
 
 def token_lists(groups: Sequence[Group], column: Float64[Tensor, " token"]) -> list[object]:
-    """The numbers of each completion's tokens; None for completions behind the last that has some."""
+    """The numbers of each completion's sampled tokens; None for completions behind the last that has some."""
     values, start = column.tolist(), 0
     lists: list[object] = []
     for rollout in (rollout for group in groups for rollout in group.rollouts):
-        lists.append(values[start : start + len(rollout.tokens)] or None)
-        start += len(rollout.tokens)
+        lists.append(values[start : start + rollout.num_sampled] or None)
+        start += rollout.num_sampled
     return lists
 
 

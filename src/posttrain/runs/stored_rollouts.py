@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from posttrain.errors import UserError
-from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout
+from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout, TokenSequence
 
 NEEDED = (
     "draw",
@@ -22,7 +22,7 @@ NEEDED = (
     "completion",
     "reward",
 )
-PROCESS = "process_rewards"
+PROCESS, SAMPLED = "process_rewards", "sampled"
 
 
 def stored_steps(folder: str, option: str) -> list[Path]:
@@ -51,7 +51,8 @@ def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
         raise UserError(f"{file}: has no column `{lacking[0]}`, so it is not the rollouts of a step of a run.")
     marked = require_told_marks(file, table.column_names)
     by_draw: dict[int, list[dict[str, Any]]] = {}
-    for row in table.select([*NEEDED, *([PROCESS] if marked else [])]).to_pylist():
+    read = [*NEEDED, *([PROCESS] if marked else []), *([SAMPLED] if SAMPLED in table.column_names else [])]
+    for row in table.select(read).to_pylist():
         if not marked or row[PROCESS] is not None:
             by_draw.setdefault(row["draw"], []).append(row)
     groups = [group_of(draw, of_draw) for draw, of_draw in by_draw.items()]
@@ -77,8 +78,15 @@ def require_told_marks(file: Path, columns: Sequence[str]) -> bool:
 
 
 def marks_of(row: Mapping[str, Any]) -> Marks:
-    """What the tokens of a completion earned, each with the weight of its function."""
-    return Marks(tokens=tuple(None if math.isnan(value) else value for value in row[PROCESS]))
+    """What the tokens of a completion earned, each with the weight of its function; a given token earned nothing."""
+    earned = iter(row[PROCESS])
+    values = [next(earned) if sampled else math.nan for sampled in sampled_of(row)]
+    return Marks(tokens=tuple(None if math.isnan(value) else value for value in values))
+
+
+def sampled_of(row: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Which tokens of a completion were sampled: all of them in files of versions before the column."""
+    return tuple(row[SAMPLED]) if SAMPLED in row else (True,) * len(row["tokens"])
 
 
 def group_of(draw: int, rows: Sequence[dict[str, Any]]) -> Group:
@@ -88,9 +96,12 @@ def group_of(draw: int, rows: Sequence[dict[str, Any]]) -> Group:
     rollouts = tuple(
         Rollout(
             sample=row["sample"],
-            tokens=tuple(row["tokens"]),
-            logprobs=tuple(row["logprobs"]),
-            finish=Finish(row["finish"]),
+            sequence=TokenSequence(
+                tokens=tuple(row["tokens"]),
+                sampled=sampled_of(row),
+                logprobs=tuple(row["logprobs"]),
+                finish=Finish(row["finish"]),
+            ),
             text=row["completion"],
         )
         for row in rows

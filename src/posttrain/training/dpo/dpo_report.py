@@ -75,7 +75,7 @@ def preview_lines(policy: Policy, pairs: Sequence[Preference]) -> list[str]:
     """Pairs as the model reads them, a line for each line of theirs."""
     lines = ["The first pairs, as they are read:"]
     for pair in pairs:
-        parts = {"prompt": pair.prompt.tokens, "chosen": pair.chosen, "rejected": pair.rejected}
+        parts = {"prompt": pair.prompt.tokens, "chosen": pair.chosen.tokens, "rejected": pair.rejected.tokens}
         for name, tokens in parts.items():
             lines.append(f"--- {name}, {len(tokens)} tokens ({pair.where})")
             lines += shortened(str(policy.tokenizer.decode(list(tokens)))).split("\n")

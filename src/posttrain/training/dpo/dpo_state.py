@@ -27,7 +27,7 @@ from posttrain.runs.tensor_state import (
 )
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.dpo.pair_reference import PairReference
-from posttrain.training.dpo.pair_update import MeasuredPairs, accumulate, logprobs_without_gradient, said_lengths
+from posttrain.training.dpo.pair_update import MeasuredPairs, accumulate, logprobs_without_gradient, sampled_lengths
 from posttrain.training.dpo.sampled_pairs import pair_tensors, pairs_from
 from posttrain.training.optimizer import (
     POLICY,
@@ -158,7 +158,7 @@ class TrainedOnPairs:
         pairs = self.pairs.held_out
         policy = logprobs_without_gradient(self.policy, pairs, self.options.tokens_per_microbatch)
         reference = self.reference.logprobs("held_out", range(len(pairs)), pairs)
-        return MeasuredPairs.of(self.objective, policy, reference, said_lengths(pairs))
+        return MeasuredPairs.of(self.objective, policy, reference, sampled_lengths(pairs))
 
     def tensors(self) -> Mapping[str, Tensors]:
         """All tensors that the next step reads."""
@@ -227,12 +227,13 @@ def order_of(round_number: int) -> str:
 
 def batch_tokens(pairs: Sequence[Preference]) -> int:
     """Tokens of pairs, those of a prompt counted with each of its answers, as TRL counts them."""
-    return sum(2 * len(pair.prompt.tokens) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
+    return sum(2 * len(pair.prompt.tokens) + len(pair.chosen.tokens) + len(pair.rejected.tokens) for pair in pairs)
 
 
 def pairs_digest(pairs: PreferenceSet) -> str:
     """Tells the tokens of all pairs, in their order, from any others'."""
     parts = [
-        [(pair.prompt.tokens, pair.chosen, pair.rejected) for pair in part] for part in (pairs.training, pairs.held_out)
+        [(pair.prompt.tokens, pair.chosen.tokens, pair.rejected.tokens) for pair in part]
+        for part in (pairs.training, pairs.held_out)
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()

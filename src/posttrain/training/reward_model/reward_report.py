@@ -64,8 +64,8 @@ def pair_preview_lines(policy: Policy, pairs: Sequence[Preference]) -> list[str]
         lines.append(f"--- {pair.where}: {len(pair.prompt.tokens)} tokens of prompt{margin}")
         lines += shortened(str(decode([*pair.prompt.tokens]))).split("\n")
         for name, tokens in (
-            ("chosen", pair.chosen + pair.chosen_closing),
-            ("rejected", pair.rejected + pair.rejected_closing),
+            ("chosen", pair.chosen.tokens + pair.chosen_closing),
+            ("rejected", pair.rejected.tokens + pair.rejected_closing),
         ):
             lines.append(f"{name:8} ⟪{shortened(str(decode([*tokens])))}⟫")
     return lines

@@ -54,7 +54,7 @@ def sft_plan_lines(
 def marked(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
     """An example as text, special tokens too, with ⟪what is learned⟫ marked; long parts lose their middle."""
     parts: list[tuple[bool, list[int]]] = []
-    for token, learned in zip(example.tokens, example.learned, strict=True):
+    for token, learned in zip(example.tokens, example.sampled, strict=True):
         if not parts or parts[-1][0] != learned:
             parts.append((learned, []))
         parts[-1][1].append(token)
@@ -72,7 +72,7 @@ def preview_lines(policy: Policy, examples: Sequence[Example]) -> list[str]:
     """Examples as the model gets them, a line for each line of theirs."""
     lines = [f"The first rows, as tokens that are read and {LEARNED[0]}learned{LEARNED[1]}:"]
     for example in examples:
-        lines.append(f"--- {len(example.tokens)} tokens, {example.num_learned} learned")
+        lines.append(f"--- {len(example.tokens)} tokens, {example.num_sampled} learned")
         lines += marked(policy.tokenizer, example).split("\n")
     return lines
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posttrain.errors import UserError
-from posttrain.records import Example
+from posttrain.records import Example, TokenSequence
 from posttrain.tasks.row_files.rows import DatasetRow
 
 TOKENS, LABELS = "input_ids", "labels"
@@ -71,4 +71,4 @@ def whole_numbers(row: DatasetRow, column: str) -> Sequence[int]:
 def example_of(row: TokenRow, *, learn_all: bool) -> Example:
     """The example of a row; with `learn_all` every token of it is learned."""
     learned = (False, *[True] * (len(row.tokens) - 1)) if learn_all else row.learned
-    return Example(row.tokens, learned)
+    return Example(TokenSequence(tokens=row.tokens, sampled=learned))
