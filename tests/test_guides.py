@@ -194,6 +194,7 @@ def test_a_record_has_the_fields_that_the_walk_names() -> None:
         classes = [attribute(f"{file.replace('/', '.')}.{name}") for name, file in links]
         known = {each.name for record in classes if is_dataclass(record) for each in fields(record)}
         known |= {name for record in classes for name in getattr(record, "_fields", ())}
+        known |= {name for record in classes for name in dir(record) if isinstance(getattr(record, name), property)}
         assert set(re.findall(r"`(\w+)`", has)) <= known, records
 
 
