@@ -30,7 +30,7 @@ from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.training import UpdateOptions
-from posttrain.records import Example
+from posttrain.records import Example, TokenSequence
 from posttrain.training.optimizer import apply_gradients, new_optimizer
 from posttrain.training.sft.supervised import accumulate, predicted
 
@@ -112,8 +112,10 @@ def measured(given: argparse.Namespace) -> dict[str, float]:
     policy = policy_of(shape, way, base, given)
     examples = [
         Example(
-            tokens=tuple(torch.randint(10, shape.vocab, (2 * shape.tokens,)).tolist()),
-            learned=(False,) * shape.tokens + (True,) * shape.tokens,
+            TokenSequence(
+                tokens=tuple(torch.randint(10, shape.vocab, (2 * shape.tokens,)).tolist()),
+                sampled=(False,) * shape.tokens + (True,) * shape.tokens,
+            )
         )
         for _ in range(shape.rows)
     ]

@@ -49,8 +49,13 @@ OTHER_POLICIES: list[tuple[str, str, str, int]] = [
     ("algorithms/other_policies/distillation.py", '2 if reward_weight or teacher.sees == "sibling" else 1', "1", 0),
     ("models/forward.py", "output_layer().detached()", "output_layer()", 0),
     ("training/update.py", "teacher, micro.behind_teacher_prompts", "teacher, micro", 0),
-    ("training/learner.py", "or known", "", 0),
-    ("training/learner.py", "teacher - sampled.behaviour_logprobs", "sampled.behaviour_logprobs - teacher", 0),
+    ("training/learner.py", " or Need.PROXIMAL_LOGPROBS in algorithm.credit_needs", "", 0),
+    (
+        "algorithms/other_policies/distillation.py",
+        "evidence.teacher_logprobs - start",
+        "start - evidence.teacher_logprobs",
+        0,
+    ),
     ("training/distillation/privileged_prompts.py", "other != index and reward >=", "reward >=", 0),
     (
         "training/distillation/privileged_prompts.py",

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from posttrain.options.reward import RewardOptions
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.grading.answers import Graded, Score
 from posttrain.rewards.grading.calls import Bounds, Call, RolloutRow, calls_for, read_result
@@ -175,7 +175,8 @@ def ask(function: RewardFunction, texts: list[str], outcomes: Counter[str]) -> N
     """Once about each, without the second and third try that grading would make."""
     prompt = Prompt(id="p", text="?", tokens=(1,))
     rollouts = tuple(
-        Rollout(sample=i, tokens=(1,), logprobs=(0.0,), finish=Finish.STOP, text=text) for i, text in enumerate(texts)
+        Rollout(sample=i, sequence=TokenSequence.one_turn((1,), logprobs=(0.0,), finish=Finish.STOP), text=text)
+        for i, text in enumerate(texts)
     )
     group = Group(prompt=prompt, draw=0, rollouts=rollouts)
     rows = tuple(RolloutRow(group, rollout) for rollout in rollouts)

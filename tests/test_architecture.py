@@ -30,7 +30,7 @@ LAYERS = [
     {"models", "algorithms"},
     {"sandbox", "batch"},
     {"options"},  # plain settings, read without torch
-    {"records", "binding"},
+    {"records", "binding", "needs"},
     {"schemas", "known_code"},
     {"errors"},
 ]

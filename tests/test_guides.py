@@ -6,7 +6,7 @@ import importlib
 import json
 import re
 import shlex
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_part_of_the_file_is_below_thirty_lines() -> None:
-    assert len(PARTS) == 4
+    assert len(PARTS) == 5
     assert max(len(part.splitlines()) for part in PARTS) < 30
 
 
@@ -66,7 +66,7 @@ def test_a_command_trains_with_what_the_file_defines(typed: str, folder: Path) -
         run = Path(words[words.index("--run.folder") + 1] if "--run.folder" in words else "runs/mine")
         steps = [json.loads(line) for line in (folder / run / "metrics.jsonl").read_text().splitlines()]
         assert [step["step"] for step in steps] == [0, 1, 2, 3, 3]  # the last is what was measured after training
-        assert ("loss/entropy_bonus" in steps[-2]) == ("fading" not in typed)
+        assert ("loss/entropy_bonus" in steps[-2]) == ("ranked" in typed or "algorithm.path" not in typed)
 
 
 def test_the_doctor_says_of_a_model_what_the_page_says_that_it_says(folder: Path) -> None:
@@ -130,6 +130,9 @@ def test_the_advantages_are_those_that_its_docstrings_say(folder: Path) -> None:
     )
     credited = mine.fading(half_life=1).credit(evidence).advantages
     assert credited.tolist() == [-1, 1, 0.5, 0.25]  # half as much with every token
+    entropies = torch.tensor([1.0, 2.0, 3.0, 0.5], dtype=torch.float64)  # the median is 1.5
+    seen = replace(evidence, known={"entropies": entropies})
+    assert mine.forking(share=0.5).credit(seen).advantages.tolist() == [0, 1, 1, 0]
 
 
 def test_the_table_of_an_engine_has_its_members() -> None:
@@ -187,12 +190,13 @@ def test_every_call_of_the_loop_is_explained() -> None:
 def test_a_record_has_the_fields_that_the_walk_names() -> None:
     section = WALK.partition("## What each stage")[2].partition("## Where each")[0]
     rows = [line.split("|")[1:4] for line in section.splitlines() if line.startswith("| [`")]
-    assert len(rows) == 10
+    assert len(rows) == 11
     for records, _, has in rows:
         links = re.findall(r"\[`(\w+)`\]\(\.\./\.\./src/([\w/]+)\.py\)", records)
         classes = [attribute(f"{file.replace('/', '.')}.{name}") for name, file in links]
         known = {each.name for record in classes if is_dataclass(record) for each in fields(record)}
         known |= {name for record in classes for name in getattr(record, "_fields", ())}
+        known |= {name for record in classes for name in dir(record) if isinstance(getattr(record, name), property)}
         assert set(re.findall(r"`(\w+)`", has)) <= known, records
 
 

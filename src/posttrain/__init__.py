@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from posttrain.algorithms.algorithm import Algorithm
+    from posttrain.algorithms.credit import Credit, per_rollout
+    from posttrain.algorithms.losses import ClipRange
+    from posttrain.algorithms.terms import LossTerm, policy_term
     from posttrain.config import (
         CollectConfig,
         Config,
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from posttrain.irl_runs.environment import LearnedReward
     from posttrain.irl_runs.run import recover
     from posttrain.models.policy import as_policy
+    from posttrain.needs import Need
     from posttrain.records import Finish
     from posttrain.rewards.grading.answers import ProcessReward, Span
     from posttrain.rewards.grading.function import reward_function
@@ -50,14 +54,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Algorithm",
+    "ClipRange",
     "CollectConfig",
     "Config",
     "Continuation",
+    "Credit",
     "DpoConfig",
     "Engine",
     "Finish",
     "IrlConfig",
     "LearnedReward",
+    "LossTerm",
+    "Need",
     "Probe",
     "ProcessReward",
     "Reading",
@@ -78,6 +86,8 @@ __all__ = [
     "evaluate",
     "generate",
     "load_recipe",
+    "per_rollout",
+    "policy_term",
     "recover",
     "reward_function",
     "steps",
@@ -89,6 +99,12 @@ __all__ = [
 
 HOMES = {
     "Algorithm": "posttrain.algorithms.algorithm",
+    "ClipRange": "posttrain.algorithms.losses",
+    "Credit": "posttrain.algorithms.credit",
+    "per_rollout": "posttrain.algorithms.credit",
+    "LossTerm": "posttrain.algorithms.terms",
+    "policy_term": "posttrain.algorithms.terms",
+    "Need": "posttrain.needs",
     "CollectConfig": "posttrain.config",
     "Config": "posttrain.config",
     "DpoConfig": "posttrain.config",

@@ -1,25 +1,30 @@
-"""From groups and advantages to the tensors of an update, token weights fixed, nothing padded."""
+"""From groups and advantages to the tensors of an update, token weights fixed, nothing padded.
+
+The axis `token` is that of the *sampled* tokens, completion after completion: a given token (a tool's reply, say) has
+no log μ, no advantage and no weight, so there is no column in which it could count.  Only a forward pass reads it.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from posttrain.records import Finish, Group
+from posttrain.needs import StepColumns
+from posttrain.records import Group
 
 TokenWeights = Callable[..., Float64[Tensor, " rollout"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenColumns:
-    """What an update knows of every completion token beside the token itself.
+class TokenColumns(StepColumns):
+    """What an update knows of every sampled token beside the token itself.
 
-    Float64 as collated; an update takes them in the precision of its log-probs.  A new column is a field here and a
-    line where it is first known, which for what comes of credit is `Learner.credit`: it is selected, split and moved
-    with the others.
+    Float64 as collated; an update takes them in the precision of its log-probs.  A column that some algorithms need is
+    a row of `training.credit.step_columns`; it is selected, split and moved with the others.
     """
 
     advantages: Float[Tensor, " token"]
@@ -27,24 +32,28 @@ class TokenColumns:
     """What each token's loss is multiplied by; fixed on the whole update, before anything was dropped or split.
     0 before there is an update."""
     behaviour_logprobs: Float[Tensor, " token"]
-    reference_logprobs: Float[Tensor, " token"] | None = None
-    proximal_logprobs: Float[Tensor, " token"] | None = None
-    """log π of the policy that the step starts from, where that is not what sampled."""
-    teacher_logprobs: Float[Tensor, " token"] | None = None
-    values: Float[Tensor, " token"] | None = None
-    """What a value head expected before each token when the step was collected."""
-    returns: Float[Tensor, " token"] | None = None
-    """What it should have expected."""
     value_range: Float[Tensor, " token"] | None = None
     """How far from `values` a value may move before a clipped value loss holds it."""
 
+    @property
+    def returns(self) -> Float[Tensor, " token"]:
+        """What a value head should have expected before each token."""
+        return self.column("returns")
+
+    def named(self) -> dict[str, Tensor]:
+        """Every column that is there, by name."""
+        always = {name: getattr(self, name) for name in ("advantages", "weights", "behaviour_logprobs")}
+        held = {} if self.value_range is None else {"value_range": self.value_range}
+        return {**always, **held, **self.known}
+
+    def map_named(self, change: Callable[[str, Tensor], Tensor]) -> "TokenColumns":
+        """Every column that is there, changed by name."""
+        changed: dict[str, Any] = {name: change(name, column) for name, column in self.named().items()}
+        return TokenColumns(known={name: changed.pop(name) for name in self.known}, **changed)
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "TokenColumns":
         """Every column that is there, changed in the same way."""
-        columns: dict[str, Any] = {}
-        for each in fields(self):
-            column = getattr(self, each.name)
-            columns[each.name] = None if column is None else change(column)
-        return replace(self, **columns)
+        return self.map_named(lambda _, column: change(column))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +62,11 @@ class Batch:
 
     prompts: tuple[tuple[int, ...], ...]
     completions: tuple[tuple[int, ...], ...]
+    """All tokens of each completion, as a forward pass reads them."""
+    marks: tuple[tuple[bool, ...], ...]
+    """Whether the policy sampled each of those tokens."""
+    num_sampled: tuple[int, ...]
+    """Tokens of each completion that the policy sampled."""
     prompt_of: tuple[int, ...]
     """The prompt that each completion continues; completions of a prompt stand together."""
     names: tuple[tuple[str, int], ...]
@@ -60,7 +74,7 @@ class Batch:
     draws: tuple[int, ...] = ()
     """The draw of each completion's prompt within its step."""
     tokens: Int64[Tensor, " token"]
-    """All completion tokens, completion after completion."""
+    """All sampled tokens, completion after completion."""
     rollout: Int64[Tensor, " token"]
     """Which completion each token belongs to."""
     columns: TokenColumns
@@ -69,12 +83,15 @@ class Batch:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each completion."""
+        """Tokens of each completion that a forward pass reads."""
         return [len(completion) for completion in self.completions]
 
     @property
-    def sampled(self) -> None:
-        """All tokens are sampled ones; see `models.forward.CompletionBatch`."""
+    def sampled(self) -> Bool[Tensor, " read_token"] | None:
+        """Whether each completion token was sampled; None where all were.  See `models.forward.CompletionBatch`."""
+        if sum(self.lengths) == len(self.rollout):
+            return None
+        return torch.tensor([mark for marks in self.marks for mark in marks])
 
     @property
     def behind_teacher_prompts(self) -> "Batch":
@@ -144,17 +161,18 @@ class Batch:
         """Some of the completions, with the tokens and weights that they have here."""
         prompts = sorted({self.prompt_of[row] for row in rows})
         place = {prompt: i for i, prompt in enumerate(prompts)}
-        starts = [0, *torch.tensor(self.lengths).cumsum(0).tolist()]
+        starts = list(accumulate(self.num_sampled, initial=0))
         index = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in rows])
-        completions = tuple(self.completions[row] for row in rows)
         return Batch(
             prompts=tuple(self.prompts[prompt] for prompt in prompts),
-            completions=completions,
+            completions=tuple(self.completions[row] for row in rows),
+            marks=tuple(self.marks[row] for row in rows),
+            num_sampled=tuple(self.num_sampled[row] for row in rows),
             prompt_of=tuple(place[self.prompt_of[row]] for row in rows),
             names=tuple(self.names[row] for row in rows),
             draws=tuple(self.draws[row] for row in rows) if self.draws else (),
             tokens=self.tokens[index],
-            rollout=_owners([len(completion) for completion in completions]),
+            rollout=_owners([self.num_sampled[row] for row in rows]),
             columns=self.columns.map(lambda column: column[index]),
             teacher_prompts=None if (seen := self.teacher_prompts) is None else tuple(seen[row] for row in rows),
         )
@@ -168,21 +186,21 @@ class CreditedGroups:
     scored: Bool[Tensor, "prompt group"]
     """Rollouts that have a reward; the others take no part and are not counted."""
     columns: TokenColumns
-    """Of the tokens of all their completions, in order; none has a weight yet."""
+    """Of the sampled tokens of all their completions, in order; none has a weight yet."""
     teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None
     """What a teacher goes on from, group by group; None where that is the groups' prompts."""
 
     @property
     def informed(self) -> Bool[Tensor, "prompt group"]:
         """Rollouts some token of which has an advantage; only loss terms that act without one matter to the others."""
-        lengths = [len(rollout.tokens) for group in self.groups for rollout in group.rollouts]
+        lengths = [rollout.num_sampled for group in self.groups for rollout in group.rollouts]
         found = torch.zeros(len(lengths), dtype=torch.bool)
         found[_owners(lengths)[self.columns.advantages != 0]] = True
         return found.view(self.scored.shape)
 
     def select(self, rows: Sequence[int]) -> "CreditedGroups":
         """Some of the groups, in the order given."""
-        sizes = [sum(len(rollout.tokens) for rollout in group.rollouts) for group in self.groups]
+        sizes = [sum(rollout.num_sampled for rollout in group.rollouts) for group in self.groups]
 
         def of_rows(column: Tensor) -> Tensor:
             parts = column.split(sizes)
@@ -209,12 +227,12 @@ def collate(
 
     Weights are computed on every rollout given; then those without weight are left out, and those all of whose
     advantages are exactly 0 too, unless another loss term (`keep_zero_advantages`) acts on them: neither can change
-    the gradient.  With `masks_truncated` completions that ran into the length limit have no weight: each counts as a
-    rollout and none of its tokens does (overlong filtering; Yu et al. 2025, arXiv:2503.14476, §3.4).
+    the gradient.  With `masks_truncated` completions that a limit cut off have no weight: each counts as a rollout and
+    none of its tokens does (overlong filtering; Yu et al. 2025, arXiv:2503.14476, §3.4).
     """
     batch = completions_of(credited.groups, credited.teacher_prompts)
-    lengths = torch.tensor(batch.lengths)
-    truncated = [rollout.finish is Finish.LENGTH for group in credited.groups for rollout in group.rollouts]
+    lengths = torch.tensor(batch.num_sampled)
+    truncated = [rollout.finish.cut_off for group in credited.groups for rollout in group.rollouts]
     learned = ~torch.tensor(truncated) if masks_truncated else torch.ones(len(lengths), dtype=torch.bool)
     counted = torch.where(learned, lengths, 0)
     weights = token_weights(counted, credited.scored.flatten(), max_completion_tokens=max_completion_tokens)
@@ -229,14 +247,17 @@ def completions_of(
 ) -> Batch:
     """All completions of the groups in order, none with an advantage or a weight yet."""
     rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
+    num_sampled = tuple(rollout.num_sampled for _, rollout in rollouts)
     return Batch(
         prompts=tuple(group.prompt.tokens for group in groups),
         completions=tuple(rollout.tokens for _, rollout in rollouts),
+        marks=tuple(rollout.sequence.sampled for _, rollout in rollouts),
+        num_sampled=num_sampled,
         prompt_of=tuple(i for i, group in enumerate(groups) for _ in group.rollouts),
         names=tuple((group.prompt.id, rollout.sample) for group, rollout in rollouts),
         draws=tuple(group.draw for group, _ in rollouts),
-        tokens=torch.tensor([token for _, rollout in rollouts for token in rollout.tokens]),
-        rollout=_owners([len(rollout.tokens) for _, rollout in rollouts]),
+        tokens=torch.tensor([token for _, rollout in rollouts for token in rollout.sequence.sampled_tokens]),
+        rollout=_owners(num_sampled),
         columns=sampled_columns(groups),
         teacher_prompts=None if teacher_prompts is None else tuple(each for own in teacher_prompts for each in own),
     )
@@ -260,6 +281,8 @@ def _empty(batch: Batch) -> Batch:
     return Batch(
         prompts=(),
         completions=(),
+        marks=(),
+        num_sampled=(),
         prompt_of=(),
         names=(),
         tokens=batch.tokens[none],

@@ -8,23 +8,108 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import compress
 from typing import Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from posttrain.errors import RunError
+
 Alternatives = tuple[tuple[tuple[int, float], ...], ...]
 """For each sampled token the likeliest tokens there with their log-probs in nats, likeliest first."""
 
 
 class Finish(StrEnum):
-    """Why a completion ended."""
+    """Why a completion ended.  Code asks for the properties and not for members, so that more can be added."""
 
     STOP = "stop"
     """The policy sampled one of the model's stop tokens."""
     LENGTH = "length"
     """The completion reached the token limit and was cut off."""
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether a limit ended the completion before the policy did."""
+        return self in CUT_OFF
+
+    @property
+    def has_stop_token(self) -> bool:
+        """Whether the last token is a stop token, which writes no text."""
+        return self in WITH_STOP_TOKEN
+
+
+CUT_OFF = frozenset({Finish.LENGTH})
+WITH_STOP_TOKEN = frozenset({Finish.STOP})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSequence:
+    """Tokens of which the policy sampled some and was given the others, such as a prompt's or a tool's reply."""
+
+    tokens: tuple[int, ...]
+    sampled: tuple[bool, ...]
+    """Whether the policy sampled each token.  A demonstration marks the tokens to learn in the same way."""
+    logprobs: tuple[float, ...] = ()
+    """log μ of each sampled token, in nats: after temperature and before any top-k, top-p or min-p cut.  Given tokens
+    have none.  Empty where nothing was sampled, as in a demonstration."""
+    cut_logprobs: tuple[float, ...] | None = None
+    """The same under the cut distribution that was sampled; None if nothing was cut."""
+    versions: tuple[tuple[int, int], ...] = ((0, 0),)
+    """(first, version): the number of optimiser updates behind the weights, from the sampled token with the number
+    `first` on."""
+    finish: Finish | None = None
+    """Why it ended; None where nothing was sampled."""
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    """The chat turns behind the tokens, where they are known."""
+
+    def __post_init__(self) -> None:
+        if len(self.sampled) != len(self.tokens):
+            raise RunError(
+                f"a sequence of {len(self.tokens)} tokens has {len(self.sampled)} marks in `sampled`.  Give one for"
+                " each token."
+            )
+
+    @classmethod
+    def one_turn(
+        cls,
+        tokens: tuple[int, ...],
+        *,
+        logprobs: tuple[float, ...] = (),
+        cut_logprobs: tuple[float, ...] | None = None,
+        finish: Finish | None = None,
+        version: int = 0,
+    ) -> "TokenSequence":
+        """Tokens that the policy sampled one after the other, all of them with the same weights."""
+        return cls(
+            tokens=tokens,
+            sampled=(True,) * len(tokens),
+            logprobs=logprobs,
+            cut_logprobs=cut_logprobs,
+            versions=((0, version),),
+            finish=finish,
+        )
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy sampled: the length of a completion, in every statistic, penalty and weight."""
+        return self.sampled.count(True)
+
+    @property
+    def sampled_tokens(self) -> tuple[int, ...]:
+        """Those tokens."""
+        return self.tokens if False not in self.sampled else tuple(compress(self.tokens, self.sampled))
+
+    @property
+    def text_tokens(self) -> tuple[int, ...]:
+        """The tokens that write text: all but a stop token at the end."""
+        return self.tokens[:-1] if self.finish is not None and self.finish.has_stop_token else self.tokens
+
+    def first(self, count: int) -> "TokenSequence":
+        """A demonstration's beginning, of at most this many tokens."""
+        assert not self.logprobs, "a sequence that nobody sampled"
+        return replace(self, tokens=self.tokens[:count], sampled=self.sampled[:count])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +133,20 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A row of tokens to learn from, of which some are learned and the others only read."""
+    """A demonstration: a row of tokens, of which those marked as `sampled` are learned and the others only read."""
 
-    tokens: tuple[int, ...]
-    """No more than up to the last that is learned: what comes behind it plays no part."""
-    learned: tuple[bool, ...]
-    """One for each token; that of the first is False, for nothing comes before it that could predict it."""
+    sequence: TokenSequence
+    """Ends with the last learned token.  The first token is never learned: nothing comes before it to predict it."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All tokens of the row."""
+        return self.sequence.tokens
+
+    @property
+    def sampled(self) -> tuple[bool, ...]:
+        """Whether each token is learned."""
+        return self.sequence.sampled
 
     @property
     def num_inputs(self) -> int:
@@ -61,9 +154,9 @@ class Example:
         return len(self.tokens) - 1
 
     @property
-    def num_learned(self) -> int:
+    def num_sampled(self) -> int:
         """Tokens that carry loss."""
-        return sum(self.learned)
+        return self.sequence.num_sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +165,11 @@ class Preference:
 
     prompt: Prompt
     """As sampling would see it; `prompt.columns` has the row's other columns."""
-    chosen: tuple[int, ...]
-    """The answer that was preferred, as tokens that continue the prompt's, the stop token included."""
-    rejected: tuple[int, ...]
-    """The other one, likewise."""
-    chosen_said: tuple[bool, ...] | None = None
-    """Which tokens of `chosen` the policy itself says: where a conversation goes on, another's turns are not.  None is
-    all of them."""
-    rejected_said: tuple[bool, ...] | None = None
-    """The same of `rejected`."""
+    chosen: TokenSequence
+    """The preferred answer.  Its tokens continue the prompt's, the stop token included; other speakers' turns in it are
+    not `sampled`."""
+    rejected: TokenSequence
+    """The other answer, likewise."""
     chosen_closing: tuple[int, ...] = ()
     """What a chat template writes behind the last stop token of `chosen`, such as a line's end: nobody samples it, and
     a reward model, which reads whole conversations, reads it."""
@@ -94,20 +183,10 @@ class Preference:
     """The file and line, or number, that the pair is from: named in messages."""
 
     @property
-    def chosen_example(self) -> Example:
-        """The prompt, which is read, and the chosen answer, which is learned."""
-        return _answered(self.prompt, self.chosen, self.chosen_said)
-
-    @property
-    def rejected_example(self) -> Example:
-        """The same of the rejected one."""
-        return _answered(self.prompt, self.rejected, self.rejected_said)
-
-    @property
     def num_tokens(self) -> int:
-        """Of the prompt and the longer of the two answers."""
+        """Tokens of the prompt and the longer of the two answers."""
         return len(self.prompt.tokens) + max(
-            len(self.chosen) + len(self.chosen_closing), len(self.rejected) + len(self.rejected_closing)
+            len(self.chosen.tokens) + len(self.chosen_closing), len(self.rejected.tokens) + len(self.rejected_closing)
         )
 
 
@@ -117,19 +196,43 @@ class Rollout:
 
     sample: int
     """Number within the group: 0 .. group_size - 1 where a request does not start with another."""
-    tokens: tuple[int, ...]
-    """Sampled tokens, the stop token included: the policy must be taught to stop."""
-    logprobs: tuple[float, ...]
-    """log μ(token) in nats, after temperature and before any top-k, top-p or min-p cut, so μ = π at first."""
-    cut_logprobs: tuple[float, ...] | None = None
-    """log-probs under the cut distribution that was sampled, in nats; None when nothing was cut."""
-    finish: Finish
+    sequence: TokenSequence
+    """All tokens after the prompt, the stop token included: the policy must learn to stop."""
     text: str
-    """Decoded completion, added tokens such as `<think>` kept, the stop token removed."""
+    """The decoded tokens.  Added tokens such as `<think>` are kept, a stop token at the end is removed."""
     alternatives: Alternatives | None = None
-    """For each token the likeliest tokens there with log μ in nats, likeliest first; None where nobody asked."""
-    weights_version: int = 0
-    """Number of optimiser updates behind the weights that sampled it."""
+    """For each sampled token the likeliest tokens there, with log μ; None unless the request keeps them."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All tokens of the completion, given ones included."""
+        return self.sequence.tokens
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """log μ of each sampled token, in nats."""
+        return self.sequence.logprobs
+
+    @property
+    def cut_logprobs(self) -> tuple[float, ...] | None:
+        """The same under the cut distribution that was sampled; None if nothing was cut."""
+        return self.sequence.cut_logprobs
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy sampled: the completion's length."""
+        return self.sequence.num_sampled
+
+    @property
+    def finish(self) -> Finish:
+        """Why the completion ended."""
+        assert self.sequence.finish is not None, "a completion that was sampled"
+        return self.sequence.finish
+
+    @property
+    def weights_version(self) -> int:
+        """Number of optimiser updates behind the oldest weights that sampled a token of it."""
+        return min(version for _, version in self.sequence.versions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +254,8 @@ class Marks:
     """What a reward function gave single tokens and stretches of one completion, beside its score; they add up."""
 
     tokens: tuple[float | None, ...] = ()
-    """One for each token of the completion, None where no step ends; empty where the function marked no tokens."""
+    """One for each token of the completion, given ones included; None where no step ends.  Empty if the function marked
+    no tokens."""
     spans: tuple[tuple[int, int, float], ...] = ()
     """(start, end, value): the characters [start, end) of the graded text, and what they earn together."""
 
@@ -242,11 +346,6 @@ class Grades:
             num_failures=self.num_failures + other.num_failures,
             num_cached=self.num_cached + other.num_cached,
         )
-
-
-def _answered(prompt: Prompt, answer: tuple[int, ...], said: tuple[bool, ...] | None) -> Example:
-    learned = said if said is not None else (True,) * len(answer)
-    return Example((*prompt.tokens, *answer), (False,) * len(prompt.tokens) + learned)
 
 
 def _appended(parts: Sequence[tuple[Grades, Mapping[str, Any]]], *, blank: object) -> dict[str, Any]:

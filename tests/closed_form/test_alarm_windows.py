@@ -12,6 +12,7 @@ from posttrain.records import Grades, Group
 from posttrain.runs.alarms import EXCERPT, Alarm, PastEvaluation, alarms, bar, evaluation_at, shares, transcript
 from tests.closed_form.test_alarms import CALM, history, measured, names
 from tests.support.reward_rows import group
+from tests.support.sequences import resampled
 
 # Windows.
 
@@ -139,7 +140,7 @@ def test_it_says_what_the_reward_is_in_the_last_step() -> None:
 
 def with_lengths(made: Group, *lengths: int) -> Group:
     rollouts = zip(made.rollouts, lengths, strict=True)
-    return replace(made, rollouts=tuple(replace(r, tokens=(7,) * n, logprobs=(0.0,) * n) for r, n in rollouts))
+    return replace(made, rollouts=tuple(resampled(r, tokens=(7,) * n, logprobs=(0.0,) * n) for r, n in rollouts))
 
 
 GROUPS = [

@@ -16,9 +16,10 @@ from torch import Tensor
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Credit, Evidence, per_rollout
 from posttrain.algorithms.table import grpo
-from posttrain.algorithms.terms import LossTerm, Need, TokenView
+from posttrain.algorithms.terms import LossTerm, TokenView
 from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.errors import RunError, UserError
+from posttrain.needs import Need
 from tests.support.stages import even_tokens, stages_with
 
 NAN = math.nan
@@ -63,11 +64,11 @@ MISTAKES = {
     "no credit": ("own(credit=None)", r"algorithm mine: credit = None \(NoneType\): give a function\."),
     "a need misspelt": (
         "term(needs={'entropies'})",
-        r"loss term bonus: needs = \{'entropies'\}: .*: reference_logprobs, full_kl, entropy, values, ",
+        r"loss term bonus: needs = \{'entropies'\}: give a set of entropy, full_kl, proximal_logprobs, ",
     ),
     "a need that is no set": (
         "term(needs='entropy')",
-        r"loss term bonus: needs = 'entropy': give a set of what there is",
+        r"loss term bonus: needs = 'entropy': give a set of entropy, ",
     ),
     "a metric of others": (
         "term(metric='reward')",
@@ -142,7 +143,7 @@ def test_needs_are_a_set_of_what_there_is_and_become_one() -> None:
     assert given.needs == frozenset({Need.ENTROPY, Need.FULL_KL})
     assert {type(need) for need in given.needs} == {Need}
     for needs in ("entropy", ["entropies"], 5):
-        with pytest.raises(UserError, match=r"loss term bonus: needs = .* give a set of what there is"):
+        with pytest.raises(UserError, match=r"loss term bonus: needs = .* give a set of entropy, "):
             LossTerm.__post_init__(SimpleNamespace(name="bonus", metric=None, needs=needs))
 
 
@@ -243,15 +244,15 @@ LOSSES = {
     "whole numbers": (lambda view: view.rollout, r"its loss term bonus returned a tensor \[\d+\] of int64; return a"),
     "an undeclared entropy": (
         lambda view: -view.entropies,
-        r"its loss term bonus reads a column that is not there \(bad operand .*\)\.  It needs nothing and sees no more",
+        r"its loss term bonus cannot read `entropies`\.  Add Need\.ENTROPY to its `needs`\.",
     ),
     "an undeclared reference": (
         lambda view: view.logprobs - view.columns.reference_logprobs,
-        r"its loss term bonus reads a column that is not there \(.*NoneType.*\).*may have reference_logprobs, full_kl,",
+        r"its loss term bonus cannot read `reference_logprobs`\.  Add Need\.REFERENCE_LOGPROBS to its `needs`\.",
     ),
-    "an attribute of nothing": (
+    "returns that nobody gave": (
         lambda view: view.columns.returns.square(),
-        r"its loss term bonus reads a column .* returns are there if the credit rule gives them",
+        r"its loss term bonus cannot read `returns`\.  The credit rule must return `returns` beside its advantages",
     ),
 }
 
@@ -266,7 +267,7 @@ def test_a_term_that_gives_no_loss_to_each_token_is_named(name: str) -> None:
 def test_what_was_computed_for_others_is_not_seen_by_a_term_that_does_not_ask() -> None:
     # With `measure_entropy` entropies are there without their gradient: a bonus made of them would do nothing.
     undeclared, declared = with_term(lambda view: -view.entropies), {"needs": frozenset({Need.ENTROPY})}
-    with pytest.raises(RunError, match="its loss term bonus reads a column that is not there"):
+    with pytest.raises(RunError, match="its loss term bonus cannot read `entropies`"):
         step_with(undeclared, measure_entropy=True)
     assert step_with(with_term(lambda view: -view.entropies, **declared), measure_entropy=True)["num_updates"] == 1
 

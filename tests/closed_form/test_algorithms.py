@@ -11,9 +11,11 @@ from posttrain.algorithms.algorithm import Resample
 from posttrain.algorithms.credit import Evidence, mean_of_rollouts
 from posttrain.algorithms.overlong import Overlong, overlong_punishment
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
-from posttrain.algorithms.terms import KlTerm, Need, TokenView
+from posttrain.algorithms.terms import KlTerm, TokenView
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
+from posttrain.needs import Need
+from tests.support.sequences import known
 from tests.support.tiny import advantage, gradient
 
 REWARDS = torch.tensor([[1, 0, 0, 0], [2, 4, 2, 4]], dtype=torch.float64)
@@ -169,7 +171,7 @@ def tokens_seen(ratios: list[float], advantages: list[float], reference: list[fl
         advantages=values(*advantages),
         weights=torch.ones(len(ratios), dtype=torch.float64),
         behaviour_logprobs=torch.zeros(len(ratios), dtype=torch.float64),
-        reference_logprobs=None if reference is None else values(*reference),
+        known=known(reference_logprobs=None if reference is None else values(*reference)),
     )
     rollout = torch.zeros(len(ratios), dtype=torch.int64)
     return TokenView(logprobs=values(*ratios).log(), rollout=rollout, columns=columns)
@@ -387,4 +389,4 @@ def test_the_full_divergence_can_stand_in_the_loss() -> None:
     assert algorithm.kl_penalty is None
     assert algorithm.terms[1].needs == algorithm.needs == {Need.FULL_KL}
     whole = values(0.125)
-    assert algorithm.terms[1].per_token(replace(tokens_seen([2], [1]), full_kl=whole)) is whole
+    assert algorithm.terms[1].per_token(replace(tokens_seen([2], [1]), known={"full_kl": whole})) is whole

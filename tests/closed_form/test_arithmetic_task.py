@@ -8,7 +8,7 @@ import pytest
 
 from posttrain.errors import UserError
 from posttrain.options.arithmetic import SYSTEM, ArithmeticOptions
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.parsing.tags import answer_lines
 from posttrain.tasks.arithmetic_task import (
@@ -49,7 +49,7 @@ def asked(own: ArithmeticTask, step: int = 1, count: int = 8) -> list[str]:
 def group_of(*completions: str) -> Group:
     """57 + 8, and what was said to it."""
     rollouts = tuple(
-        Rollout(sample=i, tokens=(1,), logprobs=(0.0,), finish=Finish.STOP, text=text)
+        Rollout(sample=i, sequence=TokenSequence.one_turn((1,), logprobs=(0.0,), finish=Finish.STOP), text=text)
         for i, text in enumerate(completions)
     )
     return Group(prompt=task().prompt(Addition(57, 8), "train/0"), draw=0, rollouts=rollouts)

@@ -11,7 +11,7 @@ from posttrain.behaviours.behaviour_table import TABLE, PatternRow, SearchRow, c
 from posttrain.behaviours.search_signs import read_search
 from posttrain.errors import UserError
 from posttrain.options.behaviours import BehaviourOptions
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.countdown.grader import Countdown
 from tests.support.pages import blocks, documented, write_files
 
@@ -136,7 +136,9 @@ def test_words_that_several_patterns_know_are_one_sign() -> None:
 
 def group(columns: dict[str, object], *texts: tuple[str, int]) -> Group:
     rollouts = [
-        Rollout(sample=i, tokens=(5,) * n, logprobs=(-1.0,) * n, finish=Finish.STOP, text=text)
+        Rollout(
+            sample=i, sequence=TokenSequence.one_turn((5,) * n, logprobs=(-1.0,) * n, finish=Finish.STOP), text=text
+        )
         for i, (text, n) in enumerate(texts)
     ]
     prompt = Prompt(id="p", text="? Hmm.", tokens=(1,), prefill="Hmm.", columns=columns)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import beta
 
-from posttrain.records import Preference, Prompt
+from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.runs.intervals import mean_intervals
 from posttrain.training.reward_model.calibration import CALIBRATION, WITH_INTERVAL, HeldOutPairs, held_out_pairs
 from posttrain.training.reward_model.pair_scores import PairScores
@@ -18,7 +18,10 @@ def measured(margins: list[float], *, prompts: list[int] | None = None, num_bins
     places = prompts or [*range(len(margins))]
     pairs = [
         Preference(
-            prompt=Prompt(id=str(each), text="", tokens=(each,)), chosen=(1,), rejected=(2,), where=f"rows:{row}"
+            prompt=Prompt(id=str(each), text="", tokens=(each,)),
+            chosen=TokenSequence.one_turn((1,)),
+            rejected=TokenSequence.one_turn((2,)),
+            where=f"rows:{row}",
         )
         for row, each in enumerate(places)
     ]
@@ -46,7 +49,14 @@ def test_accuracy_counts_a_tie_as_half_and_the_loss_is_that_of_the_probabilities
 
 
 def test_the_mean_and_deviation_are_those_of_all_scores() -> None:
-    pairs = [Preference(prompt=Prompt(id="p", text="", tokens=(1,)), chosen=(1,), rejected=(2,), where="rows:1")] * 2
+    pairs = [
+        Preference(
+            prompt=Prompt(id="p", text="", tokens=(1,)),
+            chosen=TokenSequence.one_turn((1,)),
+            rejected=TokenSequence.one_turn((2,)),
+            where="rows:1",
+        )
+    ] * 2
     scores = PairScores(torch.tensor([3.0, 1.0]).double(), torch.tensor([1.0, -1.0]).double())
     found = held_out_pairs(scores, pairs, 10)
     assert (found.mean_reward, found.reward_std) == (1.0, pytest.approx(math.sqrt(2)))

@@ -17,7 +17,7 @@ from posttrain.config import load_recipe
 from posttrain.errors import RunError, UserError
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
-from posttrain.records import Finish, Rollout
+from posttrain.records import Finish, Rollout, TokenSequence
 from posttrain.training.comparison.cell_runs import CellResult, accuracy_curve, kept_result, recipe_digest
 from posttrain.training.comparison.cells import Budget, Cell, make_cells, read_budget, variant_names
 from posttrain.training.comparison.comparison_report import (
@@ -261,8 +261,8 @@ def test_a_trained_model_is_loaded_as_the_run_has_saved_it(saved: str, tmp_path:
 def test_the_kl_to_the_start_is_of_the_policy_to_it_and_per_token_a_ratio_of_sums() -> None:
     # log π - log π₀: -2 + 3 = 1 of two tokens, -1/2 + 1/4 = -1/4 of one.  Mean 3/8, deviation 1.25/√2, over √2: 5/8.
     rollouts = [
-        Rollout(sample=0, tokens=(4, 1), logprobs=(-1.5, -0.5), finish=Finish.STOP, text=""),
-        Rollout(sample=1, tokens=(1,), logprobs=(-0.5,), finish=Finish.STOP, text=""),
+        Rollout(sample=0, sequence=TokenSequence.one_turn((4, 1), logprobs=(-1.5, -0.5), finish=Finish.STOP), text=""),
+        Rollout(sample=1, sequence=TokenSequence.one_turn((1,), logprobs=(-0.5,), finish=Finish.STOP), text=""),
     ]
     found = drift_of(rollouts, torch.tensor([-1.0, -2.0, -0.25], dtype=torch.float64))
     assert (found.per_completion, found.per_completion_error) == (0.375, pytest.approx(0.625))

@@ -7,9 +7,11 @@ import torch
 
 from posttrain.algorithms.other_policies.correction import Correction, corrected, correction_weights
 from posttrain.algorithms.table import build_algorithm
-from posttrain.algorithms.terms import LossTerm, Need, TokenView
+from posttrain.algorithms.terms import LossTerm, TokenView
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
+from posttrain.needs import Need
+from tests.support.sequences import known
 from tests.support.tiny import token_loss
 
 RATIOS = [4.0, 0.25, 1.21, 1.44, 3.0]
@@ -82,7 +84,7 @@ def test_the_ratio_of_a_corrected_surrogate_is_to_where_the_step_began() -> None
         advantages=values(1, 1),
         weights=values(1, 1),
         behaviour_logprobs=values(0, 0),
-        proximal_logprobs=values(math.log(2.7), math.log(2.0)),
+        known=known(proximal_logprobs=values(math.log(2.7), math.log(2.0))),
     )
     view = TokenView(logprobs=values(3, 3).log(), rollout=torch.tensor([0, 1]), columns=columns)
     assert policy.clipped(view).tolist() == [False, True]  # 1.11 and 1.5 of a range up to 1.2
@@ -140,7 +142,7 @@ def test_a_corrected_term_reports_what_it_reported_without() -> None:
         advantages=values(1, 1),
         weights=values(1, 1),
         behaviour_logprobs=values(-1, -1),
-        proximal_logprobs=values(-1, -2),
+        known=known(proximal_logprobs=values(-1, -2)),
     )
     view = TokenView(logprobs=values(-1, -4), rollout=torch.tensor([0, 0]), columns=columns)
     corrected_term = corrected(term, Correction(level="token"))

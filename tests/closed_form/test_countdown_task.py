@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.errors import UserError
 from posttrain.options.countdown import CountdownOptions
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.countdown.grader import Countdown, Outcome, puzzle
 from posttrain.rewards.grading.grade import grade
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages
@@ -34,7 +34,11 @@ def task(seed: int = 0, **options: Any) -> CountdownTask:
 def score(prompt: Prompt, completion: str, own: CountdownTask) -> tuple[float, str]:
     """What the task's own rewards say of a completion."""
     tokens = tuple(map(ord, completion))
-    rollout = Rollout(sample=0, tokens=tokens, logprobs=(0.0,) * len(tokens), finish=Finish.STOP, text=completion)
+    rollout = Rollout(
+        sample=0,
+        sequence=TokenSequence.one_turn(tokens, logprobs=(0.0,) * len(tokens), finish=Finish.STOP),
+        text=completion,
+    )
     grades = grade([Group(prompt=prompt, draw=0, rollouts=(rollout,))], own.reward_functions)
     return float(grades.rewards[0, 0]), grades.outcomes[grades.names[0]][0][0]
 

@@ -11,6 +11,7 @@ from posttrain.algorithms.terms import KlTerm, TokenView, kl_term
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
 from posttrain.models.logprobs import distribution_kl
+from tests.support.sequences import known
 
 
 def logs(*probabilities: float) -> torch.Tensor:
@@ -108,7 +109,10 @@ def weighed(importance: str | None) -> tuple[list[float], list[float]]:
     logprobs = logs(0.6, 0.4).requires_grad_()
     zeros = torch.zeros(2, dtype=torch.float64)
     columns = TokenColumns(
-        advantages=zeros, weights=zeros, behaviour_logprobs=logs(0.4, 0.1), reference_logprobs=logs(0.3, 0.8)
+        advantages=zeros,
+        weights=zeros,
+        behaviour_logprobs=logs(0.4, 0.1),
+        known=known(reference_logprobs=logs(0.3, 0.8)),
     )
     view = TokenView(logprobs=logprobs, rollout=torch.zeros(2, dtype=torch.int64), columns=columns)
     values = kl_term(KlTerm(coefficient=1.0, importance=importance)).per_token(view)

@@ -7,7 +7,7 @@ from math import nan, sqrt
 import pytest
 import torch
 
-from posttrain.records import Finish, Grades, Group, Prompt, Rollout
+from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
 from posttrain.training.metrics import (
     completion_metrics,
     logged_metrics,
@@ -22,7 +22,9 @@ from tests.support.pages import documented
 
 def rollout(sample: int, num_tokens: int, *, finish: Finish = Finish.STOP, logprob: float = -1.0) -> Rollout:
     return Rollout(
-        sample=sample, tokens=(5,) * num_tokens, logprobs=(logprob,) * num_tokens, finish=finish, text="x" * num_tokens
+        sample=sample,
+        sequence=TokenSequence.one_turn((5,) * num_tokens, logprobs=(logprob,) * num_tokens, finish=finish),
+        text="x" * num_tokens,
     )
 
 

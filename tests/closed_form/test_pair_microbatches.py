@@ -2,14 +2,15 @@
 
 import pytest
 
-from posttrain.records import Preference, Prompt
+from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.training.fit.pair_microbatches import pair_microbatches
 from posttrain.training.reward_model.pair_scores import read_lengths
 
 
 def pair(prompt: tuple[int, ...], chosen: int, rejected: int) -> Preference:
     asked = Prompt(id="p", text="", tokens=prompt)
-    return Preference(prompt=asked, chosen=(7,) * chosen, rejected=(8,) * rejected, where="rows:1")
+    answers = [TokenSequence.one_turn((token,) * count) for token, count in ((7, chosen), (8, rejected))]
+    return Preference(prompt=asked, chosen=answers[0], rejected=answers[1], where="rows:1")
 
 
 LONG, SHORT, OTHER = (1, 2, 3, 4), (5,), (6, 6)

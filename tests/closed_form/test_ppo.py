@@ -11,12 +11,14 @@ from posttrain.algorithms.actor_critic.value_terms import ValueLossOptions, entr
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import build_algorithm
-from posttrain.algorithms.terms import Need, TokenView
+from posttrain.algorithms.terms import TokenView
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
+from posttrain.needs import Need
 from posttrain.training.actor_critic.value_metrics import (
     value_metrics,
 )
+from tests.support.sequences import known
 from tests.support.tiny import token_loss
 
 RAW = {"name": "ppo", "whitening": "none"}
@@ -24,14 +26,16 @@ NAN = math.nan
 
 
 def evidence(rewards: list[list[float]], values: list[float] | None, lengths: list[list[int]], **more) -> Evidence:
+    """`final_values` may be given; else they are 0."""
     numbers = torch.tensor(rewards, dtype=torch.float64)
+    final = more.pop("final_values", torch.zeros_like(numbers))
     return Evidence(
         rewards=numbers,
         scores=numbers[None],
         weights=torch.ones(1, dtype=torch.float64),
         lengths=torch.tensor(lengths),
         max_completion_tokens=8,
-        values=None if values is None else torch.tensor(values, dtype=torch.float64),
+        known={} if values is None else {"values": column(values), "final_values": final},
         **{"truncated": torch.zeros(numbers.shape, dtype=torch.bool), **more},
     )
 
@@ -123,33 +127,6 @@ def test_what_nothing_scored_has_no_advantage_and_no_part_in_the_whitening() -> 
     torch.testing.assert_close(found.advantages[[0, 2, 3]], (rest - rest.mean()) / rest.std(correction=0))
 
 
-def test_tokens_of_others_earn_nothing_and_hold_what_they_like() -> None:
-    """Of five tokens the third and the last are a tool's: the reward is the fourth's, and NaN reaches nothing."""
-    given = evidence(
-        [[1.0]],
-        [0.5, 0.5, NAN, 0.5, NAN],
-        [[5]],
-        token_rewards=column([0.0, 0.0, NAN, 0.0, NAN]),
-        sampled=torch.tensor([True, True, False, True, False]),
-    )
-    found = credit_of({**RAW, "gae": {"lambda_policy": 0.5}}, given)
-    assert found.advantages.tolist() == pytest.approx([0.125, 0.25, 0, 0.5, 0])
-    assert found.returns.tolist() == [1, 1, 0, 1, 0]
-
-
-def test_tokens_of_others_have_no_part_in_whitening_nor_in_what_others_of_the_prompt_earned() -> None:
-    tool = torch.tensor([True, False, True, True])
-    given = evidence([[2.0, 0.0]], [0.5, 7.0, 0.5, 0.25], [[3, 1]], sampled=tool)
-    found = credit_of({"name": "ppo", "gae": {"lambda_policy": 1.0}}, given)
-    apart = column([1.5, 1.5, -0.25])
-    torch.testing.assert_close(found.advantages[tool], (apart - apart.mean()) / apart.std(correction=0))
-    assert found.advantages[1] == 0
-    config = {**RAW, "baseline": "leave_one_out", "gae": {"lambda_policy": 1.0}}
-    noise = column([0.0, 9.0, 0.0, 0.0])
-    others = credit_of(config, evidence([[2.0, 0.0]], None, [[3, 1]], sampled=tool, token_rewards=noise))
-    assert others.advantages.tolist() == [2.0, 0.0, 2.0, -2.0]
-
-
 def test_a_group_of_one_is_enough_with_a_critic() -> None:
     assert build_algorithm({"name": "ppo"}).least_group_size == 1
     assert build_algorithm({"name": "ppo", "baseline": "leave_one_out"}).least_group_size == 2
@@ -185,15 +162,14 @@ def test_values_are_held_to_a_reach_of_those_at_collection_and_the_share_of_them
         advantages=torch.zeros(4).double(),
         weights=torch.ones(4).double(),
         behaviour_logprobs=torch.zeros(4).double(),
-        values=torch.full((4,), 5.0).double(),
-        returns=column([4.0, 4.0, 4.0, 10.0]),
         value_range=torch.ones(4).double(),
+        known=known(values=torch.full((4,), 5.0).double(), returns=column([4.0, 4.0, 4.0, 10.0])),
     )
     view = TokenView(
         logprobs=torch.zeros(4).double(),
         rollout=torch.arange(4),
         columns=columns,
-        values=column([7.0, 5.5, 3.0, 7.0]),
+        known=known(values=column([7.0, 5.5, 3.0, 7.0])),
     )
     # ½ max((V - R)², (V_c - R)²): 9 and 4, 2.25 and 2.25, 1 and 0, 9 and 16
     assert term.per_token(view).tolist() == [4.5, 1.125, 0.5, 8.0]
@@ -207,7 +183,10 @@ def test_the_bonus_for_entropy_lowers_the_loss_and_may_be_zero() -> None:
         advantages=torch.zeros(2).double(), weights=torch.ones(2).double(), behaviour_logprobs=torch.zeros(2).double()
     )
     view = TokenView(
-        logprobs=torch.zeros(2).double(), rollout=torch.arange(2), columns=columns, entropies=column([0.5, 2.0])
+        logprobs=torch.zeros(2).double(),
+        rollout=torch.arange(2),
+        columns=columns,
+        known=known(entropies=column([0.5, 2.0])),
     )
     assert entropy_term(0.1).per_token(view).tolist() == [-0.5, -2.0]
     assert (entropy_term(0.0).coefficient, entropy_term(0.1).reported) == (0.0, False)
@@ -350,5 +329,5 @@ def test_options_without_a_use_are_refused(options, says) -> None:
 
 def test_a_row_whose_terms_need_values_has_a_critic() -> None:
     made = build_algorithm({"name": "ppo"})
-    with pytest.raises(UserError, match="a term needs values, and critic = None"):
+    with pytest.raises(UserError, match="it needs values, and critic = None"):
         Algorithm(name="own", credit=made.credit, terms=made.terms, token_weights=made.token_weights)

@@ -14,7 +14,7 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.options.reward_training import RewardTrainingOptions
-from posttrain.records import Preference, Prompt
+from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.preference_set import PreferenceSet, preference_set
 from posttrain.tasks.row_files.rows import BadRows, GivenRows
 from tests.support.conversations import CHATML, OPENING, THOUGHTLESS, WORDY, chat_tokenizer, turns
@@ -48,7 +48,10 @@ def pairs_of(
 
 def shown(found: PreferenceSet) -> list[tuple[str, str, str]]:
     decode = chat_tokenizer().decode
-    return [(decode(pair.prompt.tokens), decode(pair.chosen), decode(pair.rejected)) for pair in found.training]
+    return [
+        (decode(pair.prompt.tokens), decode(pair.chosen.tokens), decode(pair.rejected.tokens))
+        for pair in found.training
+    ]
 
 
 @pytest.mark.parametrize(
@@ -100,20 +103,15 @@ def test_what_the_template_writes_behind_the_last_stop_token_is_kept_apart() -> 
 def test_a_conversation_that_goes_on_marks_what_the_assistant_says() -> None:
     row = {"chosen": turns("a", "b", "more", "d"), "rejected": turns("a", "c")}
     (pair,) = pairs_of([row]).training
-    said = [token for token, own in zip(pair.chosen, pair.chosen_said or (), strict=True) if own]
-    assert chat_tokenizer().decode(said) == f"b{SAID}d{SAID}"
-    assert pair.rejected_said is None
-    example = pair.chosen_example
-    assert example.num_learned == len(said)
-    assert example.tokens == pair.prompt.tokens + pair.chosen
+    assert chat_tokenizer().decode(pair.chosen.sampled_tokens) == f"b{SAID}d{SAID}"
+    assert all(pair.rejected.sampled)
 
 
 def test_turns_that_are_marked_as_not_learned_are_not_counted_and_no_score_can_leave_them_out() -> None:
     read = {"role": "assistant", "content": "b", "weight": 0}
     talk = {"prompt": turns("a"), "chosen": [read, *turns("c", "d")], "rejected": turns("", "x")[1:]}
     [pair] = pairs_of([talk]).training
-    kept = [token for token, said in zip(pair.chosen, pair.chosen_said or (), strict=True) if said]
-    assert chat_tokenizer().decode(kept) == f"d{SAID}"
+    assert chat_tokenizer().decode(pair.chosen.sampled_tokens) == f"d{SAID}"
     with pytest.raises(UserError, match=r"^rows:1, message 0: .* a reward model scores the whole of an answer"):
         pairs_of([talk], options=RewardTrainingOptions())
 
@@ -224,7 +222,15 @@ def test_other_columns_than_those_of_pairs_are_refused(tmp_path: Path) -> None:
 
 def test_epochs_of_more_pairs_than_there_are_now_do_not_go_on_with_none() -> None:
     asked = Prompt(id="p", text="", tokens=(1,))
-    pairs = [Preference(prompt=asked, chosen=(2,), rejected=(3,), where=f"rows:{row}") for row in range(3)]
+    pairs = [
+        Preference(
+            prompt=asked,
+            chosen=TokenSequence.one_turn((2,)),
+            rejected=TokenSequence.one_turn((3,)),
+            where=f"rows:{row}",
+        )
+        for row in range(3)
+    ]
     few = PreferenceSet(seed=0, training=pairs, held_out=[], too_long=[], bad=BadRows())
     options = RewardTrainingOptions(num_epochs=2, pairs_per_batch=2)
     assert [*few.batch_indices(4, options)] == [4, 5]

@@ -1,11 +1,12 @@
 """Which completions of a group make pairs, and what is counted of those that make none."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from posttrain.records import Grades
+from posttrain.records import Grades, TokenSequence
 from posttrain.training.dpo.sampled_pairs import pair_tensors, pairs_from, ranked_pairs, sampled_round
 from tests.support.tiny import written_group
 
@@ -44,7 +45,12 @@ def test_ties_and_equal_answers_make_no_pair_and_are_counted() -> None:
     """Group b earned the same throughout; the judge told apart two completions of group c that are one text."""
     made = sampled_round(3, GROUPS, GRADES, 2)
     (pair,) = made.pairs
-    assert (pair.prompt.tokens, pair.chosen, pair.rejected, pair.margin) == ((1, 2), (4, 4, 5), (7, 5), 0.75)
+    assert (pair.prompt.tokens, pair.chosen.tokens, pair.rejected.tokens, pair.margin) == (
+        (1, 2),
+        (4, 4, 5),
+        (7, 5),
+        0.75,
+    )
     assert pair.where == "round 3, prompt a, samples 1 and 2"
     assert made.num_tied == 2
     torch.testing.assert_close(
@@ -71,6 +77,9 @@ def test_a_round_of_ties_has_no_gap() -> None:
 def test_sampled_pairs_go_through_a_checkpoint() -> None:
     pairs = sampled_round(1, GROUPS, GRADES, 1).pairs
     (again,) = pairs_from(pair_tensors(pairs), ["somewhere"])
-    assert (again.prompt.tokens, again.chosen, again.rejected) == ((1, 2), (4, 4, 5), (7, 5))
+    assert (again.prompt.tokens, again.chosen.tokens, again.rejected.tokens) == ((1, 2), (4, 4, 5), (7, 5))
     assert again.where == "somewhere"
+    given = replace(pairs[0], rejected=TokenSequence(tokens=(7, 5), sampled=(False, True)))
+    (again,) = pairs_from(pair_tensors([given]), ["somewhere"])
+    assert (again.chosen.sampled, again.rejected.sampled) == ((True, True, True), (False, True))
     assert pairs_from(pair_tensors([]), []) == []

@@ -9,7 +9,7 @@ import pytest
 
 from posttrain.errors import UserError
 from posttrain.options.sentences import SentencesOptions
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.grade import grade
 from posttrain.tasks import sentence_grammar
 from posttrain.tasks.base import Messages
@@ -33,7 +33,7 @@ def task(**options: Any) -> SentencesTask:
 
 def group_of(*completions: str) -> Group:
     rollouts = tuple(
-        Rollout(sample=i, tokens=(1,), logprobs=(0.0,), finish=Finish.LENGTH, text=text)
+        Rollout(sample=i, sequence=TokenSequence.one_turn((1,), logprobs=(0.0,), finish=Finish.LENGTH), text=text)
         for i, text in enumerate(completions)
     )
     return Group(prompt=task().prompts(1, range(1))[0], draw=0, rollouts=rollouts)

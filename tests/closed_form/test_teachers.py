@@ -19,7 +19,7 @@ from posttrain.models.policy import as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.model import ModelOptions
 from posttrain.options.teacher import TeacherOptions
-from posttrain.records import Finish, Grades, Group, Prompt, Rollout
+from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
 from posttrain.runs.named_inputs import named_files
 from posttrain.runs.planned_memory import rl_setup
 from posttrain.training.distillation.privileged_prompts import PrivilegedPrompts, TeacherPrompts, filled
@@ -38,9 +38,9 @@ def group_of(*texts: str, prompt: str = "1+1=", prefill: str = "", answer: str |
     rollouts = [
         Rollout(
             sample=i,
-            tokens=tuple(tokenizer()(text)["input_ids"]),
-            logprobs=(0.0,) * len(text),
-            finish=Finish.STOP,
+            sequence=TokenSequence.one_turn(
+                tuple(tokenizer()(text)["input_ids"]), logprobs=(0.0,) * len(text), finish=Finish.STOP
+            ),
             text=text,
         )
         for i, text in enumerate(texts)
@@ -211,7 +211,7 @@ def test_groups_of_one_are_enough_where_nobody_is_compared() -> None:
 
 def test_a_term_that_needs_a_teacher_needs_an_algorithm_that_names_one() -> None:
     made = build_algorithm({"name": "distill"})
-    with pytest.raises(UserError, match=r"algorithm distill: a term needs a teacher, and none is named"):
+    with pytest.raises(UserError, match=r"algorithm distill: it needs a teacher, and none is named"):
         replace(made, teacher=None)
 
 

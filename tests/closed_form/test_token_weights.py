@@ -8,6 +8,7 @@ import torch
 from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.token_weights import constant_length, mean_over_sequences, mean_over_tokens, sum_over_sequence
 from posttrain.records import Finish
+from tests.support.sequences import resampled
 from tests.support.tiny import batch_of, written_group
 
 ALL = [True, True, True]
@@ -58,7 +59,7 @@ def test_a_completion_that_was_cut_off_has_no_weight_and_counts_as_one_where_it_
     algorithm = build_algorithm({"name": "grpo", "token_weights": rule, "mask_truncated": True})
     whole = written_group([1], [[2], [3, 4, 5], [6, 7, 8, 9]])
     first, second, third = whole.rollouts
-    group = replace(whole, rollouts=(first, replace(second, finish=Finish.LENGTH), third))
+    group = replace(whole, rollouts=(first, resampled(second, finish=Finish.LENGTH), third))
     batch = batch_of([group], [[1.0, 2.0, -3.0]], algorithm, masks_truncated=algorithm.masks_truncated)
     assert batch.completions == ((2,), (6, 7, 8, 9))
     by_token = [weight for weight, length in zip(expected, (1, 4), strict=True) for _ in range(length)]
@@ -70,7 +71,7 @@ def test_a_completion_that_was_cut_off_has_no_weight_and_counts_as_one_where_it_
 def test_a_step_of_nothing_but_cut_off_completions_is_empty_where_they_are_masked(rule) -> None:
     algorithm = build_algorithm({"name": "grpo", "token_weights": rule})
     whole = written_group([1], [[2], [3, 4]])
-    group = replace(whole, rollouts=tuple(replace(each, finish=Finish.LENGTH) for each in whole.rollouts))
+    group = replace(whole, rollouts=tuple(resampled(each, finish=Finish.LENGTH) for each in whole.rollouts))
     assert batch_of([group], [[1.0, -1.0]], algorithm, masks_truncated=True).completions == ()
 
 

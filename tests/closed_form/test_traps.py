@@ -26,6 +26,7 @@ from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.update import Objective, group_logprobs, update
+from tests.support.sequences import resampled
 from tests.support.tiny import (
     STOP_IDS,
     advantage,
@@ -67,7 +68,7 @@ def sampled_group(policy: Policy) -> Group:
     """The completion as if the policy had just sampled it: every ratio is 1."""
     group = written_group(PROMPT, [COMPLETION])
     (rollout,) = group.rollouts
-    return replace(group, rollouts=(replace(rollout, logprobs=tuple(true_logprobs(policy).tolist())),))
+    return replace(group, rollouts=(resampled(rollout, logprobs=tuple(true_logprobs(policy).tolist())),))
 
 
 def assert_right(actual: torch.Tensor, policy: Policy) -> None:
@@ -268,7 +269,7 @@ def test_12_the_deviation_and_the_denominator_are_named_choices() -> None:
     policy = tiny_policy()
     own = our_logprobs(policy)[0].item()
     group = written_group(PROMPT, [COMPLETION[:1]])
-    group = replace(group, rollouts=(replace(group.rollouts[0], logprobs=(own - 0.1,)),))
+    group = replace(group, rollouts=(resampled(group.rollouts[0], logprobs=(own - 0.1,)),))
     log_ref = torch.tensor([own - 0.4], dtype=torch.float64)
     choices = (
         ({}, math.exp(0.1)),

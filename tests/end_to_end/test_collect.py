@@ -94,7 +94,7 @@ def test_rows_are_pairs_for_whoever_learns_from_them(policy: Policy, tmp_path: P
     decode = partial(policy.tokenizer.decode, clean_up_tokenization_spaces=False)
     for pair, row in zip(found.training, rows, strict=True):
         assert (pair.prompt.text, pair.margin) == (row["prompt"], row["margin"])
-        for tokens, text in ((pair.chosen, row["chosen"]), (pair.rejected, row["rejected"])):
+        for tokens, text in ((pair.chosen.tokens, row["chosen"]), (pair.rejected.tokens, row["rejected"])):
             assert decode(tokens[:-1]) == text
             assert tokens[-1] in policy.stop_ids
 

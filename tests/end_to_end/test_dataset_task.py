@@ -17,7 +17,7 @@ from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.tasks.dataset import DatasetTask
@@ -232,7 +232,7 @@ def test_rows_of_a_file_are_scored_by_a_function_of_a_file(tmp_path: Path) -> No
             prompt=prompt,
             draw=draw,
             rollouts=tuple(
-                Rollout(sample=i, tokens=(1,), logprobs=(0.0,), finish=Finish.STOP, text=text)
+                Rollout(sample=i, sequence=TokenSequence.one_turn((1,), logprobs=(0.0,), finish=Finish.STOP), text=text)
                 for i, text in enumerate([str(prompt.columns["answer"]), "no"])
             ),
         )

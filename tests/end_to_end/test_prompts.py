@@ -22,7 +22,7 @@ from posttrain.models.loading.tokenizer_folder import load_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
-from posttrain.records import Finish, Grades, Group, Prompt, Rollout
+from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
 from posttrain.runs.prompt_preview import MOST_CHARACTERS, Reader, first_step_lines, preview_lines
 from posttrain.tasks.dataset import DatasetTask
 from tests.support.runs import save_tiny_model, tiny_recipe
@@ -204,7 +204,9 @@ def test_hostile_prompts_columns_and_completions_send_nothing_to_the_terminal() 
         f"a{bad}", id=f"rows{bad}", prefill=bad, columns={bad: bad, "y": [bad]}
     )
     tokens = tuple(tokenizer(bad)["input_ids"])
-    rollout = Rollout(sample=0, tokens=tokens, logprobs=(0.0,) * len(tokens), finish=Finish.LENGTH, text=bad)
+    rollout = Rollout(
+        sample=0, sequence=TokenSequence.one_turn(tokens, logprobs=(0.0,) * len(tokens), finish=Finish.LENGTH), text=bad
+    )
     scores = torch.tensor([[[0.5]], [[float("nan")]]], dtype=torch.float64)
     weights = torch.ones(2, dtype=torch.float64)
     grades = Grades(names=("f", bad), scores=scores, weights=weights, rewards=scores[0], outcomes={"f": ((bad,),)})

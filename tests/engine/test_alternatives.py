@@ -8,31 +8,34 @@ import pytest
 import torch
 
 from posttrain.errors import RunError
-from posttrain.generation.engine import require_groups
+from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.request import Request
+from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
-from posttrain.options.sampling import Sampling
+from posttrain.options.sampling import SamplingParams
 from posttrain.records import Grades, Prompt
 from posttrain.runs.run_folder import RunFolder
+from tests.support.engines import ChangedEngine
 from tests.support.tiny import tiny_policy
 
 PROMPTS = [Prompt(id=f"p{n}", text="", tokens=tuple(range(3, 5 + n))) for n in range(3)]
 KEPT = 4
 
 
-def request(**others: object) -> Request:
-    made = Request(
-        group_size=3, max_completion_tokens=6, sampling=Sampling(temperature=0.7), key=StreamKey(5, "rollout", 1)
+def request(**others: object) -> GroupRequest:
+    made = GroupRequest(
+        group_size=3, max_completion_tokens=6, sampling=SamplingParams(temperature=0.7), key=StreamKey(5, "rollout", 1)
     )
     return replace(made, **others)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0.7), Sampling(top_k=2), Sampling(greedy=True)], ids=str)
-def test_they_are_the_policys_likeliest_tokens_before_any_cut(sampling: Sampling) -> None:
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(temperature=0.7), SamplingParams(top_k=2), SamplingParams(greedy=True)], ids=str
+)
+def test_they_are_the_policys_likeliest_tokens_before_any_cut(sampling: SamplingParams) -> None:
     policy = tiny_policy()
     asked = request(keep_alternatives=KEPT, sampling=sampling)
-    for group in InProcessEngine(policy, max_rows=4).rollout(PROMPTS, asked):
+    for group in sample_groups(InProcessEngine(policy, max_rows=4), PROMPTS, asked):
         for rollout in group.rollouts:
             inputs = torch.tensor([[*group.prompt.tokens, *rollout.tokens]])
             logits = policy.model(inputs).logits[0, len(group.prompt.tokens) - 1 : -1].detach()
@@ -45,8 +48,8 @@ def test_they_are_the_policys_likeliest_tokens_before_any_cut(sampling: Sampling
 
 def test_asking_for_them_changes_nothing_else() -> None:
     policy = tiny_policy()
-    with_them = InProcessEngine(policy, max_rows=4).rollout(PROMPTS, request(keep_alternatives=KEPT))
-    without = InProcessEngine(policy, max_rows=4).rollout(PROMPTS, request())
+    with_them = sample_groups(InProcessEngine(policy, max_rows=4), PROMPTS, request(keep_alternatives=KEPT))
+    without = sample_groups(InProcessEngine(policy, max_rows=4), PROMPTS, request())
     bare = [
         replace(group, rollouts=tuple(replace(each, alternatives=None) for each in group.rollouts))
         for group in with_them
@@ -55,15 +58,14 @@ def test_asking_for_them_changes_nothing_else() -> None:
 
 
 def test_an_engine_that_leaves_them_out_is_refused() -> None:
-    engine = InProcessEngine(tiny_policy())
-    groups = engine.rollout(PROMPTS, request())
+    engine = ChangedEngine(tiny_policy(), lambda sampled: replace(sampled, alternatives=None))
     with pytest.raises(RunError) as error:
-        require_groups(groups, PROMPTS, request(keep_alternatives=KEPT), engine)
-    assert all(each in str(error.value) for each in ("keep_alternatives = 4", "Leave out rollout.keep_alternatives"))
+        sample_groups(engine, PROMPTS, request(keep_alternatives=KEPT))
+    assert all(each in str(error.value) for each in ("keep_alternatives = 4", "leave out rollout.keep_alternatives"))
 
 
 def test_the_rollout_file_has_them(tmp_path: Path) -> None:
-    groups = InProcessEngine(tiny_policy()).rollout(PROMPTS, request(keep_alternatives=KEPT))
+    groups = sample_groups(InProcessEngine(tiny_policy()), PROMPTS, request(keep_alternatives=KEPT))
     scores = torch.zeros(3, 3, dtype=torch.float64)
     grades = Grades(names=("a",), scores=scores[None], weights=torch.ones(1, dtype=torch.float64), rewards=scores)
     with RunFolder.create(tmp_path, "seed: 7\n") as run:

@@ -22,6 +22,7 @@ from posttrain.training.actor_critic.critic_folder import save_critic
 from posttrain.training.learner import Learner
 from tests.support.model_folders import small_folder
 from tests.support.reward_models import classifier, reward_tokenizer
+from tests.support.sequences import resampled
 from tests.support.stages import stages_with
 
 each_head = pytest.mark.parametrize("head", ["mlp", "linear"])
@@ -48,7 +49,7 @@ def test_the_value_of_a_text_is_the_reward_models_score_of_it(head: str, tmp_pat
     critic = critic_of(policy, folder, head=head)
     assert critic.begun, "its bias is not to become the mean reward"
     (group, *_) = stages_with().collected().groups
-    cut = [replace(each, finish=Finish.LENGTH) for each in group.rollouts]
+    cut = [resampled(each, finish=Finish.LENGTH) for each in group.rollouts]
     found = critic.of_groups([replace(group, rollouts=tuple(cut))], max_tokens=10_000)
     scorer = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -41,8 +41,8 @@ def weights_of(made: Stages) -> Tensor:
 def test_a_new_head_expects_the_mean_of_what_was_scored() -> None:
     made = stages_with(ppo())
     assert made.learner.critic is not None
-    groups = made.collected().groups[:1]
+    step = made.collected()
     rewards = torch.tensor([[2.0, float("nan"), 4.0, float("nan")]], dtype=torch.float64)
-    found = made.learner.values(groups, rewards, Clock())
-    assert found is not None
-    torch.testing.assert_close(found.values, torch.full_like(found.values, 3.0), rtol=0, atol=1e-5)
+    grades = replace(step.grades.select([0]), rewards=rewards, scores=rewards[None])
+    found = made.learner.credit(replace(step, groups=step.groups[:1], grades=grades), Clock()).groups.columns.values
+    torch.testing.assert_close(found, torch.full_like(found, 3.0), rtol=0, atol=1e-5)

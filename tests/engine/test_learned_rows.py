@@ -13,7 +13,6 @@ from posttrain.models.conversation_masks import Masking
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
-from posttrain.records import Example
 from posttrain.tasks.row_files.rows import GivenRows
 from posttrain.training.fit.fit_report import marked
 from posttrain.training.sft.learned_rows import RowExamples, row_examples
@@ -236,9 +235,9 @@ def test_rows_that_are_too_long_are_counted_and_named_and_cut_or_skipped_where_t
     cut = examples(LENGTHS, SftOptions(long_rows="cut"), longest=7)
     # The row of 8 tokens loses its stop token, that of 9 its whole answer and so is left out.
     assert (len(cut.trained), cut.maker.cut, cut.maker.skipped) == (6, ["rows:6"], ["rows:7"])
-    assert cut.trained[-1].unpacked() == Example(
-        (*[cut.trained[-1].tokens[0]] * 6, cut.trained[0].tokens[1]), (*[False] * 6, True)
-    )
+    kept = cut.trained[-1].unpacked()
+    assert kept.tokens == (*[kept.tokens[0]] * 6, cut.trained[0].tokens[1])
+    assert kept.sampled == (*[False] * 6, True)
     with pytest.raises(UserError, match="all rows are longer than 2 tokens"):
         examples(LENGTHS, SftOptions(long_rows="skip"), longest=2)
 

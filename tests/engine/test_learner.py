@@ -49,7 +49,7 @@ def test_the_reference_is_the_policy_as_it_was_when_last_renewed() -> None:
     reference, policy = [], []
     for step in (1, 2, 3):
         credited = learner.credit(replace(collected, step=step), Clock())
-        reference.append(learner.reference_logprobs(collected, Clock()))
+        reference.append(credited.groups.columns.reference_logprobs)
         learner.learn(learner.batches(credited, Clock()), step, Clock())
         policy.append(group_logprobs(learner.policy, collected.groups, temperature=1.0, max_tokens=99))
     assert torch.equal(reference[0], reference[1])

@@ -11,7 +11,7 @@ from posttrain.records import Prompt
 from posttrain.rewards.grading.answers import DetailedGrade
 from posttrain.runs.clock import Clock
 from posttrain.runs.reports import StepReport
-from posttrain.training.learner import CreditedStep
+from posttrain.training.credit.credited_step import CreditedStep
 from posttrain.training.reference import FrozenCopy
 from tests.support.stages import Stages, Tokens, even_tokens, stages_with
 from tests.support.tiny import plain_logprobs, tiny_policy, weights
@@ -101,7 +101,7 @@ def test_the_reference_is_run_only_where_its_log_probs_are_read() -> None:
     for term, wanted in (({"estimator": "k3"}, True), ({"estimator": "full"}, False)):
         stages = stages_with({"name": "grpo", "kl": {"coefficient": 0.1, **term}})
         credited = stages.credited()
-        assert (credited.groups.columns.reference_logprobs is not None) == wanted
+        assert ("reference_logprobs" in credited.groups.columns.known) == wanted
         assert stages.learn(credited)["kl"] == pytest.approx(0, abs=1e-12)
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from posttrain.errors import RunError, UserError
-from posttrain.records import Finish, Grades, Group, Prompt, Rollout
+from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
 from posttrain.runs.files import read_metrics
 from posttrain.runs.folder import LOCK
 from posttrain.runs.run_folder import RunFolder
@@ -30,10 +30,9 @@ def group(draw: int) -> Group:
         tokens=(draw, 9),
         columns={"puzzle": Countdown(numbers=(1, 2), target=3), "source": "né\x00"},
     )
-    first = Rollout(sample=0, tokens=(7, 2), logprobs=(-0.25, -1.5), finish=Finish.STOP, text="3", weights_version=4)
-    second = Rollout(
-        sample=1, tokens=(8,), logprobs=(-2.0,), cut_logprobs=(-1.0,), finish=Finish.LENGTH, text="<think>"
-    )
+    right = TokenSequence.one_turn((7, 2), logprobs=(-0.25, -1.5), finish=Finish.STOP, version=4)
+    cut = TokenSequence.one_turn((8,), logprobs=(-2.0,), cut_logprobs=(-1.0,), finish=Finish.LENGTH)
+    first, second = Rollout(sample=0, sequence=right, text="3"), Rollout(sample=1, sequence=cut, text="<think>")
     return Group(prompt=prompt, draw=draw, rollouts=(first, second))
 
 
@@ -204,6 +203,7 @@ def test_the_rollout_file_holds_everything_that_a_step_used(tmp_path: Path) -> N
         "completion": "<think>",
         "prompt_tokens": [0, 9],
         "tokens": [8],
+        "sampled": [True],
         "logprobs": [-2.0],
         "cut_logprobs": [-1.0],
         "finish": "length",

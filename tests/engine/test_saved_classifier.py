@@ -22,7 +22,7 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.options.teacher import TeacherOptions
-from posttrain.records import Preference
+from posttrain.records import Preference, TokenSequence
 from posttrain.rewards.model import RewardModel
 from posttrain.tasks.preference_set import preference_set
 from posttrain.tasks.row_files.rows import GivenRows
@@ -64,8 +64,8 @@ def saved(policy: Policy, folder: Path, *, seed: int = 0) -> TextScorer:
 
 def texts_of(pairs: list[Preference]) -> list[tuple[int, ...]]:
     """What is read of each pair, the chosen answers first."""
-    chosen = [pair.prompt.tokens + pair.chosen + pair.chosen_closing for pair in pairs]
-    return chosen + [pair.prompt.tokens + pair.rejected + pair.rejected_closing for pair in pairs]
+    chosen = [pair.prompt.tokens + pair.chosen.tokens + pair.chosen_closing for pair in pairs]
+    return chosen + [pair.prompt.tokens + pair.rejected.tokens + pair.rejected_closing for pair in pairs]
 
 
 def scores_by_transformers(folder: Path, rows: list[tuple[int, ...]], side: str = "right") -> torch.Tensor:
@@ -100,7 +100,12 @@ def test_so_it_does_for_other_families(kind: str, tmp_path: Path) -> None:
     policy = as_policy(small_model(kind), tokenizer)
     scorer = saved(policy, tmp_path / "rm")
     pairs = [
-        replace(pair, prompt=replace(pair.prompt, tokens=(1, 2, 3)), chosen=(4, 5, 6, 7), rejected=(8, 9))
+        replace(
+            pair,
+            prompt=replace(pair.prompt, tokens=(1, 2, 3)),
+            chosen=TokenSequence.one_turn((4, 5, 6, 7)),
+            rejected=TokenSequence.one_turn((8, 9)),
+        )
         for pair in pairs_for(policy, ROWS)
     ]
     found = scores_by_transformers(tmp_path / "rm", texts_of(pairs))

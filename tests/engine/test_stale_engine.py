@@ -9,8 +9,11 @@ from torch import Tensor
 
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy
-from posttrain.training import learner as learner_module
-from posttrain.training.learner import CreditedStep
+from posttrain.needs import Need
+from posttrain.runs.clock import Clock
+from posttrain.training.credit import step_columns
+from posttrain.training.credit.credited_step import CreditedStep
+from posttrain.training.credit.step_columns import StepGroups, proximal_logprobs
 from tests.support.adapted import LORA, adapted_policy
 from tests.support.stages import PLAIN_DAPO, Stages, stages_with
 from tests.support.tiny import gradient_of_update, plain_logprobs, relative_distance, tiny_policy
@@ -57,7 +60,7 @@ def test_the_update_weighs_older_samples_by_how_likely_they_are_now() -> None:
     expected = [r.clamp(max=1.25) if passed else 0 * r for r, passed in zip(found, passes, strict=True)]
     informed = credited.groups.informed.flatten().tolist()
     kept = torch.cat([weights for weights, trained in zip(expected, informed, strict=True) if trained])
-    (batch,) = stages.learner.batches(credited, learner_module.Clock())
+    (batch,) = stages.learner.batches(credited, Clock())
     metrics = gradient_of_update(stages.policy, batch, stages.learner.objective())[1]
     assert metrics["correction/weight"] == pytest.approx(kept.mean().item(), rel=1e-9)
     assert metrics["correction/masked"] == pytest.approx((kept == 0).double().mean().item(), rel=1e-12)
@@ -69,7 +72,7 @@ def test_its_gradient_is_that_of_the_weighted_tokens() -> None:
     # At the step's start π/π_prox = 1: -w A ∇log π of every token, mean over all of them.
     stages = stale({**PLAIN_DAPO, "correction": CORRECTION})
     credited = stages.credited()
-    (batch,) = stages.learner.batches(credited, learner_module.Clock())
+    (batch,) = stages.learner.batches(credited, Clock())
     gradient, _ = gradient_of_update(stages.policy, batch, stages.learner.objective())
     policy, losses = stages.policy, []
     advantages = credited.advantages.flatten().tolist()
@@ -95,13 +98,13 @@ def test_an_engine_that_is_up_to_date_is_left_alone() -> None:
 def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the passes over a step's completions beside those of its updates."""
     calls: Counter[str] = Counter()
-    original = learner_module.group_logprobs
+    original = step_columns.group_logprobs
 
     def counted(*arguments: object, **options: object) -> Tensor:
         calls["group_logprobs"] += 1
         return original(*arguments, **options)
 
-    monkeypatch.setattr(learner_module, "group_logprobs", counted)
+    monkeypatch.setattr(step_columns, "group_logprobs", counted)
     return calls
 
 
@@ -116,7 +119,7 @@ def test_where_a_step_began_is_computed_once_and_only_where_updates_leave_it(
     stages = stale({**PLAIN_DAPO, "correction": correction}, **update)
     credited = stages.credited()
     assert passes["group_logprobs"] == expected
-    assert (credited.groups.columns.proximal_logprobs is not None) == bool(expected)
+    assert ("proximal_logprobs" in credited.groups.columns.known) == bool(expected)
     stages.learn(credited)
     assert passes["group_logprobs"] == expected
 
@@ -124,14 +127,12 @@ def test_where_a_step_began_is_computed_once_and_only_where_updates_leave_it(
 def test_the_only_update_of_a_step_starts_where_the_step_does() -> None:
     stages = stale({**PLAIN_DAPO, "correction": CORRECTION})
     credited = stages.credited()
-    settings = stages.learner.settings
-    stages.learner.settings = replace(settings, update=replace(settings.update, epochs_per_step=2))
-    column = stages.learner.proximal_logprobs(credited.collected, learner_module.Clock())
-    columns = replace(credited.groups.columns, proximal_logprobs=column)
+    seen = StepGroups(groups=credited.collected.groups)
+    columns = replace(credited.groups.columns, known=proximal_logprobs(stages.learner.step_models(), seen))
     known = replace(credited, groups=replace(credited.groups, columns=columns))
     found = []
     for each in (credited, known):
-        batch, *_ = stages.learner.batches(each, learner_module.Clock())
+        batch, *_ = stages.learner.batches(each, Clock())
         found.append(gradient_of_update(stages.policy, batch, stages.learner.objective())[0])
     assert relative_distance(*found) < 1e-12
 
@@ -142,5 +143,4 @@ def test_under_dropout_the_policy_that_a_step_starts_from_is_asked_without_it() 
     still, dropping = (replace(LORA, dropout=share) for share in (0.0, 0.5))
     for options, asked in ((still, False), (dropping, True)):
         stages = stages_with(correction, policy=adapted_policy(options=options))
-        found = stages.learner.proximal_logprobs(stages.collected(), learner_module.Clock())
-        assert (found is not None) == asked
+        assert (Need.PROXIMAL_LOGPROBS in stages.learner.column_needs) == asked

@@ -261,7 +261,7 @@ def credited_groups(groups: list[Group]) -> CreditedGroups:
     columns = replace(
         sampled_columns(groups),
         advantages=torch.tensor([1.0, 1, 2, 3, 3, 3, 4, 4, 4, 4, 5, 6, 6]).double(),
-        reference_logprobs=torch.arange(13.0).double(),
+        known={"reference_logprobs": torch.arange(13.0).double()},
     )
     scored = torch.tensor([[True, True, True], [True, False, True]])
     return CreditedGroups(groups=groups, scored=scored, columns=columns)

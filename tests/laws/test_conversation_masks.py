@@ -48,7 +48,7 @@ def conversation(messages: Sequence[Mapping[str, object]], num_given: int = 0) -
 def learned(mask: Masking, example: Example) -> list[str]:
     """The spans of learned tokens as text."""
     spans: list[list[int]] = [[]]
-    for token, each in zip(example.tokens, example.learned, strict=True):
+    for token, each in zip(example.tokens, example.sampled, strict=True):
         if each:
             spans[-1].append(token)
         elif spans[-1]:
@@ -83,13 +83,13 @@ def test_the_last_learned_token_of_each_turn_is_a_stop_token(texts: list[str]) -
     example = mask.every_turn(conversation(messages))
     ends = [
         token
-        for token, here, after in zip(example.tokens, example.learned, (*example.learned[1:], False), strict=True)
+        for token, here, after in zip(example.tokens, example.sampled, (*example.sampled[1:], False), strict=True)
         if here and not after
     ]
     assert ends == [mask.stop] * (len(messages) // 2)
     answers = [f"{message['content']}<|im_end|>" for message in messages[1::2]]
     assert learned(mask, example) == answers
-    assert not example.learned[0]
+    assert not example.sampled[0]
 
 
 @given(texts=st.lists(st.text("ab <>\n", max_size=8), min_size=2, max_size=6))
@@ -100,7 +100,7 @@ def test_masks_agree_with_those_of_a_template_that_tells_what_is_generated(texts
     example = mask.every_turn(conversation(messages))
     length = len(example.tokens)
     assert list(example.tokens) == told["input_ids"][:length]
-    assert list(map(int, example.learned)) == told["assistant_masks"][:length]
+    assert list(map(int, example.sampled)) == told["assistant_masks"][:length]
     assert not any(told["assistant_masks"][length:])
 
 
@@ -263,7 +263,7 @@ def test_a_pad_token_that_is_the_stop_token_loses_nothing() -> None:
     examples = [mask.every_turn(conversation(TWO)), mask.completion(mask.renderer.render("2+2=", id=""), "4")]
     mask.tokenizer.pad_token = mask.tokenizer.eos_token
     assert [mask.every_turn(conversation(TWO)), mask.completion(mask.renderer.render("2+2=", id=""), "4")] == examples
-    assert all(example.tokens[-1] == mask.stop and example.learned[-1] for example in examples)
+    assert all(example.tokens[-1] == mask.stop and example.sampled[-1] for example in examples)
 
 
 @pytest.mark.parametrize("answer", ["4", " the", "4<|im_end|>"])
@@ -299,10 +299,10 @@ def test_of_a_plain_text_all_is_learned_that_something_predicts() -> None:
     mask = masking()
     example = mask.text(mask.renderer.render("some text", id=""))
     assert text(mask, example) == "some text<|im_end|>"
-    assert example.learned == (False, *[True] * (len(example.tokens) - 1))
+    assert example.sampled == (False, *[True] * (len(example.tokens) - 1))
     whole = mask.all_tokens(conversation(TWO))
     assert text(mask, whole) == mask.renderer.templated(TWO, "", open_answer=False)
-    assert whole.learned == (False, *[True] * (len(whole.tokens) - 1))
+    assert whole.sampled == (False, *[True] * (len(whole.tokens) - 1))
 
 
 CALLING = CHATML.replace(

@@ -14,15 +14,17 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.other_policies.distillation import to_go
 from posttrain.algorithms.table import build_algorithm
-from posttrain.algorithms.terms import Need, TokenView
+from posttrain.algorithms.terms import TokenView
 from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, sampled_columns
 from posttrain.models.policy import Policy
+from posttrain.needs import Need
 from posttrain.records import Group
 from posttrain.runs.clock import Clock
 from posttrain.training.distillation.teacher import Teacher
 from posttrain.training.reference import FrozenCopy, UncopiedPolicy
 from posttrain.training.update import Objective, group_logprobs
 from tests.support.enumerated import COMPLETIONS, Tree
+from tests.support.sequences import known, resampled
 from tests.support.stages import stages_with
 from tests.support.tiny import (
     gradient_of_update,
@@ -67,7 +69,9 @@ def expected_gradient(
         weights=torch.ones(1, dtype=torch.float64),
         lengths=lengths,
         max_completion_tokens=3,
-        teacher_gaps=torch.cat(theirs) - now.detach(),
+        known=known(
+            teacher_logprobs=torch.cat(theirs), behaviour_logprobs=now.detach(), proximal_logprobs=now.detach()
+        ),
     )
     advantages = algorithm.credit(evidence).advantages
     losses = token_loss(algorithm, now, torch.cat(drawn), advantages, rollout, proximal=now.detach())
@@ -139,7 +143,7 @@ def test_rewards_stand_beside_the_teacher_as_often_as_they_are_told_to() -> None
         weights=torch.ones(1, dtype=torch.float64),
         lengths=lengths,
         max_completion_tokens=3,
-        teacher_gaps=gaps,
+        known=known(teacher_logprobs=gaps, behaviour_logprobs=torch.zeros_like(gaps)),
     )
     by_reward = group_zscore(rewards)[0].repeat_interleave(lengths[0])
     both = build_algorithm({**SAMPLED, "coefficient": 0.1, "reward_weight": 2.0}).credit(evidence).advantages
@@ -159,8 +163,7 @@ def test_the_sampled_term_tells_how_far_the_student_is_from_its_teacher(correcti
         advantages=torch.ones(2).double(),
         weights=torch.ones(2).double(),
         behaviour_logprobs=logprobs,
-        proximal_logprobs=logprobs,
-        teacher_logprobs=theirs,
+        known=known(proximal_logprobs=logprobs, teacher_logprobs=theirs),
     )
     assert term.measures is not None
     told = term.measures(TokenView(logprobs=logprobs, rollout=torch.arange(2), columns=columns))
@@ -255,7 +258,7 @@ def test_a_teacher_that_is_the_student_itself_is_not_moved_by_the_gradient() -> 
 def with_weighted_choice(group: Group, token: int) -> Group:
     """The group with one completion of one token."""
     (first, *_) = group.rollouts
-    return replace(group, rollouts=(replace(first, tokens=(token,), logprobs=(0.0,)),))
+    return replace(group, rollouts=(resampled(first, tokens=(token,), logprobs=(0.0,)),))
 
 
 def test_the_sampled_signal_is_the_full_one_on_average_over_the_vocabulary() -> None:
@@ -281,6 +284,5 @@ def test_the_gap_to_a_teacher_is_that_of_the_policy_of_now_where_samples_are_old
         for parameter in stages.policy.model.parameters():
             parameter.mul_(1.05)
     columns = stages.learner.credit(collected, Clock()).groups.columns
-    assert columns.proximal_logprobs is not None
     assert (columns.proximal_logprobs - columns.behaviour_logprobs).abs().max() > 0.01
     assert columns.advantages.abs().max() < 1e-6

@@ -13,7 +13,7 @@ from torch import Tensor
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
 from posttrain.options.training import UpdateOptions
-from posttrain.records import Finish, Grades, Group, Rollout
+from posttrain.records import Finish, Grades, Group, Rollout, TokenSequence
 from posttrain.runs.clock import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner, LearnerSettings
@@ -42,7 +42,11 @@ def chances() -> Tensor:
 def group_of(*tokens: int) -> CollectedStep:
     """A group of these completions."""
     rollouts = tuple(
-        Rollout(sample=i, tokens=(token,), logprobs=(chances()[token].log().item(),), finish=Finish.LENGTH, text="")
+        Rollout(
+            sample=i,
+            sequence=TokenSequence.one_turn((token,), logprobs=(chances()[token].log().item(),), finish=Finish.LENGTH),
+            text="",
+        )
         for i, token in enumerate(tokens)
     )
     rewards, ones = REWARDS[list(tokens)][None], torch.ones(1, dtype=torch.float64)

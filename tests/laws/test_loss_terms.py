@@ -13,15 +13,18 @@ from torch import Tensor
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.losses import ClipRange, clipped_surrogate
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
-from posttrain.algorithms.terms import LossTerm, Need, TokenView, policy_term
+from posttrain.algorithms.terms import LossTerm, TokenView, policy_term
 from posttrain.errors import UserError
 from posttrain.models import forward as forward_module
 from posttrain.models.policy import Policy
+from posttrain.needs import MissingColumn, Need
 from posttrain.records import Rollout
-from posttrain.training import learner as learner_module
+from posttrain.training import learner
 from posttrain.training import update as update_module
+from posttrain.training.credit import credited_step, step_columns
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.update import Objective
+from tests.support.sequences import known, resampled
 from tests.support.stages import PLAIN_DAPO, stages_with
 from tests.support.tiny import batch_of, gradient_of_update, relative_distance, tiny_policy, written_group
 
@@ -115,7 +118,7 @@ def test_a_token_is_clipped_where_any_of_two_policy_terms_clips_it() -> None:
 
     def at_other_ratios(rollout: Rollout) -> Rollout:
         """log μ is -0.1 or -9 in turn: every ratio is far below 1 or far above it."""
-        return replace(rollout, logprobs=(-0.1, -9.0, -0.1, -9.0)[: len(rollout.tokens)])
+        return resampled(rollout, logprobs=(-0.1, -9.0, -0.1, -9.0)[: len(rollout.tokens)])
 
     groups = [replace(group, rollouts=tuple(map(at_other_ratios, group.rollouts))) for group in GROUPS]
     narrow, wide = (
@@ -157,7 +160,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted(forward_module, "full_kl")
     counted(forward_module, "token_entropies")
     counted(update_module, "reference_distributions")
-    counted(learner_module, "group_logprobs")
+    counted(step_columns, "group_logprobs")
     return calls
 
 
@@ -210,17 +213,17 @@ def test_a_term_sees_what_it_needs_and_nothing_that_nobody_needs() -> None:
         term = LossTerm(name="watching", per_token=watching, needs=needs, reported=False)
         gradient(policy, with_terms(algorithm, term), reference)
         assert len(seen) == 1
-        assert (seen[0].full_kl is not None) == (need is Need.FULL_KL)
-        assert (seen[0].entropies is not None) == (need is Need.ENTROPY)
-        assert seen[0].values is None
+        assert {*seen[0].known} == {Need.FULL_KL: {"full_kl"}, Need.ENTROPY: {"entropies"}}.get(need, set())
+        assert not seen[0].columns.known
 
 
 def test_values_are_shown_to_the_terms_that_need_them_alone() -> None:
     tokens = torch.zeros(3, dtype=torch.float64)
     columns = batch_of(GROUPS, ADVANTAGES, build_algorithm({"name": "rloo"})).columns
-    view = TokenView(logprobs=tokens, rollout=tokens.long(), columns=columns, values=tokens)
-    assert view.limited_to(frozenset({Need.VALUES})).values is tokens
-    assert view.limited_to(frozenset({Need.ENTROPY})).values is None
+    view = TokenView(logprobs=tokens, rollout=tokens.long(), columns=columns, known=known(values=tokens))
+    assert view.seen_with(frozenset({Need.VALUES})).values is tokens
+    with pytest.raises(MissingColumn, match="`values`"):
+        assert view.seen_with(frozenset({Need.ENTROPY})).values
 
 
 def test_a_term_of_the_entropy_is_differentiated() -> None:
@@ -243,7 +246,7 @@ def test_a_term_of_the_entropy_is_differentiated() -> None:
 def test_values_are_refused_where_nothing_can_give_them() -> None:
     algorithm = build_algorithm(PLAIN_DAPO)
     wanting = replace(OWN_TERM, needs=frozenset({Need.VALUES}))
-    with pytest.raises(UserError, match=r"algorithm dapo: a term needs values, and critic = None"):
+    with pytest.raises(UserError, match=r"algorithm dapo: it needs values, and critic = None"):
         with_terms(algorithm, wanting)
 
 
@@ -275,7 +278,7 @@ def names_one(node: ast.AST) -> bool:
     return False
 
 
-@pytest.mark.parametrize("module", [update_module, learner_module], ids=["update", "learner"])
+@pytest.mark.parametrize("module", [update_module, learner, credited_step, step_columns])
 def test_no_line_of_the_update_asks_which_algorithm_runs(module: object) -> None:
     assert asks_which_algorithm(Path(module.__file__).read_text(encoding="utf-8")) == []
 

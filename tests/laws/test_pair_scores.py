@@ -12,7 +12,7 @@ from posttrain.errors import RunError
 from posttrain.models.classifiers.heads import TextScorer, new_scorer
 from posttrain.models.forward import PlainForward
 from posttrain.options.reward_training import RewardTrainingOptions
-from posttrain.records import Preference, Prompt
+from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.fit.fit import learn
 from posttrain.training.fit.pair_microbatches import pair_microbatches
@@ -23,9 +23,10 @@ from tests.support.tiny import through_its_own_forward, tiny_policy
 FAMILIES = ("qwen3", "gpt2")
 
 
-def pair(prompt: tuple[int, ...], chosen: tuple[int, ...], rejected: tuple[int, ...], **more: float) -> Preference:
+def pair(prompt: tuple[int, ...], chosen: tuple[int, ...], rejected: tuple[int, ...], **more: object) -> Preference:
     asked = Prompt(id="p", text="", tokens=prompt)
-    return Preference(prompt=asked, chosen=chosen, rejected=rejected, where="rows:1", **more)  # type: ignore[arg-type]
+    answers = {"chosen": TokenSequence.one_turn(chosen), "rejected": TokenSequence.one_turn(rejected)}
+    return Preference(prompt=asked, **answers, where="rows:1", **more)  # type: ignore[arg-type]
 
 
 PAIRS = [
@@ -51,7 +52,7 @@ def expected_loss(of: TextScorer) -> Tensor:
     """By the formula, a pair at a time: margins .75 · 2 and 0, weights 1, 2, 1, 1 of 5."""
     total = torch.zeros((), dtype=torch.float64)
     for each in PAIRS:
-        chosen, rejected = (alone(of, each.prompt.tokens + answer) for answer in (each.chosen, each.rejected))
+        chosen, rejected = (alone(of, each.prompt.tokens + answer.tokens) for answer in (each.chosen, each.rejected))
         loss = -F.logsigmoid(chosen - rejected - 2.0 * (each.margin or 0.0)) + 0.05 * (chosen + rejected) ** 2
         total = total + each.weight / 5 * loss
     return total
@@ -94,7 +95,7 @@ def test_a_pair_is_never_split_and_none_is_lost() -> None:
                 size = (
                     2 * len(batch) * max(PAIRS[row].num_tokens for row in batch)
                     if padded
-                    else prompts + sum(len(PAIRS[row].chosen + PAIRS[row].rejected) for row in batch)
+                    else prompts + sum(len(PAIRS[row].chosen.tokens + PAIRS[row].rejected.tokens) for row in batch)
                 )
                 assert len(batch) == 1 or size <= budget
     assert len([*pair_microbatches(PAIRS, 3, lengths=read_lengths)]) == 4
@@ -103,10 +104,7 @@ def test_a_pair_is_never_split_and_none_is_lost() -> None:
 
 def test_closing_tokens_are_read_and_the_score_is_that_of_the_last_one() -> None:
     of = scorer("qwen3")
-    asked = Prompt(id="p", text="", tokens=(1, 2))
-    closed = Preference(
-        prompt=asked, chosen=(3, 5), rejected=(4, 5), chosen_closing=(9,), rejected_closing=(9,), where="rows:1"
-    )
+    closed = pair((1, 2), (3, 5), (4, 5), chosen_closing=(9,), rejected_closing=(9,))
     found = pair_scores(of, [closed], 1000)
     assert found.chosen.item() == pytest.approx(alone(of, (1, 2, 3, 5, 9)).item(), rel=1e-9)
 

@@ -19,7 +19,7 @@ from posttrain.training.dpo.pair_update import (
     accumulate,
     logprobs_without_gradient,
     predicting_lengths,
-    said_lengths,
+    sampled_lengths,
 )
 from posttrain.training.fit.fit import learn
 from posttrain.training.fit.fit_session import FitSession
@@ -53,7 +53,7 @@ def test_loss_and_gradient_are_the_weighted_mean_over_pairs_one_row_at_a_time(na
     """Whatever the micro-batches, a shared prompt or padded rows: to the last bits in float64."""
     policy, objective = tiny_policy(family), OBJECTIVES[name]
     weights = torch.tensor([pair.weight for pair in PAIRS], dtype=torch.float64)
-    losses = objective.losses(one_row_at_a_time(policy, PAIRS), REFERENCE, said_lengths(PAIRS))
+    losses = objective.losses(one_row_at_a_time(policy, PAIRS), REFERENCE, sampled_lengths(PAIRS))
     expected = (weights * losses).sum() / 7.5
     expected.backward()
     for learner in (twin(policy), through_its_own_forward(policy)):
@@ -81,11 +81,11 @@ def test_in_float32_micro_batches_change_the_gradient_by_rounding_alone() -> Non
 
 def test_tokens_that_another_says_carry_no_loss() -> None:
     policy = tiny_policy()
-    pairs = [replace(PAIRS[0], chosen_said=(True, False, False, True)), PAIRS[1]]
+    pairs = [replace(PAIRS[0], chosen=replace(PAIRS[0].chosen, sampled=(True, False, False, True))), PAIRS[1]]
     found = logprobs_without_gradient(policy, pairs, 1000)
     expected = one_row_at_a_time(policy, pairs)
     torch.testing.assert_close(torch.stack(found), torch.stack(expected).detach(), rtol=0, atol=1e-12)
-    assert said_lengths(pairs).chosen.tolist() == [2, 1]
+    assert sampled_lengths(pairs).chosen.tolist() == [2, 1]
 
 
 def test_micro_batches_hold_every_pair_once_and_a_shared_prompt_counts_once() -> None:

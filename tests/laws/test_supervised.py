@@ -8,7 +8,7 @@ import torch
 from posttrain.models.conversation_masks import answered
 from posttrain.models.forward import PlainForward
 from posttrain.models.policy import Policy
-from posttrain.records import Example
+from posttrain.records import Example, TokenSequence
 from posttrain.training.sft.supervised import accumulate, held_out_loss, learned_tokens, microbatches
 from tests.support.tiny import (
     flat_gradient,
@@ -55,7 +55,7 @@ def test_entropy_and_likeliest_tokens_are_those_of_the_whole_distributions(budge
     entropies, right = [], []
     for example in EXAMPLES:
         logprobs = policy.model(torch.tensor([example.tokens])).logits[0].log_softmax(dim=-1)[:-1]
-        learned = torch.tensor(example.learned[1:])
+        learned = torch.tensor(example.sampled[1:])
         entropies.append(-(logprobs.exp() * logprobs).sum(dim=-1)[learned])
         right.append((logprobs.argmax(dim=-1) == torch.tensor(example.tokens[1:]))[learned])
     measured = accumulate(policy, EXAMPLES, budget, measure_entropy=True)
@@ -112,10 +112,8 @@ def test_micro_batches_hold_every_example_once_those_of_like_length_together() -
 
 def spans(*parts: tuple[tuple[int, ...], bool]) -> Example:
     """An example of spans of tokens that are learned or not."""
-    return Example(
-        tuple(token for tokens, _ in parts for token in tokens),
-        tuple(learned for tokens, learned in parts for _ in tokens),
-    )
+    tokens = tuple(token for tokens, _ in parts for token in tokens)
+    return Example(TokenSequence(tokens=tokens, sampled=tuple(learned for tokens, learned in parts for _ in tokens)))
 
 
 TURNS = [
@@ -131,7 +129,7 @@ def each_row_alone(policy: Policy) -> torch.Tensor:
     found = []
     for example in TURNS:
         logprobs = plain_logprobs(policy.model, example.tokens[:1], example.tokens[1:])
-        found.append(logprobs[torch.tensor(example.learned[1:])])
+        found.append(logprobs[torch.tensor(example.sampled[1:])])
     return -torch.cat(found).sum() / 14
 
 
@@ -182,7 +180,7 @@ def test_held_out_loss_has_its_accuracy_and_an_interval_over_rows() -> None:
     for example in TURNS:
         logits = policy.model(input_ids=torch.tensor([example.tokens])).logits[0, :-1]
         right = logits.argmax(-1) == torch.tensor(example.tokens[1:])
-        likeliest += int((right & torch.tensor(example.learned[1:])).sum())
+        likeliest += int((right & torch.tensor(example.sampled[1:])).sum())
     assert found.accuracy == likeliest / 14
     low, high = found.interval
     assert low < found.loss < high

@@ -1,6 +1,6 @@
 """What is known of a token stays with the token, whichever columns there are: the fields of the record are the list."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,19 +11,15 @@ from torch import Tensor
 from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import LossTerm, TokenView
 from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, completions_of
+from posttrain.needs import Need
 from posttrain.records import Group
 from posttrain.training.update import Objective
+from tests.support.sequences import resampled
 from tests.support.tiny import gradient_of_update, tiny_policy, written_group
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoreColumns(TokenColumns):
-    """With a column that the package does not know: nothing else is declared of it."""
-
-    of_another_kind: Tensor | None = None
-
-
-COLUMNS = [field.name for field in fields(MoreColumns)]
+FIELDS = ["advantages", "weights", "behaviour_logprobs", "value_range"]
+COLUMNS = [*FIELDS, "reference_logprobs", "returns", "of_another_kind"]
+"""The last is one that the package does not know: nothing is declared of it."""
 LENGTHS = [[2, 1, 3], [4, 1, 2]]
 NUM_TOKENS = 13
 
@@ -36,7 +32,7 @@ def numbered_groups() -> list[Group]:
         for i, lengths in enumerate(LENGTHS)
     ]
     return [
-        replace(group, rollouts=tuple(replace(r, logprobs=tuple(map(float, r.tokens))) for r in group.rollouts))
+        replace(group, rollouts=tuple(resampled(r, logprobs=tuple(map(float, r.tokens))) for r in group.rollouts))
         for group in groups
     ]
 
@@ -44,13 +40,14 @@ def numbered_groups() -> list[Group]:
 def full_batch() -> Batch:
     """A batch with every column: of token n column k holds 100 k + n."""
     numbers = torch.arange(NUM_TOKENS, dtype=torch.float64)
-    columns = MoreColumns(**{name: 100 * k + numbers for k, name in enumerate(COLUMNS)})
+    every = {name: 100 * k + numbers for k, name in enumerate(COLUMNS)}
+    columns = TokenColumns(**{name: every.pop(name) for name in FIELDS}, known=every)
     return replace(completions_of(numbered_groups()), columns=columns)
 
 
 def require_rows_together(batch: Batch) -> None:
     for k, name in enumerate(COLUMNS):
-        torch.testing.assert_close(getattr(batch.columns, name), 100 * k + batch.tokens.double(), rtol=0, atol=0)
+        torch.testing.assert_close(batch.columns.named()[name], 100 * k + batch.tokens.double(), rtol=0, atol=0)
 
 
 @given(rows=st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True))
@@ -99,13 +96,13 @@ def test_a_batch_has_every_column_that_its_groups_have(rows: list[int]) -> None:
     for k, name in enumerate(COLUMNS):
         if name != "weights":
             offset = 100 * k + (1000 if name == "advantages" else 0)
-            torch.testing.assert_close(getattr(batch.columns, name), offset + batch.tokens.double(), rtol=0, atol=0)
+            torch.testing.assert_close(batch.columns.named()[name], offset + batch.tokens.double(), rtol=0, atol=0)
 
 
 def test_a_batch_with_nothing_left_has_its_columns_all_the_same() -> None:
     credited = with_advantages(credited_groups(), torch.zeros(NUM_TOKENS, dtype=torch.float64))
     batch = collate(credited, one_for_each, max_completion_tokens=9, keep_zero_advantages=False)
-    assert [len(getattr(batch.columns, name)) for name in COLUMNS] == [0] * len(COLUMNS)
+    assert [len(batch.columns.named()[name]) for name in COLUMNS] == [0] * len(COLUMNS)
 
 
 @pytest.mark.parametrize("budget", [100, 8])
@@ -116,18 +113,18 @@ def test_a_term_sees_every_column_in_the_precision_and_on_the_device_of_its_log_
         seen.append(view.columns)
         return view.logprobs
 
-    terms = (LossTerm(name="watching", per_token=watching, reported=False),)
+    terms = (LossTerm(name="watching", per_token=watching, needs=frozenset({Need.REFERENCE_LOGPROBS}), reported=False),)
     algorithm, policy = replace(build_algorithm({"name": "dapo"}), terms=terms), tiny_policy(dtype=torch.float32)
     batch = collate(credited_groups(), one_for_each, max_completion_tokens=9, keep_zero_advantages=False)
     batch = replace(batch, columns=batch.columns.map(lambda column: column / 1000))  # ratios that float32 can hold
     gradient_of_update(policy, batch, Objective(algorithm=algorithm, temperature=1.0), tokens_per_microbatch=budget)
     assert (len(seen) > 1) == (budget == 8)
     for name in COLUMNS:
-        parts = [getattr(columns, name) for columns in seen]
+        parts = [columns.named()[name] for columns in seen]
         assert {part.dtype for part in parts} == {torch.float32}
-        assert torch.equal(torch.cat(parts), getattr(batch.columns, name).float())
+        assert torch.equal(torch.cat(parts), batch.columns.named()[name].float())
     moved = batch.columns.map(lambda column: column.to("meta"))
-    assert {getattr(moved, name).device.type for name in COLUMNS} == {"meta"}
+    assert {moved.named()[name].device.type for name in COLUMNS} == {"meta"}
 
 
 @given(advantages=st.lists(st.sampled_from([0.0, 0.0, 0.5, -0.5]), min_size=NUM_TOKENS, max_size=NUM_TOKENS))
@@ -145,8 +142,8 @@ def test_a_change_is_made_in_every_column_that_is_there_and_in_no_other() -> Non
     batch = full_batch()
     doubled = batch.columns.map(lambda column: 2 * column)
     for k, name in enumerate(COLUMNS):
-        assert getattr(doubled, name).tolist() == [2 * (100 * k + n) for n in range(NUM_TOKENS)]
-        assert getattr(batch.columns, name).tolist() == [100 * k + n for n in range(NUM_TOKENS)]
+        assert doubled.named()[name].tolist() == [2 * (100 * k + n) for n in range(NUM_TOKENS)]
+        assert batch.columns.named()[name].tolist() == [100 * k + n for n in range(NUM_TOKENS)]
     few = completions_of(numbered_groups()).columns.map(lambda column: column + 1)
-    assert few.reference_logprobs is few.values is few.returns is None
+    assert (few.value_range, few.known) == (None, {})
     assert few.advantages.tolist() == [1] * NUM_TOKENS

@@ -11,15 +11,17 @@ import torch
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.table import build_algorithm
-from posttrain.algorithms.terms import LossTerm, Need
+from posttrain.algorithms.terms import LossTerm
 from posttrain.batch import Batch
 from posttrain.errors import RunError
 from posttrain.models.policy import Policy
+from posttrain.needs import Need
 from posttrain.options.training import OptimizerOptions, UpdateOptions
 from posttrain.records import Group
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.update import Objective, group_logprobs, token_view, update
+from tests.support.sequences import resampled
 from tests.support.tiny import (
     batch_of,
     gradient_of_update,
@@ -64,7 +66,7 @@ def sampled_by(log_mu: torch.Tensor) -> list[Group]:
     """The groups, with these behaviour log-probs."""
     parts = iter(log_mu.split(LENGTHS))
     return [
-        replace(group, rollouts=tuple(replace(r, logprobs=tuple(next(parts).tolist())) for r in group.rollouts))
+        replace(group, rollouts=tuple(resampled(r, logprobs=tuple(next(parts).tolist())) for r in group.rollouts))
         for group in GROUPS
     ]
 
@@ -379,7 +381,6 @@ def test_entropies_that_are_only_measured_keep_no_graph_in_memory() -> None:
     policy, algorithm = tiny_policy(), build_algorithm({"name": "dapo"})
     batch = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
     measured = token_view(policy, batch, replace(objective_of(algorithm), measure_entropy=True))
-    assert measured.entropies is not None
     assert not measured.entropies.requires_grad
     bonus = LossTerm(name="bonus", per_token=lambda view: -view.entropies, needs=frozenset({Need.ENTROPY}))
     learned = token_view(policy, batch, objective_of(replace(algorithm, terms=(*algorithm.terms, bonus))))

@@ -13,7 +13,7 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.sampling import SamplingParams
-from posttrain.records import Example
+from posttrain.records import Example, TokenSequence
 from posttrain.training.sft.supervised import held_out_loss
 from tests.support.conversations import chat_model, chat_tokenizer, turns
 from tests.support.tiny import request
@@ -41,7 +41,7 @@ def loss_of_questions(policy: Policy) -> float:
     for question in QUESTIONS[:50]:
         tokens = tuple(policy.tokenizer(f"<|im_start|>user\n{question}")["input_ids"])
         letters = tuple(place >= len(tokens) - 5 for place in range(len(tokens)))
-        examples.append(Example(tokens, letters))
+        examples.append(Example(TokenSequence(tokens=tokens, sampled=letters)))
     return held_out_loss(policy, examples, 4096).loss
 
 

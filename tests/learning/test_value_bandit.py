@@ -15,6 +15,7 @@ from posttrain.algorithms.terms import TokenView
 from posttrain.batch import TokenColumns
 from posttrain.models.classifiers.heads import ValueHead
 from posttrain.training.actor_critic.value_metrics import explained_variance
+from tests.support.sequences import known
 
 CONTEXTS, ARMS, PULLS, STEPS, EPOCHS = 6, 4, 1024, 60, 2
 CHANCES = torch.tensor(
@@ -39,7 +40,7 @@ def evidence_of(rewards: Tensor, values: Tensor) -> Evidence:
         weights=torch.ones(1, dtype=torch.float64),
         lengths=torch.full((PULLS, 1), 2),
         max_completion_tokens=2,
-        values=values,
+        known=known(values=values, final_values=torch.zeros(PULLS, 1).double()),
     )
 
 
@@ -68,14 +69,13 @@ def trained(*, shuffled: bool = False) -> tuple[Tensor, ValueHead, float]:
             advantages=credit.advantages,
             weights=WEIGHT,
             behaviour_logprobs=torch.stack([mu, torch.zeros_like(mu)], dim=1).flatten(),
-            values=before,
-            returns=credit.returns,
+            known=known(values=before, returns=credit.returns),
         )
         for _ in range(EPOCHS):
             own = logits.log_softmax(-1)[context, arm]
             logprobs = torch.stack([own, torch.zeros_like(own)], dim=1).flatten()
             rollout = torch.arange(PULLS).repeat_interleave(2)
-            view = TokenView(logprobs=logprobs, rollout=rollout, columns=columns, values=head(hidden))
+            view = TokenView(logprobs=logprobs, rollout=rollout, columns=columns, known=known(values=head(hidden)))
             optimizer.zero_grad()
             (WEIGHT * algorithm.loss(view)).sum().backward()
             optimizer.step()

@@ -15,7 +15,7 @@ from posttrain.models.policy import Policy
 from posttrain.options.dpo import DpoOptions
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.options.training import RunOptions
-from posttrain.records import Preference, Prompt
+from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.dpo.dpo_objective import DpoObjective
 from posttrain.training.dpo.round_pairs import RoundPairs
@@ -42,8 +42,8 @@ def some_pairs(
     return [
         Preference(
             prompt=Prompt(id=f"p{number}", text="", tokens=prompts[size]),
-            chosen=tokens(chosen),
-            rejected=tokens(rejected),
+            chosen=TokenSequence.one_turn(tokens(chosen)),
+            rejected=TokenSequence.one_turn(tokens(rejected)),
             weight=weights[number] if weights else 1.0,
             where=f"pairs:{number + 1}",
         )
@@ -54,13 +54,12 @@ def some_pairs(
 def one_row_at_a_time(policy: Policy, pairs: Sequence[Preference]) -> OfPairs:
     """log π of both answers of each pair by the library's own forward pass, with gradients."""
 
-    def of(pair: Preference, answer: tuple[int, ...], said: tuple[bool, ...] | None) -> Tensor:
-        found = plain_logprobs(policy.model, pair.prompt.tokens, answer)
-        return found.sum() if said is None else found[torch.tensor(said)].sum()
+    def of(pair: Preference, answer: TokenSequence) -> Tensor:
+        return plain_logprobs(policy.model, pair.prompt.tokens, answer.tokens)[torch.tensor(answer.sampled)].sum()
 
     return OfPairs(
-        torch.stack([of(pair, pair.chosen, pair.chosen_said) for pair in pairs]),
-        torch.stack([of(pair, pair.rejected, pair.rejected_said) for pair in pairs]),
+        torch.stack([of(pair, pair.chosen) for pair in pairs]),
+        torch.stack([of(pair, pair.rejected) for pair in pairs]),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from posttrain.records import Finish, Grades, Group, Prompt, Rollout
+from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.grade import grade, reward_function
 
 CHAT = ({"role": "user", "content": "1 + 1?"},)
@@ -21,7 +21,11 @@ def group(
 ) -> Group:
     prompt = Prompt(id=id, text="1 + 1?" + prefill, tokens=(5,), prefill=prefill, columns=columns or {}, **chat)
     rollouts = tuple(
-        Rollout(sample=i, tokens=(i, 9), logprobs=(0.0, 0.0), finish=Finish.STOP if i else Finish.LENGTH, text=text)
+        Rollout(
+            sample=i,
+            sequence=TokenSequence.one_turn((i, 9), logprobs=(0.0, 0.0), finish=Finish.STOP if i else Finish.LENGTH),
+            text=text,
+        )
         for i, text in enumerate(texts)
     )
     return Group(prompt=prompt, draw=0, rollouts=rollouts)

@@ -37,10 +37,11 @@ from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.sampling import SamplingParams
 from posttrain.options.training import UpdateOptions
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.training.update import Objective, update
 from posttrain.training.update_metrics import update_metrics
 from tests.support.decoders import DECODER_CLASSES, exact_norm, make_exact
+from tests.support.sequences import known
 
 VOCAB, STOP_IDS = 24, (5, 11)
 DECODERS = ("qwen3", "llama", "qwen2")
@@ -205,9 +206,9 @@ def written_group(
     rollouts = tuple(
         Rollout(
             sample=i,
-            tokens=tuple(tokens),
-            logprobs=tuple(-1 - 0.1 * t for t in range(len(tokens))),
-            finish=Finish.STOP,
+            sequence=TokenSequence.one_turn(
+                tuple(tokens), logprobs=tuple(-1 - 0.1 * t for t in range(len(tokens))), finish=Finish.STOP
+            ),
             text="",
         )
         for i, tokens in enumerate(completions)
@@ -226,7 +227,7 @@ def batch_of(
     columns = replace(
         sampled_columns(groups),
         advantages=numbers.flatten().repeat_interleave(lengths),
-        reference_logprobs=reference,
+        known=known(reference_logprobs=reference),
     )
     credited = CreditedGroups(groups=groups, scored=scored, columns=columns)
     keep = {"keep_zero_advantages": algorithm.keeps_zero_advantages, **options}
@@ -265,8 +266,7 @@ def token_loss(
         advantages=advantages,
         weights=torch.ones_like(advantages),
         behaviour_logprobs=behaviour,
-        reference_logprobs=reference,
-        proximal_logprobs=proximal,
+        known=known(reference_logprobs=reference, proximal_logprobs=proximal),
     )
     return algorithm.loss(TokenView(logprobs=logprobs, rollout=rollout, columns=columns))
 

@@ -10,10 +10,11 @@ from torch import Tensor
 from posttrain.algorithms.actor_critic.adaptive_kl import AdaptiveKl
 from posttrain.algorithms.actor_critic.reward_scaling import RewardScaling
 from posttrain.algorithms.aggregation import sums_differ
-from posttrain.algorithms.checks import require_credit, require_weights
+from posttrain.algorithms.checks import credit_of_rule, require_credit, require_needs, require_weights
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence
-from posttrain.algorithms.terms import KlTerm, LossTerm, Need, TokenView, needs_of, total_loss
+from posttrain.algorithms.terms import KlTerm, LossTerm, TokenView, needs_of, total_loss
 from posttrain.errors import UserError
+from posttrain.needs import CREDIT_NEEDS, KEPT_FOR_TERMS, Need
 from posttrain.options.critic import CriticOptions
 from posttrain.options.teacher import TeacherOptions
 from posttrain.options.training import ONE_PASS, Passes
@@ -47,6 +48,8 @@ class Algorithm:
     """What the loss of a token is the sum of."""
     token_weights: Callable[..., Tensor]
     """A rule of posttrain/algorithms/token_weights.py."""
+    credit_needs: frozenset[Need] = frozenset()
+    """Columns that the credit rule reads in its evidence; names of `Need` do too."""
     kl_penalty: KlTerm | None = None
     """A KL to the reference that is taken off the rewards of the sampled tokens."""
     resample: Resample | None = None
@@ -89,14 +92,21 @@ class Algorithm:
             twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
                 raise UserError(f"{owner}: {names.count(twice[0])} {what} {twice[0]!r}; give each a name of its own.")
-        if Need.VALUES in self.needs and self.critic is None:
-            raise UserError(f"{owner}: a term needs values, and critic = None; give a CriticOptions.")
+        needs = require_needs(self.credit_needs, CREDIT_NEEDS, f"{owner}: credit_needs")
+        object.__setattr__(self, "credit_needs", needs)
+        if Need.VALUES in self.needs | needs and self.critic is None:
+            raise UserError(f"{owner}: it needs values, and critic = None; give a CriticOptions.")
         if self.uses_teacher and self.teacher is None:
-            raise UserError(f"{owner}: a term needs a teacher, and none is named; give `teacher`, a TeacherOptions.")
+            raise UserError(f"{owner}: it needs a teacher, and none is named; give `teacher`, a TeacherOptions.")
 
     def credited(self, evidence: Evidence, groups: Sequence[Group]) -> Credit:
-        """The credit for the tokens of these groups.  Raises RunError where the rule gives none to some token."""
-        return require_credit(self.credit(evidence), evidence, groups, owner=f"algorithm {self.name}")
+        """The credit for the tokens of these groups.
+
+        Raises RunError where the rule raises, reads a column that it does not declare, or gives none to some token.
+        """
+        owner = f"algorithm {self.name}"
+        credit = credit_of_rule(self.credit, evidence.limited_to(self.credit_needs), owner=owner)
+        return require_credit(credit, evidence, groups, owner=owner)
 
     def weighted(
         self, lengths: Int64[Tensor, " rollout"], scored: Bool[Tensor, " rollout"], *, max_completion_tokens: int
@@ -115,14 +125,19 @@ class Algorithm:
         return needs_of(self.terms) | ({Need.REFERENCE_LOGPROBS} if self.kl_penalty is not None else set())
 
     @property
+    def column_needs(self) -> frozenset[Need]:
+        """What is computed of a step before its updates: for the credit rule, for terms and for a KL in the reward."""
+        return self.credit_needs | (self.needs & KEPT_FOR_TERMS)
+
+    @property
     def uses_teacher(self) -> bool:
         """Whether a teacher must be kept."""
-        return bool(self.needs & {Need.TEACHER_LOGPROBS, Need.TEACHER_KL})
+        return bool((self.needs | self.credit_needs) & {Need.TEACHER_LOGPROBS, Need.TEACHER_KL})
 
     @property
     def uses_reference(self) -> bool:
         """Whether a reference policy must be kept."""
-        return bool(self.needs & {Need.REFERENCE_LOGPROBS, Need.FULL_KL})
+        return bool((self.needs | self.credit_needs) & {Need.REFERENCE_LOGPROBS, Need.FULL_KL})
 
     @property
     def keeps_zero_advantages(self) -> bool:

@@ -4,14 +4,46 @@ Each check looks at a shape, or once at a column; what went wrong is only looked
 """
 
 from collections.abc import Sequence
+from pathlib import Path
+from traceback import extract_tb
 from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from posttrain.algorithms.credit import Credit, Evidence
-from posttrain.errors import RunError
+from posttrain.algorithms.credit import Credit, CreditRule, Evidence
+from posttrain.errors import RunError, UserError
+from posttrain.needs import MissingColumn, Need
 from posttrain.records import Group
+
+
+def require_needs(needs: object, available: frozenset[Need], where: str) -> frozenset[Need]:
+    """The needs as a set.  Raises UserError where one of them is unknown or cannot be had here."""
+    if not isinstance(needs, frozenset | set | tuple | list) or not all(need in list(available) for need in needs):
+        raise UserError(f"{where} = {needs!r}: give a set of {', '.join(sorted(available))}.")
+    return frozenset(map(Need, needs))
+
+
+def credit_of_rule(rule: CreditRule, evidence: Evidence, *, owner: str) -> object:
+    """What a credit rule returns.  Raises RunError, which names the rule, where it raises."""
+    try:
+        return rule(evidence)
+    except MissingColumn as missing:
+        remedy = missing.remedy("`credit_needs` of the algorithm")
+        raise RunError(f"{owner}: its credit rule {named(rule)} cannot read `{missing.name}`.  {remedy}") from missing
+    except (RunError, UserError):
+        raise
+    except Exception as error:
+        frame = extract_tb(error.__traceback__)[-1]
+        raise RunError(
+            f"{owner}: its credit rule {named(rule)} raised {type(error).__name__}: {str(error)[:300]}"
+            f" ({Path(frame.filename).name}, line {frame.lineno})."
+        ) from error
+
+
+def named(rule: object) -> str:
+    """What a function is called in a message."""
+    return str(getattr(rule, "__qualname__", type(rule).__name__))
 
 
 def require_credit(credit: object, evidence: Evidence, groups: Sequence[Group], *, owner: str) -> Credit:

@@ -1,8 +1,9 @@
 """Credit per token: from what is known of a step's rollouts to advantages, and to returns where there are values.
 
-Tokens of all completions lie one after the other, group after group, as in a batch.  A rule that gives one advantage
-to a whole completion is lifted by `per_rollout`; a rule that looks at tokens reads the token columns of the evidence
-itself.
+Sampled tokens of all completions lie one after the other, group after group, as in a batch.  A token that was given,
+such as a tool's reply, is not among them: no rule can credit it, and every length is that of what was sampled.  A rule
+that gives one advantage to a whole completion is lifted by `per_rollout`; a rule that looks at tokens reads the token
+columns of the evidence itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +17,15 @@ from torch import Tensor
 
 from posttrain.algorithms.advantages import Deviation, leave_one_out, leave_one_out_zscore, standardised
 from posttrain.errors import RunError, UserError
+from posttrain.needs import StepColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What is known of the rollouts of a step before anything is learned from them."""
+class Evidence(StepColumns):
+    """What is known of the rollouts of a step before anything is learned from them.
+
+    `known` has the columns that the algorithm declares as `credit_needs`, and log μ.
+    """
 
     rewards: Float64[Tensor, "prompt group"]
     """Weighted sums of the scores; NaN where nothing scored a rollout."""
@@ -29,23 +34,25 @@ class Evidence:
     weights: Float64[Tensor, " function"]
     """What each function's scores count in `rewards`; 0 for one that is only reported."""
     lengths: Int64[Tensor, "prompt group"]
-    """Tokens of each completion, the stop token included; at least 1."""
+    """Tokens that the policy sampled in each completion, the stop token included; at least 1."""
     max_completion_tokens: int
     """The limit that completions were sampled under."""
     token_rewards: Float64[Tensor, " token"] | None = None
     """What single tokens earn beside the reward of their completion: process rewards, and a KL penalty."""
     step_rewards: Float64[Tensor, " token"] | None = None
     """The process rewards among them, by the weights of their functions; NaN on tokens that end no step."""
-    values: Float64[Tensor, " token"] | None = None
-    """What a value head expected before each token."""
-    final_values: Float64[Tensor, "prompt group"] | None = None
-    """What it expected after the last token of each completion that was cut off; 0 for the others."""
     truncated: Bool[Tensor, "prompt group"] | None = None
-    """Completions that were cut off at the limit instead of stopping; None where nobody says."""
-    sampled: Bool[Tensor, " token"] | None = None
-    """Tokens that the policy sampled; None is all of them."""
-    teacher_gaps: Float64[Tensor, " token"] | None = None
-    """log π of a teacher less log μ, of each token: above 0 where the teacher finds it likelier."""
+    """Completions that a limit cut off; None where nobody says."""
+
+    @property
+    def behaviour_logprobs(self) -> Float64[Tensor, " token"]:
+        """log μ of each token, in nats; always there in a run."""
+        return self.column("behaviour_logprobs")
+
+    @property
+    def final_values(self) -> Float64[Tensor, "prompt group"]:
+        """What a value head expects after the last token of each completion that was cut off; 0 for the others."""
+        return self.column("final_values")
 
     @property
     def rollout(self) -> Int64[Tensor, " token"]:

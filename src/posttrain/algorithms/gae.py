@@ -1,12 +1,13 @@
 """Advantages and value targets from values: one step ahead, or generalised advantage estimation (GAE).
 
-Tokens of all completions lie one after the other; `rollout` says whose each is.  A token is an action, what comes
-before it a state: V_t is what was expected of the completion before token t, r_t what the token earned.
+Sampled tokens of all completions lie one after the other; `rollout` says whose each is.  A token is an action, what
+comes before it a state: V_t is what was expected of the completion before token t, r_t what the token earned.  Tokens
+that were given between two sampled ones are part of the later one's state, so γλ counts once per sampled token.
 
 Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation", arXiv:1506.02438.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -64,19 +65,6 @@ class ValuedTokens:
     """Which completion each token belongs to: 0, 0, ..., 1, 1, ..."""
     final_values: Float[Tensor, " rollout"]
     """What was expected after the last token; 0 where the completion ended there."""
-    sampled: Bool[Tensor, " token"] | None = None
-    """Tokens that the policy sampled; None is all.  Others (a tool's answer) are no actions, and what they hold is not
-    read."""
-
-    def actions(self) -> tuple["ValuedTokens", Int64[Tensor, " action"]]:
-        """The sampled tokens alone, as if they stood side by side, and where they stand."""
-        if self.sampled is None:
-            return self, torch.arange(len(self.rollout))
-        place = self.sampled.nonzero().flatten()
-        alone = replace(
-            self, rewards=self.rewards[place], values=self.values[place], rollout=self.rollout[place], sampled=None
-        )
-        return alone, place
 
     @property
     def is_last(self) -> Bool[Tensor, " token"]:
@@ -99,26 +87,23 @@ def one_step_advantages(tokens: ValuedTokens, *, gamma: float = 1.0) -> Float[Te
     With γ = 1 and without token rewards it is the rule that courses on RLHF teach.  Least variance, and as wrong as the
     values are.
     """
-    actions, place = tokens.actions()
-    return _put_back(actions.rewards + gamma * actions.next_values - actions.values, place, tokens)
+    return tokens.rewards + gamma * tokens.next_values - tokens.values
 
 
 def generalised_advantages(
     tokens: ValuedTokens, *, gamma: float = 1.0, lam: float | Float[Tensor, " rollout"] = 0.95
 ) -> Float[Tensor, " token"]:
-    """GAE: all later surprises δ, each counting γλ times as much as the one before; 0 at tokens that were not sampled.
+    """GAE: all later surprises δ, each counting γλ times as much as the one before.
 
         δ_t = r_t + γ V_{t+1} - V_t
         A_t = Σ_k (γλ)^k δ_{t+k} = δ_t + γλ A_{t+1}        arXiv:1506.02438, eq. 16
 
-    λ = 1 is the return above V_t, λ = 0 is δ_t.  `lam` may differ from completion to completion.  A run of tokens that
-    were not sampled is one step and not many: λ and γ are carried over it, and V before it is not compared with 0.
+    λ = 1 is the return above V_t, λ = 0 is δ_t.  `lam` may differ from completion to completion.
     """
-    actions, place = tokens.actions()
-    surprises = actions.rewards + gamma * actions.next_values - actions.values
+    surprises = one_step_advantages(tokens, gamma=gamma)
     of_rollout = torch.as_tensor(lam, dtype=surprises.dtype).expand(len(tokens.final_values))
-    carried = torch.where(actions.is_last, 0.0, gamma * of_rollout[actions.rollout])
-    return _put_back(discounted_sums(surprises, carried), place, tokens)
+    carried = torch.where(tokens.is_last, 0.0, gamma * of_rollout[tokens.rollout])
+    return discounted_sums(surprises, carried)
 
 
 def value_targets(
@@ -128,10 +113,9 @@ def value_targets(
 
         R_t = A_t + V_t        of advantages as they come, never of whitened ones
 
-    λ = 1 is what was earned from there on (Monte Carlo), whatever the values were.  A token that was not sampled has 0.
+    λ = 1 is what was earned from there on (Monte Carlo), whatever the values were.
     """
-    known = tokens.values if tokens.sampled is None else torch.where(tokens.sampled, tokens.values, 0.0)
-    return generalised_advantages(tokens, gamma=gamma, lam=lam) + known
+    return generalised_advantages(tokens, gamma=gamma, lam=lam) + tokens.values
 
 
 def discounted_sums(terms: Float[Tensor, " token"], carried: Float[Tensor, " token"]) -> Float[Tensor, " token"]:
@@ -185,8 +169,3 @@ def whitened(
 def _shifted(column: Tensor, by: int) -> Tensor:
     """x_{t+by}, and 0 beyond the end."""
     return torch.cat([column[by:], column.new_zeros(by)])
-
-
-def _put_back(column: Tensor, place: Tensor, tokens: ValuedTokens) -> Tensor:
-    """Numbers of actions at the places where they stand, 0 elsewhere."""
-    return column if tokens.sampled is None else column.new_zeros(len(tokens.rollout)).index_copy(0, place, column)

@@ -6,68 +6,50 @@ algorithm.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
+from operator import attrgetter
 from typing import Literal
 
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posttrain.algorithms import kl
-from posttrain.algorithms.checks import require_losses
+from posttrain.algorithms.checks import require_losses, require_needs
 from posttrain.algorithms.losses import ClipRange, RatioLevel, clipped_tokens, log_ratio
 from posttrain.batch import TokenColumns
 from posttrain.errors import RunError, UserError
+from posttrain.needs import DeclaredColumns, MissingColumn, Need
 
 RatioTo = Literal["behaviour", "reference"]
 KlLevel = Literal["token", "completion"]
 
 
-class Need(StrEnum):
-    """What a term reads beside log π of the sampled tokens, their advantages and log μ."""
-
-    REFERENCE_LOGPROBS = "reference_logprobs"
-    """The reference's log-probs of the sampled tokens."""
-    FULL_KL = "full_kl"
-    """KL(π‖ref) of whole next-token distributions: a pass of policy and reference over the output layer."""
-    ENTROPY = "entropy"
-    """Entropy of the policy's next-token distributions: another pass over the output layer."""
-    VALUES = "values"
-    """What a value head expects now, beside what it expected and the returns.  Where it has a trunk of its own, log π
-    comes without its gradient, for the two trunks are differentiated one after the other."""
-    PROXIMAL_LOGPROBS = "proximal_logprobs"
-    """Log-probs of the sampled tokens under the policy that the step starts from: a pass of its own where the step has
-    several updates."""
-    TEACHER_LOGPROBS = "teacher_logprobs"
-    """Log-probs of the sampled tokens under a teacher, which may have seen another prompt."""
-    TEACHER_KL = "teacher_kl"
-    """KL(π‖teacher) of whole next-token distributions: a pass of policy and teacher over the output layer."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenView:
-    """What the terms of a loss may read of the tokens of a micro-batch, all on one device and in one precision."""
+class TokenView(DeclaredColumns):
+    """What the terms of a loss may read of the sampled tokens of a micro-batch, on one device and in one precision.
+
+    `known` has what was computed in this update, with its gradient: `full_kl`, `entropies`, `values`, `teacher_kl`.
+    """
 
     logprobs: Float[Tensor, " token"]
     """log π(token) in nats, with its gradient."""
     rollout: Int64[Tensor, " token"]
-    """Which completion each token belongs to; all tokens of a completion are here."""
+    """Which completion each token belongs to; all sampled tokens of a completion are here."""
     columns: TokenColumns
-    full_kl: Float[Tensor, " token"] | None = None
-    """With its gradient; there for a term that needs it, as the next three."""
-    entropies: Float[Tensor, " token"] | None = None
-    values: Float[Tensor, " token"] | None = None
-    teacher_kl: Float[Tensor, " token"] | None = None
 
-    def limited_to(self, needs: frozenset[Need]) -> "TokenView":
+    @property
+    def full_kl(self) -> Float[Tensor, " token"]:
+        """KL(π‖ref) of each token's distribution, in nats."""
+        return self.column("full_kl")
+
+    @property
+    def teacher_kl(self) -> Float[Tensor, " token"]:
+        """KL(π‖teacher) of each token's distribution, in nats."""
+        return self.column("teacher_kl")
+
+    def seen_with(self, needs: frozenset[Need]) -> "TokenView":
         """As a term with these needs sees it: what was computed for others may lack its gradient."""
-        return replace(
-            self,
-            full_kl=self.full_kl if Need.FULL_KL in needs else None,
-            entropies=self.entropies if Need.ENTROPY in needs else None,
-            values=self.values if Need.VALUES in needs else None,
-            teacher_kl=self.teacher_kl if Need.TEACHER_KL in needs else None,
-        )
+        return replace(self.limited_to(needs), columns=self.columns.limited_to(needs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +83,8 @@ class LossTerm:
                 f"loss term {self.name}: metric = {self.metric!r}: use None, for loss/{self.name}, or"
                 " 'kl' or 'value/loss'."
             )
-        listed = isinstance(self.needs, frozenset | set | tuple | list)
-        if not listed or not all(need in list(Need) for need in self.needs):
-            raise UserError(
-                f"loss term {self.name}: needs = {self.needs!r}: give a set of what there is: {', '.join(Need)}."
-            )
-        object.__setattr__(self, "needs", frozenset(map(Need, self.needs)))
+        needs = require_needs(self.needs, frozenset(Need), f"loss term {self.name}: needs")
+        object.__setattr__(self, "needs", needs)
 
     @property
     def metric_name(self) -> str:
@@ -116,16 +94,10 @@ class LossTerm:
     def losses(self, view: TokenView, *, owner: str) -> Float[Tensor, " token"]:
         """Its values, of what it says that it needs.  Raises RunError, of this owner, where they are none."""
         try:
-            losses = self.per_token(view.limited_to(self.needs))
-        except (TypeError, AttributeError) as error:
-            # How every use of a column that is None ends.
-            if "NoneType" not in str(error):
-                raise
-            raise RunError(
-                f"{owner}: its loss term {self.name} reads a column that is not there ({error}).  It needs"
-                f" {', '.join(sorted(self.needs)) or 'nothing'} and sees no more than that and what is always there;"
-                f" `needs` may have {', '.join(Need)}, and returns are there if the credit rule gives them."
-            ) from error
+            losses = self.per_token(view.seen_with(self.needs))
+        except MissingColumn as missing:
+            remedy = missing.remedy("its `needs`")
+            raise RunError(f"{owner}: its loss term {self.name} cannot read `{missing.name}`.  {remedy}") from missing
         return require_losses(losses, view.logprobs, self.name, owner=owner)
 
 
@@ -202,9 +174,7 @@ def policy_term(
 
 def ratio_denominator(view: TokenView, ratio_to: RatioTo) -> Float[Tensor, " token"]:
     """The log-probs that a ratio has in its denominator."""
-    chosen = view.columns.reference_logprobs if ratio_to == "reference" else view.columns.behaviour_logprobs
-    assert chosen is not None, "a need that was not met"
-    return chosen
+    return view.columns.reference_logprobs if ratio_to == "reference" else view.columns.behaviour_logprobs
 
 
 def kl_term(term: KlTerm) -> LossTerm:
@@ -213,7 +183,7 @@ def kl_term(term: KlTerm) -> LossTerm:
     return LossTerm(
         name="kl",
         per_token=importance_weighed(
-            given_full_kl if full else partial(estimated_kl, estimator=term.estimator, level=term.level),
+            attrgetter("full_kl") if full else partial(estimated_kl, estimator=term.estimator, level=term.level),
             term.importance,
         ),
         coefficient=term.coefficient,
@@ -240,12 +210,6 @@ def importance_weighed(
         return ratio.exp() * estimate(view)
 
     return per_token
-
-
-def given_full_kl(view: TokenView) -> Float[Tensor, " token"]:
-    """The KL of whole distributions, as it was computed with the log-probs."""
-    assert view.full_kl is not None, "a need that was not met"
-    return view.full_kl
 
 
 def estimated_kl(view: TokenView, *, estimator: str, level: KlLevel = "token") -> Float[Tensor, " token"]:

@@ -127,7 +127,7 @@ class BehaviourReader:
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Share and signs per 1000 tokens of each row, over what was sampled: the prefill is the prompt's."""
-        sampled = ((each.text, group.prompt.columns, len(each.tokens)) for group in groups for each in group.rollouts)
+        sampled = ((each.text, group.prompt.columns, each.num_sampled) for group in groups for each in group.rollouts)
         tallies = self.tallies(sampled)
         return {f"{SHARE}/{name}": tally.share for name, tally in tallies.items()} | {
             f"{SIGNS}/{name}": tally.per_1000_tokens for name, tally in tallies.items()

@@ -128,4 +128,4 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", h
         if prompt.columns:
             outcomes = grade(groups, [reward_function(countdown)]).outcomes
             verdict = ", " + ", ".join(rows[0][0] for rows in outcomes.values())
-        print(f"[{len(rollout.tokens)} tokens, ended by {rollout.finish}{verdict}]\n")
+        print(f"[{rollout.num_sampled} tokens, ended by {rollout.finish}{verdict}]\n")

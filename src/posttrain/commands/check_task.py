@@ -11,7 +11,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.task import TASK_OPTIONS
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards import cheap_attacks
 from posttrain.rewards.cheap_attacks import Answer, AttackExample, generic, most_common
 from posttrain.rewards.grading.answers import Score
@@ -332,4 +332,5 @@ def rollout_of(answer: Answer, sample: int) -> Rollout:
     text = answer.text.encode("utf-8", "surrogatepass")[:4096]
     tokens = tuple(range(answer.num_tokens)) if answer.num_tokens else tuple(text)
     finish = Finish.LENGTH if answer.cut_off else Finish.STOP
-    return Rollout(sample=sample, tokens=tokens, logprobs=(0.0,) * len(tokens), finish=finish, text=answer.text)
+    sequence = TokenSequence.one_turn(tokens, logprobs=(0.0,) * len(tokens), finish=finish)
+    return Rollout(sample=sample, sequence=sequence, text=answer.text)

@@ -91,7 +91,7 @@ def grpo_step(
 
 def batch_of(group: Group, rewards: Tensor, max_completion_tokens: int) -> Batch:
     """The batch of a graded group; empty where its rewards are all equal."""
-    lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts]])
+    lengths = torch.tensor([[rollout.num_sampled for rollout in group.rollouts]])
     evidence = Evidence(
         rewards=rewards,
         scores=rewards[None],

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine, Sampling, SamplingTimeout
 from posttrain.generation.request import Continuation, GroupRequest, Request, Sampled
-from posttrain.records import Finish, Group, Prompt, Rollout
+from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 
 ROUNDING_NATS = 1e-3
 """How far above 0 rounding may put a log-prob."""
@@ -161,16 +161,25 @@ def rollouts_of(engine: Engine, sampled: Sequence[Sampled]) -> list[Rollout]:
     return [
         Rollout(
             sample=each.continuation.sample,
-            tokens=each.tokens,
-            logprobs=each.logprobs,
-            cut_logprobs=each.cut_logprobs,
-            alternatives=each.alternatives,
-            finish=each.finish,
+            sequence=sequence_of(each),
             text=text,
-            weights_version=each.versions[-1][0],
+            alternatives=each.alternatives,
         )
         for each, text in zip(sampled, texts, strict=True)
     ]
+
+
+def sequence_of(sampled: Sampled) -> TokenSequence:
+    """The record of what was sampled: no token of it was given."""
+    starts = accumulate((count for _, count in sampled.versions[:-1]), initial=0)
+    return TokenSequence(
+        tokens=sampled.tokens,
+        sampled=(True,) * len(sampled.tokens),
+        logprobs=sampled.logprobs,
+        cut_logprobs=sampled.cut_logprobs,
+        versions=tuple((start, version) for start, (version, _) in zip(starts, sampled.versions, strict=True)),
+        finish=sampled.finish,
+    )
 
 
 def require_room_for(prompt: Prompt, engine: Engine) -> int:

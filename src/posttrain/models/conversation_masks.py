@@ -24,7 +24,7 @@ from posttrain.models.context import num_embeddings, require_embeddings
 from posttrain.models.messages import ASSISTANT, learned_mark
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.records import Example, Prompt
+from posttrain.records import Example, Prompt, TokenSequence
 
 THINK = "<think>"
 """Begins the thoughts of models that have their template open them."""
@@ -234,13 +234,14 @@ class Masking:
 
 def answered(prompt: Sequence[int], completion: Sequence[int]) -> Example:
     """A prompt that is read and a completion that is learned."""
-    return Example((*prompt, *completion), (False,) * len(prompt) + (True,) * len(completion))
+    sampled = (False,) * len(prompt) + (True,) * len(completion)
+    return Example(TokenSequence(tokens=(*prompt, *completion), sampled=sampled))
 
 
 def trimmed(tokens: Sequence[int], learned: Sequence[bool]) -> Example:
     """An example without what comes behind its last learned token."""
     end = max((place for place, each in enumerate(learned, start=1) if each), default=0)
-    return Example(tuple(tokens[:end]), tuple(learned[:end]))
+    return Example(TokenSequence(tokens=tuple(tokens[:end]), sampled=tuple(learned[:end])))
 
 
 def turn_text(conversation: Dialogue, number: int, opened: str) -> str:

@@ -4,7 +4,10 @@ A span is in characters of the graded text, which is the prompt's prefill and th
 value goes to the token that completes it, the one with which the text reads as it does up to the span's end: only then
 has the policy done what is paid for, and whoever sums rewards from a token on credits every token of the span.  A
 character that several tokens write, as byte-level pieces do, is complete with the last of them.  The stop token writes
-no text; a span that ends within the prefill was sampled by nobody and earns nothing.
+no text.
+
+Only sampled tokens earn.  A mark on a given token, or a span that ends in given text, counts at the last sampled token
+before it: the policy asked for what follows.  A mark with no sampled token before it, as in the prefill, earns nothing.
 """
 
 from bisect import bisect_left
@@ -17,7 +20,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.errors import RunError
-from posttrain.records import Finish, Grades, Group, Marks, Rollout
+from posttrain.records import Grades, Group, Marks, Rollout
 
 
 @runtime_checkable
@@ -30,11 +33,11 @@ class TextDecoder(Protocol):
 def process_rewards(
     groups: Sequence[Group], grades: Grades, tokenizer: TextDecoder
 ) -> Float64[Tensor, " token"] | None:
-    """What each completion token earns by the marks of all functions, times their weights; None without any.
+    """What each sampled token earns by the marks of all functions, times their weights; None without any.
 
         r_t = Σ_k w_k Σ_{marks m of k on token t} m        NaN where no function ended a step
 
-    Tokens of all completions lie one after the other, as in the evidence that credit is made of.
+    Sampled tokens of all completions lie one after the other, as in the evidence that credit is made of.
     """
     counted = [(name, weight) for name, weight in zip(grades.names, grades.weights.tolist(), strict=True) if weight]
     marked = {name: weight for name, weight in counted if name in grades.marks}
@@ -44,11 +47,14 @@ def process_rewards(
     columns: list[list[float]] = []
     for row, group in enumerate(groups):
         for sample, rollout in enumerate(group.rollouts):
-            column = [torch.nan] * len(rollout.tokens)
+            column = [torch.nan] * rollout.num_sampled
             text = WrittenText(rollout, tokenizer, pieces)
+            counts = list(accumulate(rollout.sequence.sampled, initial=0))  # sampled before each token
             for name, weight in marked.items():
                 marks = grades.marks[name][row][sample]
-                for token, value in () if marks is None else on_tokens(marks, group, text):
+                for place, value in () if marks is None else on_tokens(marks, group, text):
+                    if (token := counts[place + 1] - 1) < 0:
+                        continue  # nothing was sampled before it
                     column[token] = weight * value + (0.0 if column[token] != column[token] else column[token])
             columns.append(column)
     return torch.tensor([value for column in columns for value in column], dtype=torch.float64)
@@ -79,7 +85,7 @@ class WrittenText:
     def __init__(self, rollout: Rollout, tokenizer: TextDecoder, pieces: dict[int, str]) -> None:
         """`pieces` are the texts of single tokens as far as they are known; what is missing is added when needed."""
         self.rollout, self.tokenizer, self.pieces = rollout, tokenizer, pieces
-        self.body = list(rollout.tokens[:-1] if rollout.finish == Finish.STOP else rollout.tokens)
+        self.body = list(rollout.sequence.text_tokens)
         self._ends: list[int] | None = None
         self._looked = False
 

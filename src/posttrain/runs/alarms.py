@@ -290,7 +290,7 @@ def transcript(alarm: Alarm, groups: Sequence[Group], grades: Grades) -> str:
     if alarm.name == "reward alone":
         rows.sort(key=lambda row: -grades.rewards[row].nan_to_num(nan=-1e9).item())
     elif alarm.name in ("length", "repetition"):
-        rows.sort(key=lambda row: -len(groups[row[0]].rollouts[row[1]].tokens))
+        rows.sort(key=lambda row: -groups[row[0]].rollouts[row[1]].num_sampled)
     i, j = rows[0]
     text = groups[i].graded_text(groups[i].rollouts[j])
     shown = text if len(text) <= EXCERPT else f"{text[: EXCERPT // 2]} … {text[-EXCERPT // 2 :]}"

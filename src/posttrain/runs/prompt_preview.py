@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.records import Finish, Grades, Group, Prompt
+from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.progress import visible
 
 OPEN, CLOSE, PREFILL = "⟦", "⟧", "▶"
@@ -97,9 +97,9 @@ def graded_lines(group: Group, grades: Grades, position: int, tokenizer: PreTrai
         f"{name} {number(score)}{outcome_of(grades, name, position)}"
         for name, score in zip(grades.names, grades.scores[:, position, 0].tolist(), strict=True)
     ]
-    ended = "stopped" if rollout.finish is Finish.STOP else "cut off at the limit"
+    ended = "cut off at the limit" if rollout.finish.cut_off else "stopped"
     return [
-        f"completion {len(rollout.tokens)} tokens, {ended}",
+        f"completion {rollout.num_sampled} tokens, {ended}",
         *indented(shown(pieces(rollout.tokens, tokenizer))),
         visible(f"scores     {', '.join(scores)}; reward {number(grades.rewards[position, 0].item())}"),
         *(visible(f"marked     {line}") for line in marked_lines(group, grades, position)),

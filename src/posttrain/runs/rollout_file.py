@@ -17,7 +17,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.errors import RunError, UserError
-from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout
+from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout, TokenSequence
 from posttrain.runs.reports import ScoredCompletions, UpdateTokens
 
 NO_COLUMNS: Mapping[str, Tensor] = MappingProxyType({})
@@ -34,7 +34,7 @@ NEEDED = (
     "reward",
 )
 """Columns that reading a file of rollouts needs."""
-PROCESS = "process_rewards"
+PROCESS, SAMPLED = "process_rewards", "sampled"
 EXACT = 2**53
 """The greatest of the integers that a float tells apart."""
 
@@ -49,7 +49,10 @@ def parquet_bytes(
 ) -> bytes:
     """All rollouts of a step as a parquet file.
 
-    Token columns, such as `token_advantages`, have a number for each token of the first groups, which took part.
+    `tokens` has all tokens of a completion, `sampled` which of them the policy sampled.  `logprobs`, `cut_logprobs` and
+    token columns, such as `token_advantages`, have a number for each sampled token.  Null means: not scored (`reward`,
+    `score/<function>`), took no part in the update (`advantage`, token columns), nothing was cut (`cut_logprobs`), not
+    marked (`marks/<function>`).
     """
     assert grades.rewards.shape == advantages.shape == (len(groups), len(groups[0].rollouts))
     columns = {**rollout_columns(step, groups), **grade_columns(grades, advantages)}
@@ -116,6 +119,7 @@ def joined(parts: Sequence[Columns]) -> Columns:
 
 TYPES = {
     "tokens": "int32 list",
+    "sampled": "bool list",
     "prompt_tokens": "int32 list",
     "logprobs": "float list",
     "cut_logprobs": "float list",
@@ -136,6 +140,7 @@ def table_bytes(columns: Mapping[str, Sequence[object]], types: Mapping[str, str
 
     known = {
         "int32 list": pa.list_(pa.int32()),
+        "bool list": pa.list_(pa.bool_()),
         "float list": pa.list_(pa.float32()),
         "double list": pa.list_(pa.float64()),
         "int32 lists": pa.list_(pa.list_(pa.int32())),
@@ -164,6 +169,7 @@ def rollout_columns(step: int, groups: Sequence[Group]) -> dict[str, list[object
         "completion": [rollout.text for _, rollout in rows],
         "prompt_tokens": [group.prompt.tokens for group, _ in rows],
         "tokens": [rollout.tokens for _, rollout in rows],
+        "sampled": [rollout.sequence.sampled for _, rollout in rows],
         "logprobs": [rollout.logprobs for _, rollout in rows],
         "cut_logprobs": [rollout.cut_logprobs for _, rollout in rows],
         **alternative_columns([rollout for _, rollout in rows]),
@@ -201,12 +207,12 @@ def grade_columns(grades: Grades, advantages: Float64[Tensor, "prompt group"] | 
 
 
 def token_lists(groups: Sequence[Group], column: Float64[Tensor, " token"]) -> list[object]:
-    """The numbers of each completion's tokens; None for completions behind the last that has some."""
+    """The numbers of each completion's sampled tokens; None for completions behind the last that has some."""
     values, start = column.tolist(), 0
     lists: list[object] = []
     for rollout in (rollout for group in groups for rollout in group.rollouts):
-        lists.append(values[start : start + len(rollout.tokens)] or None)
-        start += len(rollout.tokens)
+        lists.append(values[start : start + rollout.num_sampled] or None)
+        start += rollout.num_sampled
     return lists
 
 
@@ -281,7 +287,8 @@ def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
         raise UserError(f"{file}: has no column `{lacking[0]}`, so it is not the rollouts of a step of a run.")
     marked = has_process_rewards(file, table.column_names)
     by_draw: dict[int, list[dict[str, Any]]] = {}
-    for row in table.select([*NEEDED, *([PROCESS] if marked else [])]).to_pylist():
+    read = [*NEEDED, *([PROCESS] if marked else []), *([SAMPLED] if SAMPLED in table.column_names else [])]
+    for row in table.select(read).to_pylist():
         if not marked or row[PROCESS] is not None:
             by_draw.setdefault(row["draw"], []).append(row)
     groups = [group_of(draw, of_draw) for draw, of_draw in by_draw.items()]
@@ -308,7 +315,14 @@ def has_process_rewards(file: Path, columns: Sequence[str]) -> bool:
 
 def marks_of(row: Mapping[str, Any]) -> Marks:
     """What the tokens of a completion earned, each with the weight of its function."""
-    return Marks(tokens=tuple(None if math.isnan(value) else value for value in row[PROCESS]))
+    earned = iter(row[PROCESS])
+    values = [next(earned) if sampled else math.nan for sampled in sampled_of(row)]
+    return Marks(tokens=tuple(None if math.isnan(value) else value for value in values))
+
+
+def sampled_of(row: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Which tokens of a completion were sampled: all of them in files from before that column."""
+    return tuple(row[SAMPLED]) if SAMPLED in row else (True,) * len(row["tokens"])
 
 
 def group_of(draw: int, rows: Sequence[dict[str, Any]]) -> Group:
@@ -318,9 +332,12 @@ def group_of(draw: int, rows: Sequence[dict[str, Any]]) -> Group:
     rollouts = tuple(
         Rollout(
             sample=row["sample"],
-            tokens=tuple(row["tokens"]),
-            logprobs=tuple(row["logprobs"]),
-            finish=Finish(row["finish"]),
+            sequence=TokenSequence(
+                tokens=tuple(row["tokens"]),
+                sampled=sampled_of(row),
+                logprobs=tuple(row["logprobs"]),
+                finish=Finish(row["finish"]),
+            ),
             text=row["completion"],
         )
         for row in rows

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from posttrain.options.countdown import CountdownOptions
-from posttrain.records import Finish, Group, Prompt
+from posttrain.records import Group, Prompt
 from posttrain.rewards.countdown.grader import Countdown, countdown, countdown_last
 from posttrain.rewards.countdown.step_rewards import STEP, read_try
 from posttrain.rewards.format import FormatOutcome, format_outcome
@@ -100,8 +100,7 @@ class CountdownTask(Task):
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
         mode = self.options.format_mode
         formatted = [
-            format_outcome(group.graded_text(rollout), mode, cut_off=rollout.finish == Finish.LENGTH)
-            == FormatOutcome.FORMATTED
+            format_outcome(group.graded_text(rollout), mode, cut_off=rollout.finish.cut_off) == FormatOutcome.FORMATTED
             for group, rollout in rollouts
         ]
         searches = [search(puzzle_of(group.prompt), group.graded_text(rollout)) for group, rollout in rollouts]

@@ -19,7 +19,7 @@ from posttrain.errors import UserError
 from posttrain.models.conversation_masks import Dialogue, Masking
 from posttrain.models.messages import ASSISTANT, is_call, plain_answer, require_unmarked
 from posttrain.options.dataset import DatasetOptions
-from posttrain.records import Preference, Prompt
+from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.prompt_content import prompt_content
 from posttrain.tasks.row_files.row_formats import Content, PreferenceRow, cell_text, tools_of
 
@@ -31,9 +31,7 @@ OTHER_WAYS = "  Leave out what follows the first answer, or name another templat
 class PairAnswer:
     """One of a pair's two answers in tokens."""
 
-    tokens: tuple[int, ...]
-    said: tuple[bool, ...] | None
-    """Which of them the policy says; None is all."""
+    sequence: TokenSequence
     closing: tuple[int, ...]
     """What the template writes behind the last stop token."""
 
@@ -69,19 +67,17 @@ class PairMaker:
         else:
             prompt = self.conversation_prompt(row, content)
             chosen, rejected = (self.of_messages(row, prompt, content, each) for each in (row.chosen, row.rejected))
-        if chosen.tokens == rejected.tokens:
+        if chosen.sequence.tokens == rejected.sequence.tokens:
             raise UserError(
                 f"{row.where}: `chosen` and `rejected` are the same answer, which says nothing of what is better.  Drop"
                 " the row."
             )
         for made in (chosen, rejected):
-            self.masking.require_known((*prompt.tokens, *made.tokens, *made.closing), row.where)
+            self.masking.require_known((*prompt.tokens, *made.sequence.tokens, *made.closing), row.where)
         return Preference(
             prompt=prompt,
-            chosen=chosen.tokens,
-            rejected=rejected.tokens,
-            chosen_said=chosen.said,
-            rejected_said=rejected.said,
+            chosen=chosen.sequence,
+            rejected=rejected.sequence,
             chosen_closing=chosen.closing,
             rejected_closing=rejected.closing,
             margin=column_number(row, "margin", MARGIN_RULE, lambda value: value >= 0),
@@ -94,7 +90,7 @@ class PairMaker:
         text = plain_answer(answer, where)
         require_words(where, text)
         tokens = self.masking.completion(prompt, text).tokens
-        return PairAnswer(tokens[len(prompt.tokens) :], None, ())
+        return PairAnswer(TokenSequence.one_turn(tokens[len(prompt.tokens) :]), ())
 
     def conversation_prompt(self, row: PreferenceRow, messages: Sequence[Mapping[str, Any]]) -> Prompt:
         text = self.masking.renderer.templated(messages, row.where, tools=tools_of(row))
@@ -113,11 +109,11 @@ class PairMaker:
         example = self.masking.last_turn(dialogue) if one_turn else self.masking.every_turn(dialogue)
         size = len(prompt.tokens)
         assert example.tokens[:size] == prompt.tokens, (row.where, "an answer continues the tokens of its prompt")
-        tokens, said = example.tokens[size:], None if one_turn else example.learned[size:]
+        tokens, sampled = example.tokens[size:], example.sampled[size:]
         closing = self.masking.closing(dialogue, example)
         if not self.closing_said:
-            return PairAnswer(tokens, said, closing)
-        return PairAnswer(tokens + closing, None if said is None else said + (True,) * len(closing), ())
+            return PairAnswer(TokenSequence(tokens=tokens, sampled=sampled), closing)
+        return PairAnswer(TokenSequence(tokens=tokens + closing, sampled=sampled + (True,) * len(closing)), ())
 
 
 def require_answer(where: str, turns: Sequence[Mapping[str, Any]]) -> None:
@@ -149,10 +145,8 @@ def cut_to(pair: Preference, longest: int) -> Preference:
     room = longest - len(pair.prompt.tokens)
     return replace(
         pair,
-        chosen=pair.chosen[:room],
-        rejected=pair.rejected[:room],
-        chosen_said=None if pair.chosen_said is None else pair.chosen_said[:room],
-        rejected_said=None if pair.rejected_said is None else pair.rejected_said[:room],
+        chosen=pair.chosen.first(room),
+        rejected=pair.rejected.first(room),
         chosen_closing=(),
         rejected_closing=(),
     )

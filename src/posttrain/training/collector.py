@@ -68,8 +68,8 @@ class CollectedStep:
 
 
 def completion_tokens(groups: Sequence[Group]) -> int:
-    """Tokens of all completions of some groups."""
-    return sum(len(rollout.tokens) for group in groups for rollout in group.rollouts)
+    """Tokens that were sampled in all completions of some groups."""
+    return sum(rollout.num_sampled for group in groups for rollout in group.rollouts)
 
 
 class Collector:

@@ -103,7 +103,7 @@ class Answers:
     @property
     def mean_length(self) -> float:
         """Mean completion length in tokens, the stop token included."""
-        return float(np.mean([len(rollout.tokens) for group in self.groups for rollout in group.rollouts]))
+        return float(np.mean([rollout.num_sampled for group in self.groups for rollout in group.rollouts]))
 
 
 def sample_answers(

@@ -5,32 +5,26 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 import torch
-from jaxtyping import Float64
-from torch import Tensor
 
-from posttrain.algorithms import kl
 from posttrain.algorithms.algorithm import Algorithm
-from posttrain.algorithms.credit import Evidence, mean_of_rollouts
-from posttrain.algorithms.terms import Need
-from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
+from posttrain.batch import Batch, collate
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import adapter_dropout, drops
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_layers import require_whole_adapter
 from posttrain.models.loading.exported_weights import ExportedWeights
 from posttrain.models.policy import Policy
+from posttrain.needs import Need
 from posttrain.options.training import UpdateOptions, require_adapter_decay
-from posttrain.records import Group
-from posttrain.rewards.process_rewards import process_rewards, with_penalties
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
 from posttrain.runs.tensor_state import Tensors
 from posttrain.training.actor_critic import actor_critic_state
-from posttrain.training.actor_critic.critic import CRITIC, CollectedValues, Critic, trained_groups, truncated_of
-from posttrain.training.actor_critic.value_metrics import credit_metrics
+from posttrain.training.actor_critic.critic import CRITIC, Critic, trained_groups
 from posttrain.training.caller.token_locality import LocalityCheck
 from posttrain.training.collector import CollectedStep
-from posttrain.training.distillation.privileged_prompts import TeacherPrompts
+from posttrain.training.credit.credited_step import CreditedStep, credited_step
+from posttrain.training.credit.step_columns import StepModels
 from posttrain.training.distillation.teacher import Teacher, teacher_of
 from posttrain.training.optimizer import (
     OwnOptimizer,
@@ -41,7 +35,7 @@ from posttrain.training.optimizer import (
     take_over,
 )
 from posttrain.training.reference import Reference, named_reference, reference_of
-from posttrain.training.update import Objective, group_logprobs, update
+from posttrain.training.update import Objective, update
 from posttrain.training.update_metrics import UpdateReport, kl_limit
 
 
@@ -65,24 +59,6 @@ class LearnerSettings:
     """Arguments of the chat template, by which a teacher's prompts are written too."""
     keep_token_columns: bool = False
     """Put what each update computes for each token into its report."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CreditedStep:
-    """Collected groups with what the algorithm makes of them."""
-
-    collected: CollectedStep
-    groups: CreditedGroups
-    advantages: Float64[Tensor, "prompt group"]
-    """One number for each completion: the mean over its tokens."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """What else is known of the step's credit: values, returns, what the rewards went through."""
-    token_rewards: Float64[Tensor, " token"] | None = None
-    """What single tokens earn beside their completion: process rewards and KL penalties; None where there are none."""
-    process_rewards: Float64[Tensor, " token"] | None = None
-    """The former alone; NaN where no step ends."""
-    next_state: actor_critic_state.ActorCriticState = actor_critic_state.NO_STATE
-    """What the run remembers once this step is learned from."""
 
 
 class Learner:
@@ -137,126 +113,43 @@ class Learner:
         """Updates of the last step that were not taken, for the policy had gone far enough."""
 
     def credit(self, collected: CollectedStep, clock: Clock) -> CreditedStep:
-        """The algorithm's advantages, and returns, for every token of the groups."""
-        groups, grades, algorithm = collected.groups, collected.grades, self.algorithm
-        reference, sampled = self.reference_logprobs(collected, clock), sampled_columns(groups)
-        shown = None if self.teacher is None else self.teacher.prompts(groups, grades)
-        teacher, proximal = self.teacher_logprobs(collected, shown, clock), self.proximal_logprobs(collected, clock)
-        started = sampled.behaviour_logprobs if proximal is None else proximal
-        state, rewards = actor_critic_state.with_rewards(self.actor_critic_state, grades.rewards, algorithm)
-        valued = self.values(groups, rewards, clock)
-        lengths = torch.tensor([[len(rollout.tokens) for rollout in group.rollouts] for group in groups])
-        step_rewards = process_rewards(groups, grades, self.policy.tokenizer)
-        token_rewards = with_penalties(step_rewards, self._penalties(sampled.behaviour_logprobs, reference))
-        evidence = Evidence(
-            rewards=rewards,
-            scores=grades.clipped,
-            weights=grades.weights,
-            lengths=lengths,
+        """The algorithm's advantages, and returns, for every sampled token of the groups."""
+        return credited_step(
+            collected,
+            self.algorithm,
+            self.step_models(),
+            self.actor_critic_state,
             max_completion_tokens=self.settings.max_completion_tokens,
-            teacher_gaps=None if teacher is None else teacher - started,
-            token_rewards=token_rewards,
-            step_rewards=step_rewards,
-            values=None if valued is None else valued.values,
-            final_values=None if valued is None else valued.final_values,
-            truncated=truncated_of(groups),
+            clock=clock,
         )
-        credit = algorithm.credited(evidence, groups)
-        logprobs = (sampled.behaviour_logprobs, reference)
-        metrics = credit_metrics(evidence, credit, algorithm, self.actor_critic_state, logprobs)
-        state = actor_critic_state.after_step(state, metrics, lengths.numel(), algorithm)
-        if self.critic is not None:
-            metrics["value/critic_alone"] = float(not state.fitted)
-        if shown is not None:
-            metrics["teacher/shown"] = shown.shown_share
-        columns = replace(
-            sampled,
-            **credit.columns,
-            values=evidence.values,
-            reference_logprobs=reference,
-            proximal_logprobs=proximal,
-            teacher_logprobs=teacher,
+
+    def step_models(self) -> StepModels:
+        """What the columns of a step are computed with."""
+        return StepModels(
+            needs=self.column_needs,
+            policy=self.policy,
+            reference=self.reference,
+            teacher=self.teacher,
+            critic=self.critic,
+            temperature=self.settings.temperature,
+            max_tokens=self.settings.update.tokens_per_microbatch,
         )
-        scored = ~grades.rewards.isnan() | algorithm.counts_unscored
-        return CreditedStep(
-            collected=collected,
-            groups=CreditedGroups(
-                groups=groups,
-                scored=scored,
-                columns=columns,
-                teacher_prompts=None if shown is None else shown.tokens,
-            ),
-            advantages=mean_of_rollouts(credit.advantages, lengths),
-            metrics=metrics,
-            token_rewards=token_rewards,
-            process_rewards=step_rewards,
-            next_state=state,
-        )
+
+    @property
+    def column_needs(self) -> frozenset[Need]:
+        """What is computed of a step before its updates.
+
+        log π of the policy is left out if the step has one update and that drops nothing: its log-probs are the same
+        numbers.  A credit rule that reads them gets them all the same.
+        """
+        algorithm = self.algorithm
+        if self.passes.updates > 1 or drops(self.policy.model) or Need.PROXIMAL_LOGPROBS in algorithm.credit_needs:
+            return algorithm.column_needs
+        return algorithm.column_needs - {Need.PROXIMAL_LOGPROBS}
 
     def remember(self, credited: CreditedStep) -> None:
         """Take over what a step that is learned from leaves behind: coefficients, scales, whether the policy moves."""
         self.actor_critic_state = credited.next_state
-
-    def values(
-        self, groups: Sequence[Group], rewards: Float64[Tensor, "prompt group"], clock: Clock
-    ) -> CollectedValues | None:
-        """What the critic expects of the groups, a new one the mean of their rewards; None without a critic."""
-        if self.critic is None:
-            return None
-        with clock("values"):
-            if not self.actor_critic_state.begun:
-                self.critic.head.expect(rewards.nanmean().nan_to_num(nan=0.0).item())
-            return self.critic.of_groups(groups, max_tokens=self.settings.update.tokens_per_microbatch)
-
-    def reference_logprobs(self, collected: CollectedStep, clock: Clock) -> Float64[Tensor, " token"] | None:
-        """log-probs of every completion token under the reference; None where nothing needs them."""
-        if self.reference is None or Need.REFERENCE_LOGPROBS not in self.algorithm.needs:
-            return None
-        with clock("reference"), self.reference.entered() as reference:
-            return self._logprobs_under(reference, collected)
-
-    def proximal_logprobs(self, collected: CollectedStep, clock: Clock) -> Float64[Tensor, " token"] | None:
-        """The same under the policy as the step finds it; None where nothing needs them.
-
-        Nor are they computed of a step with one update: unless that drops something, its own are the same numbers.
-        A teacher's advantages, which are there before any update, want them all the same.
-        """
-        needs = self.algorithm.needs
-        known = self.passes.updates == 1 and not drops(self.policy.model) and Need.TEACHER_LOGPROBS not in needs
-        if Need.PROXIMAL_LOGPROBS not in needs or known:
-            return None
-        with clock("proximal"):
-            return self._logprobs_under(self.policy, collected)
-
-    def teacher_logprobs(
-        self, collected: CollectedStep, shown: TeacherPrompts | None, clock: Clock
-    ) -> Float64[Tensor, " token"] | None:
-        """The same under the teacher, behind the prompts that it sees; None where nothing needs them."""
-        if self.teacher is None or Need.TEACHER_LOGPROBS not in self.algorithm.needs:
-            return None
-        with clock("teacher"), self.teacher.entered() as teacher:
-            return self._logprobs_under(teacher, collected, None if shown is None else shown.tokens)
-
-    def _logprobs_under(
-        self,
-        policy: Policy,
-        collected: CollectedStep,
-        teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None,
-    ) -> Float64[Tensor, " token"]:
-        temperature, budget = self.settings.temperature, self.settings.update.tokens_per_microbatch
-        return group_logprobs(
-            policy, collected.groups, temperature=temperature, max_tokens=budget, teacher_prompts=teacher_prompts
-        )
-
-    def _penalties(
-        self, behaviour: Float64[Tensor, " token"], reference: Float64[Tensor, " token"] | None
-    ) -> Float64[Tensor, " token"] | None:
-        """What a KL in the reward takes off each token."""
-        penalty = self.algorithm.kl_penalty
-        if penalty is None:
-            return None
-        assert reference is not None, "a need that was not met"
-        return -self.actor_critic_state.kl_coefficient * kl.ESTIMATORS[penalty.estimator](behaviour, reference)
 
     def learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
         """Take the updates of a step, one on each of its batches that is not empty.

@@ -13,7 +13,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from posttrain.algorithms.advantages import informative
-from posttrain.records import Finish, Grades, Group
+from posttrain.records import Grades, Group
 from posttrain.rewards.grading.call_log import mean
 from posttrain.runs.alarms import repeated_share
 
@@ -100,18 +100,18 @@ def logged_metrics(logged: Mapping[str, tuple[tuple[Mapping[str, float] | None, 
 
 
 def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """How long completions are, how they end, and how sure the policy was of them."""
+    """How long completions are in sampled tokens, how they end, and how sure the policy was of them."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    lengths = [len(rollout.tokens) for rollout in rollouts]
+    lengths = [rollout.num_sampled for rollout in rollouts]
     metrics = {
         **spread_of_lengths("length", lengths),
-        "completions/clipped_ratio": fmean(rollout.finish == Finish.LENGTH for rollout in rollouts),
-        "completions/repetition": fmean(repeated_share(rollout.tokens) for rollout in rollouts),
+        "completions/clipped_ratio": fmean(rollout.finish.cut_off for rollout in rollouts),
+        "completions/repetition": fmean(repeated_share(rollout.sequence.sampled_tokens) for rollout in rollouts),
         "tokens/prompt": float(sum(len(group.prompt.tokens) for group in groups)),
         "tokens/completion": float(sum(lengths)),
         "entropy_estimate": -fmean(logprob for rollout in rollouts for logprob in rollout.logprobs),
     }
-    terminated = [len(rollout.tokens) for rollout in rollouts if rollout.finish == Finish.STOP]
+    terminated = [rollout.num_sampled for rollout in rollouts if not rollout.finish.cut_off]
     return metrics | (spread_of_lengths("terminated_length", terminated) if terminated else {})
 
 
@@ -125,7 +125,7 @@ def spread_of_lengths(name: str, lengths: Sequence[int]) -> dict[str, float]:
 
 
 def step_tokens(groups: Sequence[Group]) -> int:
-    """What a step adds to `num_tokens`, TRL's count: a prompt counts once for each of its completions."""
+    """What a step adds to `num_tokens`, TRL's count of tokens read: a prompt counts once per completion."""
     return sum(len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts)
 
 

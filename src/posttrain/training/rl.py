@@ -28,8 +28,8 @@ from posttrain.training.actor_critic.warm_start import require_earlier_rollouts,
 from posttrain.training.caller.caller_inputs import inputs_of
 from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows, StartOptions
 from posttrain.training.collector import CollectedStep, no_journal
+from posttrain.training.credit.credited_step import CreditedStep
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
-from posttrain.training.learner import CreditedStep
 from posttrain.training.metrics import step_metrics, step_tokens
 from posttrain.training.session import (
     Session,
@@ -254,7 +254,7 @@ def step_report(
         token_rewards=credited.token_rewards,
         process_rewards=credited.process_rewards,
         token_advantages=credited.groups.columns.advantages,
-        token_values=credited.groups.columns.values,
+        token_values=credited.groups.columns.known.get("values"),
         replaced=collected.replaced,
         updates=[update.tokens for update in updates if update.tokens is not None],
     )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,14 +12,15 @@ from torch import Tensor
 from posttrain.algorithms import kl
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.losses import ratio_statistics
-from posttrain.algorithms.terms import LossTerm, Need, TokenView, needs_of
-from posttrain.batch import Batch, CreditedGroups, TokenColumns, completions_of
+from posttrain.algorithms.terms import LossTerm, TokenView, needs_of
+from posttrain.batch import Batch, CreditedGroups, completions_of
 from posttrain.errors import RunError
 from posttrain.models.adapters.in_force import drops
 from posttrain.models.forward import ForwardNeeds
 from posttrain.models.logprobs import NextTokens
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.gradients import gradients_in_place
+from posttrain.needs import Need
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.runs.clock import Clock
@@ -168,8 +169,8 @@ def micro_losses(policy: Policy, micro: Batch, objective: Objective, observed: O
     if share is not None:
         yield share
     if apart and critic is not None:
-        view = replace(view, logprobs=view.logprobs.detach(), full_kl=None, entropies=None)
-        view = replace(view, values=critic.values_of(micro).to(view.logprobs))
+        view = replace(view, logprobs=view.logprobs.detach(), known={})
+        view = replace(view, known={"values": critic.values_of(micro).to(view.logprobs)})
         share = share_of(apart, view, micro, objective)
         observe_terms(observed, view, apart)
         yield share
@@ -196,18 +197,15 @@ def token_view(
     logprobs = parts.logprobs
     assert logprobs is not None
     columns = micro.columns.map(lambda column: column.to(logprobs))
-    if Need.PROXIMAL_LOGPROBS in needs and columns.proximal_logprobs is None:
+    if Need.PROXIMAL_LOGPROBS in needs and "proximal_logprobs" not in columns.known:
         # Of a step's only update: what is trained is what the step starts from.
-        columns = replace(columns, proximal_logprobs=logprobs.detach())
-    return TokenView(
-        logprobs=logprobs,
-        rollout=micro.rollout.to(logprobs.device),
-        columns=columns,
-        full_kl=parts.divergences.get(Need.FULL_KL),
-        entropies=parts.entropies,
-        values=None if parts.values is None else parts.values.to(logprobs),
-        teacher_kl=parts.divergences.get(Need.TEACHER_KL),
-    )
+        columns = replace(columns, known={**columns.known, "proximal_logprobs": logprobs.detach()})
+    known = {str(name): divergence for name, divergence in parts.divergences.items()}
+    if parts.entropies is not None:
+        known["entropies"] = parts.entropies
+    if parts.values is not None:
+        known["values"] = parts.values.to(logprobs)
+    return TokenView(logprobs=logprobs, rollout=micro.rollout.to(logprobs.device), columns=columns, known=known)
 
 
 def forward_needs(objective: Objective, needs: frozenset[Need], micro: Batch) -> ForwardNeeds:
@@ -228,7 +226,7 @@ def observe(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) 
     """Keep what metrics are made of."""
     detached = replace(view, logprobs=view.logprobs.detach())
     observed.logprobs.append(detached.logprobs.double().cpu())
-    if view.entropies is not None:
+    if "entropies" in view.known:
         observed.entropies.append(view.entropies.detach().double().cpu())
     clipped = [term.clipped(detached) for term in terms if term.clipped is not None]
     if clipped:
@@ -244,10 +242,10 @@ def observe_terms(observed: Observations, view: TokenView, terms: Sequence[LossT
         observed.values.append(view.values.detach().cpu())
     for term in terms:
         if term.reported:
-            values = term.per_token(view.limited_to(term.needs))
+            values = term.per_token(view.seen_with(term.needs))
             observed.terms.setdefault(term.metric_name, []).append(values.detach().double().cpu())
         if term.measures is not None:
-            for name, values in term.measures(view.limited_to(term.needs)).items():
+            for name, values in term.measures(view.seen_with(term.needs)).items():
                 observed.terms.setdefault(name, []).append(values.detach().double().cpu())
 
 
@@ -308,9 +306,9 @@ def token_totals(micro_batches: Sequence[Batch], observed: Observations) -> dict
             "clip_ratio/high_mean": (clipped * (advantages > 0)).sum().item(),
             "clip_ratio/region_mean": clipped.sum().item(),
         }
-    reference = [micro.columns.reference_logprobs for micro in micro_batches]
-    if "kl" not in observed.terms and all(column is not None for column in reference):
-        sums["kl"] = kl.k3(logprobs, torch.cat([column for column in reference if column is not None])).sum().item()
+    if "kl" not in observed.terms and all("reference_logprobs" in micro.columns.known for micro in micro_batches):
+        reference = torch.cat([micro.columns.reference_logprobs for micro in micro_batches])
+        sums["kl"] = kl.k3(logprobs, reference).sum().item()
     sums |= {name: torch.cat(values).sum().item() for name, values in observed.terms.items()}
     if observed.entropies:
         sums["entropy"] = torch.cat(observed.entropies).sum().item()
@@ -330,11 +328,8 @@ def update_tokens(batch: Batch, micro_batches: Sequence[Batch], observed: Observ
     The micro-batches hold the completions of the batch in its order.
     """
     logprobs = torch.cat(observed.logprobs)
-    given = {
-        each.name: torch.cat([getattr(micro.columns, each.name) for micro in micro_batches])
-        for each in fields(TokenColumns)
-        if getattr(batch.columns, each.name) is not None
-    }
+    parts = [micro.columns.named() for micro in micro_batches]
+    given = {name: torch.cat([part[name] for part in parts]) for name in batch.columns.named()}
     found = {
         "entropy": observed.entropies,
         "new_values": observed.values,
@@ -352,8 +347,8 @@ def update_tokens(batch: Batch, micro_batches: Sequence[Batch], observed: Observ
 
 
 def token_counts(micro_batches: Sequence[Batch]) -> Float64[Tensor, " token"]:
-    """For every token of the update, how many tokens its completion has."""
-    counts = [torch.tensor([len(each) for each in micro.completions]) for micro in micro_batches]
+    """For every token of the update, how many sampled tokens its completion has."""
+    counts = [torch.tensor(micro.num_sampled) for micro in micro_batches]
     return torch.cat([of[micro.rollout.cpu()] for of, micro in zip(counts, micro_batches, strict=True)]).double()
 
 
@@ -366,7 +361,7 @@ def group_logprobs(
     max_tokens: int,
     teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None,
 ) -> Float64[Tensor, " token"]:
-    """log-probs of every completion token of the groups under another policy, in order, in nats.
+    """log-probs of every sampled token of the groups under another policy, in order, in nats.
 
     Behind `teacher_prompts`, where they are given, in place of the groups' own.
     """
@@ -384,7 +379,7 @@ def undropped_gaps(policy: Policy, groups: CreditedGroups, *, temperature: float
     """
     if not drops(policy.model):
         return None
-    logprobs = groups.columns.proximal_logprobs
+    logprobs = groups.columns.known.get("proximal_logprobs")
     if logprobs is None:
         logprobs = group_logprobs(policy, groups.groups[:1], temperature=temperature, max_tokens=max_tokens)
     return (logprobs - groups.columns.behaviour_logprobs[: len(logprobs)]).abs()

@@ -26,7 +26,7 @@ from posttrain.tasks.preference_set import preference_set
 from posttrain.tasks.row_files.rows import GivenRows
 from posttrain.training.dpo.dpo_objective import pair_objective
 from posttrain.training.dpo.dpo_run import train_dpo
-from posttrain.training.dpo.pair_update import MeasuredPairs, logprobs_without_gradient, said_lengths
+from posttrain.training.dpo.pair_update import MeasuredPairs, logprobs_without_gradient, sampled_lengths
 from posttrain.training.reference import Reference, UncopiedPolicy, reference_of, require_same_vocabulary
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
@@ -187,7 +187,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         pairs = self.pairs(rows, options)
         policy = logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
         reference = self._reference_logprobs(pairs, options)
-        found = MeasuredPairs.of(pair_objective(options), policy, reference, said_lengths(pairs))
+        found = MeasuredPairs.of(pair_objective(options), policy, reference, sampled_lengths(pairs))
         means = found.means()
         return {"loss": found.losses.mean().item(), **{name: means[name] for name in OF_PAIRS}}
 
@@ -270,5 +270,5 @@ def loss_options(args: DPOConfig, notes: list[str]) -> dict[str, Any]:
 
 def tokens_of(pair: Preference) -> tuple[object, ...]:
     """The tokens that the log-probs of a pair depend on."""
-    answers = (pair.chosen, pair.chosen_said, pair.chosen_closing, pair.rejected, pair.rejected_said)
-    return (tuple(pair.prompt.tokens), *answers, pair.rejected_closing)
+    answers = [(each.tokens, each.sampled) for each in (pair.chosen, pair.rejected)]
+    return (tuple(pair.prompt.tokens), *answers, pair.chosen_closing, pair.rejected_closing)

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.algorithms.aggregation import decoupled_zscore
-from posttrain.records import Finish, Grades, Group
+from posttrain.records import Grades, Group
 from posttrain.runs.reports import StepReport
 from posttrain.training.metrics import NO_DEVIATION, completion_metrics, logged_metrics, reward_metrics, scored
 from posttrain.trl.configs.recipe import DEVIATION_EPSILON, ZeroDeviation, zero_deviation_of
@@ -59,8 +59,8 @@ class Logged:
         if self.kl_coefficient is None or penalties is None:
             return {}
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        masked = [self.masks_truncated and each.finish == Finish.LENGTH for each in rollouts]
-        counted = [not cut for cut, each in zip(masked, rollouts, strict=True) for _ in each.tokens]
+        masked = [self.masks_truncated and each.finish.cut_off for each in rollouts]
+        counted = [not cut for cut, each in zip(masked, rollouts, strict=True) for _ in range(each.num_sampled)]
         kept = penalties[torch.tensor(counted)]
         return {"kl": -kept.mean().item() / self.kl_coefficient if len(kept) else 0.0}
 
@@ -69,8 +69,8 @@ class Logged:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if self.clips_completions:
             return trained.completions / (len(rollouts) * passes)
-        counted = [each for each in rollouts if not (self.masks_truncated and each.finish == Finish.LENGTH)]
-        return trained.tokens / (sum(len(each.tokens) for each in counted) * passes) if counted else 0.0
+        counted = [each for each in rollouts if not (self.masks_truncated and each.finish.cut_off)]
+        return trained.tokens / (sum(each.num_sampled for each in counted) * passes) if counted else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

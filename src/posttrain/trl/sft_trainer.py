@@ -59,7 +59,7 @@ class TokenRows(Sequence[dict[str, list[int]]]):
     def row(self, example: Example) -> dict[str, list[int]]:
         """Tokens and labels of one row."""
         ids = [*example.tokens]
-        masked = [token if each else NOT_LEARNED for token, each in zip(ids, example.learned, strict=True)]
+        masked = [token if each else NOT_LEARNED for token, each in zip(ids, example.sampled, strict=True)]
         return {TOKENS: ids, LABELS: ids if self.learned_whole else masked}
 
 

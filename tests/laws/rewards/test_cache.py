@@ -25,6 +25,7 @@ from posttrain.rewards.judge_reward import JudgeReward
 from posttrain.rewards.math_reward import MathsReward
 from posttrain.rewards.reward_registry import load_reward
 from tests.support.reward_rows import CHAT, group
+from tests.support.sequences import resampled
 from tests.support.worker_rows import function_of
 
 # What was asked is in ASKED of the function's module, which lives in the test's own process.
@@ -92,7 +93,7 @@ def test_a_completion_is_asked_about_once_in_a_batch_and_never_again(tmp_path: P
 
 def with_finish(group_: Group) -> Group:
     """The group with rollouts that differ in their text alone."""
-    alike = (replace(rollout, finish=Finish.STOP, tokens=(1, 2)) for rollout in group_.rollouts)
+    alike = (resampled(rollout, finish=Finish.STOP, tokens=(1, 2)) for rollout in group_.rollouts)
     return replace(group_, rollouts=tuple(alike))
 
 
@@ -107,7 +108,7 @@ def test_without_the_promise_or_with_no_room_nothing_is_remembered(tmp_path: Pat
 
 DIFFERENT = {
     "text": lambda each: replace(each, rollouts=(replace(each.rollouts[0], text="b"),)),
-    "finish": lambda each: replace(each, rollouts=(replace(each.rollouts[0], finish=Finish.LENGTH),)),
+    "finish": lambda each: replace(each, rollouts=(resampled(each.rollouts[0], finish=Finish.LENGTH),)),
     "prompt": lambda each: replace(each, prompt=replace(each.prompt, text="2 + 2?")),
     "messages": lambda each: replace(each, prompt=replace(each.prompt, messages=CHAT)),
     "prefill": lambda each: replace(each, prompt=replace(each.prompt, prefill="1 + 1?")),
@@ -133,7 +134,7 @@ def test_whatever_a_function_is_told_tells_rows_apart(tmp_path: Path, name: str,
 def test_what_a_function_is_not_told_tells_no_rows_apart(tmp_path: Path) -> None:
     row = with_finish(group(["a"], columns={"answer": 1}))
     others = replace(row, prompt=replace(row.prompt, columns={"answer": 2, "more": 3}))
-    retokenised = replace(row, rollouts=(replace(row.rollouts[0], tokens=(7,)),))
+    retokenised = replace(row, rollouts=(resampled(row.rollouts[0], tokens=(7,)),))
     bare = function_of(tmp_path, SOURCE, "bare", cache=True)
     grade([row], [bare])
     assert grade([others], [bare]).num_cached == grade([retokenised], [bare]).num_cached == 1

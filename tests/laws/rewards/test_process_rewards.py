@@ -21,7 +21,7 @@ import posttrain
 from posttrain.algorithms.aggregation import sums_differ
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import RunError
-from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout
+from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.answers import Graded, ProcessReward, Span
 from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.rewards.grading.resources import default_resources
@@ -198,7 +198,9 @@ def written(
     text = tokenizer.decode(tokens, skip_special_tokens=False)
     ids = tuple(tokens) if stop is None else (*tokens, stop)
     finish = Finish.LENGTH if stop is None else Finish.STOP
-    rollout = Rollout(sample=0, tokens=ids, logprobs=(0.0,) * len(ids), finish=finish, text=text)
+    rollout = Rollout(
+        sample=0, sequence=TokenSequence.one_turn(ids, logprobs=(0.0,) * len(ids), finish=finish), text=text
+    )
     return Group(prompt=Prompt(id="p", text="1" + prefill, tokens=(1,), prefill=prefill), draw=0, rollouts=(rollout,))
 
 

@@ -37,6 +37,7 @@ from posttrain.algorithms.other_policies.correction import Correction, corrected
 from posttrain.algorithms.terms import KlTerm, LossTerm, kl_term, policy_term
 from posttrain.algorithms.token_weights import WEIGHTINGS, Weighting
 from posttrain.errors import UserError
+from posttrain.needs import Need
 from posttrain.options.critic import DEFAULT_CRITIC, CriticOptions
 from posttrain.options.training import Passes
 
@@ -103,6 +104,7 @@ def ppo(
         kl_penalty=None if in_loss else kl,
         least_group_size=2 if baseline == "leave_one_out" else 1,
         critic=critic if has_critic else None,
+        credit_needs=frozenset({Need.VALUES}) if has_critic else frozenset(),
         adaptive_kl=adaptive_kl,
         reward_scaling=reward_scaling,
         passes=Passes(epochs=2, minibatches=4),
@@ -155,13 +157,11 @@ def actor_critic_credit(
 ) -> Credit:
     """Advantages and returns of every token, from rewards, token rewards and values.
 
-    The reward of a completion is earned by its last sampled token.  A completion that nothing scored has advantages
+    The reward of a completion is earned by its last token.  A completion that nothing scored has advantages
     and returns of 0, which no token weight lets in.
     """
     rollout = evidence.rollout
     counted = ~evidence.rewards.isnan().flatten()[rollout]
-    if evidence.sampled is not None:
-        counted = counted & evidence.sampled
     tokens = valued_tokens(evidence, baseline, missing_stop)
     if gae.truncated == "terminal":
         tokens = replace(tokens, final_values=torch.zeros_like(tokens.final_values))
@@ -198,33 +198,26 @@ def valued_tokens(evidence: Evidence, baseline: Baseline, missing_stop: MissingS
     if missing_stop.acts:
         assert evidence.truncated is not None, "nobody says which completions were cut off"
         rewards = rewards_with_missing_stops(rewards, evidence.truncated, missing_stop=missing_stop)
-    final = evidence.final_values
     earned = rewards_of_tokens(evidence, rewards)
     return ValuedTokens(
         rewards=earned,
         values=values_of(evidence, earned, baseline),
         rollout=rollout,
-        final_values=torch.zeros_like(rewards).flatten() if final is None else final.flatten(),
-        sampled=evidence.sampled,
+        final_values=(evidence.final_values if baseline == "critic" else torch.zeros_like(rewards)).flatten(),
     )
 
 
 def rewards_of_tokens(evidence: Evidence, rewards: Float64[Tensor, "prompt group"]) -> Float64[Tensor, " token"]:
-    """What each token earned: its own reward, and at the last sampled one the completion's."""
-    rollout = evidence.rollout
-    own = torch.zeros(len(rollout), dtype=torch.float64) if evidence.token_rewards is None else evidence.token_rewards
-    number, sampled = torch.arange(len(rollout)), evidence.sampled
-    known = torch.ones_like(rollout, dtype=torch.bool) if sampled is None else sampled
-    last = torch.full((rewards.numel(),), -1).scatter_reduce(0, rollout[known], number[known], "amax")
-    acted = last >= 0
-    own = torch.where(known, own, 0.0)
-    return own.index_add(0, last[acted], rewards.flatten().nan_to_num(nan=0.0)[acted])
+    """What each token earned: its own reward, and the last one the completion's too."""
+    lengths, own = evidence.lengths.flatten(), evidence.token_rewards
+    if own is None:
+        own = torch.zeros(int(lengths.sum()), dtype=torch.float64)
+    return own.index_add(0, lengths.cumsum(0) - 1, rewards.flatten().nan_to_num(nan=0.0))
 
 
 def values_of(evidence: Evidence, earned: Float64[Tensor, " token"], baseline: Baseline) -> Float64[Tensor, " token"]:
     """What was expected before each token: by the critic, as the mean of the prompt's other completions, or nothing."""
     if baseline == "critic":
-        assert evidence.values is not None, "a critic that was not asked"
         return evidence.values
     if baseline == "none":
         return torch.zeros_like(earned)

@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posttrain.algorithms.terms import LossTerm, Need, TokenView
+from posttrain.algorithms.terms import LossTerm, TokenView
 from posttrain.errors import UserError
+from posttrain.needs import Need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +64,14 @@ def value_term(options: ValueLossOptions) -> LossTerm:
     """The value loss of every token, with the tokens on which its clip acts as a metric."""
 
     def per_token(view: TokenView) -> Float[Tensor, " token"]:
-        values, returns = given(view)
-        return value_loss(values, returns, earlier=view.columns.values, reach=view.columns.value_range)
+        reach = view.columns.value_range
+        earlier = None if reach is None else view.columns.values
+        return value_loss(view.values, view.columns.returns, earlier=earlier, reach=reach)
 
     def held(view: TokenView) -> dict[str, Float[Tensor, " token"]]:
-        values, returns = given(view)
-        clipped = value_loss(values, returns, earlier=view.columns.values, reach=view.columns.value_range)
-        return {"value/clip_fraction": (clipped > value_loss(values, returns)).to(values.dtype)}
+        return {
+            "value/clip_fraction": (per_token(view) > value_loss(view.values, view.columns.returns)).to(view.values)
+        }
 
     return LossTerm(
         name="value",
@@ -81,13 +83,6 @@ def value_term(options: ValueLossOptions) -> LossTerm:
     )
 
 
-def given(view: TokenView) -> tuple[Tensor, Tensor]:
-    """Values of now and returns, which whoever computes the update hands over for `Need.VALUES`."""
-    assert view.values is not None, "a need that was not met"
-    assert view.columns.returns is not None, "a credit rule that gives no returns"
-    return view.values, view.columns.returns
-
-
 def entropy_term(coefficient: float) -> LossTerm:
     """A bonus for the entropy of the next-token distribution, per token: the loss is less by c · H, H in nats.
 
@@ -97,7 +92,6 @@ def entropy_term(coefficient: float) -> LossTerm:
         raise UserError(f"entropy_bonus = {coefficient}: is negative; use 0 or more.")
 
     def per_token(view: TokenView) -> Float[Tensor, " token"]:
-        assert view.entropies is not None, "a need that was not met"
         return -view.entropies
 
     return LossTerm(

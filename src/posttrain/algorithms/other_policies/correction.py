@@ -15,8 +15,9 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posttrain.algorithms.losses import RatioLevel, log_ratio
-from posttrain.algorithms.terms import LossTerm, Need, TokenView
+from posttrain.algorithms.terms import LossTerm, TokenView
 from posttrain.errors import UserError
+from posttrain.needs import Need
 
 TRUNCATE = 2.0
 MASK_LEVEL: RatioLevel = "sequence_mean"
@@ -115,7 +116,6 @@ def corrected(term: LossTerm, correction: Correction | None) -> LossTerm:
 
     def of(view: TokenView) -> Corrected:
         columns = view.columns
-        assert columns.proximal_logprobs is not None, "a need that was not met"
         return correction_weights(
             columns.proximal_logprobs, columns.behaviour_logprobs, view.rollout, correction=correction
         )
@@ -147,5 +147,4 @@ def corrected(term: LossTerm, correction: Correction | None) -> LossTerm:
 
 def since_the_step_began(view: TokenView) -> TokenView:
     """The tokens as though the policy that the step starts from had sampled them."""
-    assert view.columns.proximal_logprobs is not None, "a need that was not met"
     return replace(view, columns=replace(view.columns, behaviour_logprobs=view.columns.proximal_logprobs))

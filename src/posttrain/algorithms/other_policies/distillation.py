@@ -11,10 +11,11 @@ divergence between whole completions.  tests/laws/test_distillation.py enumerate
 """
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from posttrain.algorithms.advantages import group_zscore
@@ -22,9 +23,10 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence, per_rollout
 from posttrain.algorithms.losses import ClipRange, clipped_surrogate
 from posttrain.algorithms.other_policies.correction import Correction, corrected
-from posttrain.algorithms.terms import KlTerm, LossTerm, Need, TokenView, kl_term, policy_term
+from posttrain.algorithms.terms import KlTerm, LossTerm, TokenView, kl_term, policy_term
 from posttrain.algorithms.token_weights import WEIGHTINGS, Weighting
 from posttrain.errors import UserError
+from posttrain.needs import Need
 from posttrain.options.teacher import TeacherOptions
 
 Horizon = Literal["token", "completion"]
@@ -63,7 +65,8 @@ def distill(
         terms = [sampled_term(policy)]
     return Algorithm(
         name="distill",
-        credit=taught(0.0 if full else coefficient, horizon, reward_weight),
+        credit=taught(0.0 if full else coefficient, horizon, reward_weight, corrected=correction is not None),
+        credit_needs=credit_needs(full=full, corrected=correction is not None),
         terms=(*terms, *([] if kl is None else [kl_term(kl)])),
         token_weights=WEIGHTINGS[token_weights],
         least_group_size=2 if reward_weight or teacher.sees == "sibling" else 1,
@@ -105,17 +108,13 @@ def refuse_unused(correction: Correction | None, clip_low: float, clip_high: flo
 def full_term(coefficient: float) -> LossTerm:
     """KL(π‖π_T) of whole distributions, in nats per token."""
 
-    def given(view: TokenView) -> Float[Tensor, " token"]:
-        assert view.teacher_kl is not None, "a need that was not met"
-        return view.teacher_kl
-
     return LossTerm(
         name="distill",
-        per_token=given,
+        per_token=attrgetter("teacher_kl"),
         coefficient=coefficient,
         needs=frozenset({Need.TEACHER_KL}),
         reported=False,
-        measures=lambda view: {"kl_teacher": given(view)},
+        measures=lambda view: {"kl_teacher": view.teacher_kl},
     )
 
 
@@ -123,7 +122,6 @@ def sampled_term(policy: LossTerm) -> LossTerm:
     """The policy's term, for advantages that a teacher's log-probs are in; it tells the KL that they estimate."""
 
     def measures(view: TokenView) -> Mapping[str, Tensor]:
-        assert view.columns.teacher_logprobs is not None, "a need that was not met"
         told = {} if policy.measures is None else policy.measures(view)
         return {**told, "kl_teacher": view.logprobs - view.columns.teacher_logprobs}
 
@@ -138,7 +136,14 @@ def sampled_term(policy: LossTerm) -> LossTerm:
     )
 
 
-def taught(coefficient: float, horizon: Horizon, reward_weight: float) -> CreditRule:
+def credit_needs(*, full: bool, corrected: bool) -> frozenset[Need]:
+    """What the rule of credit reads: nothing where the teacher is only in the loss."""
+    if full:
+        return frozenset()
+    return frozenset({Need.TEACHER_LOGPROBS, *([Need.PROXIMAL_LOGPROBS] if corrected else [])})
+
+
+def taught(coefficient: float, horizon: Horizon, reward_weight: float, *, corrected: bool = False) -> CreditRule:
     """Advantages of a teacher's log-probs, and of rewards beside them.
 
         A_t = c g_t + w z                  g_t = log π_T(y_t) - log μ(y_t), in nats; z: the z-score of the reward
@@ -152,8 +157,8 @@ def taught(coefficient: float, horizon: Horizon, reward_weight: float) -> Credit
     def credit(evidence: Evidence) -> Credit:
         advantages = reward_weight * by_reward(evidence).advantages
         if coefficient:
-            gaps = evidence.teacher_gaps
-            assert gaps is not None, "a need that was not met"
+            start = evidence.proximal_logprobs if corrected else evidence.behaviour_logprobs
+            gaps = evidence.teacher_logprobs - start
             advantages = advantages + coefficient * (gaps if horizon == "token" else to_go(gaps, evidence.lengths))
         return Credit(advantages)
 

@@ -22,7 +22,7 @@ from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.records import Finish, Group
+from posttrain.records import Group
 
 MAX_ROWS = 256
 """Completions that are decoded side by side."""
@@ -104,7 +104,7 @@ class Service:
             for index, (group, sample) in enumerate((group, s) for group in groups for s in range(asked.count))
         ]
         prompt_tokens = sum(len(prompt.tokens) for prompt in asked.prompts)
-        completion_tokens = sum(len(rollout.tokens) for group in groups for rollout in group.rollouts)
+        completion_tokens = sum(rollout.num_sampled for group in groups for rollout in group.rollouts)
         return {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
             "object": "chat.completion" if chat else "text_completion",
@@ -179,7 +179,7 @@ class Service:
         rollout = group.rollouts[sample]
         cuts = [at for at in (rollout.text.find(stop) for stop in asked.stops) if at >= 0]
         text = rollout.text[: min(cuts)] if cuts else rollout.text
-        reason = "stop" if cuts or rollout.finish is Finish.STOP else "length"
+        reason = "length" if rollout.finish.cut_off and not cuts else "stop"
         said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         logprobs = openai_logprobs(rollout, len(text), self.policy.tokenizer, chat=chat) if asked.logprobs else None
         return {"index": index, **said, "finish_reason": reason, "logprobs": logprobs}

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.records import Finish, Rollout
+from posttrain.records import Rollout
 
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 """What the bytes of a character that is not complete are decoded to."""
@@ -17,7 +17,7 @@ def openai_logprobs(rollout: Rollout, length: int, tokenizer: PreTrainedTokenize
 
     They are log μ in nats at the temperature that was sampled with (at 1 for temperature 0), before any cut.
     """
-    tokens = rollout.tokens[:-1] if rollout.finish is Finish.STOP else rollout.tokens
+    tokens = rollout.sequence.text_tokens
     texts = added_texts(tokenizer, tokens)
     offsets = list(accumulate(map(len, texts[:-1]), initial=0)) if texts else []
     shown = sum(offset < length for offset in offsets) if length < len(rollout.text) else len(texts)

@@ -1,5 +1,6 @@
 """One completion token by token, coloured by what each token is credited with; matplotlib is loaded only to draw."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,8 @@ def draw_token_advantages(
     halves: Any = figure.subfigures(2, 1, height_ratios=[height + 1.0, 3.4])
     upper, lower = halves
     panels = upper.subplots(1, len(credits), squeeze=False)[0]
-    largest = max((abs(each) for credit in credits.values() for each in credit.advantages), default=0.0) or 1.0
+    known = [abs(each) for credit in credits.values() for each in credit.advantages if not math.isnan(each)]
+    largest = max(known, default=0.0) or 1.0
     colours = ScalarMappable(Normalize(-largest, largest), "RdBu")
     for axes, (name, credit) in zip(panels, credits.items(), strict=True):
         draw_text(axes, placed, credit.advantages, colours)
@@ -94,7 +96,7 @@ def draw_text(
     for each in placed:
         colour = shades[each.token]
         axes.add_patch(Rectangle((each.column, each.line), len(each.text), 0.94, color=colour, linewidth=0))
-        dark = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 0.5
+        dark = colour[3] > 0 and 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 0.5  # NaN is transparent
         for place, character in enumerate(each.text):
             axes.text(
                 each.column + place + 0.5,

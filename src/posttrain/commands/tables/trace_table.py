@@ -29,7 +29,8 @@ from posttrain.runs.progress import visible
 from posttrain.runs.prompt_preview import logged_lines
 from posttrain.training.actor_critic.value_metrics import SCALE, SHIFT
 from posttrain.training.collector import CollectedStep
-from posttrain.training.learner import CreditedStep, Learner
+from posttrain.training.credit.credited_step import CreditedStep
+from posttrain.training.learner import Learner
 from posttrain.training.session import Session
 
 
@@ -40,6 +41,7 @@ class TraceRow:
     state: str
     action: str
     logprob: float
+    """NaN where the token was given and not sampled, as are the other numbers."""
     reward: float
 
 
@@ -105,17 +107,19 @@ def traced(session: Session, group: Group, sample: int, crediting: Crediting = N
     grades, notes = graded_completion(session, group, sample)
     collected = CollectedStep(step=0, groups=[group], grades=grades)
     credited = session.learner.credit(collected, Clock())
-    first = sum(len(rollout.tokens) for rollout in group.rollouts[:sample])
-    own = slice(first, first + len(group.rollouts[sample].tokens))
+    first = sum(rollout.num_sampled for rollout in group.rollouts[:sample])
+    own = slice(first, first + group.rollouts[sample].num_sampled)
     token_rewards = [] if credited.token_rewards is None else credited.token_rewards[own].tolist()
-    credits = {f"{session.algorithm.name}, the recipe's": credit_of(credited, sample, own, crediting.whitening)}
+    marks = group.rollouts[sample].sequence.sampled
+    recipes = credit_of(credited, sample, own, crediting.whitening)
+    credits = {f"{session.algorithm.name}, the recipe's": on_all_tokens(recipes, marks)}
     said = [*credit_notes("", session.learner, credited, crediting.whitening)]
     settings = session.learner.settings
     settings = replace(settings, reference_path=settings.reference_path or crediting.reference)
     for name, algorithm in crediting.beside.items():
         learner = Learner(session.policy, algorithm, settings)
         other = learner.credit(collected, Clock())
-        credits[name] = credit_of(other, sample, own)
+        credits[name] = on_all_tokens(credit_of(other, sample, own), marks)
         said += credit_notes(f"{name}: ", learner, other)
     return Trace(
         prompt=group.prompt,
@@ -132,13 +136,25 @@ def credit_of(credited: CreditedStep, sample: int, own: slice, whitening: StepWh
     Whitened by what a step of a run was whitened by, and else not: one group says nothing of a step's deviation.
     """
     columns, scored = credited.groups.columns, bool(credited.groups.scored[0, sample])
-    values = None if columns.values is None else columns.values[own].tolist()
+    values = columns.values[own].tolist() if "values" in columns.known else None
     advantages = columns.advantages[own]
     if (here := whitened_by(credited)) is not None:
         advantages = advantages * here.scale + here.shift
         if whitening is not None:
             advantages = (advantages - whitening.by.shift) / whitening.by.scale
     return TokenCredit(advantages=(advantages if scored else advantages * math.nan).tolist(), values=values)
+
+
+def on_all_tokens(credit: TokenCredit, sampled: Sequence[bool]) -> TokenCredit:
+    """The same with NaN at given tokens, which no algorithm credits."""
+    values = None if credit.values is None else spread(credit.values, sampled)
+    return TokenCredit(advantages=spread(credit.advantages, sampled), values=values)
+
+
+def spread(numbers: Sequence[float], sampled: Sequence[bool]) -> list[float]:
+    """Numbers of sampled tokens at their places among all tokens, NaN elsewhere."""
+    left = iter(numbers)
+    return [next(left) if each else math.nan for each in sampled]
 
 
 def whitened_by(credited: CreditedStep) -> Whitening | None:
@@ -213,11 +229,11 @@ def table(trace: Trace, window: TableWindow) -> list[str]:
         f"{'t':>4}  {'state (its end)':{width}}  {'action':{actions}}  {'log-prob':>8}  {'reward':>6}"
         + "".join(f"  {head:>9}" for head, _, _ in columns),
     ]
-    shown = [(t, row) for t, row in enumerate(rows) if row.logprob <= window.below]
+    shown = [(t, row) for t, row in enumerate(rows) if window.below == 0 or row.logprob <= window.below]
     for t, row in shown:
-        reward = aligned_number(row.reward, "z", 6, 2)
+        logprob, reward = aligned_number(row.logprob, "z", 8, 3), aligned_number(row.reward, "z", 6, 2)
         lines.append(
-            f"{t:>4}  {row.state[-width:]:{width}}  {row.action:{actions}}  {row.logprob:z8.3f}  {reward}"
+            f"{t:>4}  {row.state[-width:]:{width}}  {row.action:{actions}}  {logprob}  {reward}"
             + "".join(
                 f"  {aligned_number(numbers[t], f'{sign}z', max(9, len(head)), 3)}" for head, sign, numbers in columns
             )
@@ -252,22 +268,23 @@ def draw(trace: Trace, picture: Path) -> None:
 
 
 def action_rewards(reward: float, token_rewards: Sequence[float], own: slice) -> list[float]:
-    """What each action earns: what it is given by itself, and the last one the completion's reward too."""
+    """What each sampled token earns: what it is given by itself, and the last one the completion's reward too."""
     earned = list(token_rewards) or [math.nan if math.isnan(reward) else 0.0] * (own.stop - own.start)
     return [*earned[:-1], earned[-1] + reward]
 
 
 def action_table(session: Session, group: Group, sample: int, rewards: Sequence[float]) -> list[TraceRow]:
-    """Every action of one completion, and what it earns."""
+    """Every token of one completion, and what it earns."""
     rollout, tokenizer = group.rollouts[sample], session.policy.tokenizer
+    logprobs, earned = (spread(each, rollout.sequence.sampled) for each in (rollout.logprobs, rewards))
     return [
         TraceRow(
             state=on_one_line(group.prompt.text + str(tokenizer.decode(list(rollout.tokens[:t])))),
             action=on_one_line(str(tokenizer.decode([token]))),
-            logprob=logprob,
-            reward=rewards[t],
+            logprob=logprobs[t],
+            reward=earned[t],
         )
-        for t, (token, logprob) in enumerate(zip(rollout.tokens, rollout.logprobs, strict=True))
+        for t, token in enumerate(rollout.tokens)
     ]
 
 
@@ -279,7 +296,7 @@ def on_one_line(text: str) -> str:
 def graded_completion(session: Session, group: Group, sample: int) -> tuple[Grades, list[str]]:
     """The grades of the group, and in words what became of one completion."""
     rollout = group.rollouts[sample]
-    length, total = len(rollout.tokens), sum(rollout.logprobs)
+    length, total = rollout.num_sampled, sum(rollout.logprobs)
     notes = [f"log-prob of the completion: {total:.3f} nats over {length} tokens; it ended by {rollout.finish}"]
     if group.prompt.id == ASKED and not group.prompt.columns and not session.config.rewards:
         notes.append(

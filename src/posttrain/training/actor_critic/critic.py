@@ -22,7 +22,7 @@ from posttrain.models.model_outputs import trunk as without_output_layer
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.options.critic import CriticOptions
-from posttrain.records import Finish, Group, Rollout
+from posttrain.records import Group, Rollout
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
 from posttrain.training.actor_critic.critic_folder import has_head, loaded_head, loaded_trunk, require_head_of_policy
 from posttrain.training.optimizer import POLICY, ParameterGroup
@@ -36,7 +36,7 @@ class CollectedValues:
     """What the critic expected of some groups."""
 
     values: Float64[Tensor, " token"]
-    """Before each token of each completion."""
+    """Before each sampled token of each completion."""
     final_values: Float64[Tensor, "prompt group"]
     """After the last token of each that was cut off; 0 for the others."""
 
@@ -83,7 +83,7 @@ class Critic:
 
     @torch.no_grad()
     def of_groups(self, groups: Sequence[Group], *, max_tokens: int) -> CollectedValues:
-        """What is expected of every completion token of the groups, and after those that were cut off."""
+        """What is expected before every sampled token of the groups, and after completions that were cut off."""
         with_ends = completions_of([replace(group, rollouts=tuple(map(with_end, group.rollouts))) for group in groups])
         budget = with_ends.split(max_tokens, padded=self.trunk.forward.padded)
         found = torch.cat([self._values(micro).double().cpu() for micro in budget])
@@ -153,23 +153,25 @@ def own_trunk(policy: Policy, options: CriticOptions) -> ScoredBody | None:
 
 
 def with_end(rollout: Rollout) -> Rollout:
-    """A completion that was cut off with one more token, whatever it is: what led to it is then asked about as well."""
-    if rollout.finish != Finish.LENGTH:
+    """A completion that was cut off with another sampled token: the state after all its tokens is then valued too."""
+    if not rollout.finish.cut_off:
         return rollout
-    return replace(rollout, tokens=(*rollout.tokens, rollout.tokens[-1]), logprobs=(*rollout.logprobs, 0.0))
+    sequence = rollout.sequence
+    tokens = (*sequence.tokens, sequence.tokens[-1])
+    logprobs = (*sequence.logprobs, 0.0)
+    longer = replace(sequence, tokens=tokens, sampled=(*sequence.sampled, True), logprobs=logprobs)
+    return replace(rollout, sequence=longer)
 
 
 def ends_of(groups: Sequence[Group]) -> Bool[Tensor, " token"]:
-    """Which tokens `with_end` added."""
+    """Which sampled tokens `with_end` added."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    return torch.tensor(
-        [t == len(rollout.tokens) for rollout in rollouts for t in range(len(with_end(rollout).tokens))]
-    )
+    return torch.tensor([t == each.num_sampled for each in rollouts for t in range(with_end(each).num_sampled)])
 
 
 def truncated_of(groups: Sequence[Group]) -> Bool[Tensor, "prompt group"]:
-    """Which completions were cut off at the limit."""
-    return torch.tensor([[rollout.finish == Finish.LENGTH for rollout in group.rollouts] for group in groups])
+    """Which completions a limit cut off."""
+    return torch.tensor([[rollout.finish.cut_off for rollout in group.rollouts] for group in groups])
 
 
 def trained_groups(

@@ -26,15 +26,14 @@ def explained_variance(returns: Float64[Tensor, " token"], values: Float64[Tenso
 
 
 def counted_tokens(evidence: Evidence) -> Bool[Tensor, " token"]:
-    """Sampled tokens of completions that have a reward."""
-    scored = ~evidence.rewards.isnan().flatten()[evidence.rollout]
-    return scored if evidence.sampled is None else scored & evidence.sampled
+    """Tokens of completions that have a reward."""
+    return ~evidence.rewards.isnan().flatten()[evidence.rollout]
 
 
 def value_metrics(evidence: Evidence, credit: Credit) -> dict[str, float]:
     """What is told of a step's values and returns; nothing where there are none."""
     counted = counted_tokens(evidence)
-    if credit.returns is None or evidence.values is None or not bool(counted.any()):
+    if credit.returns is None or "values" not in evidence.known or not bool(counted.any()):
         return {}
     returns, values = credit.returns[counted], evidence.values[counted]
     explained = explained_variance(returns, values)
@@ -46,32 +45,25 @@ def value_metrics(evidence: Evidence, credit: Credit) -> dict[str, float]:
     }
 
 
-def penalty_metrics(
-    behaviour: Float64[Tensor, " token"], reference: Float64[Tensor, " token"] | None, num_rollouts: int
-) -> dict[str, float]:
+def penalty_metrics(evidence: Evidence) -> dict[str, float]:
     """The KL to the reference as the sampled tokens estimate it, of completions and of tokens, in nats.
 
     mean over completions of Σ_t x_t,   mean over tokens of x_t        x = log μ - log ref, k1
     """
-    if reference is None:
-        return {}
-    total = (behaviour - reference).sum().item()
-    return {COMPLETION_KL: total / num_rollouts, TOKEN_KL: total / len(behaviour)}
+    ratios = evidence.behaviour_logprobs - evidence.reference_logprobs
+    total = ratios.sum().item()
+    return {COMPLETION_KL: total / evidence.rewards.numel(), TOKEN_KL: total / len(ratios)}
 
 
 def credit_metrics(
-    evidence: Evidence,
-    credit: Credit,
-    algorithm: Algorithm,
-    state: ActorCriticState,
-    logprobs: tuple[Float64[Tensor, " token"], Float64[Tensor, " token"] | None],
+    evidence: Evidence, credit: Credit, algorithm: Algorithm, state: ActorCriticState
 ) -> dict[str, float]:
-    """All that credit tells of a step; `logprobs` are μ's and the reference's, `state` what credit was made with."""
+    """All that credit tells of a step; `state` is what credit was made with."""
     metrics = value_metrics(evidence, credit)
     if credit.whitening is not None:
         metrics |= {SHIFT: credit.whitening.shift, SCALE: credit.whitening.scale}
     if algorithm.kl_penalty is not None and (algorithm.critic is not None or algorithm.adaptive_kl is not None):
-        metrics |= penalty_metrics(*logprobs, evidence.rewards.numel()) | {"kl_coefficient": state.kl_coefficient}
+        metrics |= penalty_metrics(evidence) | {"kl_coefficient": state.kl_coefficient}
     if algorithm.reward_scaling is not None:
         metrics["reward_scaled"] = evidence.rewards.nanmean().item()
     return metrics

@@ -1,7 +1,7 @@
 """Whether each term of a loss reads one completion at a time; only then micro-batches leave the gradient as it is."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,8 +17,6 @@ ALONE = 8
 """Completions that are read by themselves: a rank among tokens may by chance be the same among fewer."""
 NOISE = 0.1
 """Standard deviation of what `stirred` adds: small enough for the ratio of a long completion."""
-COMPUTED = ("full_kl", "entropies", "values", "teacher_kl")
-"""What a view has beside log π, where a term needs it."""
 
 
 @dataclass(slots=True)
@@ -71,8 +69,8 @@ def require_local(term: LossTerm, view: TokenView, *, owner: str) -> None:
 
 def read(term: LossTerm, view: TokenView, *, owner: str) -> list[Tensor]:
     """A term's losses, and the gradients of their weighted sum by all that the policy and the critic compute."""
-    leaves: dict[str, Any] = {name: each.clone().requires_grad_() for name, each in computed(view)}
-    losses = term.losses(replace(view, **leaves), owner=owner)
+    leaves = {name: each.clone().requires_grad_() for name, each in computed(view).items()}
+    losses = term.losses(with_computed(view, leaves), owner=owner)
     if not losses.requires_grad:
         return [losses]
     gradients = torch.autograd.grad((view.columns.weights * losses).sum(), list(leaves.values()), allow_unused=True)
@@ -80,17 +78,20 @@ def read(term: LossTerm, view: TokenView, *, owner: str) -> list[Tensor]:
     return [losses.detach(), *(torch.zeros_like(leaf) if each is None else each for each, leaf in known)]
 
 
-def computed(view: TokenView) -> Iterator[tuple[str, Tensor]]:
+def computed(view: TokenView) -> dict[str, Tensor]:
     """What has a gradient in training."""
-    for name in ("logprobs", *COMPUTED):
-        if (column := getattr(view, name)) is not None:
-            yield name, column
+    return {"logprobs": view.logprobs, **view.known}
+
+
+def with_computed(view: TokenView, parts: Mapping[str, Tensor], **others: Any) -> TokenView:
+    """The view with other numbers for these, and with other fields."""
+    known = {name: part for name, part in parts.items() if name != "logprobs"}
+    return replace(view, logprobs=parts["logprobs"], known=known, **others)
 
 
 def detached(view: TokenView) -> TokenView:
     """The same numbers without the graph that they come from."""
-    parts: dict[str, Any] = {name: each.detach() for name, each in computed(view)}
-    return replace(view, **parts)
+    return with_computed(view, {name: each.detach() for name, each in computed(view).items()})
 
 
 def stirred(view: TokenView) -> TokenView:
@@ -112,23 +113,22 @@ def stirred(view: TokenView) -> TokenView:
             return (column + noise(column, NOISE)).abs()
         return column + noise(column, 1.0)
 
-    parts: dict[str, Any] = {name: other(name, each) for name, each in computed(view)}
-    known = {each.name: getattr(view.columns, each.name) for each in fields(view.columns)}
-    columns = {name: other(name, column) for name, column in known.items() if column is not None}
-    return replace(view, columns=replace(view.columns, **columns), **parts)
+    parts = {name: other(name, each) for name, each in computed(view).items()}
+    return with_computed(view, parts, columns=view.columns.map_named(other))
 
 
 def selected(view: TokenView, tokens: Bool[Tensor, " token"]) -> TokenView:
     """Whole completions of a view, counted from 0."""
     rollout = view.rollout[tokens]
-    parts: dict[str, Any] = {name: each[tokens] for name, each in computed(view)}
-    return replace(view, rollout=rollout - rollout[0], columns=view.columns.map(lambda each: each[tokens]), **parts)
+    columns = view.columns.map(lambda each: each[tokens])
+    parts = {name: each[tokens] for name, each in computed(view).items()}
+    return with_computed(view, parts, rollout=rollout - rollout[0], columns=columns)
 
 
 def joined(one: TokenView, other: TokenView) -> TokenView:
     """The completions of two views in one."""
-    known = [each.name for each in fields(one.columns) if getattr(one.columns, each.name) is not None]
-    columns = {name: torch.cat([getattr(one.columns, name), getattr(other.columns, name)]) for name in known}
-    parts: dict[str, Any] = {name: torch.cat([each, getattr(other, name)]) for name, each in computed(one)}
+    more = other.columns.named()
+    columns = one.columns.map_named(lambda name, column: torch.cat([column, more[name]]))
+    parts = {name: torch.cat([each, computed(other)[name]]) for name, each in computed(one).items()}
     rollout = torch.cat([one.rollout, other.rollout + one.rollout[-1] + 1])
-    return replace(one, rollout=rollout, columns=replace(one.columns, **columns), **parts)
+    return with_computed(one, parts, rollout=rollout, columns=columns)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from posttrain.options.collect import CollectOptions
-from posttrain.records import Finish
 from posttrain.training.collection.sampled_prompts import SampledCompletion, SampledPrompt
 
 
@@ -46,7 +45,7 @@ def choose_pairs(prompts: Sequence[SampledPrompt], options: CollectOptions, *, s
     pairs: list[Pair] = []
     num_cut_off = num_empty = num_identical = num_unscored = num_lone = 0
     for prompt in prompts:
-        whole = [each for each in prompt.completions if options.cut_off == "keep" or each.finish is Finish.STOP]
+        whole = [each for each in prompt.completions if options.cut_off == "keep" or not each.finish.cut_off]
         telling = [each for each in whole if each.text.strip()]
         different = list({each.text: each for each in reversed(telling)}.values())
         ranked = [each for each in different if options.pairs != "best_worst" or each.reward is not None]

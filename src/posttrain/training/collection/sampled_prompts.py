@@ -73,7 +73,7 @@ def sampled_prompts(groups: Sequence[Group], grades: Grades | None) -> list[Samp
                     sample=rollout.sample,
                     text=group.graded_text(rollout),
                     finish=rollout.finish,
-                    num_tokens=len(rollout.tokens),
+                    num_tokens=rollout.num_sampled,
                     reward=None if grades is None else score_or_none(grades.rewards[row, column].item()),
                     scores=None if grades is None else scores_of(grades, row, column),
                 )

@@ -61,8 +61,8 @@ def kl_to_start(cell: Cell) -> Drift:
 
 
 def drift_of(rollouts: Sequence[Rollout], start_logprobs: Float64[Tensor, " token"]) -> Drift:
-    """The estimate from completions of π and the log-probs of all their tokens, one after the other, under π₀."""
-    lengths = [len(rollout.tokens) for rollout in rollouts]
+    """The estimate from completions of π and the log-probs under π₀ of all their sampled tokens, in order."""
+    lengths = [rollout.num_sampled for rollout in rollouts]
     of_start = [part.sum().item() for part in start_logprobs.split(lengths)]
     ratios = [sum(rollout.logprobs) - other for rollout, other in zip(rollouts, of_start, strict=True)]
     return Drift(

@@ -32,7 +32,7 @@ from posttrain.training.dpo.pair_update import (
     PairReference,
     accumulate,
     logprobs_without_gradient,
-    said_lengths,
+    sampled_lengths,
 )
 from posttrain.training.fit.fit_report import write_model
 from posttrain.training.fit.fit_session import FitObjective, HeldOutResults
@@ -122,13 +122,13 @@ class DpoObjective(FitObjective[Preference]):
 
     def num_tokens(self, batch: Sequence[Preference]) -> int:
         """Tokens of pairs, those of a prompt counted with each of its answers, as TRL counts them."""
-        return sum(2 * len(pair.prompt.tokens) + len(pair.chosen) + len(pair.rejected) for pair in batch)
+        return sum(2 * len(pair.prompt.tokens) + len(pair.chosen.tokens) + len(pair.rejected.tokens) for pair in batch)
 
     def measured(self) -> HeldOutResults:
         pairs = self.held_out
         policy = logprobs_without_gradient(self.policy, pairs, self.options.tokens_per_microbatch)
         reference = self.reference.logprobs("held_out", range(len(pairs)), pairs)
-        metrics = held_out_pair_metrics(MeasuredPairs.of(self.loss, policy, reference, said_lengths(pairs)), pairs)
+        metrics = held_out_pair_metrics(MeasuredPairs.of(self.loss, policy, reference, sampled_lengths(pairs)), pairs)
         return HeldOutResults(metrics, {name.removeprefix("eval/"): value for name, value in metrics.items()})
 
     def score(self, metrics: Metrics) -> float | None:
@@ -240,7 +240,8 @@ def held_out_pair_metrics(found: MeasuredPairs, pairs: Sequence[Preference]) -> 
 def pairs_digest(pairs: PreferenceSet) -> str:
     """A digest of the tokens of all pairs, in their order."""
     parts = [
-        [(pair.prompt.tokens, pair.chosen, pair.rejected) for pair in part] for part in (pairs.training, pairs.held_out)
+        [(pair.prompt.tokens, pair.chosen.tokens, pair.rejected.tokens) for pair in part]
+        for part in (pairs.training, pairs.held_out)
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

@@ -86,32 +86,31 @@ class MeasuredPairs:
 
 
 def pair_logprobs(policy: Policy, pairs: Sequence[Preference]) -> OfPairs:
-    """log π of both answers of each pair, in nats, summed in float64 over the tokens that the policy says."""
+    """log π of both answers of each pair, in nats, summed in float64 over the sampled tokens."""
     places: dict[tuple[int, ...], int] = {}
     prompt_of = [places.setdefault(pair.prompt.tokens, len(places)) for pair in pairs for _ in range(2)]
-    answers = [answer for pair in pairs for answer in (pair.chosen, pair.rejected)]
+    answers = [answer.tokens for pair in pairs for answer in (pair.chosen, pair.rejected)]
     owner = torch.arange(len(answers)).repeat_interleave(torch.tensor([len(answer) for answer in answers]))
-    said = torch.tensor([each for pair in pairs for mask in said_of(pair) for each in mask])
-    logprobs = policy.completion_logprobs(Completions([*places], answers, prompt_of, sampled=said)).double()
-    sums = logprobs.new_zeros(len(answers)).index_add(0, owner[said].to(logprobs.device), logprobs)
+    sampled = torch.tensor([each for pair in pairs for mask in masks_of(pair) for each in mask])
+    logprobs = policy.completion_logprobs(Completions([*places], answers, prompt_of, sampled=sampled)).double()
+    sums = logprobs.new_zeros(len(answers)).index_add(0, owner[sampled].to(logprobs.device), logprobs)
     return OfPairs(sums[0::2], sums[1::2])
 
 
-def said_of(pair: Preference) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """Which tokens of each answer the policy says."""
-    size = len(pair.prompt.tokens)
-    return pair.chosen_example.learned[size:], pair.rejected_example.learned[size:]
+def masks_of(pair: Preference) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Which tokens of each answer count as the policy's."""
+    return pair.chosen.sampled, pair.rejected.sampled
 
 
-def said_lengths(pairs: Sequence[Preference]) -> OfPairs:
-    """How many tokens of each answer the policy says."""
-    counts = torch.tensor([[sum(mask) for mask in said_of(pair)] for pair in pairs], dtype=torch.float64)
+def sampled_lengths(pairs: Sequence[Preference]) -> OfPairs:
+    """How many tokens of each answer count as the policy's."""
+    counts = torch.tensor([[sum(mask) for mask in masks_of(pair)] for pair in pairs], dtype=torch.float64)
     return OfPairs(counts[:, 0], counts[:, 1])
 
 
 def predicting_lengths(pair: Preference) -> tuple[int, int]:
     """How many tokens of each answer go through the model: all but the last, which is only predicted."""
-    return len(pair.chosen) - 1, len(pair.rejected) - 1
+    return len(pair.chosen.tokens) - 1, len(pair.rejected.tokens) - 1
 
 
 @torch.no_grad()
@@ -133,7 +132,7 @@ def accumulate(
 
     Raises RunError before the backward pass where a pair's loss is not finite.
     """
-    lengths = said_lengths(pairs)
+    lengths = sampled_lengths(pairs)
     weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
     weights = weights / weights.sum()
     seen = torch.zeros(2, len(pairs), dtype=torch.float64)

@@ -1,6 +1,6 @@
 """Pairs of a policy's own completions: the best of a group with the worst, ties dropped and counted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.records import Grades, Group, Preference, Prompt
+from posttrain.records import Grades, Group, Preference, Prompt, TokenSequence
 from posttrain.runs.tensor_state import Tensors
 from posttrain.training.metrics import (
     completion_metrics,
@@ -79,8 +79,8 @@ def sampled_round(number: int, groups: Sequence[Group], grades: Grades, pairs_pe
             pairs.append(
                 Preference(
                     prompt=group.prompt,
-                    chosen=chosen.tokens,
-                    rejected=rejected.tokens,
+                    chosen=chosen.sequence,
+                    rejected=rejected.sequence,
                     margin=rewards[best] - rewards[worst],
                     where=where,
                 )
@@ -90,26 +90,37 @@ def sampled_round(number: int, groups: Sequence[Group], grades: Grades, pairs_pe
 
 
 def pair_tensors(pairs: Sequence[Preference]) -> Tensors:
-    """The tokens of sampled pairs, as a checkpoint holds them."""
+    """The tokens of sampled pairs, as a checkpoint holds them, and which of an answer were given if any were."""
     tensors: dict[str, Tensor] = {}
     for part, rows in zip(PARTS, parts_of(pairs), strict=True):
-        tensors[f"{part}.tokens"] = torch.tensor([token for row in rows for token in row], dtype=torch.int32)
-        tensors[f"{part}.lengths"] = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        tensors[f"{part}.tokens"] = torch.tensor([token for row in rows for token in row.tokens], dtype=torch.int32)
+        tensors[f"{part}.lengths"] = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
+        sampled = torch.tensor([mark for row in rows for mark in row.sampled], dtype=torch.bool)
+        if not bool(sampled.all()):
+            tensors[f"{part}.sampled"] = sampled
     return tensors
 
 
-def parts_of(pairs: Sequence[Preference]) -> tuple[list[tuple[int, ...]], ...]:
+def parts_of(pairs: Sequence[Preference]) -> tuple[list[TokenSequence], ...]:
     """Prompts, chosen and rejected answers."""
-    return [p.prompt.tokens for p in pairs], [p.chosen for p in pairs], [p.rejected for p in pairs]
+    prompts = [TokenSequence.one_turn(pair.prompt.tokens) for pair in pairs]
+    return prompts, [pair.chosen for pair in pairs], [pair.rejected for pair in pairs]
 
 
 def pairs_from(tensors: Tensors, places: Sequence[str]) -> list[Preference]:
     """The pairs that `pair_tensors` made tensors of, as far as training needs them; `places` name them in messages."""
-    rows: Mapping[str, list[tuple[int, ...]]] = {
-        part: [tuple(row.tolist()) for row in tensors[f"{part}.tokens"].split(tensors[f"{part}.lengths"].tolist())]
-        for part in PARTS
-    }
+    prompts, chosen, rejected = (sequences_from(tensors, part) for part in PARTS)
     return [
-        Preference(prompt=Prompt(id=where, text="", tokens=prompt), chosen=chosen, rejected=rejected, where=where)
-        for where, prompt, chosen, rejected in zip(places, *(rows[part] for part in PARTS), strict=True)
+        Preference(prompt=Prompt(id=where, text="", tokens=prompt.tokens), chosen=best, rejected=worst, where=where)
+        for where, prompt, best, worst in zip(places, prompts, chosen, rejected, strict=True)
+    ]
+
+
+def sequences_from(tensors: Tensors, part: str) -> list[TokenSequence]:
+    """One part of every pair."""
+    tokens, lengths = tensors[f"{part}.tokens"], tensors[f"{part}.lengths"].tolist()
+    sampled = tensors.get(f"{part}.sampled", torch.ones_like(tokens, dtype=torch.bool))
+    return [
+        TokenSequence(tokens=tuple(row.tolist()), sampled=tuple(marks.tolist()))
+        for row, marks in zip(tokens.split(lengths), sampled.split(lengths), strict=True)
     ]

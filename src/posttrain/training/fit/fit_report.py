@@ -53,7 +53,7 @@ def preview_lines(objective: FitObjective[Item], items: Sequence[Item]) -> list[
     lines = [f"The first of them, as tokens that are read and {LEARNED[0]}learned{LEARNED[1]}:"]
     for item in items:
         if isinstance(item, Example):
-            lines.append(f"--- {len(item.tokens)} tokens, {item.num_learned} learned")
+            lines.append(f"--- {len(item.tokens)} tokens, {item.num_sampled} learned")
             lines += marked(tokenizer, item).split("\n")
         else:
             lines += pair_lines(tokenizer, item, objective.answers(item))
@@ -75,7 +75,7 @@ def pair_lines(
 def marked(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
     """An example as text, special tokens too, with ⟪what is learned⟫ marked; long parts lose their middle."""
     parts: list[tuple[bool, list[int]]] = []
-    for token, learned in zip(example.tokens, example.learned, strict=True):
+    for token, learned in zip(example.tokens, example.sampled, strict=True):
         if not parts or parts[-1][0] != learned:
             parts.append((learned, []))
         parts[-1][1].append(token)

@@ -169,7 +169,7 @@ class FitObjective(Generic[Item]):
 
     def answers(self, pair: Preference) -> tuple[Sequence[int], Sequence[int]]:
         """The tokens of both answers of a pair, as they are read."""
-        return pair.chosen, pair.rejected
+        return pair.chosen.tokens, pair.rejected.tokens
 
     def save(self, folder: RunFolder) -> None:
         """Save the trained model, and pictures of the run."""

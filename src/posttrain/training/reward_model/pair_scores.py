@@ -51,7 +51,7 @@ class PairScores:
 
 def read_answers(pair: Preference) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What is read of both answers: with what the template writes behind them."""
-    return pair.chosen + pair.chosen_closing, pair.rejected + pair.rejected_closing
+    return pair.chosen.tokens + pair.chosen_closing, pair.rejected.tokens + pair.rejected_closing
 
 
 def read_lengths(pair: Preference) -> tuple[int, int]:

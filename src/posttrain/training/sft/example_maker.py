@@ -12,7 +12,7 @@ from posttrain.models.messages import ASSISTANT, KNOWN_KEYS, is_call, learned_ma
 from posttrain.models.rendering import TooLongText
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
-from posttrain.records import Example
+from posttrain.records import Example, TokenSequence
 from posttrain.tasks.prompt_content import prompt_content
 from posttrain.tasks.row_files.row_formats import (
     CompletionRow,
@@ -135,11 +135,11 @@ class PackedExample:
     @classmethod
     def of(cls, example: Example) -> "PackedExample":
         """The same example."""
-        return cls(array("i", example.tokens), bytes(example.learned))
+        return cls(array("i", example.tokens), bytes(example.sampled))
 
     def unpacked(self) -> Example:
         """As the loss takes it."""
-        return Example(tuple(self.tokens), tuple(map(bool, self.learned)))
+        return Example(TokenSequence(tokens=tuple(self.tokens), sampled=tuple(map(bool, self.learned))))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -185,7 +185,7 @@ class ExampleMaker:
         """What is learned of a row."""
         if isinstance(row, TokenRow):
             made = example_of(row, learn_all=self.options.loss_on == "all")
-            return [trimmed(made.tokens, made.learned)]
+            return [trimmed(made.tokens, made.sampled)]
         if isinstance(row, TextRow):
             return [self.masking.text(self.masking.renderer.render(row.text, id=row.where))]
         if isinstance(row, ConversationRow):
@@ -254,15 +254,15 @@ class ExampleMaker:
 
     def fitting(self, where: str, example: Example) -> Example | None:
         """The example if it is short enough, cut or left out if it is not."""
-        if not example.num_learned:
+        if not example.num_sampled:
             raise UserError(
                 f"{where}: nothing to learn: a single token, and nothing predicts the first.  Drop the row."
             )
         if len(example.tokens) <= self.longest:
             return example
         self.too_long.append((where, len(example.tokens)))
-        kept = trimmed(example.tokens[: self.longest], example.learned[: self.longest])
-        if self.options.long_rows == "cut" and kept.num_learned:
+        kept = trimmed(example.tokens[: self.longest], example.sampled[: self.longest])
+        if self.options.long_rows == "cut" and kept.num_sampled:
             self.cut.append(where)
             return kept
         self.skipped.append(where)
@@ -346,4 +346,4 @@ def whole_numbers(row: DatasetRow, column: str) -> Sequence[int]:
 def example_of(row: TokenRow, *, learn_all: bool) -> Example:
     """The example of a row; with `learn_all` every token of it is learned."""
     learned = (False, *[True] * (len(row.tokens) - 1)) if learn_all else row.learned
-    return Example(row.tokens, learned)
+    return Example(TokenSequence(tokens=row.tokens, sampled=learned))

@@ -22,13 +22,13 @@ def learned_tokens(policy: Policy, examples: Sequence[Example], *, statistics: b
 
     To the forward pass an example is what comes before its first learned token, continued to the end.
     """
-    firsts = [example.learned.index(True) for example in examples]
+    firsts = [example.sampled.index(True) for example in examples]
     pairs = list(zip(examples, firsts, strict=True))
     batch = Completions(
         [example.tokens[:first] for example, first in pairs],
         [example.tokens[first:] for example, first in pairs],
         range(len(examples)),
-        sampled=torch.tensor([learned for example, first in pairs for learned in example.learned[first:]]),
+        sampled=torch.tensor([learned for example, first in pairs for learned in example.sampled[first:]]),
     )
     return policy.forward.completion_logprobs(batch, ForwardNeeds(statistics=statistics))
 
@@ -42,7 +42,7 @@ def accumulate(
 
     The loss is in nats per token; with `measure_entropy` come the mean entropy and the share of likeliest tokens.
     """
-    count = sum(example.num_learned for example in examples)
+    count = sum(example.num_sampled for example in examples)
     sums: dict[str, float] = {}
     total = 0.0
     for micro in microbatches(examples, tokens_per_microbatch, padded=policy.forward.padded):
@@ -106,7 +106,7 @@ def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microb
         total += found.sum().item()
         sums = statistics_of(parts)
         right, entropy = right + sums["mean_token_accuracy"], entropy + sums["entropy"]
-        sizes = [example.num_learned for example in micro]
+        sizes = [example.num_sampled for example in micro]
         losses += [part.sum().item() for part in found.split(sizes)]
         counts += sizes
     return HeldOutLoss(

@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from posttrain.algorithms.terms import Need
 from posttrain.errors import UserError
+from posttrain.needs import Need
 from posttrain.runs.clock import Clock
-from posttrain.training.learner import CreditedStep, Learner
+from posttrain.training.credit.credited_step import CreditedStep
+from posttrain.training.learner import Learner
 from posttrain.training.update import Objective, Observations, micro_losses
 
 

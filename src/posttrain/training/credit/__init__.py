@@ -1,0 +1,1 @@
+"""What is computed of a collected step before its batches: columns, and credit for each token."""

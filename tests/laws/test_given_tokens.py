@@ -1,0 +1,340 @@
+"""Tokens that the policy was given, such as a tool's reply, change nothing but what it reads.
+
+Spans of given tokens are inserted anywhere in sampled completions.  The gradient of the update is then compared with
+one that knows no batches: every completion is a row of its own through the library's forward pass, its sampled tokens
+are picked by the mask, and autograd differentiates the algorithm's loss of them.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from posttrain.algorithms import kl
+from posttrain.algorithms.credit import Evidence
+from posttrain.algorithms.terms import TokenView
+from posttrain.batch import TokenColumns, collate, completions_of
+from posttrain.models import forward as forward_module
+from posttrain.models.adapters.adaptable import add_adapter
+from posttrain.models.forward import CompletionBatch, PlainForward, predicting
+from posttrain.models.logprobs import distribution_kl
+from posttrain.models.policy import Policy, as_policy
+from posttrain.records import Group, Rollout
+from posttrain.runs.clock import Clock
+from posttrain.training.collector import CollectedStep
+from posttrain.training.distillation.teacher import Teacher
+from posttrain.training.metrics import step_metrics, step_tokens
+from posttrain.training.reference import FrozenCopy
+from posttrain.training.update import Observations, micro_losses
+from tests.support.adapted import LORA, fill
+from tests.support.sequences import known, resampled
+from tests.support.stages import LIMIT, Stages, stages_with
+from tests.support.tiny import (
+    BY_REWARD,
+    VOCAB,
+    TrustedForward,
+    relative_distance,
+    through_its_own_forward,
+    tiny_model,
+    tiny_policy,
+    tokenizer,
+)
+
+TEMPERATURE = 0.8
+ONE_UPDATE = {"epochs_per_step": 1, "minibatches_per_epoch": 1}
+LOSS_KL = {"coefficient": 0.3}
+CRITIC = {"fit_steps": 0, "through_trunk": True}
+CONFIGS = [
+    {"name": "reinforce"},
+    {"name": "rloo"},
+    {"name": "grpo", "kl": LOSS_KL},
+    {"name": "dr_grpo"},
+    {"name": "dapo", "resample": None},
+    {"name": "gspo", "clip_low": 0.3, "clip_high": 0.3, "sequence_ratio": "product"},
+    {"name": "gspo", "clip_low": 0.3, "clip_high": 0.3, "kl": {**LOSS_KL, "level": "completion"}},
+    {"name": "cispo", "correction": {}},
+    {"name": "maxrl"},
+    {"name": "ppo", "gae": {"lambda_policy": 0.9, "truncated": "bootstrap"}, "critic": CRITIC, "entropy_bonus": 0.1},
+    {"name": "ppo", "kl": {**LOSS_KL, "estimator": "k1", "place": "reward"}, "critic": CRITIC},
+    {"name": "distill"},
+    {"name": "distill", "signal": "sampled", "horizon": "completion"},
+    {"name": "grpo", "kl": {**LOSS_KL, "estimator": "full"}},
+]
+
+
+def with_given(rollout: Rollout, seed: int) -> Rollout:
+    """The rollout with given tokens at some of the places before, between and behind its sampled ones."""
+    drawn = random.Random(f"{seed} {rollout.tokens} {rollout.sample}")
+    tokens: list[int] = []
+    sampled: list[bool] = []
+    for token in (*rollout.tokens, None):
+        reply = [drawn.randrange(VOCAB) for _ in range(drawn.choice((0, 0, 1, 3)))]
+        tokens += [*reply, *([] if token is None else [token])]
+        sampled += [*[False] * len(reply), *([] if token is None else [True])]
+    return resampled(rollout, tokens=tuple(tokens), sampled=tuple(sampled))
+
+
+def inserted(collected: CollectedStep, seed: int = 7) -> CollectedStep:
+    """The step with given tokens in its completions; their rewards stay as they are."""
+    groups = [
+        replace(group, rollouts=tuple(with_given(each, seed + number) for each in group.rollouts))
+        for number, group in enumerate(collected.groups)
+    ]
+    assert any(not each.sequence.sampled[-1] for group in groups for each in group.rollouts)
+    assert any(not each.sequence.sampled[0] for group in groups for each in group.rollouts)
+    return replace(collected, groups=groups)
+
+
+def stages_of(config: Mapping[str, Any], policy: Policy) -> Stages:
+    """Stages whose reference and teacher are other models than the policy."""
+    stages = stages_with(config, policy=policy, temperature=TEMPERATURE, **ONE_UPDATE)
+    learner = stages.learner
+    if learner.reference is not None:
+        learner.reference = FrozenCopy(tiny_policy(seed=1))
+    if learner.teacher is not None:
+        learner.teacher = Teacher(FrozenCopy(tiny_policy(seed=2)), None)
+    if learner.critic is not None:
+        drawn = torch.Generator().manual_seed(5)
+        learner.actor_critic_state = replace(learner.actor_critic_state, begun=True)
+        with torch.no_grad():
+            for each in learner.critic.head.parameters():
+                each.copy_(torch.randn(each.shape, generator=drawn, dtype=each.dtype) / 4)
+    return stages
+
+
+def trained_parameters(stages: Stages) -> list[Tensor]:
+    critic = stages.learner.critic
+    modules = [stages.policy.model, *([] if critic is None else [critic.head])]
+    return [each for module in modules for each in module.parameters() if each.requires_grad]
+
+
+def gradient_by_us(stages: Stages, collected: CollectedStep, *, policy: Policy | None = None) -> Tensor:
+    """Of a step through credit, batches and micro-batches."""
+    learner = stages.learner
+    (batch,) = learner.batches(learner.credit(collected, Clock()), Clock())
+    parameters = trained_parameters(stages)
+    for each in parameters:
+        each.grad = None
+    for micro in batch.split(60, padded=stages.policy.forward.padded):
+        for share in micro_losses(policy or stages.policy, micro, learner.objective(), Observations()):
+            share.backward()
+    return flat([each.grad for each in parameters], parameters)
+
+
+def flat(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
+    return torch.cat(
+        [
+            torch.zeros_like(own).flatten() if each is None else each.flatten()
+            for each, own in zip(gradients, parameters, strict=True)
+        ]
+    )
+
+
+def states(policy: Policy, group: Group, rollout: Rollout) -> Tensor:
+    """Hidden states behind the last prompt token and every completion token, one row through the library's model."""
+    row = torch.tensor([[*group.prompt.tokens, *rollout.tokens]])
+    return policy.model.base_model(input_ids=row, use_cache=False).last_hidden_state[0, len(group.prompt.tokens) - 1 :]
+
+
+def distributions(policy: Policy, hidden: Tensor) -> Tensor:
+    return (policy.output_layer.logits(hidden) / TEMPERATURE).log_softmax(dim=-1)
+
+
+class Row:
+    """One completion, of which the mask picks what was sampled."""
+
+    def __init__(self, group: Group, rollout: Rollout) -> None:
+        self.group, self.rollout, self.mask = group, rollout, torch.tensor(rollout.sequence.sampled)
+
+    def sampled_states(self, policy: Policy) -> Tensor:
+        return states(policy, self.group, self.rollout)[:-1][self.mask]
+
+
+@torch.no_grad()
+def other_distributions(other: Any, rows: Sequence[Row]) -> Tensor | None:
+    if other is None:
+        return None
+    with other.entered() as policy:
+        return distributions(policy, torch.cat([row.sampled_states(policy) for row in rows]))
+
+
+def gradient_by_the_formula(stages: Stages, collected: CollectedStep) -> Tensor:
+    """Of Σ_t w_t L_t over the sampled tokens t, each completion a row of its own."""
+    learner, algorithm = stages.learner, stages.learner.algorithm
+    rows = [Row(group, rollout) for group in collected.groups for rollout in group.rollouts]
+    lengths = torch.tensor([int(row.mask.sum()) for row in rows])
+    targets = torch.cat([torch.tensor(row.rollout.tokens)[row.mask] for row in rows])[:, None]
+    hidden = torch.cat([row.sampled_states(stages.policy) for row in rows])
+    logits = distributions(stages.policy, hidden)
+    reference, teacher = (other_distributions(each, rows) for each in (learner.reference, learner.teacher))
+    values = final = None
+    if learner.critic is not None:
+        values, shape = learner.critic.head(hidden), collected.grades.rewards.shape
+        ends = [learner.critic.head(states(stages.policy, row.group, row.rollout)[-1:]) for row in rows]
+        cut = torch.tensor([row.rollout.finish.cut_off for row in rows])
+        final = (torch.cat(ends).detach() * cut).view(shape)
+    view = TokenView(
+        logprobs=logits.gather(1, targets)[:, 0],
+        rollout=torch.arange(len(rows)).repeat_interleave(lengths),
+        columns=columns_by_the_formula(
+            stages,
+            collected,
+            reference_logprobs=None if reference is None else reference.gather(1, targets)[:, 0],
+            teacher_logprobs=None if teacher is None else teacher.gather(1, targets)[:, 0],
+            proximal_logprobs=logits.detach().gather(1, targets)[:, 0],
+            values=None if values is None else values.detach(),
+            final_values=final,
+        ),
+        known=known(
+            values=values,
+            entropies=-(logits.exp() * logits).sum(dim=-1),
+            full_kl=None if reference is None else distribution_kl(logits, reference),
+            teacher_kl=None if teacher is None else distribution_kl(logits, teacher),
+        ),
+    )
+    parameters = trained_parameters(stages)
+    loss = (view.columns.weights * algorithm.loss(view)).sum()
+    return flat(torch.autograd.grad(loss, parameters, allow_unused=True), parameters)
+
+
+def columns_by_the_formula(stages: Stages, collected: CollectedStep, **others: Tensor | None) -> TokenColumns:
+    """Credit of the sampled tokens and their weights, of what other models know of them."""
+    algorithm, grades = stages.learner.algorithm, collected.grades
+    rollouts = [rollout for group in collected.groups for rollout in group.rollouts]
+    behaviour = torch.tensor([number for each in rollouts for number in each.logprobs], dtype=torch.float64)
+    columns = known(behaviour_logprobs=behaviour, **others)
+    penalty = algorithm.kl_penalty
+    lengths = torch.tensor([sum(each.sequence.sampled) for each in rollouts])
+    evidence = Evidence(
+        rewards=grades.rewards,
+        scores=grades.scores,
+        weights=grades.weights,
+        lengths=lengths.view(grades.rewards.shape),
+        max_completion_tokens=LIMIT,
+        token_rewards=None if penalty is None else -0.3 * kl.k1(behaviour, columns["reference_logprobs"]),
+        truncated=torch.tensor([each.finish.cut_off for each in rollouts]).view(grades.rewards.shape),
+        known=columns,
+    )
+    credit = algorithm.credit(evidence)
+    scored = torch.ones(len(rollouts), dtype=torch.bool)
+    weights = algorithm.token_weights(lengths, scored, max_completion_tokens=LIMIT)
+    kept = {name: each for name, each in columns.items() if name not in ("final_values", "behaviour_logprobs")}
+    return TokenColumns(
+        advantages=credit.advantages,
+        weights=weights.repeat_interleave(lengths),
+        behaviour_logprobs=behaviour,
+        value_range=credit.value_range,
+        known={**kept, **known(returns=credit.returns)},
+    )
+
+
+@pytest.mark.parametrize("forward", ["shared prompt", "plain"])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_the_gradient_is_that_of_the_sampled_tokens(config: Mapping[str, Any], forward: str) -> None:
+    policy = tiny_policy() if forward == "shared prompt" else through_its_own_forward(tiny_policy())
+    stages = stages_of(config, policy)
+    collected = inserted(stages.collected())
+    expected = gradient_by_the_formula(stages, collected)
+    assert expected.norm() > 1e-3
+    assert relative_distance(gradient_by_us(stages, collected), expected) <= 1e-12
+
+
+@pytest.mark.parametrize("config", [CONFIGS[2], CONFIGS[9]], ids=str)
+def test_so_it_is_for_an_adapter(config: Mapping[str, Any]) -> None:
+    model = tiny_model("qwen3")
+    add_adapter(model, LORA, seed=0)
+    fill(model)
+    policy = as_policy(model, tokenizer())
+    stages = stages_of(config, replace(policy, forward=TrustedForward(model, policy.compute_dtype)))
+    collected = inserted(stages.collected())
+    assert relative_distance(gradient_by_us(stages, collected), gradient_by_the_formula(stages, collected)) <= 1e-12
+
+
+@pytest.mark.parametrize("name", BY_REWARD)
+def test_credit_and_weights_of_sampled_tokens_are_what_they_were(name: str) -> None:
+    """To the bit: lengths, divisors, penalties for length and statistics know nothing of given tokens."""
+    stages = stages_of({"name": name, **({"resample": None} if name == "dapo" else {})}, tiny_policy())
+    before = stages.collected()
+    batches = []
+    for step in (before, inserted(before)):
+        (batch,) = stages.learner.batches(stages.learner.credit(step, Clock()), Clock())
+        batches.append(batch)
+    without, with_them = batches
+    assert sum(with_them.lengths) > sum(without.lengths) == len(with_them.tokens)
+    for column in ("advantages", "weights", "behaviour_logprobs"):
+        assert torch.equal(getattr(with_them.columns, column), getattr(without.columns, column))
+    assert torch.equal(with_them.tokens, without.tokens)
+    assert torch.equal(with_them.rollout, without.rollout)
+
+
+class Poisoned(PlainForward):
+    """A forward pass whose hidden states are NaN wherever they predict no sampled token."""
+
+    def completion_hidden(self, batch: CompletionBatch) -> Tensor:
+        assert batch.sampled is not None
+        original = forward_module.model_hidden
+
+        def poisoned(*arguments: Any, **options: Any) -> Tensor:
+            hidden = original(*arguments, **options)
+            ends = [row * hidden.shape[1] + len(batch.prompts[p]) - 1 for row, p in enumerate(batch.prompt_of)]
+            wanted = torch.zeros(hidden.shape[:2], dtype=torch.bool)
+            wanted.view(-1)[predicting(batch, ends, [end + 1 for end in ends])] = True
+            return torch.where(wanted[:, :, None], hidden, torch.nan)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(forward_module, "model_hidden", poisoned)
+            return super().completion_hidden(batch)
+
+
+@pytest.mark.parametrize("config", [CONFIGS[2], CONFIGS[9], CONFIGS[13]], ids=str)
+def test_nan_in_what_belongs_to_a_given_token_changes_nothing(config: Mapping[str, Any]) -> None:
+    stages = stages_of(config, through_its_own_forward(tiny_policy()))
+    collected = inserted(stages.collected())
+    expected = gradient_by_us(stages, collected)
+    policy = stages.policy
+    poisoned = replace(policy, forward=Poisoned(policy.model, policy.compute_dtype))
+    found = gradient_by_us(stages, collected, policy=poisoned)
+    # Exact zeros of a backward pass times NaN would be NaN: what predicts nothing must not be in the graph at all.
+    assert relative_distance(found, expected) <= 1e-12
+
+
+def test_nothing_is_picked_where_nothing_was_given() -> None:
+    stages = stages_with()
+    collected = stages.collected()
+    assert completions_of(collected.groups).sampled is None
+    batch = completions_of(inserted(collected).groups)
+    assert batch.sampled is not None
+    every = torch.tensor([token for tokens in batch.completions for token in tokens])
+    assert torch.equal(every[batch.sampled], batch.tokens)
+
+
+def test_metrics_are_of_what_was_sampled_and_the_count_of_tokens_is_of_what_was_read() -> None:
+    stages = stages_with()
+    collected = stages.collected()
+    informed = torch.ones(collected.grades.rewards.shape, dtype=torch.bool)
+    longer = inserted(collected)
+    assert step_metrics(longer.groups, longer.grades, informed) == step_metrics(
+        collected.groups, collected.grades, informed
+    )
+    assert longer.num_completion_tokens == collected.num_completion_tokens
+    num_given = sum(len(each.tokens) - each.num_sampled for group in longer.groups for each in group.rollouts)
+    assert step_tokens(longer.groups) == step_tokens(collected.groups) + num_given
+
+
+def test_a_completion_that_is_masked_as_cut_off_is_so_whatever_was_given_in_it() -> None:
+    stages = stages_with({"name": "grpo", "mask_truncated": True})
+    credited = stages.learner.credit(inserted(stages.collected()), Clock())
+    batch = collate(
+        credited.groups,
+        stages.learner.algorithm.weighted,
+        max_completion_tokens=LIMIT,
+        keep_zero_advantages=True,
+        masks_truncated=True,
+    )
+    kept = [each for group in credited.groups.groups for each in group.rollouts if not each.finish.cut_off]
+    assert 0 < len(kept) < 20
+    assert batch.completions == tuple(each.tokens for each in kept)
