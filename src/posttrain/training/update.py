@@ -238,7 +238,7 @@ def observe(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) 
 @torch.no_grad()
 def observe_terms(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) -> None:
     """Keep what the terms report."""
-    if view.values is not None and observed.values is not None:
+    if "values" in view.known and observed.values is not None:
         observed.values.append(view.values.detach().cpu())
     for term in terms:
         if term.reported:
