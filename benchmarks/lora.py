@@ -32,7 +32,7 @@ from posttrain.options.adapter import AdapterOptions
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Example, TokenSequence
 from posttrain.training.optimizer import apply_gradients, new_optimizer
-from posttrain.training.sft.supervised import accumulate, predicted
+from posttrain.training.sft.supervised import accumulate_examples, predicted
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def measured(given: argparse.Namespace) -> dict[str, float]:
 
     def step() -> None:
         with adapter_dropout(policy.model, 0, 0):
-            accumulate(policy, examples, 1 << 20)
+            accumulate_examples(policy, examples, 1 << 20)
         apply_gradients(optimizer, 1e-5, 1.0)
 
     return {"forward": forward, "step": seconds(step), "peak": peak_memory(given.device) - before}

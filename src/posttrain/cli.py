@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments[0] not in COMMANDS:
         return complain(f"{arguments[0]}: no such command.  {nearest_command(arguments[0])}", 2)
-    return run_command(arguments[0], arguments[1:])
+    return run_named_command(arguments[0], arguments[1:])
 
 
-def run_command(command: str, arguments: Sequence[str]) -> int:
+def run_named_command(command: str, arguments: Sequence[str]) -> int:
     """Run one command; what a person can mend is told without a traceback."""
     import atexit
     import gc

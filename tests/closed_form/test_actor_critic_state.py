@@ -13,9 +13,9 @@ from posttrain.training.actor_critic.actor_critic_state import (
     TOKEN_KL,
     ActorCriticState,
     after_step,
-    as_json,
     at_first,
     restored,
+    state_json,
 )
 
 KL = {"coefficient": 0.5, "estimator": "k1", "place": "reward"}
@@ -27,7 +27,7 @@ def ppo(**options: object):
 
 def test_nothing_is_remembered_of_a_row_that_has_nothing_to() -> None:
     assert at_first(build_algorithm({"name": "grpo"}), begun=False) == NO_STATE
-    assert as_json(NO_STATE, build_algorithm({"name": "grpo"})) == {}
+    assert state_json(NO_STATE, build_algorithm({"name": "grpo"})) == {}
 
 
 def test_a_critic_that_may_learn_alone_begins_so() -> None:
@@ -74,7 +74,7 @@ def test_a_checkpoint_that_does_not_say_what_was_remembered_is_refused(options: 
     with pytest.raises(RunError, match="the checkpoint does not say what ppo remembered"):
         restored({}, first, algorithm)
     for state in (first, NO_STATE, ActorCriticState(kl_coefficient=0.25, begun=True, fit_steps=1)):
-        saved = json.loads(json.dumps(as_json(state, algorithm)))
+        saved = json.loads(json.dumps(state_json(state, algorithm)))
         assert restored(saved, first, algorithm) == state
 
 

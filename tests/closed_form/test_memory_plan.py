@@ -16,7 +16,7 @@ from posttrain.models.memory.memory_parts import BFLOAT16, MemorySetup, largest_
 from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save, changes_until_it_fits, memory_plan
 from posttrain.models.memory.model_shape import config_shape
 from posttrain.models.policy import as_policy
-from posttrain.runs.planned_memory import MachineMemory, memory_line, memory_warning, side_by_side
+from posttrain.runs.planned_memory import MachineMemory, compared_setups, memory_line, memory_warning
 from tests.support.tiny import new_tokenizer
 
 LLAMA_3_8B = LlamaConfig(
@@ -330,7 +330,7 @@ def test_settings_that_change_no_result_are_told_first() -> None:
 
 def test_each_column_differs_from_grpo_by_what_its_name_says() -> None:
     plans: dict[str, MemoryPlan] = {
-        name: memory_plan(QWEN, setup) for name, setup in side_by_side(QWEN, MemorySetup().with_adapter(4)).items()
+        name: memory_plan(QWEN, setup) for name, setup in compared_setups(QWEN, MemorySetup().with_adapter(4)).items()
     }
     grpo = plans["GRPO"]
     setup = MemorySetup(critic=True, value_head="mlp")

@@ -82,7 +82,7 @@ def test_a_run_is_told_once_and_waited_for(tmp_path: Path, number: signal.Signal
 
 def test_the_last_words_are_those_of_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from posttrain.errors import RunError
-    from posttrain.runs.interruption import run_command
+    from posttrain.runs.interruption import run_posttrain
 
     script = tmp_path / "stand-in"
     monkeypatch.setattr(sys, "executable", str(script))
@@ -91,6 +91,6 @@ def test_the_last_words_are_those_of_this_run(tmp_path: Path, monkeypatch: pytes
         script.chmod(0o755)
         (tmp_path / "log").write_text("of an earlier one\n")
         with pytest.raises(RunError, match=rf"cell: `posttrain rl x` ended with 2: {told}\n.*log has all") as error:
-            run_command(["rl", "x"], name="cell", log=tmp_path / "log")
+            run_posttrain(["rl", "x"], name="cell", log=tmp_path / "log")
         assert "of an earlier one" not in str(error.value)
     assert (tmp_path / "log").read_text() == "of an earlier one\n"

@@ -15,7 +15,7 @@ from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.options.dataset import GeneratedOptions
 from posttrain.options.generator import GeneratorOptions
 from posttrain.runs.clock import Clock
-from posttrain.runs.named_inputs import read, rows_of_task
+from posttrain.runs.named_inputs import read_named_input, rows_of_task
 from posttrain.tasks.dataset import GeneratedTask
 from posttrain.tasks.row_files.generator_rows import generated_rows, row_maker_answer
 from posttrain.tasks.row_files.row_maker import rows_or_error
@@ -110,10 +110,10 @@ def test_without_the_extra_it_is_one_message_before_anything_is_sampled(monkeypa
 def test_another_version_of_the_library_is_noticed_by_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     options = GeneratedOptions(generator="acre")
     (named,) = rows_of_task(options)
-    began = read(named)["task.generator"]
+    began = read_named_input(named)["task.generator"]
     assert began.what == "acre of reasoning-gym"
     monkeypatch.setattr("posttrain.runs.named_inputs.generator_digest", lambda: "another")
-    assert read(named)["task.generator"].differs(began)
+    assert read_named_input(named)["task.generator"].differs(began)
 
 
 SCIENCE = [

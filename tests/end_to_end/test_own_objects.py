@@ -27,7 +27,7 @@ from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.runs.planned_memory import MachineMemory
 from posttrain.training import report
 from posttrain.training.caller.caller_objects import CallerObjects
-from posttrain.training.rl import show_plan
+from posttrain.training.rl import show_rl_plan
 from posttrain.training.session import open_session
 from tests.end_to_end.test_python_api import config_for
 from tests.support.dice import dice
@@ -286,12 +286,12 @@ def test_a_plan_is_made_of_the_objects_that_it_is_given(
     policy = policy_of(model)
     algorithm = replace(grpo(), name="upside-down")
     own = CallerObjects(policy=policy, task=Sums(policy), algorithm=algorithm, rewards=[rewarded_by_answer])
-    show_plan(config(tmp_path / "run"), own)
+    show_rl_plan(config(tmp_path / "run"), own)
     printed = capsys.readouterr().out
     for line in ("task       sums, 3 held-out", "algorithm  upside-down,", "rewards    rewarded_by_answer × 1"):
         assert line in printed
     with pytest.raises(UserError, match="is about a reference that upside-down does without"):
-        show_plan(config(tmp_path / "run", reference={"refresh_every": 1}), own)
+        show_rl_plan(config(tmp_path / "run", reference={"refresh_every": 1}), own)
     assert not (tmp_path / "run").exists()
 
 
@@ -303,7 +303,7 @@ def test_a_plan_takes_one_step_with_its_gradient_and_leaves_the_policy_as_it_was
     gradients: list[torch.Tensor] = []
     policy.model.model.norm.weight.register_hook(gradients.append)
     task, engine = Sums(policy), Counts(policy)
-    show_plan(config(tmp_path / "run"), CallerObjects(policy=policy, task=task, engine=engine, rewards=[dice]))
+    show_rl_plan(config(tmp_path / "run"), CallerObjects(policy=policy, task=task, engine=engine, rewards=[dice]))
     assert engine.sampled == [("rollout", 1, 0)]
     assert engine.versions == [0]
     assert gradients
@@ -316,7 +316,7 @@ def test_a_plan_refuses_rows_that_no_answer_can_pass(model: Path, tmp_path: Path
     made = config(tmp_path / "run", task={"name": "dataset", "held_out_share": 0.0})
     own = CallerObjects(policy=policy_of(model), rows=[{"prompt": "add", "tests": tests}], rewards=[CodeReward()])
     with pytest.raises(UserError, match="rows:1"):
-        show_plan(made, own)
+        show_rl_plan(made, own)
 
 
 def test_a_plan_refuses_a_prompt_that_leaves_no_room_though_its_step_does_not_draw_it(
@@ -326,7 +326,7 @@ def test_a_plan_refuses_a_prompt_that_leaves_no_room_though_its_step_does_not_dr
     far = [{"prompt": "1+1=" * 200}]
     own = CallerObjects(policy=policy_of(model), rows=[{"prompt": "1+1="}], held_out_rows=far, rewards=[dice])
     with pytest.raises(UserError, match="held_out_rows:1"):
-        show_plan(made, own)
+        show_rl_plan(made, own)
 
 
 def test_a_plan_says_what_to_change_where_memory_is_short_and_whose_template_is_used(
@@ -338,12 +338,12 @@ def test_a_plan_says_what_to_change_where_memory_is_short_and_whose_template_is_
     made = config(tmp_path / "run", task={"name": "dataset", "held_out_share": 0.0})
     made = replace(made, model=replace(made.model, chat_template=str(tmp_path / "unused.jinja")))
     own = CallerObjects(policy=policy, rows=[{"prompt": [{"role": "user", "content": "1+1="}]}], rewards=[by_length])
-    show_plan(made, own, show_prompts=1)
+    show_rl_plan(made, own, show_prompts=1)
     printed = capsys.readouterr().out
     assert "template   the model's own" in printed
     assert "will not fit" not in printed
     monkeypatch.setattr(report, "machine_memory", lambda *, on_cuda: MachineMemory(1, "RAM"))
-    show_plan(made, own)
+    show_rl_plan(made, own)
     assert "this run will not fit" in capsys.readouterr().out
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import posttrain
 from posttrain.errors import UserError
 from posttrain.training.caller.caller_objects import CallerObjects
-from posttrain.training.rl import show_plan
+from posttrain.training.rl import show_rl_plan
 from tests.support.accidents import Accident
 from tests.support.dice import dice
 from tests.support.runs import command, metrics_of, require_same, save_tiny_model, tiny_recipe
@@ -114,7 +114,7 @@ def test_a_critic_starts_from_earlier_rollouts_and_from_an_earlier_critic(
     with pytest.raises(UserError, match=r"critic\.warm_start = .*holds no step-N\.parquet"):
         next(posttrain.steps(none, rows=ROWS, rewards=[dice]))
     with pytest.raises(UserError, match=r"holds no step-N\.parquet"):
-        show_plan(none, CallerObjects(rows=ROWS, rewards=[dice]))
+        show_rl_plan(none, CallerObjects(rows=ROWS, rewards=[dice]))
     (tmp_path / "step-1.parquet").write_text("no table")
     with pytest.raises(UserError, match=r"step-1\.parquet: cannot be read as Parquet"):
         next(posttrain.steps(none, rows=ROWS, rewards=[dice]))

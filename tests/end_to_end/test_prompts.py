@@ -23,7 +23,7 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
-from posttrain.runs.prompt_preview import MOST_CHARACTERS, Reader, first_step_lines, preview_lines
+from posttrain.runs.prompt_preview import MOST_CHARACTERS, Reader, first_step_lines, prompt_preview_lines
 from posttrain.tasks.dataset import DatasetTask
 from tests.support.runs import save_tiny_model, tiny_recipe
 
@@ -168,7 +168,7 @@ def reader(template: str | None = TURNS, **others: Any) -> Reader:
 
 def test_a_preview_shows_special_tokens_prefill_last_ids_and_columns() -> None:
     made = rendered([USER], prefill="<think>\n")
-    lines = preview_lines([made], reader(template_file="t.jinja", template_options={"enable_thinking": False}))
+    lines = prompt_preview_lines([made], reader(template_file="t.jinja", template_options={"enable_thinking": False}))
     tokens = made.tokens
     newline = tokens[-1]
     assert lines[:2] == ["template   t.jinja, with enable_thinking = False", 'stop ids   0 "<|end|>", 1 "<|pad|>"']
@@ -180,21 +180,21 @@ def test_a_preview_shows_special_tokens_prefill_last_ids_and_columns() -> None:
         f'last ids   {tokens[-4]} ":", {tokens[-3]} " ", {tokens[-2]} "<think>", {newline} "\\n"',
         "columns    answer = '4'",
     ]
-    assert preview_lines([rendered("hi")], reader(None))[0] == "template   none: the prompts are text"
-    assert preview_lines([rendered("hi")], reader())[0].endswith("text, and the model has one")
+    assert prompt_preview_lines([rendered("hi")], reader(None))[0] == "template   none: the prompts are text"
+    assert prompt_preview_lines([rendered("hi")], reader())[0].endswith("text, and the model has one")
 
 
 def test_a_prefill_that_shares_a_token_with_the_prompt_is_marked_in_it() -> None:
     made = rendered("ab ", prefill="use")
     whole = reader().tokenizer.tokenize("ab use")
     assert "Ġuse" in whole  # the last character of the prompt and the prefill are one token
-    assert "  ab ▶use" in preview_lines([made], reader())
+    assert "  ab ▶use" in prompt_preview_lines([made], reader())
 
 
 def test_a_prefill_that_the_tokens_do_not_spell_is_told_apart_from_them() -> None:
     # Tokenizers that put a blank before words give other text back than they were given.
     made = replace(rendered("ab"), prefill="no such end")
-    assert 'prefill    "no such end"' in preview_lines([made], reader())
+    assert 'prefill    "no such end"' in prompt_preview_lines([made], reader())
 
 
 def test_hostile_prompts_columns_and_completions_send_nothing_to_the_terminal() -> None:
@@ -220,10 +220,10 @@ def test_hostile_prompts_columns_and_completions_send_nothing_to_the_terminal() 
 
 
 def test_the_middle_of_a_long_prompt_is_left_out_and_a_piece_of_a_character_is_named() -> None:
-    lines = preview_lines([rendered("x" * 3 * MOST_CHARACTERS)], reader())
+    lines = prompt_preview_lines([rendered("x" * 3 * MOST_CHARACTERS)], reader())
     assert f"  … {2 * MOST_CHARACTERS} characters are not shown …" in lines
     assert max(map(len, lines)) < MOST_CHARACTERS
-    (last,) = [line for line in preview_lines([rendered("é")], reader()) if line.startswith("last ids")]
+    (last,) = [line for line in prompt_preview_lines([rendered("é")], reader()) if line.startswith("last ids")]
     assert "�" not in last
     assert '"Ã"' in last  # the byte-level piece of the first of its two bytes
 
@@ -232,7 +232,9 @@ def test_a_template_that_begins_the_answer_is_told_of_unless_the_prefill_says_so
     renderer = TokenizerRenderer(reader(THINKING).tokenizer, template_options={"enable_thinking": True})
     silent, told = (renderer.render([USER], id="p", prefill=prefill) for prefill in ("<think>", ""))
     assert silent.tokens == told.tokens
-    notes = [[line for line in preview_lines([each], reader()) if line.startswith("note")] for each in (silent, told)]
+    notes = [
+        [line for line in prompt_preview_lines([each], reader()) if line.startswith("note")] for each in (silent, told)
+    ]
     assert notes[0] == []
     assert notes[1][0].startswith(
         "note       the chat template begins the answer with `<think>`, which the rewards do not"

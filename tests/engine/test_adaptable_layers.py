@@ -24,7 +24,7 @@ from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example, TokenSequence
-from posttrain.training.sft.supervised import accumulate
+from posttrain.training.sft.supervised import accumulate_examples
 from tests.support.every_family import small_model
 from tests.support.tiny import tokenizer
 
@@ -46,7 +46,9 @@ def test_by_default_adapters_go_on_the_layers_that_can_have_one_and_the_others_a
     without = {name for name in linear if name not in lora_layers(model)}
     assert {name.partition("layers.")[2].partition(".")[2] for name in without} == LEFT_OUT[family]
     policy = as_policy(model, tokenizer())
-    accumulate(policy, [Example(TokenSequence(tokens=(1, 2, 3, 4, 5), sampled=(False, True, True, True, True)))], 64)
+    accumulate_examples(
+        policy, [Example(TokenSequence(tokens=(1, 2, 3, 4, 5), sampled=(False, True, True, True, True)))], 64
+    )
     # B is zero, so that A has no gradient yet; every B must have one, or the adapter is beside a layer of no effect.
     assert all(layer.lora_B.grad is not None for layer in lora_layers(model).values())
     said = "\n".join(adapter_lines(policy, SftOptions()))

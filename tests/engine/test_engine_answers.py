@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from posttrain.errors import RunError, UserError
-from posttrain.generation.groups import sample_groups, sampled_fault, taken
+from posttrain.generation.groups import sample_groups, sampled_fault, take_checked
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Continuation, GroupRequest, Sampled
 from posttrain.generation.streams import StreamKey
@@ -175,5 +175,5 @@ def test_a_look_that_finds_nothing_done_is_no_timeout() -> None:
     engine = InProcessEngine(tiny_policy())
     with engine.open(REQUEST) as sampling:
         sampling.put([Continuation(prefix=(3, 4), draw=0, sample=0, limit=4)])
-        assert taken(sampling, engine, 0) == []
-        assert len(taken(sampling, engine)) == 1
+        assert take_checked(sampling, engine, 0) == []
+        assert len(take_checked(sampling, engine)) == 1

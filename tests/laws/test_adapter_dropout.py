@@ -17,7 +17,7 @@ from posttrain.models.forward import Completions
 from posttrain.models.model_outputs import enable_recomputation
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.adapter import AdapterOptions
-from posttrain.training.sft.supervised import accumulate
+from posttrain.training.sft.supervised import accumulate_examples
 from posttrain.training.update import Objective, Observations, micro_loss
 from tests.support.adapted import Pair, adapted_policy, completion_logprobs
 from tests.support.tiny import (
@@ -96,7 +96,7 @@ def test_supervised_gradients_depend_on_no_micro_batch_either(forward: str) -> N
     def supervised(budget: int) -> Tensor:
         policy.model.zero_grad()
         with adapter_dropout(policy.model, 0, 2):
-            accumulate(policy, EXAMPLES, budget)
+            accumulate_examples(policy, EXAMPLES, budget)
         return flat_gradient(policy)
 
     assert relative_distance(supervised(4), supervised(1000)) <= 1e-6

@@ -65,7 +65,7 @@ def update_gradient(policy: Policy) -> Tensor:
 
 def supervised_gradient(policy: Policy) -> Tensor:
     examples = [pair.chosen_example for pair in some_pairs()]
-    supervised.accumulate(policy, examples, 12, measure_entropy=True)
+    supervised.accumulate_examples(policy, examples, 12, measure_entropy=True)
     supervised.held_out_loss(policy, examples, 12)
     return flat_gradient(policy)
 
@@ -73,7 +73,7 @@ def supervised_gradient(policy: Policy) -> Tensor:
 def preference_gradient(policy: Policy) -> Tensor:
     pairs = some_pairs()
     zeros = torch.zeros(len(pairs), dtype=torch.float64)
-    pair_update.accumulate(policy, pairs, OfPairs(zeros, zeros), PairObjective(), 12)
+    pair_update.accumulate_pairs(policy, pairs, OfPairs(zeros, zeros), PairObjective(), 12)
     return flat_gradient(policy)
 
 

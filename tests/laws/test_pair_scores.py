@@ -16,7 +16,7 @@ from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.fit.fit import learn
 from posttrain.training.fit.pair_microbatches import pair_microbatches
-from posttrain.training.reward_model.pair_scores import accumulate_pairs, pair_scores, read_lengths
+from posttrain.training.reward_model.pair_scores import accumulate_scores, pair_scores, read_lengths
 from tests.support.pairs import reward_session
 from tests.support.tiny import through_its_own_forward, tiny_policy
 
@@ -70,7 +70,7 @@ def test_loss_and_gradient_are_those_of_the_formula_for_every_budget(family: str
     expected = expected_loss(by_hand)
     expected.backward()
     options = RewardTrainingOptions(center_coefficient=0.05, margin_scale=2.0, tokens_per_microbatch=budget)
-    loss, scores = accumulate_pairs(learner, PAIRS, options)
+    loss, scores = accumulate_scores(learner, PAIRS, options)
     assert loss == pytest.approx(expected.item(), rel=1e-9)
     assert (gradient(learner) - gradient(by_hand)).norm() <= 1e-9 * gradient(by_hand).norm()
     assert scores.chosen[1].item() == pytest.approx(alone(by_hand, (6, 7, 8, 9, 10, 5)).item(), rel=1e-9)
@@ -134,7 +134,7 @@ def test_a_score_that_is_no_number_stops_with_the_pair_that_it_is_of(with_gradie
     with torch.no_grad():
         embedding[9] = torch.inf
     rows = [replace(each, where=f"rows:{number}") for number, each in enumerate([PAIRS[0], PAIRS[3], PAIRS[2]])]
-    score = partial(accumulate_pairs, of, rows, OPTIONS) if with_gradient else partial(pair_scores, of, rows, 1000)
+    score = partial(accumulate_scores, of, rows, OPTIONS) if with_gradient else partial(pair_scores, of, rows, 1000)
     with pytest.raises(RunError, match=r"pair rows:2: the scores of its answers are -?\d.* and nan\.  No step"):
         score()
 

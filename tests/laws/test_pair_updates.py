@@ -16,10 +16,10 @@ from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.dpo.dpo_objective import DpoObjective
 from posttrain.training.dpo.pair_update import (
     PairReference,
-    accumulate,
+    accumulate_pairs,
+    answer_lengths,
     logprobs_without_gradient,
     predicting_lengths,
-    sampled_lengths,
 )
 from posttrain.training.fit.fit import learn
 from posttrain.training.fit.fit_session import FitSession
@@ -43,7 +43,7 @@ OBJECTIVES = {
 def gradient(policy: Policy, objective: PairObjective, budget: int, pairs: list = PAIRS) -> torch.Tensor:
     learner = twin(policy)
     learner.model.zero_grad()
-    accumulate(learner, pairs, REFERENCE, objective, budget)
+    accumulate_pairs(learner, pairs, REFERENCE, objective, budget)
     return flat_gradient(learner)
 
 
@@ -53,13 +53,13 @@ def test_loss_and_gradient_are_the_weighted_mean_over_pairs_one_row_at_a_time(na
     """Whatever the micro-batches, a shared prompt or padded rows: to the last bits in float64."""
     policy, objective = tiny_policy(family), OBJECTIVES[name]
     weights = torch.tensor([pair.weight for pair in PAIRS], dtype=torch.float64)
-    losses = objective.losses(one_row_at_a_time(policy, PAIRS), REFERENCE, sampled_lengths(PAIRS))
+    losses = objective.losses(one_row_at_a_time(policy, PAIRS), REFERENCE, answer_lengths(PAIRS))
     expected = (weights * losses).sum() / 7.5
     expected.backward()
     for learner in (twin(policy), through_its_own_forward(policy)):
         for budget in (3, 40, 1000):
             learner.model.zero_grad()
-            loss, measured = accumulate(learner, PAIRS, REFERENCE, objective, budget)
+            loss, measured = accumulate_pairs(learner, PAIRS, REFERENCE, objective, budget)
             assert loss == pytest.approx(expected.item(), rel=1e-12)
             torch.testing.assert_close(measured.losses, losses.detach(), rtol=1e-12, atol=1e-12)
             assert relative_distance(flat_gradient(learner), flat_gradient(policy)) <= 1e-12
@@ -70,7 +70,7 @@ def test_the_order_of_pairs_changes_no_gradient() -> None:
     backwards = OfPairs(REFERENCE.chosen.flip(0), REFERENCE.rejected.flip(0))
     learner = twin(policy)
     learner.model.zero_grad()
-    accumulate(learner, PAIRS[::-1], backwards, objective, 30)
+    accumulate_pairs(learner, PAIRS[::-1], backwards, objective, 30)
     assert relative_distance(flat_gradient(learner), gradient(policy, objective, 30)) <= 1e-12
 
 
@@ -85,7 +85,7 @@ def test_tokens_that_another_says_carry_no_loss() -> None:
     found = logprobs_without_gradient(policy, pairs, 1000)
     expected = one_row_at_a_time(policy, pairs)
     torch.testing.assert_close(torch.stack(found), torch.stack(expected).detach(), rtol=0, atol=1e-12)
-    assert sampled_lengths(pairs).chosen.tolist() == [2, 1]
+    assert answer_lengths(pairs).chosen.tolist() == [2, 1]
 
 
 def test_micro_batches_hold_every_pair_once_and_a_shared_prompt_counts_once() -> None:
@@ -115,7 +115,7 @@ def test_the_first_gradient_is_minus_half_beta_times_that_of_the_difference_of_l
     learner = twin(policy)
     learner.model.zero_grad()
     reference = logprobs_without_gradient(learner, PAIRS, 1000)
-    loss, measured = accumulate(learner, PAIRS, reference, PairObjective(beta=beta), 1000)
+    loss, measured = accumulate_pairs(learner, PAIRS, reference, PairObjective(beta=beta), 1000)
     assert relative_distance(flat_gradient(learner), flat_gradient(policy)) <= 1e-12
     assert loss == pytest.approx(torch.tensor(2.0).log().item(), rel=1e-7)
     assert measured.means()["pairs/accuracy"] == 0.5
@@ -137,7 +137,7 @@ def test_a_loss_that_is_no_number_names_its_pair_before_any_gradient() -> None:
     broken = OfPairs(REFERENCE.chosen.clone(), REFERENCE.rejected.clone())
     broken.rejected[2] = torch.nan
     with pytest.raises(RunError, match=r"pair pairs:3: its loss is nan, where log π is -"):
-        accumulate(policy, PAIRS, broken, OBJECTIVES["sigmoid"], 1000)
+        accumulate_pairs(policy, PAIRS, broken, OBJECTIVES["sigmoid"], 1000)
     assert flat_gradient(policy).norm() == 0
 
 

@@ -9,7 +9,7 @@ from posttrain.models.conversation_masks import answered
 from posttrain.models.forward import PlainForward
 from posttrain.models.policy import Policy
 from posttrain.records import Example, TokenSequence
-from posttrain.training.sft.supervised import accumulate, held_out_loss, learned_tokens, microbatches
+from posttrain.training.sft.supervised import accumulate_examples, held_out_loss, learned_tokens, microbatches
 from tests.support.tiny import (
     flat_gradient,
     plain_logprobs,
@@ -44,7 +44,7 @@ def test_the_gradient_is_that_of_the_mean_over_completion_tokens(family: str, bu
     expected.backward()
     learner = twin(policy)
     learner.model.zero_grad()
-    measured = accumulate(learner, EXAMPLES, budget, measure_entropy=True)
+    measured = accumulate_examples(learner, EXAMPLES, budget, measure_entropy=True)
     assert measured["loss"] == pytest.approx(expected.item(), rel=1e-12)
     assert relative_distance(flat_gradient(learner), flat_gradient(policy)) <= 1e-12
 
@@ -58,21 +58,21 @@ def test_entropy_and_likeliest_tokens_are_those_of_the_whole_distributions(budge
         learned = torch.tensor(example.sampled[1:])
         entropies.append(-(logprobs.exp() * logprobs).sum(dim=-1)[learned])
         right.append((logprobs.argmax(dim=-1) == torch.tensor(example.tokens[1:]))[learned])
-    measured = accumulate(policy, EXAMPLES, budget, measure_entropy=True)
+    measured = accumulate_examples(policy, EXAMPLES, budget, measure_entropy=True)
     held_out = held_out_loss(policy, EXAMPLES, budget)
     assert measured["entropy"] == pytest.approx(torch.cat(entropies).mean().item(), rel=1e-9)
     assert measured["mean_token_accuracy"] == torch.cat(right).double().mean().item()
     assert (held_out.entropy, held_out.accuracy) == pytest.approx(
         (measured["entropy"], measured["mean_token_accuracy"])
     )
-    assert accumulate(policy, EXAMPLES, budget) == {"loss": measured["loss"]}, "only when asked"
+    assert accumulate_examples(policy, EXAMPLES, budget) == {"loss": measured["loss"]}, "only when asked"
 
 
 def test_gradients_add_up_over_calls() -> None:
     policy = tiny_policy()
-    accumulate(policy, EXAMPLES, 1000)
+    accumulate_examples(policy, EXAMPLES, 1000)
     once = flat_gradient(policy)
-    accumulate(policy, EXAMPLES, 1000)
+    accumulate_examples(policy, EXAMPLES, 1000)
     assert relative_distance(flat_gradient(policy), 2 * once) <= 1e-12
 
 
@@ -142,7 +142,7 @@ def test_packed_rows_have_the_loss_and_gradient_of_rows_alone_to_the_last_bits(w
     learner = twin(policy) if way == "packed" else through_its_own_forward(policy)
     learner.model.zero_grad()
     assert type(learner.forward) is not PlainForward or way == "padded"
-    assert accumulate(learner, TURNS, budget)["loss"] == pytest.approx(expected.item(), rel=1e-13)
+    assert accumulate_examples(learner, TURNS, budget)["loss"] == pytest.approx(expected.item(), rel=1e-13)
     assert relative_distance(flat_gradient(learner), flat_gradient(policy)) <= 1e-12
 
 
@@ -152,7 +152,7 @@ def test_a_padded_family_with_absolute_positions_has_them_too() -> None:
     expected.backward()
     learner = twin(policy)
     learner.model.zero_grad()
-    assert accumulate(learner, TURNS, 1000)["loss"] == pytest.approx(expected.item(), rel=1e-13)
+    assert accumulate_examples(learner, TURNS, 1000)["loss"] == pytest.approx(expected.item(), rel=1e-13)
     assert relative_distance(flat_gradient(learner), flat_gradient(policy)) <= 1e-12
 
 
@@ -160,8 +160,8 @@ def test_the_loss_is_no_mean_of_the_means_of_micro_batches() -> None:
     # Of micro-batches with 1 and 13 learned tokens the mean of means is another number.
     policy = tiny_policy()
     few, many = [TURNS[3]], TURNS[:3]
-    alone = [accumulate(policy, part, 1000)["loss"] for part in (few, many)]
-    assert accumulate(policy, TURNS, 8)["loss"] == pytest.approx((alone[0] + 13 * alone[1]) / 14, rel=1e-12)
+    alone = [accumulate_examples(policy, part, 1000)["loss"] for part in (few, many)]
+    assert accumulate_examples(policy, TURNS, 8)["loss"] == pytest.approx((alone[0] + 13 * alone[1]) / 14, rel=1e-12)
     assert abs(sum(alone) / 2 - (alone[0] + 13 * alone[1]) / 14) > 1e-3
 
 

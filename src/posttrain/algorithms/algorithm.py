@@ -10,7 +10,7 @@ from torch import Tensor
 from posttrain.algorithms.actor_critic.adaptive_kl import AdaptiveKl
 from posttrain.algorithms.actor_critic.reward_scaling import RewardScaling
 from posttrain.algorithms.aggregation import sums_differ
-from posttrain.algorithms.checks import credit_of_rule, require_credit, require_needs, require_weights
+from posttrain.algorithms.checks import checked_weights, credit_of_rule, require_credit, require_needs
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence
 from posttrain.algorithms.terms import KlTerm, LossTerm, TokenView, needs_of, total_loss
 from posttrain.errors import UserError
@@ -113,7 +113,7 @@ class Algorithm:
     ) -> Tensor:
         """The token weight of each rollout.  Raises RunError where the rule gives none to some rollout."""
         weights = self.token_weights(lengths, scored, max_completion_tokens=max_completion_tokens)
-        return require_weights(weights, lengths, self.token_weights, owner=f"algorithm {self.name}")
+        return checked_weights(weights, lengths, self.token_weights, owner=f"algorithm {self.name}")
 
     def loss(self, view: TokenView) -> Float[Tensor, " token"]:
         """Σ_k c_k L_k of every token.  Raises RunError where a term gives no loss to some token."""

@@ -30,18 +30,20 @@ def credit_of_rule(rule: CreditRule, evidence: Evidence, *, owner: str) -> objec
         return rule(evidence)
     except MissingColumn as missing:
         remedy = missing.remedy("`credit_needs` of the algorithm")
-        raise RunError(f"{owner}: its credit rule {named(rule)} cannot read `{missing.name}`.  {remedy}") from missing
+        raise RunError(
+            f"{owner}: its credit rule {rule_name(rule)} cannot read `{missing.name}`.  {remedy}"
+        ) from missing
     except (RunError, UserError):
         raise
     except Exception as error:
         frame = extract_tb(error.__traceback__)[-1]
         raise RunError(
-            f"{owner}: its credit rule {named(rule)} raised {type(error).__name__}: {str(error)[:300]}"
+            f"{owner}: its credit rule {rule_name(rule)} raised {type(error).__name__}: {str(error)[:300]}"
             f" ({Path(frame.filename).name}, line {frame.lineno})."
         ) from error
 
 
-def named(rule: object) -> str:
+def rule_name(rule: object) -> str:
     """What a function is called in a message."""
     return str(getattr(rule, "__qualname__", type(rule).__name__))
 
@@ -50,7 +52,7 @@ def require_credit(credit: object, evidence: Evidence, groups: Sequence[Group], 
     """The credit, with a finite advantage for every completion token, and returns of that shape if there are any."""
     if not isinstance(credit, Credit):
         raise RunError(
-            f"{owner}: its credit rule returned {described(credit)}; return a"
+            f"{owner}: its credit rule returned {value_text(credit)}; return a"
             " posttrain.algorithms.credit.Credit, such as Credit(advantages)."
         )
     num_tokens = int(evidence.lengths.sum())
@@ -59,7 +61,7 @@ def require_credit(credit: object, evidence: Evidence, groups: Sequence[Group], 
             continue
         if not is_column(column, num_tokens):
             raise RunError(
-                f"{owner}: its credit rule returned {described(column)} as {name}; return a floating-point tensor of"
+                f"{owner}: its credit rule returned {value_text(column)} as {name}; return a floating-point tensor of"
                 f" one number for each of the {num_tokens} completion tokens, all completions one after the other."
                 "  posttrain.algorithms.credit.per_rollout makes that of one number for each completion."
             )
@@ -92,12 +94,12 @@ def not_finite(name: str, column: Tensor, token: int, evidence: Evidence, groups
     )
 
 
-def require_weights(weights: object, lengths: Tensor, rule: object, *, owner: str) -> Tensor:
+def checked_weights(weights: object, lengths: Tensor, rule: object, *, owner: str) -> Tensor:
     """The weights, one for each rollout, none of them negative or without a value."""
     where = f"{owner}: its rule of token weights, {getattr(rule, '__name__', rule)},"
     if not is_column(weights, len(lengths)):
         raise RunError(
-            f"{where} returned {described(weights)}; return a floating-point tensor of one number for each of the"
+            f"{where} returned {value_text(weights)}; return a floating-point tensor of one number for each of the"
             f" {len(lengths)} rollouts, which all of its tokens then have."
         )
     sound = torch.isfinite(weights) & (weights >= 0)
@@ -114,7 +116,7 @@ def require_losses(losses: object, logprobs: Tensor, term: str, *, owner: str) -
     """A loss term's values, one for each token of the micro-batch."""
     if not is_column(losses, len(logprobs)):
         raise RunError(
-            f"{owner}: its loss term {term} returned {described(losses)}; return a floating-point tensor of one number"
+            f"{owner}: its loss term {term} returned {value_text(losses)}; return a floating-point tensor of one number"
             f" for each token, [{len(logprobs)}] here.  Token weights add them up."
         )
     return losses
@@ -125,7 +127,7 @@ def is_column(value: object, length: int) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.shape == (length,) and value.is_floating_point()
 
 
-def described(value: object) -> str:
+def value_text(value: object) -> str:
     """What was returned, in a message: of a tensor its shape and type."""
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"

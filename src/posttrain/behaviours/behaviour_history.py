@@ -41,16 +41,18 @@ class BehaviourHistory:
 
     def shares(self, name: str) -> tuple[list[int], list[float]]:
         """Steps, and the share of completions that show a behaviour in each."""
-        shown = {step: [each.signs[name].shown for each in with_row(rows, name)] for step, rows in self.steps.items()}
+        shown = {
+            step: [each.signs[name].shown for each in having_reading(rows, name)] for step, rows in self.steps.items()
+        }
         return [step for step, each in shown.items() if each], [fmean(each) for each in shown.values() if each]
 
     def seen(self, name: str) -> bool:
         """Whether any completion shows a behaviour."""
-        return any(each.signs[name].shown for rows in self.steps.values() for each in with_row(rows, name))
+        return any(each.signs[name].shown for rows in self.steps.values() for each in having_reading(rows, name))
 
     def signs(self, name: str) -> tuple[list[int], list[float]]:
         """Steps, and the signs per 1000 completion tokens in each."""
-        steps = [step for step, rows in self.steps.items() if with_row(rows, name)]
+        steps = [step for step, rows in self.steps.items() if having_reading(rows, name)]
         return steps, [per_1000_tokens(self.steps[step], name) for step in steps]
 
     def quarter(self, *, last: bool) -> list[ReadCompletion]:
@@ -60,14 +62,14 @@ class BehaviourHistory:
         return [each for step in (steps[-some:] if last else steps[:some]) for each in self.steps[step]]
 
 
-def with_row(rows: Sequence[ReadCompletion], name: str) -> list[ReadCompletion]:
+def having_reading(rows: Sequence[ReadCompletion], name: str) -> list[ReadCompletion]:
     """The completions that have a reading of this behaviour."""
     return [each for each in rows if name in each.signs]
 
 
 def per_1000_tokens(rows: Sequence[ReadCompletion], name: str) -> float:
     """Signs of a behaviour per 1000 tokens of the completions that have a reading of it; at least one must."""
-    read = with_row(rows, name)
+    read = having_reading(rows, name)
     return 1000 * sum(each.signs[name].count for each in read) / sum(each.num_tokens for each in read)
 
 
@@ -95,7 +97,7 @@ def read_step(step: int, file: Path, reader: BehaviourReader) -> Iterator[ReadCo
 def share_with_interval(rows: Sequence[ReadCompletion], name: str) -> tuple[float, float, float] | None:
     """Share of completions that show a behaviour, with its 95% interval over prompts; None without a reading."""
     by_prompt: dict[tuple[int, int], list[bool]] = {}
-    for each in with_row(rows, name):
+    for each in having_reading(rows, name):
         by_prompt.setdefault(each.prompt, []).append(each.signs[name].shown)
     if not by_prompt:
         return None
@@ -106,7 +108,9 @@ def share_with_interval(rows: Sequence[ReadCompletion], name: str) -> tuple[floa
 def reward_by_behaviour(rows: Sequence[ReadCompletion], name: str, *, shown: bool) -> float | None:
     """Mean reward of the completions that show a behaviour (or do not); None if there are none."""
     rewards = [
-        each.reward for each in with_row(rows, name) if each.reward is not None and each.signs[name].shown == shown
+        each.reward
+        for each in having_reading(rows, name)
+        if each.reward is not None and each.signs[name].shown == shown
     ]
     return fmean(rewards) if rewards else None
 
@@ -121,7 +125,7 @@ def history_table(history: BehaviourHistory, reader: BehaviourReader) -> str:
         "| behaviour | what | first quarter | last quarter | signs per 1000 tokens | reward with, at last | without |",
         "|---|---|---|---|---|---|---|",
     ]
-    read = {name for name in reader.rows if any(with_row(rows, name) for rows in history.steps.values())}
+    read = {name for name in reader.rows if any(having_reading(rows, name) for rows in history.steps.values())}
     unseen = [name for name in reader.rows if name in read and not history.seen(name)]
     for name, row in reader.rows.items():
         if name in unseen:

@@ -50,12 +50,12 @@ def main(arguments: Sequence[str]) -> int:
     from posttrain.models.memory.model_shape import recipe_shape
     from posttrain.runs.planned_memory import (
         MachineMemory,
+        compared_setups,
         dpo_setup,
         machine_memory,
         planned_pairs,
         rl_setup,
         sft_setup,
-        side_by_side,
     )
 
     config = resolved_config(config)
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         machine = machine_memory(on_cuda=setup.on_cuda)
     else:
         machine = MachineMemory(round(switches.gpu_gb * 1e9), "GPU memory")
-    setups = side_by_side(shape, setup) if isinstance(config, Config) else {"recipe": setup}
+    setups = compared_setups(shape, setup) if isinstance(config, Config) else {"recipe": setup}
     table = MemoryTable({name: memory_plan(shape, each) for name, each in setups.items()}, machine)
     if switches.json:
         print(json.dumps(table.as_json(), indent=1))

@@ -6,7 +6,7 @@ from functools import partial
 
 from posttrain.commands.arguments import INTERRUPTED
 from posttrain.commands.flags import CommandSpec
-from posttrain.commands.training_runs import TrainingSwitches, run_command
+from posttrain.commands.training_runs import TrainingSwitches, run_training_command
 from posttrain.config import Config
 from posttrain.errors import require
 
@@ -34,10 +34,10 @@ def act(config: Config, switches: RlSwitches, recipe: str, resume: bool) -> int:
     if switches.show_prompts and not switches.dry_run:
         show_prompts(config, switches.show_prompts)
         return 0
-    from posttrain.training.rl import show_plan, train
+    from posttrain.training.rl import show_rl_plan, train
 
     if switches.dry_run:
-        show_plan(config, show_prompts=switches.show_prompts or 1, recipe=recipe)
+        show_rl_plan(config, show_prompts=switches.show_prompts or 1, recipe=recipe)
         return 0
     run = train(
         config,
@@ -49,14 +49,14 @@ def act(config: Config, switches: RlSwitches, recipe: str, resume: bool) -> int:
     return INTERRUPTED if run.interrupted else 0
 
 
-main = partial(run_command, Config, PROGRAM, act)
+main = partial(run_training_command, Config, PROGRAM, act)
 
 
 def show_prompts(config: Config, count: int) -> None:
     """Print the first prompts, step after step, as the model reads them; its weights are not loaded."""
     from posttrain.models.loading.tokenizer_folder import load_tokenizer
     from posttrain.models.rendering import TokenizerRenderer
-    from posttrain.runs.prompt_preview import Reader, preview_lines
+    from posttrain.runs.prompt_preview import Reader, prompt_preview_lines
     from posttrain.tasks.base import training_prompts
     from posttrain.tasks.task_registry import load_task
 
@@ -72,4 +72,4 @@ def show_prompts(config: Config, count: int) -> None:
     )
     steps = range(1, 1 + math.ceil(count / size))
     prompts = [prompt for step in steps for prompt in training_prompts(task, step, range(size))]
-    print("\n".join(preview_lines(prompts[:count], reader)))
+    print("\n".join(prompt_preview_lines(prompts[:count], reader)))

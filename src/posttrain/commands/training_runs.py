@@ -41,7 +41,7 @@ class TrainingSwitches(TrustSwitch):
     it."""
 
 
-def run_command(
+def run_training_command(
     kind: type[Kind], program: CommandSpec, act: Callable[[Kind, Any, str, bool], int], arguments: Sequence[str]
 ) -> int:
     """Read the recipe, or that of the run that is resumed, and act on it: with its switches, names and `resume`."""
@@ -70,4 +70,4 @@ def fit_command(kind: type[Kind], program: CommandSpec, module: str, train: str,
         run = getattr(functions, train)(config, resume=resume, **start)
         return INTERRUPTED if run.interrupted else 0
 
-    return partial(run_command, kind, program, act)
+    return partial(run_training_command, kind, program, act)

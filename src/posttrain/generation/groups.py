@@ -73,7 +73,7 @@ def sample_all(
         sampling.put(continuations)
         open_ones = {(each.draw, each.sample): each for each in continuations}
         while open_ones:
-            done = taken(sampling, engine, look_seconds)
+            done = take_checked(sampling, engine, look_seconds)
             for sampled in done:
                 key = sampled.continuation.draw, sampled.continuation.sample
                 if open_ones.pop(key, None) != sampled.continuation:
@@ -107,7 +107,7 @@ def opened(engine: Engine, request: Request) -> Sampling:
     return engine.open(request)
 
 
-def taken(sampling: Sampling, engine: Engine, look_seconds: float | None = None) -> list[Sampled]:
+def take_checked(sampling: Sampling, engine: Engine, look_seconds: float | None = None) -> list[Sampled]:
     """What is done next, known to be sound; none where nothing was done in `look_seconds`.
 
     Without `look_seconds` it waits as long as the engine's patience.  Raises SamplingTimeout then, and RunError with

@@ -151,7 +151,7 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
 
     @cache
     def by_itself(prompt: Tokens, tokens: Tokens) -> Tensor:
-        return scored(plain, [prompt], [tokens], [0])
+        return parity_logprobs(plain, [prompt], [tokens], [0])
 
     worst = 0.0
     for groups in (together, alone):
@@ -160,7 +160,7 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         tokens = [rollout.tokens for rollout in rollouts]
         sampled = torch.tensor([value for rollout in rollouts for value in rollout.logprobs], dtype=torch.float64)
-        trained = scored(policy, prompts_read, tokens, place)
+        trained = parity_logprobs(policy, prompts_read, tokens, place)
         truth = torch.cat([by_itself(prompts_read[i], each) for i, each in zip(place, tokens, strict=True)])
         worst = max(worst, *(judged(policy, distances(each, truth)) for each in (sampled, trained)))
     return worst
@@ -188,7 +188,7 @@ def request(draw: int, group_size: int) -> GroupRequest:
 
 
 @torch.inference_mode()
-def scored(
+def parity_logprobs(
     policy: Policy,
     prompts: Sequence[Tokens],
     completions: Sequence[Tokens],

@@ -197,9 +197,9 @@ class Harness:
         else:
             yield f"Resumed after step {step}."
         if given_up:
-            yield f"Removed: the checkpoints of steps {in_words(given_up)}, and all else of the steps after {step}."
+            yield f"Removed: the checkpoints of steps {step_ranges(given_up)}, and all else of the steps after {step}."
         for name, missing in self.folder.missing(step, self.options.kept_from).items():
-            yield f"{name} lacks steps {in_words(missing)}, which were finished: the run goes on without them."
+            yield f"{name} lacks steps {step_ranges(missing)}, which were finished: the run goes on without them."
 
     @property
     def command(self) -> str:
@@ -350,7 +350,7 @@ class Harness:
         self.progress.finish(lines)
 
 
-def in_words(steps: Sequence[int]) -> str:
+def step_ranges(steps: Sequence[int]) -> str:
     """Step numbers, those in a row by the first and the last: 1-4, 7."""
     ranges: list[list[int]] = []
     for step in steps:

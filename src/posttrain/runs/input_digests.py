@@ -63,7 +63,7 @@ def code_input(what: str, value: object) -> RunInput:
         while unread:
             each = unread.pop(0)
             if not any(each is other for other in seen):
-                text, parts = described(each)
+                text, parts = canonical_value(each)
                 texts.append(text)
                 unread += parts
                 seen += [] if isinstance(each, PLAIN) else [each]
@@ -72,7 +72,7 @@ def code_input(what: str, value: object) -> RunInput:
     return RunInput(what, sha256_of("\n".join(texts)))
 
 
-def described(value: Any) -> tuple[str, list[object]]:
+def canonical_value(value: Any) -> tuple[str, list[object]]:
     """A value as text that is the same in another process, and what it is made of."""
     match value:
         case None | bool() | int() | float() | str() | bytes():
@@ -105,9 +105,9 @@ def function_source(function: FunctionType) -> tuple[str, list[object]]:
     """A function by its source, what it has from around it and what it reads by name."""
     wrapped = [function.__wrapped__] if hasattr(function, "__wrapped__") else []
     if not is_users(function):
-        return ("", wrapped) if wrapped else (source_of(function), [])
+        return ("", wrapped) if wrapped else (code_text(function), [])
     names, values = names_read([function])
-    return f"{names} {source_of(function)}", [*settings_in(function.__closure__ or ()), *wrapped, *values]
+    return f"{names} {code_text(function)}", [*settings_in(function.__closure__ or ()), *wrapped, *values]
 
 
 def class_source(kind: type) -> tuple[str, list[object]]:
@@ -116,7 +116,7 @@ def class_source(kind: type) -> tuple[str, list[object]]:
         return kind.__qualname__, []
     methods = [getattr(each, "__func__", getattr(each, "fget", each)) for each in vars(kind).values()]
     names, values = names_read([inspect.unwrap(each) for each in methods if isinstance(each, FunctionType)])
-    return f"{names} {source_of(kind)}", [*(each for each in kind.__bases__ if is_users(each)), *values]
+    return f"{names} {code_text(kind)}", [*(each for each in kind.__bases__ if is_users(each)), *values]
 
 
 def settings_in(closure: Sequence[CellType]) -> Iterator[object]:
@@ -134,9 +134,9 @@ def names_read(functions: Iterable[FunctionType]) -> tuple[list[str], list[objec
     """The names of their modules that functions of the user's read and do not set, and what counts of each."""
     found: dict[str, object] = {}
     for function in (each for each in functions if is_users(each)):
-        stated = re.findall(r"^\s*global (.+)$", source_of(function), re.MULTILINE)
+        stated = re.findall(r"^\s*global (.+)$", code_text(function), re.MULTILINE)
         set_here = {name.strip() for names in stated for name in names.split(",")}
-        for name in names_in(function.__code__) - set_here:
+        for name in referenced_names(function.__code__) - set_here:
             value = function.__globals__.get(name)
             if value is None or name.startswith("__"):
                 continue
@@ -150,9 +150,9 @@ def names_read(functions: Iterable[FunctionType]) -> tuple[list[str], list[objec
     return sorted(found), [found[name] for name in sorted(found)]
 
 
-def names_in(code: CodeType) -> set[str]:
+def referenced_names(code: CodeType) -> set[str]:
     """All names that code and the functions in it refer to, attributes too."""
-    return {*code.co_names}.union(*(names_in(each) for each in code.co_consts if isinstance(each, CodeType)))
+    return {*code.co_names}.union(*(referenced_names(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 def is_users(code: Any) -> bool:
@@ -171,7 +171,7 @@ def is_users_module(name: str) -> bool:
     return STANDARD not in folders and INSTALLED.isdisjoint(part for folder in folders for part in folder.parts)
 
 
-def source_of(code: type | FunctionType) -> str:
+def code_text(code: type | FunctionType) -> str:
     """The source of a function or class; of ours its name, so that a new version of the package resumes a run."""
     if code.__module__.partition(".")[0] == "posttrain":
         return code.__qualname__

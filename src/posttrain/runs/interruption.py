@@ -115,7 +115,7 @@ def stopped_while_loading(resumed: str, command: str) -> AbstractContextManager[
 NOTHING_KEPT = "Nothing of this run is kept yet."
 
 
-def run_command(command: Sequence[str], *, name: str, log: Path) -> None:
+def run_posttrain(command: Sequence[str], *, name: str, log: Path) -> None:
     """Run `posttrain` with these arguments; what it prints goes to the end of a log.
 
     An interruption is passed on once, and waited for: the run saves the step that it is at.  It is in a session of its

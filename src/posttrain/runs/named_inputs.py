@@ -21,7 +21,7 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.row_source import RowSourceOptions
 from posttrain.runs.input_digests import rows_input
-from posttrain.runs.run_inputs import MODEL, RunInput, RunInputs, began_with, differences
+from posttrain.runs.run_inputs import MODEL, RunInput, RunInputs, began_with, changed_inputs
 from posttrain.tasks.row_files.generator_rows import generator_digest
 from posttrain.tasks.row_files.rows import is_on_hub, rows_digest
 
@@ -130,7 +130,7 @@ def read_all(named: Iterable[NamedInput], objects: Iterable[str] = ()) -> dict[s
     found: dict[str, RunInput] = {}
     for each in named:
         if not each.option.startswith(unused):
-            found |= read(each)
+            found |= read_named_input(each)
     return found
 
 
@@ -139,7 +139,7 @@ def named_files(config: AnyConfig) -> dict[str, RunInput]:
     return read_all(named_options(config))
 
 
-def read(named: NamedInput) -> dict[str, RunInput]:
+def read_named_input(named: NamedInput) -> dict[str, RunInput]:
     """What an option names, with a digest; of code also the files next to it that it imports."""
     option, path = named.option, named.path
     match named.kind:
@@ -209,4 +209,4 @@ def given_rows(rows: Rows | None, held_out_rows: Rows | None) -> dict[str, RunIn
 def changed_since(folder: Path, config: AnyConfig) -> list[str]:
     """What has changed of the files that a recipe names since the run in a folder began by it."""
     began = RunInputs(files=began_with(folder).files)
-    return differences(began, RunInputs(files=named_files(config))) if began.files else []
+    return changed_inputs(began, RunInputs(files=named_files(config))) if began.files else []

@@ -245,7 +245,7 @@ def held_by(policy: Policy, setup: MemorySetup) -> MemorySetup:
     )
 
 
-def side_by_side(shape: ModelShape, setup: MemorySetup) -> dict[str, MemorySetup]:
+def compared_setups(shape: ModelShape, setup: MemorySetup) -> dict[str, MemorySetup]:
     """This recipe, and what it would be as PPO with a critic, without, with an adapter, and with one over 4 bits.
 
     The last one only where 4 bits are not refused; of a folder whose weights cannot be trained the recipe alone.

@@ -37,7 +37,7 @@ class Reader:
     template_options: Mapping[str, object] = field(default_factory=dict)
 
 
-def preview_lines(prompts: Sequence[Prompt], reader: Reader) -> list[str]:
+def prompt_preview_lines(prompts: Sequence[Prompt], reader: Reader) -> list[str]:
     """Prompts with their special tokens, last ids and columns, and what ends a completion; safe to print."""
     lines = head_lines(prompts, reader)
     for prompt in prompts:
@@ -100,7 +100,7 @@ def graded_lines(group: Group, grades: Grades, position: int, tokenizer: PreTrai
     ended = "cut off at the limit" if rollout.finish.cut_off else "stopped"
     return [
         f"completion {rollout.num_sampled} tokens, {ended}",
-        *indented(shown(pieces(rollout.tokens, tokenizer))),
+        *indented(printable(pieces(rollout.tokens, tokenizer))),
         visible(f"scores     {', '.join(scores)}; reward {number(grades.rewards[position, 0].item())}"),
         *(visible(f"marked     {line}") for line in marked_lines(group, grades, position)),
         *(visible(f"logged     {line}") for line in logged_lines(grades, position, 0)),
@@ -163,9 +163,9 @@ def marked_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
     made = pieces(prompt.tokens, tokenizer)
     text = "".join(piece for piece, _ in made)
     if not prompt.prefill or not text.endswith(prompt.prefill):
-        return shown(made)
+        return printable(made)
     before, after = split_at(made, len(text) - len(prompt.prefill))
-    return f"{shown(before)}{PREFILL}{shown(after)}"
+    return f"{printable(before)}{PREFILL}{printable(after)}"
 
 
 def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[Piece]:
@@ -201,7 +201,7 @@ def split_at(made: Sequence[Piece], length: int) -> tuple[list[Piece], list[Piec
     return before, []
 
 
-def shown(made: Sequence[Piece]) -> str:
+def printable(made: Sequence[Piece]) -> str:
     """Pieces as text that is safe to print; a long one without its middle."""
     text = "".join(f"{OPEN}{piece}{CLOSE}" if special else piece for piece, special in made)
     left_out = len(text) - MOST_CHARACTERS

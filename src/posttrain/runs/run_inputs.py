@@ -135,7 +135,7 @@ def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -
             f"  Resume it from Python: posttrain.train(config, {arguments}, resume=True)."
         )
     require_same_model(folder, began.files.get(MODEL), now.files.get(MODEL))
-    found = differences(began, now)
+    found = changed_inputs(began, now)
     if found and not accept_changes:
         says = (
             f"resume {folder}: {'; '.join(found)}.  A resumed run keeps what it was made of: put that back as it was,"
@@ -150,7 +150,7 @@ def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -
     )
 
 
-def differences(began: RunInputs, now: RunInputs) -> list[str]:
+def changed_inputs(began: RunInputs, now: RunInputs) -> list[str]:
     """What is not as it was when the run began; of other paths the config itself tells."""
     found = []
     for name, each in now.objects.items():

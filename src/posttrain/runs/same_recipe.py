@@ -50,7 +50,7 @@ def require_same_recipe(run: Path, config: TrainingConfig, made_with: str) -> No
     own = build(type(config), [recipe_of_checkpoint(made_with) if made_with else run_recipe(run)], to_run=False)
     if isinstance(own.model, ModelOptions) and isinstance(config.model, ModelOptions) and same_model(run, config.model):
         own = replace(own, model=replace(own.model, path=config.model.path))
-    found = list(differences(lasting_options(own), lasting_options(config)))
+    found = list(option_differences(lasting_options(own), lasting_options(config)))
     if found:
         raise UserError(
             f"resume {run}: the config differs from the run's own in {'; '.join(found)}."
@@ -88,12 +88,12 @@ def lasting_options(config: AnyConfig, may_change: frozenset[str] = MAY_CHANGE) 
     """Every option that a resumed run may not change, by its dotted path."""
     return {
         path: value
-        for path, value in options_of(config).items()
+        for path, value in option_values(config).items()
         if may_change.isdisjoint((path, path.partition("[")[0], path.partition(".")[0]))
     }
 
 
-def options_of(config: AnyConfig) -> dict[str, object]:
+def option_values(config: AnyConfig) -> dict[str, object]:
     """Every option of a config by its dotted path."""
     return dict(leaves("", plain(asdict(resolved_config(config)))))
 
@@ -110,7 +110,7 @@ def leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
         yield path, value
 
 
-def differences(own: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
+def option_differences(own: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
     """What to tell of options that are not the run's own."""
     for path in [*own, *(path for path in now if path not in own)]:
         if path not in now:
@@ -131,7 +131,7 @@ def changed_options(kept: Path, config: AnyConfig) -> list[str]:
         earlier: Any = build(type(config), [read_recipe(str(kept), of_run=True)], to_run=False)
     except UserError as error:
         return [f"{error}"]
-    return list(differences(placeless(earlier), placeless(config)))
+    return list(option_differences(placeless(earlier), placeless(config)))
 
 
 def placeless(config: Any) -> Mapping[str, object]:
@@ -139,7 +139,7 @@ def placeless(config: Any) -> Mapping[str, object]:
     beside = f"{Path(config.run.folder).parent}/"
     return {
         option: f"…/{value.removeprefix(beside)}" if isinstance(value, str) and value.startswith(beside) else value
-        for option, value in options_of(config).items()
+        for option, value in option_values(config).items()
     }
 
 

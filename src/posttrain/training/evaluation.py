@@ -132,9 +132,9 @@ def judged_answers(groups: Sequence[Group], questions: Questions, rewards: Seque
     """Completions as the judge and the rewards see them; a function that is both is asked once."""
     judge = questions.judge
     place = next((i for i, function in enumerate(rewards) if scores_alike(function, judge)), None)
-    summed = asked(groups, rewards, questions) if rewards else None
+    summed = held_out_grades(groups, rewards, questions) if rewards else None
     if summed is None or place is None:
-        judged, place = asked(groups, [judge], questions), 0
+        judged, place = held_out_grades(groups, [judge], questions), 0
     else:
         judged = summed
     scores = judged.scores[place]
@@ -158,7 +158,7 @@ def scores_alike(function: RewardFunction, judge: RewardFunction) -> bool:
     return function.unconditional() == judge and not function.settings.gate and not function.settings.of
 
 
-def asked(groups: Sequence[Group], functions: Sequence[RewardFunction], questions: Questions) -> Grades:
+def held_out_grades(groups: Sequence[Group], functions: Sequence[RewardFunction], questions: Questions) -> Grades:
     """What functions say of held-out completions."""
     return grade(
         groups,

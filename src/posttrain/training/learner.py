@@ -245,7 +245,7 @@ class Learner:
 
     def state(self) -> dict[str, object]:
         """Non-tensor state, JSON-serialisable."""
-        return actor_critic_state.as_json(self.actor_critic_state, self.algorithm)
+        return actor_critic_state.state_json(self.actor_critic_state, self.algorithm)
 
     def go_on_with_optimizer(self, run: str) -> None:
         """Take over the optimiser of another run as its last checkpoint has it: moments and counters, no options."""

@@ -38,7 +38,7 @@ def step_metrics(groups: Sequence[Group], grades: Grades, informed: Bool[Tensor,
 
 def reward_metrics(grades: Grades) -> dict[str, float]:
     """Rewards over the step, within groups, and by reward function; a rollout without a score leaves the statistics."""
-    by_group = [scored(row) for row in grades.rewards]
+    by_group = [without_nan(row) for row in grades.rewards]
     rewards = [reward for group in by_group for reward in group]
     metrics = {
         "frac_uninformative_groups": (~informative(grades.totals)).double().mean().item(),
@@ -55,7 +55,7 @@ def reward_metrics(grades: Grades) -> dict[str, float]:
     if spreads:
         metrics["reward_std_within_groups"] = fmean(spreads)
     for name, scores in zip(grades.names, grades.scores, strict=True):
-        values = scored(scores)
+        values = without_nan(scores)
         if values:
             metrics[f"rewards/{name}/mean"] = fmean(values)
         if len(values) >= 2:
@@ -72,7 +72,7 @@ def source_metrics(groups: Sequence[Group], grades: Grades) -> dict[str, float]:
     for source in sorted({group.prompt.source for group in groups if group.prompt.source}):
         of_source = torch.tensor([group.prompt.source == source for group in groups])
         metrics[f"sources/{source}/num_groups"] = float(of_source.sum())
-        if rewards := scored(grades.rewards[of_source]):
+        if rewards := without_nan(grades.rewards[of_source]):
             metrics[f"sources/{source}/reward"] = fmean(rewards)
     return metrics
 
@@ -129,6 +129,6 @@ def step_tokens(groups: Sequence[Group]) -> int:
     return sum(len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts)
 
 
-def scored(values: Tensor) -> list[float]:
+def without_nan(values: Tensor) -> list[float]:
     """The numbers among some scores, NaN left out."""
     return values[~torch.isnan(values)].flatten().tolist()

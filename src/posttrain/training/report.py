@@ -43,7 +43,7 @@ NO_SECONDS: Mapping[str, float] = MappingProxyType({})
 NO_PROBES: Mapping[str, Probe] = MappingProxyType({})
 
 
-def plan_lines(
+def rl_plan_lines(
     session: Session,
     first: CollectedStep | None = None,
     seconds: Mapping[str, float] = NO_SECONDS,

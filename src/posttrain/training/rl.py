@@ -124,7 +124,7 @@ def make_ready(session: Session) -> None:
         print(line, flush=True)
 
 
-def harness_options(
+def rl_harness_options(
     session: Session, folder: RunFolder, watchers: Sequence[Watcher], from_step: int | None
 ) -> HarnessOptions:
     """What holds a run by reward together."""
@@ -150,7 +150,7 @@ def train_session(session: Session, inputs: RunInputs, how: StartOptions) -> Run
     """The run of a session, from its folder to its summary."""
     config, state = session.config, session.trained.run
     folder = RunFolder.resume(config.run.folder) if how.resume else claim_folder(config)
-    options = harness_options(session, folder, how.watchers, how.from_step)
+    options = rl_harness_options(session, folder, how.watchers, how.from_step)
     with Harness(folder, session.trained, options) as harness:
         notes = go_on(session, harness) if how.resume else []
         if inputs.changes:
@@ -165,7 +165,7 @@ def train_session(session: Session, inputs: RunInputs, how: StartOptions) -> Run
             collected = session.collector.collect(1, folder.journal_scores, harness.clock)
             notes += warm_start(session.learner, harness.clock)
             first = session.learner.credit(collected, harness.clock)  # nor in what else it is compared with
-        planned = report.plan_lines(session, None if first is None else first.collected, harness.clock.seconds)
+        planned = report.rl_plan_lines(session, None if first is None else first.collected, harness.clock.seconds)
         harness.start([*planned, *notes])
         if not state.before:
             measure_before(session, harness)
@@ -182,7 +182,7 @@ def train_session(session: Session, inputs: RunInputs, how: StartOptions) -> Run
             harness.leave()
             end_early(session, harness)
             raise
-        return end_early(session, harness) if harness.interruption else conclude(session, harness, state)
+        return end_early(session, harness) if harness.interruption else conclude_rl(session, harness, state)
 
 
 def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -> Iterator[StepReport]:
@@ -329,7 +329,7 @@ def end_early(session: Session, harness: Harness) -> Run:
     return Run(folder=folder, summary={}, interrupted=True)
 
 
-def conclude(session: Session, harness: Harness, state: RunState) -> Run:
+def conclude_rl(session: Session, harness: Harness, state: RunState) -> Run:
     """Measure what training made of the policy, save the model, and say what came out."""
     clock = Clock()
     with clock("evaluate"):
@@ -354,7 +354,9 @@ def go_on(session: Session, harness: Harness) -> list[str]:
     return notes
 
 
-def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, show_prompts: int = 1, recipe: str = "") -> None:
+def show_rl_plan(
+    config: Config, own: CallerObjects = NOTHING_BROUGHT, *, show_prompts: int = 1, recipe: str = ""
+) -> None:
     """Print what a run would be, with the seconds of one step whose gradient is thrown away, and train nothing.
 
     Of that step so many prompts are shown, each with a completion and its scores.  `recipe` names the recipe.
@@ -370,7 +372,7 @@ def show_plan(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, show_prom
         learner = session.learner
         objective, update = learner.whole_objective(), config.update
         trial_gradient(learner.policy, learner.optimizer, batches, objective, update, clock)
-        plan = report.plan_lines(session, collected, clock.seconds, whole_step=True)
+        plan = report.rl_plan_lines(session, collected, clock.seconds, whole_step=True)
         reader = Reader(
             tokenizer=session.policy.tokenizer,
             stop_ids=session.policy.stop_ids,

@@ -26,7 +26,7 @@ from posttrain.tasks.preference_set import preference_set
 from posttrain.tasks.row_files.rows import GivenRows
 from posttrain.training.dpo.dpo_objective import pair_objective
 from posttrain.training.dpo.dpo_run import train_dpo
-from posttrain.training.dpo.pair_update import MeasuredPairs, logprobs_without_gradient, sampled_lengths
+from posttrain.training.dpo.pair_update import MeasuredPairs, answer_lengths, logprobs_without_gradient
 from posttrain.training.reference import Reference, UncopiedPolicy, reference_of, require_same_vocabulary
 from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
@@ -187,7 +187,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         pairs = self.pairs(rows, options)
         policy = logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
         reference = self._reference_logprobs(pairs, options)
-        found = MeasuredPairs.of(pair_objective(options), policy, reference, sampled_lengths(pairs))
+        found = MeasuredPairs.of(pair_objective(options), policy, reference, answer_lengths(pairs))
         means = found.means()
         return {"loss": found.losses.mean().item(), **{name: means[name] for name in OF_PAIRS}}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from posttrain.algorithms.aggregation import decoupled_zscore
 from posttrain.records import Grades, Group
 from posttrain.runs.reports import StepReport
-from posttrain.training.metrics import NO_DEVIATION, completion_metrics, logged_metrics, reward_metrics, scored
+from posttrain.training.metrics import NO_DEVIATION, completion_metrics, logged_metrics, reward_metrics, without_nan
 from posttrain.trl.configs.recipe import DEVIATION_EPSILON, ZeroDeviation, zero_deviation_of
 from posttrain.trl.configs.sampled_configs import GRPOConfig, SampledFields
 
@@ -107,7 +107,7 @@ def sampled_entry(groups: Sequence[Group], grades: Grades, logged: Logged) -> En
     none did.
     """
     ours, lengths = reward_metrics(grades), completion_metrics(groups)
-    rewards = scored(grades.rewards)
+    rewards = without_nan(grades.rewards)
     entry: Entry = {name: lengths[name] for name in OF_COMPLETIONS}
     entry |= {name: lengths.get(name, 0.0) for name in OF_TERMINATED}
     for name in grades.names:
@@ -125,7 +125,7 @@ def share_without_deviation(grades: Grades, over: ZeroDeviation) -> float:
     if over == "group":
         return reward_metrics(grades)["frac_reward_zero_std"]
     if over == "batch":
-        rewards = scored(grades.rewards)
+        rewards = without_nan(grades.rewards)
         return float(len(rewards) < 2 or stdev(rewards) <= NO_DEVIATION)
     summed = decoupled_zscore(grades.clipped, grades.weights, deviation="sample", epsilon=DEVIATION_EPSILON)
     return float(not summed.any())

@@ -147,11 +147,11 @@ def credit_of(credited: CreditedStep, sample: int, own: slice, whitening: StepWh
 
 def on_all_tokens(credit: TokenCredit, sampled: Sequence[bool]) -> TokenCredit:
     """The same with NaN at given tokens, which no algorithm credits."""
-    values = None if credit.values is None else spread(credit.values, sampled)
-    return TokenCredit(advantages=spread(credit.advantages, sampled), values=values)
+    values = None if credit.values is None else with_gaps(credit.values, sampled)
+    return TokenCredit(advantages=with_gaps(credit.advantages, sampled), values=values)
 
 
-def spread(numbers: Sequence[float], sampled: Sequence[bool]) -> list[float]:
+def with_gaps(numbers: Sequence[float], sampled: Sequence[bool]) -> list[float]:
     """Numbers of sampled tokens at their places among all tokens, NaN elsewhere."""
     left = iter(numbers)
     return [next(left) if each else math.nan for each in sampled]
@@ -276,7 +276,7 @@ def action_rewards(reward: float, token_rewards: Sequence[float], own: slice) ->
 def action_table(session: Session, group: Group, sample: int, rewards: Sequence[float]) -> list[TraceRow]:
     """Every token of one completion, and what it earns."""
     rollout, tokenizer = group.rollouts[sample], session.policy.tokenizer
-    logprobs, earned = (spread(each, rollout.sequence.sampled) for each in (rollout.logprobs, rewards))
+    logprobs, earned = (with_gaps(each, rollout.sequence.sampled) for each in (rollout.logprobs, rewards))
     return [
         TraceRow(
             state=on_one_line(group.prompt.text + str(tokenizer.decode(list(rollout.tokens[:t])))),

@@ -105,16 +105,16 @@ class AssertTestCheck:
             return True
         earlier = "\n".join(texts[asked[0] : number])
         if said and said[1] == "NameError" and (missing := re.match(r"name '(\w+)' is not defined", said[2])):
-            known = names_in("\n".join(texts[:number])) | bound(texts[number])
+            known = identifiers_in("\n".join(texts[:number])) | bound(texts[number])
             return missing[1] not in known and not re.search(r"\bimport\s*\*", earlier)
-        own = names_in(texts[number])
-        if own & names_in(self.tests.setup):  # which may hold for it what others have left
-            own |= names_in(self.tests.setup)
-        return not own & (names_in(earlier) - self.only_called(earlier))
+        own = identifiers_in(texts[number])
+        if own & identifiers_in(self.tests.setup):  # which may hold for it what others have left
+            own |= identifiers_in(self.tests.setup)
+        return not own & (identifiers_in(earlier) - self.only_called(earlier))
 
     def only_called(self, text: str) -> set[str]:
         """Tested functions that a text only calls."""
-        free = set(self.tests.entry) - names_in(self.tests.setup)
+        free = set(self.tests.entry) - identifiers_in(self.tests.setup)
         return {name for name in free if not re.search(rf"\bdef\s+{name}\b|\b{name}\b(?!\s*\()", text)}
 
 
@@ -180,7 +180,7 @@ def refuse(faults: Sequence[str]) -> None:
     )
 
 
-def names_in(text: str) -> set[str]:
+def identifiers_in(text: str) -> set[str]:
     """The names in a piece of Python, those in its strings and comments included."""
     return set(re.findall(r"[^\W\d]\w*", text)) - set(keyword.kwlist)
 
@@ -188,7 +188,7 @@ def names_in(text: str) -> set[str]:
 def bound(text: str) -> set[str]:
     """The names that a piece of Python may give a value to, and some more."""
     targets = re.findall(r"^(.*[^=!<>\n])?=(?!=)|\b(?:for|def|class|import|as)\b(.*)", text, re.MULTILINE)
-    return names_in("\n".join(part for parts in targets for part in parts))
+    return identifiers_in("\n".join(part for parts in targets for part in parts))
 
 
 def name_unprompted(rows: Sequence[tuple[str, Mapping[str, object], Tests]]) -> None:
@@ -199,7 +199,7 @@ def name_unprompted(rows: Sequence[tuple[str, Mapping[str, object], Tests]]) -> 
         if prompt is None or columns.get(SOLUTION) or isinstance(tests, StdioTests):
             continue
         names = [tests.entry] if isinstance(tests, CallTests) else tests.entry
-        told = names_in(re.sub(r"\\[nrt]", " ", str(prompt)))  # of messages: as Python shows them
+        told = identifiers_in(re.sub(r"\\[nrt]", " ", str(prompt)))  # of messages: as Python shows them
         faults += [f"{where}: {name}" for name in names if name not in told]
     if faults:
         warnings.warn(

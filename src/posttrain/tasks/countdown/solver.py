@@ -91,11 +91,13 @@ def operations(x: Rational, y: Rational) -> Iterator[tuple[Operator, bool, Ratio
 
 
 @lru_cache(maxsize=256)
-def values(numbers: Numbers) -> frozenset[Rational]:
+def reachable_values(numbers: Numbers) -> frozenset[Rational]:
     """All values ≥ 0 that expressions over exactly these numbers have."""
     if len(numbers) == 1:
         return frozenset([(numbers[0], 1)])
-    pairs = ((x, y) for large, small in splits(numbers) for x in values(large) for y in values(small))
+    pairs = (
+        (x, y) for large, small in splits(numbers) for x in reachable_values(large) for y in reachable_values(small)
+    )
     return frozenset(result for x, y in pairs for _, _, result in operations(x, y))
 
 
@@ -105,9 +107,9 @@ def makes(numbers: Numbers, target: Rational) -> bool:
     if len(numbers) == 1:
         return target == (numbers[0], 1)
     return any(
-        (y[0] == target[0] == 0) or not values(large).isdisjoint(partners(y, target))
+        (y[0] == target[0] == 0) or not reachable_values(large).isdisjoint(partners(y, target))
         for large, small in splits(numbers)
-        for y in values(small)
+        for y in reachable_values(small)
     )
 
 

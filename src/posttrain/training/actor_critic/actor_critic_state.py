@@ -49,7 +49,7 @@ def remembers(algorithm: Algorithm) -> bool:
     return algorithm.critic is not None or algorithm.adaptive_kl is not None or algorithm.reward_scaling is not None
 
 
-def as_json(state: ActorCriticState, algorithm: Algorithm) -> dict[str, object]:
+def state_json(state: ActorCriticState, algorithm: Algorithm) -> dict[str, object]:
     """As state.json keeps it: of algorithms that remember nothing, nothing."""
     return {STATE: asdict(state)} if remembers(algorithm) else {}
 

@@ -32,7 +32,7 @@ class LocalityCheck:
         for term in terms:
             if term.name in self.tried:
                 continue
-            seen = joined(self.held[term.name], detached(view)) if term.name in self.held else detached(view)
+            seen = joined_views(self.held[term.name], detached(view)) if term.name in self.held else detached(view)
             if int(seen.rollout[-1]) == 0:
                 self.held[term.name] = seen
                 continue
@@ -51,8 +51,8 @@ def require_local(term: LossTerm, view: TokenView, *, owner: str) -> None:
     rows = [*(view.rollout == place for place in range(few)), view.rollout >= few]
     devices = [view.logprobs.device] if view.logprobs.is_cuda else []
     with torch.random.fork_rng(devices=devices), torch.enable_grad():
-        whole = read(term, view, owner=owner)
-        parts = [read(term, selected(view, each), owner=owner) for each in rows]
+        whole = losses_and_gradients(term, view, owner=owner)
+        parts = [losses_and_gradients(term, selected(view, each), owner=owner) for each in rows]
     for what, together, *apart in zip(("a loss", *("a gradient",) * len(whole)), whole, *parts, strict=False):
         alone = torch.cat(apart)
         scale = torch.maximum(together.abs(), alone.abs()).nan_to_num(0, 0, 0).max().item()
@@ -67,7 +67,7 @@ def require_local(term: LossTerm, view: TokenView, *, owner: str) -> None:
             )
 
 
-def read(term: LossTerm, view: TokenView, *, owner: str) -> list[Tensor]:
+def losses_and_gradients(term: LossTerm, view: TokenView, *, owner: str) -> list[Tensor]:
     """A term's losses, and the gradients of their weighted sum by all that the policy and the critic compute."""
     leaves = {name: each.clone().requires_grad_() for name, each in computed(view).items()}
     losses = term.losses(with_computed(view, leaves), owner=owner)
@@ -125,7 +125,7 @@ def selected(view: TokenView, tokens: Bool[Tensor, " token"]) -> TokenView:
     return with_computed(view, parts, rollout=rollout - rollout[0], columns=columns)
 
 
-def joined(one: TokenView, other: TokenView) -> TokenView:
+def joined_views(one: TokenView, other: TokenView) -> TokenView:
     """The completions of two views in one."""
     more = other.columns.named()
     columns = one.columns.map_named(lambda name, column: torch.cat([column, more[name]]))

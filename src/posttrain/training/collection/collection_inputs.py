@@ -13,7 +13,7 @@ from posttrain.rewards.grading.function import RewardFunction
 from posttrain.runs.input_digests import code_input
 from posttrain.runs.named_inputs import files_of_reward, given_rows, named_options, read_all
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name
-from posttrain.runs.same_recipe import differences, lasting_options, run_recipe
+from posttrain.runs.same_recipe import lasting_options, option_differences, run_recipe
 from posttrain.training.collection.prompt_sampler import PairObjects
 
 MAY_CHANGE = frozenset(
@@ -50,7 +50,7 @@ def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
 def require_same_collection(folder: Path, config: CollectConfig) -> None:
     """Refuse to go on with a collection under another recipe than its own."""
     own = build(CollectConfig, [run_recipe(folder)], to_run=False)
-    found = list(differences(lasting_options(own, MAY_CHANGE), lasting_options(config, MAY_CHANGE)))
+    found = list(option_differences(lasting_options(own, MAY_CHANGE), lasting_options(config, MAY_CHANGE)))
     if found:
         raise UserError(
             f"resume {folder}: the config differs from the collection's own in {'; '.join(found)}.  What is resumed"

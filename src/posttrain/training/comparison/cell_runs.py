@@ -9,7 +9,7 @@ from typing import Any
 
 from posttrain.errors import RunError, UserError
 from posttrain.runs.files import read_metrics, write_atomically
-from posttrain.runs.interruption import run_command
+from posttrain.runs.interruption import run_posttrain
 from posttrain.runs.named_inputs import changed_since
 from posttrain.runs.same_recipe import changed_options, first_changes
 from posttrain.runs.summary import headline
@@ -100,7 +100,7 @@ def run_cell(cell: Cell, drift: Callable[[Cell], Mapping[str, float]]) -> CellRe
         write_atomically(recipe, cell.recipe.encode())
         begun = (cell.folder / "config.yaml").is_file()
         command = ["rl", "--resume", str(cell.folder)] if begun else ["rl", str(recipe)]
-        run_command(command, name=cell.name, log=log)
+        run_posttrain(command, name=cell.name, log=log)
     result = cell_result(cell, drift(cell))
     content = json.dumps(asdict(result), indent=1)
     write_atomically(cell.folder / RESULT, content.encode())

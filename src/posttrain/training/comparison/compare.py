@@ -9,7 +9,7 @@ from posttrain.training.comparison.cell_runs import CellResult, kept_result, run
 from posttrain.training.comparison.cells import Budget, Cell
 from posttrain.training.comparison.comparison_report import write_comparison
 from posttrain.training.comparison.drift import kl_to_start
-from posttrain.training.comparison.statistics import accuracy, cell_result, quantity
+from posttrain.training.comparison.statistics import accuracy, cell_accuracy, quantity
 
 
 def run_comparison(cells: Sequence[Cell], budget: Budget, folder: Path, tell: Callable[[str], None] = print) -> str:
@@ -42,6 +42,6 @@ def in_order(results: Sequence[CellResult], cells: Sequence[Cell]) -> list[CellR
 def outcome(result: CellResult) -> str:
     """A finished cell in one line."""
     return (
-        f"held-out {quantity([result])} {cell_result(result, result.before):.3f} → {accuracy(result):.3f}"
+        f"held-out {quantity([result])} {cell_accuracy(result, result.before):.3f} → {accuracy(result):.3f}"
         f" in {result.steps} steps, {result.sampled_tokens:,} tokens, {result.training_seconds:.0f} s of training"
     )

@@ -113,7 +113,7 @@ def variant_result(name: str, cells: Mapping[int, CellResult], first: Mapping[in
     return VariantResult(
         variant=name,
         seeds=tuple(sorted(cells)),
-        before=mean_over_seeds([cell_result(run, run.before) for run in runs]),
+        before=mean_over_seeds([cell_accuracy(run, run.before) for run in runs]),
         after=mean_over_seeds([accuracy(run) for run in runs]),
         gain_over_first=mean_over_seeds(gains) if gains else None,
         greedy=mean_or_none([run.after["accuracy_greedy"] for run in runs]),
@@ -131,10 +131,10 @@ def variant_result(name: str, cells: Mapping[int, CellResult], first: Mapping[in
 
 def accuracy(run: CellResult) -> float:
     """Held-out accuracy at temperature 1 after training, or what stands for it.  Raises RunError where none was."""
-    return cell_result(run, run.after)
+    return cell_accuracy(run, run.after)
 
 
-def cell_result(run: CellResult, results: Mapping[str, Any]) -> float:
+def cell_accuracy(run: CellResult, results: Mapping[str, Any]) -> float:
     """The accuracy in results before or after training; of a reward that counts something its mean."""
     names = ("accuracy_sampled",) if quantity([run]) == "accuracy" else (SCORE, REWARD)
     value = next((results[name] for name in names if results.get(name) is not None), None)

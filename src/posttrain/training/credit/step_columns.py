@@ -93,7 +93,7 @@ def proximal_logprobs(models: StepModels, step: StepGroups) -> Mapping[str, Tens
     return {"proximal_logprobs": logprobs_under(models.policy, models, step)}
 
 
-def values(models: StepModels, step: StepGroups) -> Mapping[str, Tensor]:
+def value_columns(models: StepModels, step: StepGroups) -> Mapping[str, Tensor]:
     """What the critic expects before each token, and after each completion that was cut off."""
     assert models.critic is not None, "a need without what it is computed with"
     found = models.critic.of_groups(step.groups, max_tokens=models.max_tokens)
@@ -116,7 +116,7 @@ PROVIDERS: Mapping[Need, tuple[str, Provider]] = {
     Need.REFERENCE_LOGPROBS: ("reference", reference_logprobs),
     Need.TEACHER_LOGPROBS: ("teacher", teacher_logprobs),
     Need.PROXIMAL_LOGPROBS: ("proximal", proximal_logprobs),
-    Need.VALUES: ("values", values),
+    Need.VALUES: ("values", value_columns),
     Need.ENTROPY: ("entropies", entropies),
 }
 """By need: the stage that its seconds count for, and what computes it."""

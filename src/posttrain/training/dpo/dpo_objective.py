@@ -30,9 +30,9 @@ from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.dpo.pair_update import (
     MeasuredPairs,
     PairReference,
-    accumulate,
+    accumulate_pairs,
+    answer_lengths,
     logprobs_without_gradient,
-    sampled_lengths,
 )
 from posttrain.training.fit.fit_report import write_model
 from posttrain.training.fit.fit_session import FitObjective, HeldOutResults
@@ -114,7 +114,7 @@ class DpoObjective(FitObjective[Preference]):
         """Loss, gradient, and means over the pairs."""
         numbers = [self.pairs.number(self.run.first + place) for place in range(len(batch))]
         reference = self.reference.logprobs("training", numbers, batch)
-        loss, measured = accumulate(self.policy, batch, reference, self.loss, self.options.tokens_per_microbatch)
+        loss, measured = accumulate_pairs(self.policy, batch, reference, self.loss, self.options.tokens_per_microbatch)
         return {"loss": loss, **measured.means()}
 
     def counted(self, batch: Sequence[Preference]) -> dict[str, float]:
@@ -128,7 +128,7 @@ class DpoObjective(FitObjective[Preference]):
         pairs = self.held_out
         policy = logprobs_without_gradient(self.policy, pairs, self.options.tokens_per_microbatch)
         reference = self.reference.logprobs("held_out", range(len(pairs)), pairs)
-        metrics = held_out_pair_metrics(MeasuredPairs.of(self.loss, policy, reference, sampled_lengths(pairs)), pairs)
+        metrics = held_out_pair_metrics(MeasuredPairs.of(self.loss, policy, reference, answer_lengths(pairs)), pairs)
         return HeldOutResults(metrics, {name.removeprefix("eval/"): value for name, value in metrics.items()})
 
     def score(self, metrics: Metrics) -> float | None:
@@ -200,7 +200,7 @@ class DpoObjective(FitObjective[Preference]):
     def table(self) -> list[tuple[str, str, str]]:
         before, after = self.run.before, self.run.after
         rows = [
-            (label, with_interval(before, name), with_interval(after, name))
+            (label, pair_result_text(before, name), pair_result_text(after, name))
             for label, name in TABLE.items()
             if name in before and name in after
         ]
@@ -255,7 +255,7 @@ def loss_in_words(options: DpoOptions) -> str:
     return ", ".join(parts)
 
 
-def with_interval(results: Mapping[str, object], name: str) -> str:
+def pair_result_text(results: Mapping[str, object], name: str) -> str:
     """One result, with its 95% interval where it has one."""
     value = cast(float, results[name])
     if f"{name}_low" not in results:

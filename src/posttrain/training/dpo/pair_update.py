@@ -102,7 +102,7 @@ def masks_of(pair: Preference) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     return pair.chosen.sampled, pair.rejected.sampled
 
 
-def sampled_lengths(pairs: Sequence[Preference]) -> OfPairs:
+def answer_lengths(pairs: Sequence[Preference]) -> OfPairs:
     """How many tokens of each answer count as the policy's."""
     counts = torch.tensor([[sum(mask) for mask in masks_of(pair)] for pair in pairs], dtype=torch.float64)
     return OfPairs(counts[:, 0], counts[:, 1])
@@ -123,7 +123,7 @@ def logprobs_without_gradient(policy: Policy, pairs: Sequence[Preference], max_t
     return OfPairs(found[0], found[1])
 
 
-def accumulate(
+def accumulate_pairs(
     policy: Policy, pairs: Sequence[Preference], reference: OfPairs, objective: PairObjective, max_tokens: int
 ) -> tuple[float, MeasuredPairs]:
     """Add the gradient of the batch's loss to the model's; returns the loss and what was seen of each pair.
@@ -132,7 +132,7 @@ def accumulate(
 
     Raises RunError before the backward pass where a pair's loss is not finite.
     """
-    lengths = sampled_lengths(pairs)
+    lengths = answer_lengths(pairs)
     weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
     weights = weights / weights.sum()
     seen = torch.zeros(2, len(pairs), dtype=torch.float64)
@@ -145,7 +145,7 @@ def accumulate(
             OfPairs(each.chosen[rows].to(device), each.rejected[rows].to(device)) for each in (reference, lengths)
         ]
         losses = objective.losses(logprobs, *beside)
-        require_finite(losses, [pairs[row] for row in rows], logprobs)
+        require_finite_pairs(losses, [pairs[row] for row in rows], logprobs)
         share = (weights[rows].to(device) * losses).sum()
         share.backward()
         total += share.item()
@@ -153,7 +153,7 @@ def accumulate(
     return total, MeasuredPairs.of(objective, OfPairs(seen[0], seen[1]), reference, lengths)
 
 
-def require_finite(losses: Float64[Tensor, " pair"], pairs: Sequence[Preference], logprobs: OfPairs) -> None:
+def require_finite_pairs(losses: Float64[Tensor, " pair"], pairs: Sequence[Preference], logprobs: OfPairs) -> None:
     """Stop where the loss of a pair is not a number, naming the pair."""
     bad = (~torch.isfinite(losses.detach())).nonzero()
     if len(bad):

@@ -35,7 +35,7 @@ def require_startable(phases: Sequence[Phase]) -> None:
 
 def require_its_own(config: Any, earlier: Mapping[Path, Phase]) -> None:
     """Refuse what is not there of a config; of what lies in the folders of earlier phases, what they never make."""
-    for named in (*named_options(config), *warm_start(config)):
+    for named in (*named_options(config), *warm_start_inputs(config)):
         if not is_made_by(earlier, named):
             require_there(named)
     require_rewards(config)
@@ -53,7 +53,7 @@ def require_rewards(config: Any) -> None:
             load_reward(reward)
 
 
-def warm_start(config: Any) -> Iterator[NamedInput]:
+def warm_start_inputs(config: Any) -> Iterator[NamedInput]:
     """The folder that a critic's head starts from, which need not be that of a whole model."""
     critic = config.algorithm.get("critic") if isinstance(config, Config) else None
     if isinstance(critic, Mapping) and critic.get("warm_start"):

@@ -10,7 +10,7 @@ from posttrain.config import as_recipe
 from posttrain.errors import UserError
 from posttrain.runs.files import write_atomically
 from posttrain.runs.folder import sole_writer
-from posttrain.runs.interruption import run_command
+from posttrain.runs.interruption import run_posttrain
 from posttrain.runs.named_inputs import changed_since
 from posttrain.runs.same_recipe import changed_options, first_changes
 from posttrain.training.phases.phase_list import Phase
@@ -79,7 +79,7 @@ def run_phase(phase: Phase, config: Any) -> None:
     write_atomically(recipe, as_recipe(config).encode())
     begun = (phase.folder / "config.yaml").is_file()
     command = ["--resume", str(phase.folder)] if begun else [str(recipe)]
-    run_command([phase.command, *command], name=f"phase {phase.name}", log=recipe.with_suffix(".log"))
+    run_posttrain([phase.command, *command], name=f"phase {phase.name}", log=recipe.with_suffix(".log"))
 
 
 def phase_recipe_file(phase: Phase) -> Path:

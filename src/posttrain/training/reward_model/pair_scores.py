@@ -73,7 +73,7 @@ def scores_of_pairs(scorer: TextScorer, pairs: Sequence[Preference]) -> Float64[
     return scores.double()[where]
 
 
-def accumulate_pairs(
+def accumulate_scores(
     scorer: TextScorer, pairs: Sequence[Preference], options: RewardTrainingOptions
 ) -> tuple[float, PairScores]:
     """Add the gradient of the batch's loss to the parameters; returns the loss and the scores.

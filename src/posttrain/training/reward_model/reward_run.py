@@ -38,7 +38,7 @@ from posttrain.training.fit.fit_session import FitObjective, FitSession, HeldOut
 from posttrain.training.optimizer import POLICY, OwnOptimizer, ParameterGroup, new_optimizer
 from posttrain.training.reward_model.calibration import HeldOutPairs, held_out_pairs
 from posttrain.training.reward_model.pair_pictures import calibration_words, draw_calibration, draw_pair_curves
-from posttrain.training.reward_model.pair_scores import PairScores, accumulate_pairs, pair_scores, read_answers
+from posttrain.training.reward_model.pair_scores import PairScores, accumulate_scores, pair_scores, read_answers
 from posttrain.training.trained import FitState
 
 HEAD = "head"
@@ -96,7 +96,7 @@ class RewardModelObjective(FitObjective[Preference]):
 
     def accumulate(self, batch: Sequence[Preference]) -> dict[str, float]:
         """Loss, gradient and statistics of the scores."""
-        loss, scores = accumulate_pairs(self.scorer, batch, self.options)
+        loss, scores = accumulate_scores(self.scorer, batch, self.options)
         return {"loss": loss, **scores.metrics()}
 
     def num_tokens(self, batch: Sequence[Preference]) -> int:

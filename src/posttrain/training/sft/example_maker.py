@@ -246,7 +246,7 @@ class ExampleMaker:
         """What the plan says of rows that are learned otherwise than one might think."""
         told = [(self.skipped, "too long and skipped"), (self.cut, "too long and cut")]
         told.append((self.silent, "with an empty answer, of which only the stop token is learned"))
-        lines = [f"{len(rows)} {what}: {named(rows)}" for rows, what in told if rows]
+        lines = [f"{len(rows)} {what}: {row_list(rows)}" for rows, what in told if rows]
         if self.unread:
             keys = ", ".join(f"{key} ({count})" for key, count in sorted(self.unread.items()))
             lines.append(f"keys of messages that the chat template does not read: {keys}")
@@ -271,7 +271,7 @@ class ExampleMaker:
     def require_short(self) -> None:
         """Raise UserError where rows are too long and that is to be told."""
         if self.too_long and self.options.long_rows == "error":
-            rows = named([f"{where} ({length} tokens)" for where, length in self.too_long])
+            rows = row_list([f"{where} ({length} tokens)" for where, length in self.too_long])
             raise UserError(
                 f"sft.max_length: {len(self.too_long)} rows are longer than {self.longest} tokens: {rows}.  Use a"
                 " larger one if the model's context allows it, or sft.long_rows = skip or cut."
@@ -293,7 +293,7 @@ def as_list(prompt: Any) -> str | list[Mapping[str, Any]]:
     return prompt if isinstance(prompt, str) else [*prompt]
 
 
-def named(rows: Sequence[str]) -> str:
+def row_list(rows: Sequence[str]) -> str:
     """The first rows of many."""
     return ", ".join(rows[:NAMED]) + (", …" if len(rows) > NAMED else "")
 

@@ -131,7 +131,7 @@ def row_examples(
 
 def keyed(rows: Sequence[LearnedRow], task: DatasetOptions) -> list[DatasetRow]:
     """Rows by what is asked in them, so that equal prompts stay on one side of a split."""
-    return [DatasetRow(row.where, {task.prompt_column: asked(row), "row": row}) for row in rows]
+    return [DatasetRow(row.where, {task.prompt_column: text_before_answer(row), "row": row}) for row in rows]
 
 
 def learned_in(rows: Sequence[DatasetRow]) -> list[LearnedRow]:
@@ -140,7 +140,7 @@ def learned_in(rows: Sequence[DatasetRow]) -> list[LearnedRow]:
     return [row for row in found if isinstance(row, CompletionRow | ConversationRow | TextRow | TokenRow)]
 
 
-def asked(row: LearnedRow) -> object:
+def text_before_answer(row: LearnedRow) -> object:
     """What comes before the first answer of a row."""
     if isinstance(row, TextRow):
         return row.text

@@ -37,7 +37,7 @@ from posttrain.training.fit.fit_session import FitObjective, FitSession, HeldOut
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.sft.demonstration_set import DemonstrationSet, demonstrations_of
 from posttrain.training.sft.learned_rows import RowExamples, row_examples
-from posttrain.training.sft.supervised import accumulate, held_out_loss
+from posttrain.training.sft.supervised import accumulate_examples, held_out_loss
 from posttrain.training.trained import FitState
 
 
@@ -72,7 +72,7 @@ class SftObjective(FitObjective[Example]):
     def accumulate(self, batch: Sequence[Example]) -> dict[str, float]:
         """Loss and gradient; on request entropy and accuracy of its tokens."""
         budget, entropy = self.options.tokens_per_microbatch, self.options.measure_entropy
-        return accumulate(self.policy, batch, budget, measure_entropy=entropy)
+        return accumulate_examples(self.policy, batch, budget, measure_entropy=entropy)
 
     def num_tokens(self, batch: Sequence[Example]) -> int:
         """Tokens of all rows."""

@@ -33,7 +33,7 @@ def learned_tokens(policy: Policy, examples: Sequence[Example], *, statistics: b
     return policy.forward.completion_logprobs(batch, ForwardNeeds(statistics=statistics))
 
 
-def accumulate(
+def accumulate_examples(
     policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int, *, measure_entropy: bool = False
 ) -> dict[str, float]:
     """Add the gradient of the batch's loss to the model's, a micro-batch at a time; returns metrics of its tokens.
