@@ -10,7 +10,7 @@ from posttrain import irl
 from tests.support.pages import blocks, commands, posttrain, programs, python
 
 ROOT = Path(__file__).parents[1]
-HAS_ITS_OWN_TESTS = {"rewards.md", "course.md"}
+HAS_ITS_OWN_TESTS = {"rewards.md", "course.md", "run_folder.md"}
 TUTORIALS = sorted(
     path
     for path in (ROOT / "docs").glob("*.md")

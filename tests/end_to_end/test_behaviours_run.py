@@ -82,10 +82,10 @@ def test_a_folder_without_rollouts_is_told_and_a_run_that_measures_nothing_has_n
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["behaviours", str(tmp_path)]) == 2
-    assert "has no rollouts/step-N.parquet to read" in capsys.readouterr().err
+    assert "has no rollouts/step-N.parquet" in capsys.readouterr().err
     (tmp_path / "config.yaml").write_text("demonstrator: {num_examples: 3}\n")  # of another kind
     assert main(["behaviours", str(tmp_path)]) == 2
-    assert "has no rollouts/step-N.parquet to read" in capsys.readouterr().err
+    assert "has no rollouts/step-N.parquet" in capsys.readouterr().err
     save_tiny_model(tmp_path / "model")
     with posttrain.steps(config(tmp_path)) as steps:
         assert not [name for name in next(steps).metrics if name.startswith("behaviour")]
@@ -93,6 +93,6 @@ def test_a_folder_without_rollouts_is_told_and_a_run_that_measures_nothing_has_n
     assert "name a file in a folder that exists" in capsys.readouterr().err
 
 
-def test_a_pattern_that_a_text_could_make_slow_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"behaviours: mine: .* has a repeat without a bound"):
-        posttrain.train(config(tmp_path, patterns={"mine": {"any": ["(a+)+b"]}}))
+def test_a_pattern_that_is_wrong_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"behaviours: mine: '\(a\+'"):
+        posttrain.train(config(tmp_path, patterns={"mine": {"any": ["(a+"]}}))

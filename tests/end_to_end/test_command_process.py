@@ -29,12 +29,12 @@ sys.exit(130)
 RUNNER = """
 import sys
 from pathlib import Path
-from posttrain.runs.interruption import GOES_ON, run_command
+from posttrain.runs.interruption import GOES_ON, run_posttrain
 from posttrain.runs.interruption import stopped_with_a_word
 
 sys.executable = "./stand-in"
 with stopped_with_a_word(lambda: GOES_ON):
-    run_command(["rl"], name="cell", log=Path("log"))
+    run_posttrain(["rl"], name="cell", log=Path("log"))
 """
 
 

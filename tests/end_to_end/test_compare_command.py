@@ -63,7 +63,7 @@ def test_every_cell_has_the_same_budget_and_a_stopped_comparison_goes_on_with_th
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[Sequence[str]] = []
-    monkeypatch.setattr(cell_runs, "run_command", in_process(calls))
+    monkeypatch.setattr(cell_runs, "run_posttrain", in_process(calls))
     assert compare(place, "whole") == 0
     told = capsys.readouterr().out
     assert "[4/4] rloo seed 1" in told
@@ -80,7 +80,7 @@ def test_every_cell_has_the_same_budget_and_a_stopped_comparison_goes_on_with_th
     assert compare(place, "whole") == 0  # all is finished
     assert len(calls) == 4
 
-    monkeypatch.setattr(cell_runs, "run_command", in_process(calls, stop=lambda number: number == 6))
+    monkeypatch.setattr(cell_runs, "run_posttrain", in_process(calls, stop=lambda number: number == 6))
     assert compare(place, "stopped", "--seeds", "1") == 130  # in the second cell
     assert compare(place, "stopped", "--seeds", "1") == 0
     assert lasting(place, "stopped") == whole[:2]
@@ -89,7 +89,7 @@ def test_every_cell_has_the_same_budget_and_a_stopped_comparison_goes_on_with_th
 def test_a_cell_of_another_recipe_is_not_taken_for_this_one(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cell_runs, "run_command", in_process([], stop=lambda number: number == 2))
+    monkeypatch.setattr(cell_runs, "run_posttrain", in_process([], stop=lambda number: number == 2))
     assert compare(place, "other", "--seeds", "1") == 130  # with one cell finished
     assert compare(place, "other", "--seeds", "1", "--update.learning-rate", "1e-3") == 2
     assert "was made by another recipe than grpo seed 0 has now" in capsys.readouterr().err
@@ -99,7 +99,7 @@ def test_a_cell_that_was_stopped_does_not_go_on_under_another_recipe(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[Sequence[str]] = []
-    monkeypatch.setattr(cell_runs, "run_command", in_process(calls))
+    monkeypatch.setattr(cell_runs, "run_posttrain", in_process(calls))
 
     def stopped(cell: Cell) -> Drift:
         raise KeyboardInterrupt
@@ -110,7 +110,7 @@ def test_a_cell_that_was_stopped_does_not_go_on_under_another_recipe(
     assert compare(place, "begun", *one, "--update.learning-rate", "1e-3") == 2
     assert "grpo-seed-0: was begun by another recipe than grpo seed 0 has now" in capsys.readouterr().err
     monkeypatch.undo()
-    monkeypatch.setattr(cell_runs, "run_command", in_process(calls))
+    monkeypatch.setattr(cell_runs, "run_posttrain", in_process(calls))
     (place / "begun").rename(place / "moved")
     assert compare(place, "moved", *one) == 0
     assert [command[0] for command in calls] == ["rl", "rl"]  # one for each cell: the first was finished

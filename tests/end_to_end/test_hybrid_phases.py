@@ -83,7 +83,7 @@ def run_here(command: Sequence[str], *, name: str, log: Path) -> None:
 def test_the_bundled_hybrid_recipe_goes_on_to_the_same_bits_where_it_was_stopped_inside_its_last_phase(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phase_runs, "run_command", run_here)
+    monkeypatch.setattr(phase_runs, "run_posttrain", run_here)
     command = ["phases", "small.yaml", "--folder", "out"]
     assert main(command) == 0
     last = place / "out" / "phases" / "5-diverse"

@@ -72,6 +72,7 @@ IDLE = {
     "sft.split_turns": "is about rows of several turns",
     "rollout.allow_cut_sampling": PERMITS,
     **{f"{section}.decay_adapter": PERMITS for section in ("update", "sft", "reward_model", "dpo")},
+    "engine.name": "has one value, the in-process engine; an engine of the user's is named by engine.path",
     "task.held_out_size": "phases of one recipe share their task, and other commands measure on held-out problems",
 }
 """Options that may have no effect in one of these runs, and why."""

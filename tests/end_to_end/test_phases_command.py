@@ -66,7 +66,7 @@ def test_policy_optimiser_and_reference_go_on_as_stated_and_a_stopped_recipe_goe
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[Sequence[str]] = []
-    monkeypatch.setattr(phase_runs, "run_command", in_process(calls, lambda number: number == 2))
+    monkeypatch.setattr(phase_runs, "run_posttrain", in_process(calls, lambda number: number == 2))
     assert phases(place, "out") == 130  # before the second phase has begun
     assert phases(place, "out") == 0
     said = capsys.readouterr().out
@@ -104,7 +104,7 @@ def test_a_finished_phase_of_another_recipe_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = place / "changed"
-    monkeypatch.setattr(phase_runs, "run_command", in_process([], lambda number: number == 2))
+    monkeypatch.setattr(phase_runs, "run_posttrain", in_process([], lambda number: number == 2))
     assert phases(place, "changed") == 130  # in the second phase
     content = yaml.safe_load((place / "phases.yaml").read_text())
     content["phases"][0]["sections"]["sft"]["num_epochs"] = 3
@@ -119,7 +119,7 @@ def test_a_finished_phase_of_another_recipe_is_refused(
     assert "2-reward: was made of what phase rows made before, and that is to be run now" in capsys.readouterr().err
     shutil.rmtree(folder / "phases" / "2-reward")
     calls: list[Sequence[str]] = []
-    monkeypatch.setattr(phase_runs, "run_command", in_process(calls, lambda number: number == 2))
+    monkeypatch.setattr(phase_runs, "run_posttrain", in_process(calls, lambda number: number == 2))
     assert main(command) == 130
     assert [call[0] for call in calls] == ["sft", "rl"]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posttrain.errors import RunError, UserError
-from posttrain.records import Finish, Grades, Group, Prompt, Rollout
+from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
 from posttrain.runs.folder import VERSION
 from posttrain.runs.reports import ScoredCompletions, UpdateTokens
 from posttrain.runs.run_folder import RunFolder
@@ -19,7 +19,11 @@ from posttrain.runs.same_recipe import run_recipe
 def scored(*scores: float, greedy: bool = False, extra: object = None) -> ScoredCompletions:
     """A completion with each of these scores, of one prompt."""
     rollouts = tuple(
-        Rollout(sample=i, tokens=(7, i), logprobs=(-0.5, -1.0), finish=Finish.STOP, text=f"{i}")
+        Rollout(
+            sample=i,
+            sequence=TokenSequence.one_turn((7, i), logprobs=(-0.5, -1.0), finish=Finish.STOP),
+            text=f"{i}",
+        )
         for i, _ in enumerate(scores)
     )
     group = Group(prompt=Prompt(id="p", text="make", tokens=(3,)), draw=0, rollouts=rollouts)

@@ -63,7 +63,7 @@ def test_float32_is_refused_where_the_weights_are_narrower(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"weights = bfloat16 with dtype = float32"):
         ModelOptions(weights="bfloat16", dtype="float32")
     with pytest.raises(UserError, match=r"dtype = half: no type of computation"):
-        as_policy(tiny_model("qwen3"), tokenizer(), dtype="half")  # type: ignore[arg-type]
+        chosen_dtype("half", torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2_plain"])

@@ -12,6 +12,7 @@ from posttrain.errors import UserError
 from posttrain.models.classifiers.heads import new_scorer
 from posttrain.models.forward import Completions, ForwardNeeds, ForwardPass
 from posttrain.models.policy import Policy, as_policy
+from posttrain.records import Example, Preference, TokenSequence
 from posttrain.training.dpo import pair_update
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.sft import supervised
@@ -63,8 +64,15 @@ def update_gradient(policy: Policy) -> Tensor:
     return gradient
 
 
+def example_of(pair: Preference) -> Example:
+    """The prompt, which is given, and the chosen answer."""
+    prompt, answer = pair.prompt.tokens, pair.chosen
+    given = (False,) * len(prompt)
+    return Example(TokenSequence(tokens=(*prompt, *answer.tokens), sampled=(*given, *answer.sampled)))
+
+
 def supervised_gradient(policy: Policy) -> Tensor:
-    examples = [pair.chosen_example for pair in some_pairs()]
+    examples = [example_of(pair) for pair in some_pairs()]
     supervised.accumulate_examples(policy, examples, 12, measure_entropy=True)
     supervised.held_out_loss(policy, examples, 12)
     return flat_gradient(policy)

@@ -23,9 +23,10 @@ from posttrain.models.adapters.adaptable import add_adapter
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.adapter import AdapterOptions
+from posttrain.options.dataset import DatasetOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import SftOptions, UpdateOptions
-from posttrain.records import Example, Prompt
+from posttrain.records import Example, Prompt, TokenSequence
 from posttrain.rewards.grading.grade import reward_function
 from posttrain.runs.clock import Clock
 from posttrain.runs.summary import peak_memory_bytes
@@ -90,7 +91,8 @@ def learn_rows(policy: Policy, options: dict) -> None:
                 [(7 * (first + row) + place) % 300 + 20 for place in range(length)]
                 for row in range(options.tokens_per_batch // length)
             ]
-            return [Example(tuple(row), (False, *[True] * (length - 1))) for row in rows]
+            sampled = (False, *[True] * (length - 1))
+            return [Example(TokenSequence(tokens=tuple(row), sampled=sampled)) for row in rows]
 
         def num_steps(self, options: SftOptions) -> int:
             return 2
@@ -101,7 +103,7 @@ def learn_rows(policy: Policy, options: dict) -> None:
         def summary(self) -> dict[str, object]:
             return {}
 
-    config = SftConfig(sft=sft)
+    config = SftConfig(sft=sft, task=DatasetOptions(path="rows.jsonl"))
     session = FitSession(config=config, model_name="", source=Rows(), objective=SftObjective(config, policy, []))
     for step in (1, 2):
         learn(session, step)

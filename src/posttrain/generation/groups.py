@@ -7,7 +7,7 @@ from itertools import accumulate, islice
 from posttrain.errors import RunError, UserError
 from posttrain.generation.engine import Engine, Sampling, SamplingTimeout
 from posttrain.generation.request import Continuation, GroupRequest, Request, Sampled
-from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
+from posttrain.records import Group, Prompt, Rollout, TokenSequence
 
 ROUNDING_NATS = 1e-3
 """How far above 0 rounding may put a log-prob."""
@@ -135,7 +135,7 @@ def sampled_fault(sampled: Sampled, engine: Engine) -> str | None:
     limit, version = sampled.continuation.limit, engine.weights_version
     if not 1 <= num_tokens <= limit:
         return f"{num_tokens} tokens, where it has 1, the stop token, to limit = {limit}"
-    if (sampled.finish is Finish.STOP) != (sampled.tokens[-1] in engine.stop_ids):
+    if sampled.finish.has_stop_token != (sampled.tokens[-1] in engine.stop_ids):
         return (
             f"finish = {sampled.finish}, where the last token is {sampled.tokens[-1]} and stop_ids = {engine.stop_ids}"
         )
@@ -156,7 +156,7 @@ def sampled_fault(sampled: Sampled, engine: Engine) -> str | None:
 
 def rollouts_of(engine: Engine, sampled: Sequence[Sampled]) -> list[Rollout]:
     """Completions as rollouts, with their texts."""
-    bodies = [each.tokens[:-1] if each.finish is Finish.STOP else each.tokens for each in sampled]
+    bodies = [each.tokens[:-1] if each.finish.has_stop_token else each.tokens for each in sampled]
     texts = engine.tokenizer.batch_decode([list(body) for body in bodies], skip_special_tokens=False)
     return [
         Rollout(

@@ -5,7 +5,8 @@
 
 import copy
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -253,7 +254,7 @@ def require_causal_logits(model: PreTrainedModel, compute_dtype: torch.dtype) ->
     vocabulary = num_embeddings(model)
     rows = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device) % vocabulary
     dtype = product_type(model)
-    own, ours = both_logits(model, rows, dtype)
+    own = own_logits(model, rows, dtype)
     if own.isnan().any():
         raise UserError(f"{name} computes NaN for a text of three tokens: its weights hold NaN or infinity.")
     tolerance = EXACT_TOLERANCE if dtype in (torch.float32, torch.float64) else HALF_TOLERANCE
@@ -263,40 +264,56 @@ def require_causal_logits(model: PreTrainedModel, compute_dtype: torch.dtype) ->
             f"{name} reads tokens that come later, so it is not a causal language model as it is configured"
             " (is_decoder in its config, for families that have it)."
         )
+    ours = plain_logits(model, rows, dtype)
     if ours.shape != own.flatten(0, 1).shape or (ours - own.flatten(0, 1)).abs().max() > bound:
         raise UserError(
             f"{name} makes its logits in another way than from its last hidden states by one matrix, a bias, a scale"
             " and a soft cap, which is not supported."
         )
     if torch.bfloat16 == compute_dtype != dtype:
-        both_logits(model, rows, compute_dtype)
+        own_logits(model, rows, compute_dtype)
+        plain_logits(model, rows, compute_dtype)
 
 
-def both_logits(
+def own_logits(
     model: PreTrainedModel, rows: Int64[Tensor, "row time"], dtype: torch.dtype
-) -> tuple[Float[Tensor, "row time vocab"], Float[Tensor, "token vocab"]]:
-    """The logits of some rows by the model itself and by our plain forward pass.
+) -> Float[Tensor, "row time vocab"]:
+    """The logits of some rows by the model itself.  Raises UserError if it cannot read them."""
+    with reading(model, dtype), torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=mixes(model, dtype)):
+        logits: Tensor = model(input_ids=rows, use_cache=False).logits
+        return logits
 
-    Raises UserError where the model cannot read them.
-    """
+
+def plain_logits(
+    model: PreTrainedModel, rows: Int64[Tensor, "row time"], dtype: torch.dtype
+) -> Float[Tensor, "token vocab"]:
+    """The logits of some rows by our plain forward pass.  Raises UserError if it cannot read them."""
     read = [tuple(row) for row in rows.tolist()]
     completions = Completions([row[:1] for row in read], [(*row[1:], 0) for row in read], range(len(read)))
-    mixed = dtype == torch.bfloat16 != model.dtype
+    needs = ForwardNeeds(logprobs=False, distributions=True)
+    with reading(model, dtype):
+        parts = PlainForward(model, dtype).completion_logprobs(completions, needs)
+    assert parts.distributions is not None
+    return parts.distributions.logits()
+
+
+def mixes(model: PreTrainedModel, dtype: torch.dtype) -> bool:
+    """Whether products are in bfloat16 over weights of another type."""
+    return dtype == torch.bfloat16 != model.dtype
+
+
+@contextmanager
+def reading(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
+    """Turn what models raise for a text of three tokens into a UserError with the remedy."""
     try:
-        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=mixed):
-            own = model(input_ids=rows, use_cache=False).logits
-        parts = PlainForward(model, dtype).completion_logprobs(
-            completions, ForwardNeeds(logprobs=False, distributions=True)
-        )
-        assert parts.distributions is not None
-        return own, parts.distributions.logits()
+        yield
     except UserError:
         raise
     except CANNOT_READ as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         remedy = (
             "Its layers do not take bfloat16 products over weights of another type: set model.dtype to float32."
-            if mixed
+            if mixes(model, dtype)
             else "If it is to be set up first, do so before a policy is made of it; else take a model of text alone."
         )
         raise UserError(

@@ -99,8 +99,8 @@ class Folder:
                     shutil.rmtree(self.path / name)
                 else:
                     (self.path / name).unlink(missing_ok=True)
-            self.replace_config(config_yaml)
             self.write_format()
+            self.replace_config(config_yaml)
             for name in self.folders:
                 (self.path / name).mkdir()
             for name in self.journals:
@@ -216,7 +216,7 @@ def refuse_foreign_folder(path: Path) -> None:
         raise UserError(f"{path}: is a file; a run needs a folder.  Choose another run.folder (--run.folder).")
     with reading(path):
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    others = sorted(name for name in names if name != LOCK and not name.startswith(TEMPORARY))
+    others = sorted(name for name in names if name not in (LOCK, FORMAT) and not name.startswith(TEMPORARY))
     if others and not {LOCK, "config.yaml"} <= names:
         raise UserError(
             f"{path}: not empty and not a run folder; it holds {', '.join(others[:3])}"
