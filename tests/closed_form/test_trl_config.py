@@ -8,8 +8,9 @@ import pytest
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.config import Config
+from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
-from posttrain.trl import GRPOConfig
+from posttrain.trl import GRPOConfig, RLOOConfig
 from posttrain.trl.configs.batch_arithmetic import RunLength, batch_plan
 from posttrain.trl.configs.recipe import rl_config
 
@@ -176,3 +177,16 @@ def test_a_field_sets_what_the_table_says(given: dict[str, Any], expected: dict[
     moved = [path for path, value in others.items() if at(config, path) != value and path not in expected]
     assert moved == [], "and nothing else"
     build_algorithm(config.algorithm)
+
+
+@pytest.mark.parametrize(
+    ("config", "former", "now"),
+    [
+        (RLOOConfig, "rloo_k", "num_generations"),
+        (RLOOConfig, "kl_coef", "beta"),
+    ],
+)
+def test_a_former_name_of_a_field_is_answered_with_todays(config: Any, former: str, now: str) -> None:
+    with pytest.raises(UserError) as error:
+        config(**{former: 4})
+    assert all(each in str(error.value) for each in (config.__name__, repr(former), f"`{now}`"))

@@ -12,6 +12,9 @@ from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
 from posttrain.trl.configs.field_rules import Numbers, Rule, Rules, Treatment, rules_of
 
+FORMER_NAMES = {"rloo_k": "num_generations", "kl_coef": "beta"}
+"""Fields by their names in older releases of TRL."""
+
 
 class CheckedFields:
     """What configs share: an unknown name is refused with the nearest field, and enums are read as their values."""
@@ -32,7 +35,9 @@ class CheckedFields:
         known = [each.name for each in fields(cls)]  # type: ignore[arg-type]  # all that inherit are dataclasses
         for name in given:
             if name not in known:
-                raise UserError(f"{cls.__name__}: there is no field {name!r}.  {did_you_mean(name, known)}")
+                now = FORMER_NAMES.get(name, "")
+                remedy = f"TRL calls it `{now}` now." if now in known else did_you_mean(name, known)
+                raise UserError(f"{cls.__name__}: there is no field {name!r}.  {remedy}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
