@@ -87,6 +87,16 @@ def row_check(call: object) -> ChecksRows | None:
     return call if isinstance(call, ChecksRows) else None
 
 
+class CallSignature:
+    """The signature by which a `SessionReward` is called; that of the class is its constructor's."""
+
+    def __get__(self, reward: "SessionReward | None", owner: type) -> inspect.Signature | None:
+        if reward is None:
+            return None
+        _, *others = inspect.signature(reward.scores).parameters.values()
+        return inspect.Signature(others)
+
+
 class SessionReward:
     """A reward that scores on a session's resources, and called directly on those of the process.
 
@@ -95,10 +105,7 @@ class SessionReward:
 
     scores: Callable[..., Any]
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        _, *others = inspect.signature(self.scores).parameters.values()
-        return inspect.Signature(others)
+    __signature__ = CallSignature()
 
     def __call__(self, /, **columns: Any) -> Any:
         return self.scores(default_resources(), **columns)
