@@ -35,6 +35,7 @@ class ScoreHead(nn.Module):
         self.weight = nn.Parameter(drawn.to(dtype))
 
     def forward(self, hidden: Float[Tensor, "text hidden"]) -> Float[Tensor, " text"]:
+        """The score of each hidden state."""
         return F.linear(hidden.to(self.weight.dtype), self.weight).squeeze(-1)
 
 
