@@ -1,5 +1,7 @@
 """Continuations: what a completion does not depend on, and the cache that it goes on from."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -302,3 +304,14 @@ def test_one_sampling_is_open_at_a_time_and_weights_are_loaded_between() -> None
     engine.load(None, 1)
     (done,) = sampled_of(engine, of_prompts((3,), size=1), REQUEST)
     assert done.versions == ((1, len(done.tokens)),)
+
+
+def test_a_closed_sampling_leaves_no_cache_behind() -> None:
+    """An update that follows has the memory; a caller may still hold the sampling."""
+    engine = InProcessEngine(tiny_policy())
+    sampling = engine.open(REQUEST)
+    sampling.put(of_prompts([3]))
+    slots = weakref.ref(sampling.rows.slots)
+    sampling.close()
+    gc.collect()
+    assert slots() is None

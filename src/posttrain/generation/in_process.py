@@ -87,6 +87,11 @@ class InProcessEngine:
         self._open = InProcessSampling(self, self._steps, request)
         return self._open
 
+    def forget(self, sampling: "InProcessSampling") -> None:
+        """Let a closed sampling go, so that an update does not find its caches in memory."""
+        if self._open is sampling:
+            self._open = None
+
     def _require_closed(self, call: str) -> None:
         if self._open is not None and not self._open.closed:
             raise UserError(f"engine {type(self).__name__}: {call}: a sampling is still open.  Close it first.")
@@ -174,6 +179,10 @@ class InProcessSampling(Sampling):
         if not self.closed:
             self.closed = True
             self.steps.release()
+            self.engine.forget(self)
+            self.pending.clear()
+            self.kept.clear()
+            del self.rows  # with the caches of what was under way
 
     def _require_open(self) -> None:
         if self.closed:
