@@ -9,13 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from posttrain.batch import completions_of
 from posttrain.commands.tables.advantage_picture import TokenCredit
 from posttrain.commands.tables.trace_table import on_all_tokens
 from posttrain.errors import RunError
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout, TokenSequence
 from posttrain.rewards.process_rewards import process_rewards
-from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
+from posttrain.runs.rollout_file import parquet_bytes, read_rollouts, token_column_bytes
+from posttrain.training.update import Observations, update_tokens
 
 NAN = math.nan
 SOURCE = Path(__file__).parents[2] / "src" / "posttrain"
@@ -170,3 +172,16 @@ def test_a_table_shows_given_tokens_without_numbers() -> None:
     torch.testing.assert_close(
         torch.tensor(found.advantages), torch.tensor([1.0, 2.0, NAN, NAN, 3.0, 4.0]), equal_nan=True
     )
+
+
+def test_columns_of_an_update_have_a_number_for_each_sampled_token() -> None:
+    """Tokens 1 and 3 were sampled, 2 was given."""
+    sequence = TokenSequence(tokens=(1, 2, 3), sampled=(True, False, True), logprobs=(-1.0, -2.0), finish=Finish.STOP)
+    rollout = Rollout(sample=0, sequence=sequence, text="")
+    batch = completions_of([Group(prompt=Prompt(id="p", text="", tokens=(5,)), draw=4, rollouts=(rollout,))])
+    kept = update_tokens(batch, [batch], Observations(logprobs=[torch.tensor([-1.0, -2.5], dtype=torch.float64)]))
+    assert [*kept.lengths] == [2]
+    assert {len(column) for column in kept.columns.values()} == {2}
+    assert kept.columns["ratio"].tolist() == pytest.approx([1.0, math.exp(-0.5)])
+    table = pq.read_table(pa.BufferReader(token_column_bytes(1, [kept]))).to_pylist()
+    assert [row["policy_logprobs"] for row in table] == [[-1.0, -2.5]]

@@ -306,12 +306,31 @@ def test_one_sampling_is_open_at_a_time_and_weights_are_loaded_between() -> None
     assert done.versions == ((1, len(done.tokens)),)
 
 
-def test_a_closed_sampling_leaves_no_cache_behind() -> None:
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_closed_sampling_leaves_no_cache_behind(goes_on: bool) -> None:
     """An update that follows has the memory; a caller may still hold the sampling."""
     engine = InProcessEngine(tiny_policy())
-    sampling = engine.open(REQUEST)
-    sampling.put(of_prompts([3]))
-    slots = weakref.ref(sampling.rows.slots)
+    sampling = engine.open(replace(REQUEST, keep=True))
+    sampling.put(of_prompts([3], size=1))
+    (first,) = sampling.take(60)
+    kept = [weakref.ref(each.cached[0]) for each in sampling.kept.values()]
+    if goes_on:
+        sampling.put([replace(first.continuation, prefix=first.sequence, first_position=len(first.tokens))])
+    held = [weakref.ref(sampling.rows.slots), *kept]
     sampling.close()
     gc.collect()
-    assert slots() is None
+    assert kept
+    assert [each() for each in held] == [None] * len(held)
+
+
+def test_looking_for_no_time_at_all_still_gets_on() -> None:
+    with InProcessEngine(tiny_policy()).open(REQUEST) as sampling:
+        sampling.put(of_prompts([3], size=1))
+        done: list[Sampled] = []
+        for _ in range(20):  # a limit of 12 tokens, a step each
+            try:
+                done += sampling.take(0)
+            except SamplingTimeout:
+                continue
+            break
+    assert len(done) == 1

@@ -131,6 +131,17 @@ def own_engine(options: Mapping[str, object], policy: "Policy") -> Engine:
     return require_engine(build_own("engine", options, policy))
 
 
+def load_checked(engine: Engine, weights: "ExportedWeights", version: int) -> None:
+    """Have an engine sample from these weights.  Raises RunError if it still says another version."""
+    engine.load(weights, version)
+    loaded = engine.weights_version
+    if loaded != version:
+        raise RunError(
+            f"engine {type(engine).__name__}: weights_version = {loaded} after load(weights, {version}).  It is the"
+            " version that was loaded last."
+        )
+
+
 def require_engine(candidate: object) -> Engine:
     """The object as an engine; UserError with what it lacks where it is none."""
     name = type(candidate).__name__

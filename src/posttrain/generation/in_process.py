@@ -160,9 +160,9 @@ class InProcessSampling(Sampling):
             raise UserError(f"engine {type(self.engine).__name__}: take: nothing is open.  Put continuations first.")
         until = time.monotonic() + seconds
         while not (finished := self.rows.take_finished()):
-            if time.monotonic() > until:
+            self._advance()  # at least once: a caller that only looks gets on, too
+            if time.monotonic() > until and not self.rows.finished:
                 raise SamplingTimeout(type(self.engine).__name__, seconds, self.num_open)
-            self._advance()
         for sampled, cache in finished:
             if cache is not None:
                 self.kept[sampled.continuation.draw, sampled.continuation.sample] = cache
@@ -180,8 +180,8 @@ class InProcessSampling(Sampling):
             self.closed = True
             self.steps.release()
             self.engine.forget(self)
-            self.pending.clear()
-            self.kept.clear()
+            for held in (self.waiting, self.pending, self.continuing, self.kept):
+                held.clear()
             del self.rows  # with the caches of what was under way
 
     def _require_open(self) -> None:

@@ -46,7 +46,7 @@ class UpdateTokens:
     rollouts: Sequence[tuple[int, str, int]]
     """(draw, prompt id, sample) of each completion."""
     lengths: Sequence[int]
-    """Tokens of each completion."""
+    """Sampled tokens of each completion."""
     columns: Mapping[str, Tensor]
     """Name -> a value for each token, completion after completion."""
 

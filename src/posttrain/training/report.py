@@ -87,9 +87,14 @@ def planned_memory(session: Session) -> tuple[str, list[str]]:
         session.policy, session.config, session.algorithm, prompt_tokens=max(1, session.longest_prompt_tokens)
     )
     setup = replace(plan.setup, reward_models=reward_model_bytes(session))
-    plan = memory_plan(plan.shape, replace(setup, samples=setup.samples and session.own.engine is None))
+    plan = memory_plan(plan.shape, replace(setup, samples=setup.samples and not has_own_engine(session)))
     machine = machine_memory(on_cuda=plan.setup.on_cuda)
     return memory_line(plan, machine), memory_warning(plan, machine)
+
+
+def has_own_engine(session: Session) -> bool:
+    """Whether a user's engine samples, which has memory elsewhere."""
+    return session.own.engine is not None or isinstance(session.config.engine, Mapping)
 
 
 def reward_model_bytes(session: Session) -> int:

@@ -11,8 +11,8 @@ from posttrain.behaviours.behaviour_reader import BehaviourReader
 from posttrain.behaviours.behaviour_table import chosen_rows
 from posttrain.config import Config
 from posttrain.config.kinds import resolved_config
-from posttrain.errors import RunError, UserError
-from posttrain.generation.engine import Engine, own_engine, require_engine
+from posttrain.errors import UserError
+from posttrain.generation.engine import Engine, load_checked, own_engine, require_engine
 from posttrain.generation.groups import require_room_for
 from posttrain.generation.parity import engine_in_parity
 from posttrain.models.adapters.in_force import trains_adapter
@@ -83,13 +83,7 @@ class Session:
     def load_weights(self) -> None:
         """Have the engine sample from the weights as they are now.  Raises RunError where it holds on to others."""
         self.policy.require_as_made()  # an engine elsewhere does not see it
-        version = self.learner.num_updates
-        self.engine.load(self.learner.weights(), version)
-        if self.engine.weights_version != version:
-            raise RunError(
-                f"engine {type(self.engine).__name__}: weights_version = {self.engine.weights_version} after"
-                f" load(weights, {version}).  It is the version that was loaded last."
-            )
+        load_checked(self.engine, self.learner.weights(), self.learner.num_updates)
 
     def questions(self) -> Questions:
         """The held-out problems, judged by the task's own measure where it has one, else by the first reward.

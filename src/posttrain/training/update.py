@@ -340,10 +340,10 @@ def update_tokens(batch: Batch, micro_batches: Sequence[Batch], observed: Observ
         "policy_logprobs": logprobs,
         "ratio": (logprobs - given["behaviour_logprobs"]).exp(),
         **given,
-        **{name: torch.cat(values) for name, values in (found | observed.terms).items() if values},
+        **{name: torch.cat(values) for name, values in found.items() if values},
     }
     rollouts = [(draw, *name) for draw, name in zip(batch.draws, batch.names, strict=True)]
-    return UpdateTokens(rollouts=rollouts, lengths=batch.lengths, columns=columns)
+    return UpdateTokens(rollouts=rollouts, lengths=batch.num_sampled, columns=columns)
 
 
 def token_counts(micro_batches: Sequence[Batch]) -> Float64[Tensor, " token"]:

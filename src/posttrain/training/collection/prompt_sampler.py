@@ -8,7 +8,7 @@ from posttrain.binding import bind
 from posttrain.config.collect import CollectConfig
 from posttrain.config.recipes import short_reward
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine, own_engine
+from posttrain.generation.engine import Engine, load_checked, own_engine
 from posttrain.generation.groups import require_room_for, sample_groups
 from posttrain.generation.parity import engine_in_parity
 from posttrain.generation.request import GroupRequest
@@ -107,7 +107,7 @@ class PromptSampler:
     def _engine(self) -> Engine:
         if isinstance(self.config.engine, Mapping):
             engine = own_engine(self.config.engine, self.policy)
-            engine.load(ExportedWeights(self.policy), 0)
+            load_checked(engine, ExportedWeights(self.policy), 0)
             return engine
         longest = max(len(prompt.tokens) for prompt in self.prompts) + self.config.sampling.max_completion_tokens
         return engine_in_parity(

@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Literal
 
 from posttrain.config import DpoConfig
+from posttrain.generation.engine import load_checked
 from posttrain.generation.groups import require_room_for
 from posttrain.models.loading.exported_weights import ExportedWeights
 from posttrain.options.dpo import DpoOptions
@@ -83,7 +84,7 @@ class RoundPairs(DpoObjective):
         return StepReport(
             step=step,
             metrics=metrics,
-            num_tokens=sum(len(each.tokens) for group in sampled.groups for each in group.rollouts),
+            num_tokens=collected.num_completion_tokens,
             groups=sampled.groups,
             grades=sampled.grades,
             advantages=sampled.sides,
@@ -104,7 +105,7 @@ class RoundPairs(DpoObjective):
     def load_weights(self) -> None:
         """Have the engine sample from the policy as it is now."""
         self.policy.require_as_made()
-        self.session.engine.load(ExportedWeights(self.policy), self.run.num_updates)
+        load_checked(self.session.engine, ExportedWeights(self.policy), self.run.num_updates)
 
     def is_due(self, step: int, num_steps: int) -> bool:
         """An evaluation in brief, every so many steps."""
