@@ -228,7 +228,7 @@ def observe(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) 
     observed.logprobs.append(detached.logprobs.double().cpu())
     if "entropies" in view.known:
         observed.entropies.append(view.entropies.detach().double().cpu())
-    clipped = [term.clipped(detached) for term in terms if term.clipped is not None]
+    clipped = [term.clipped(detached.seen_with(term.needs)) for term in terms if term.clipped is not None]
     if clipped:
         observed.clipped.append(torch.stack(clipped).any(dim=0).cpu())
         observed.clips_completions = any(term.clips_completions for term in terms)
