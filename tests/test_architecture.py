@@ -60,7 +60,8 @@ ROWS_OF_THE_TABLE = {
 }
 """Where rows of the table of algorithms are: a signature is the schema of a recipe's section there."""
 LINES_WITHOUT_DOCSTRING = 8
-"""Lines of a function whose name and types can say what a docstring would."""
+STATEMENTS_WITHOUT_DOCSTRING = 2
+"""Lines or statements of a function whose name and types can say what a docstring would."""
 FILES_IN_A_PACKAGE = 24
 LARGE_PACKAGES = {"options", "irl"}
 """Packages that are a list of like things, and may hold more files; CONTRIBUTING says why."""
@@ -230,7 +231,8 @@ def test_a_public_function_says_what_it_is_for(path: Path) -> None:
     """Unless it is private, or short: then a docstring is for what its name and types do not say."""
     for node in syntax(path).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
-            short = node.end_lineno - node.lineno < LINES_WITHOUT_DOCSTRING
+            num_lines = node.end_lineno - node.lineno + 1
+            short = num_lines <= LINES_WITHOUT_DOCSTRING or len(node.body) <= STATEMENTS_WITHOUT_DOCSTRING
             assert short or ast.get_docstring(node), f"{path}:{node.lineno}: {node.name} says nothing of itself"
 
 
