@@ -2,9 +2,7 @@
 
 TESTS = {
     "algorithms/gae.py": ["closed_form/test_ppo.py", "laws/test_gae.py"],
-    "algorithms/actor_critic/missing_stop.py": ["closed_form/test_ppo.py"],
-    "algorithms/actor_critic/ppo.py": ["closed_form/test_ppo.py"],
-    "algorithms/actor_critic/reward_scaling.py": ["closed_form/test_ppo.py"],
+    "algorithms/ppo.py": ["closed_form/test_ppo.py"],
     "training/actor_critic/value_metrics.py": ["closed_form/test_ppo.py"],
     "training/actor_critic/actor_critic_state.py": ["laws/test_actor_critic.py"],
     "training/fit/pair_microbatches.py": ["laws/test_pair_updates.py"],
@@ -26,16 +24,20 @@ TESTS = {
         "closed_form/test_algorithm_mistakes.py",
         "laws/test_loss_terms.py",
     ],
-    "algorithms/other_policies/correction.py": [
+    "algorithms/correction.py": [
         "closed_form/test_corrections.py",
         "laws/test_corrections.py",
         "engine/test_stale_engine.py",
     ],
-    "algorithms/other_policies/distillation.py": ["laws/test_distillation.py", "closed_form/test_teachers.py"],
+    "algorithms/distillation.py": ["laws/test_distillation.py", "closed_form/test_teachers.py"],
     "training/distillation/privileged_prompts.py": ["closed_form/test_teachers.py"],
     "training/distillation/teacher.py": ["closed_form/test_teachers.py"],
     "training/reference.py": ["closed_form/test_teachers.py"],
-    "algorithms/overlong.py": ["closed_form/test_algorithms.py", "reference/test_twins.py"],
+    "algorithms/reward_shaping.py": [
+        "closed_form/test_algorithms.py",
+        "closed_form/test_ppo.py",
+        "reference/test_twins.py",
+    ],
     "algorithms/algorithm.py": [
         "closed_form/test_algorithms.py",
         "reference/test_twins.py",

@@ -14,7 +14,7 @@ class Group:
 
 GROUPS = [
     Group(
-        files=["algorithms/*.py", "algorithms/actor_critic/*.py", "algorithms/other_policies/*.py"],
+        files=["algorithms/*.py"],
         suites=["closed_form", "laws", "reference"],
         modules=["posttrain.algorithms"],
     ),

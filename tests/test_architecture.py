@@ -55,8 +55,8 @@ ENTRY_POINTS = {
 """Functions that people call with keywords of their choice, and that may therefore take more than six arguments."""
 ROWS_OF_THE_TABLE = {
     "posttrain.algorithms.table",
-    "posttrain.algorithms.actor_critic.ppo",
-    "posttrain.algorithms.other_policies.distillation",
+    "posttrain.algorithms.ppo",
+    "posttrain.algorithms.distillation",
 }
 """Where rows of the table of algorithms are: a signature is the schema of a recipe's section there."""
 LINES_WITHOUT_DOCSTRING = 8
@@ -83,7 +83,7 @@ FROM_HIDDEN_STATES = {
     "full_kl",
 }
 """Functions of `models/` from hidden states to log-probs."""
-TOKEN_BY_TOKEN = {SOURCE / "generation" / name for name in ("decoder_steps.py", "static.py", "plain/model_steps.py")}
+TOKEN_BY_TOKEN = {SOURCE / "generation" / name for name in ("decoder_steps.py", "static.py", "model_steps.py")}
 """The in-process sampler: its steps are forward passes of one token over caches, and read the layer themselves."""
 
 SOURCES = sorted(SOURCE.rglob("*.py"))

@@ -9,7 +9,7 @@ import torch
 from posttrain.algorithms.advantages import group_centred, group_zscore
 from posttrain.algorithms.algorithm import Resample
 from posttrain.algorithms.credit import Evidence, mean_of_rollouts
-from posttrain.algorithms.overlong import Overlong, overlong_punishment
+from posttrain.algorithms.reward_shaping import Overlong, overlong_punishment
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.algorithms.terms import KlTerm, TokenView
 from posttrain.batch import TokenColumns

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posttrain.algorithms.bradley_terry import bradley_terry, centring, preference_probabilities
+from posttrain.algorithms.preference_losses import bradley_terry, centring
 from posttrain.irl.preferences import BradleyTerry
 
 STEP = 1e-6
@@ -37,12 +37,6 @@ def test_the_loss_of_a_pair(chosen: float, rejected: float, margin: float, expec
 def test_centring_charges_for_the_sum_and_not_for_the_difference() -> None:
     # (1 + 2)² = 9, (3 - 3)² = 0, (-1 - 1)² = 4
     assert centring(numbers(1, 3, -1), numbers(2, -3, -1)).tolist() == [9, 0, 4]
-
-
-def test_the_probability_of_a_preference_is_of_the_difference() -> None:
-    # e^(r_c - r_r) = 3, 1 and 1/3 to 1
-    found = preference_probabilities(numbers(math.log(3) - 2, 7, 0), numbers(-2, 7, math.log(3)))
-    assert found.tolist() == pytest.approx([3 / 4, 1 / 2, 1 / 4])
 
 
 def test_slopes_are_those_of_finite_differences_and_of_the_formula() -> None:

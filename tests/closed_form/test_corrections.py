@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from posttrain.algorithms.other_policies.correction import Correction, corrected, correction_weights
+from posttrain.algorithms.correction import Correction, corrected, correction_weights
 from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import LossTerm, TokenView
 from posttrain.batch import TokenColumns

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from posttrain.algorithms.actor_critic.adaptive_kl import AdaptiveKl, next_coefficient
-from posttrain.algorithms.actor_critic.reward_scaling import RewardScaling, RewardStatistics, scaled_rewards
-from posttrain.algorithms.actor_critic.value_terms import ValueLossOptions, entropy_term, value_loss, value_term
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Evidence
+from posttrain.algorithms.kl import AdaptiveKl, next_coefficient
+from posttrain.algorithms.reward_shaping import RewardScaling, RewardStatistics, scaled_rewards
 from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import TokenView
+from posttrain.algorithms.value_terms import ValueLossOptions, entropy_term, value_loss, value_term
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
 from posttrain.needs import Need

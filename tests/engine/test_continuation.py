@@ -14,7 +14,7 @@ from posttrain.errors import UserError
 from posttrain.generation import in_process as engine_module
 from posttrain.generation.engine import Sampling, SamplingTimeout
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.plain.recomputed_steps import RecomputedSteps
+from posttrain.generation.recomputed_steps import RecomputedSteps
 from posttrain.generation.request import Continuation, Request, Sampled
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.streams import StreamKey

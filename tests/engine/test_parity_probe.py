@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import posttrain
 from posttrain.errors import RunError, UserError
+from posttrain.generation.aligned_slots import AlignedSlots
+from posttrain.generation.model_steps import ModelSteps
 from posttrain.generation.parity import EXACT_NATS, engine_in_parity, largest_gap, probe_prompts, tried_length
-from posttrain.generation.plain.aligned_slots import AlignedSlots
-from posttrain.generation.plain.model_steps import ModelSteps
 from posttrain.generation.request import Sampled
 from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.loading.model_folder import load_policy

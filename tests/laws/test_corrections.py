@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.algorithms.other_policies.correction import MASK_LEVEL, Correction, correction_weights
+from posttrain.algorithms.correction import MASK_LEVEL, Correction, correction_weights
 from posttrain.algorithms.table import build_algorithm
 from tests.support.enumerated import COMPLETIONS, Tree
 from tests.support.tiny import BY_REWARD, advantage, token_loss

@@ -14,7 +14,7 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Credit, Evidence, mean_of_rollouts
 from posttrain.algorithms.kl import k1, k2, k3
 from posttrain.algorithms.losses import UNBOUNDED, weighted_policy_gradient
-from posttrain.algorithms.overlong import Overlong, overlong_punishment
+from posttrain.algorithms.reward_shaping import Overlong, overlong_punishment
 from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import KlTerm, policy_term
 from posttrain.algorithms.token_weights import mean_over_tokens

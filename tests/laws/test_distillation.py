@@ -12,7 +12,7 @@ from torch import Tensor
 from posttrain.algorithms.advantages import group_zscore
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Evidence
-from posttrain.algorithms.other_policies.distillation import to_go
+from posttrain.algorithms.distillation import to_go
 from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import TokenView
 from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, sampled_columns

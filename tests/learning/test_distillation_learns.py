@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from posttrain.algorithms.other_policies.correction import Correction
-from posttrain.algorithms.other_policies.distillation import distill
+from posttrain.algorithms.correction import Correction
+from posttrain.algorithms.distillation import distill
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from posttrain.algorithms import advantages, kl, losses, token_weights
 from posttrain.algorithms.losses import ClipRange
-from posttrain.algorithms.overlong import Overlong, overlong_punishment
+from posttrain.algorithms.reward_shaping import Overlong, overlong_punishment
 from posttrain.models.logprobs import distribution_kl
 from tests.support import twins
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from posttrain.algorithms.actor_critic.adaptive_kl import AdaptiveKl
-from posttrain.algorithms.actor_critic.reward_scaling import RewardScaling
 from posttrain.algorithms.aggregation import sums_differ
 from posttrain.algorithms.checks import checked_weights, credit_of_rule, require_credit, require_needs
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence
+from posttrain.algorithms.kl import AdaptiveKl
+from posttrain.algorithms.reward_shaping import RewardScaling
 from posttrain.algorithms.terms import KlTerm, LossTerm, TokenView, needs_of, total_loss
 from posttrain.errors import UserError
 from posttrain.needs import CREDIT_NEEDS, KEPT_FOR_TERMS, Need

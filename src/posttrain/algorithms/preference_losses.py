@@ -160,3 +160,31 @@ def ranked_right(rewards: OfPairs) -> Float[Tensor, " pair"]:
     ½, so that a policy that is still its reference has an accuracy of ½ and not of 0.
     """
     return 0.5 * (1 + torch.sign(rewards.chosen - rewards.rejected))
+
+
+# Of a reward model, whose scores r are trained by which answer was preferred and by how much.  Bradley & Terry (1952):
+# P(chosen ≻ rejected) = σ(r_c - r_r).  Only differences count; `centring` holds the mean of all scores at 0.
+
+
+def bradley_terry(
+    chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"], margins: Float[Tensor, " pair"]
+) -> Float[Tensor, " pair"]:
+    """The negative log-likelihood of each preference, in nats.
+
+        L = -log σ(r_c - r_r - m) = softplus(m - (r_c - r_r))
+
+    Scores are logits without a unit of their own; margins m >= 0, in the same, ask for a difference of at least about
+    m (Touvron et al. 2023, arXiv:2307.09288, eq. 2; m = 0 is Ouyang et al. 2022, arXiv:2203.02155, eq. 1).  Equal
+    scores and no margin give log 2.  Finite for every finite score; its slope in r_c is -σ(m - (r_c - r_r)).
+    """
+    return F.softplus(margins - (chosen - rejected))
+
+
+def centring(chosen: Float[Tensor, " pair"], rejected: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
+    """What scores are charged for not lying around 0, for each pair.
+
+        (r_c + r_r)²      Eisenstein et al. 2023, arXiv:2312.09244, eq. 2
+
+    0 where the two scores are each other's opposite; it says nothing of their difference.
+    """
+    return (chosen + rejected).square()

@@ -12,7 +12,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from posttrain.algorithms.actor_critic.ppo import ppo
 from posttrain.algorithms.advantages import (
     batch_centred,
     group_centred,
@@ -29,6 +28,7 @@ from posttrain.algorithms.aggregation import (
     totals_differ,
 )
 from posttrain.algorithms.algorithm import DYNAMIC_SAMPLING, Algorithm, Resample
+from posttrain.algorithms.correction import Correction, corrected
 from posttrain.algorithms.credit import (
     CreditLevel,
     CreditRule,
@@ -38,10 +38,10 @@ from posttrain.algorithms.credit import (
     per_rollout,
     truncated_earn_nothing,
 )
+from posttrain.algorithms.distillation import distill
 from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
-from posttrain.algorithms.other_policies.correction import Correction, corrected
-from posttrain.algorithms.other_policies.distillation import distill
-from posttrain.algorithms.overlong import PAPERS_OVERLONG, Overlong, overlong_punishment
+from posttrain.algorithms.ppo import ppo
+from posttrain.algorithms.reward_shaping import PAPERS_OVERLONG, Overlong, overlong_punishment
 from posttrain.algorithms.terms import KlTerm, LossTerm, RatioTo, kl_term, policy_term
 from posttrain.algorithms.token_weights import (
     WEIGHTINGS,

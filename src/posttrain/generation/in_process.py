@@ -22,8 +22,8 @@ from posttrain.errors import UserError
 from posttrain.generation.decoder_steps import DecoderSteps
 from posttrain.generation.decoding_rows import KeptRow, PendingPrefix, Rows
 from posttrain.generation.engine import Sampling, SamplingTimeout
-from posttrain.generation.plain.model_steps import ModelSteps
-from posttrain.generation.plain.recomputed_steps import RecomputedSteps
+from posttrain.generation.model_steps import ModelSteps
+from posttrain.generation.recomputed_steps import RecomputedSteps
 from posttrain.generation.request import Continuation, Request, Sampled
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.stepping import Steps

@@ -1,7 +1,7 @@
 """The forward passes of sampling: prompts once each, then one token a row at a time.
 
 `DecoderSteps` (`decoder_steps.py`) runs the decoder of the shared-prompt forward pass; `ModelSteps`
-(`plain/model_steps.py`) the model's own forward with its cache, and `RecomputedSteps` (`plain/recomputed_steps.py`) the
+(`model_steps.py`) the model's own forward with its cache, and `RecomputedSteps` (`recomputed_steps.py`) the
 same without one.  All run in inference mode.
 """
 

@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from posttrain.algorithms.bradley_terry import bradley_terry, centring
+from posttrain.algorithms.preference_losses import bradley_terry, centring
 from posttrain.config import RewardModelConfig
 from posttrain.errors import UserError
 from posttrain.models.adapters.lora import lora_layers

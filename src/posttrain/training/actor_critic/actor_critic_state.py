@@ -7,9 +7,9 @@ from typing import Any
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.algorithms.actor_critic.adaptive_kl import next_coefficient
-from posttrain.algorithms.actor_critic.reward_scaling import RewardStatistics, scaled_rewards
 from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.kl import next_coefficient
+from posttrain.algorithms.reward_shaping import RewardStatistics, scaled_rewards
 from posttrain.errors import RunError
 
 EXPLAINED = "value/explained_variance"

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.algorithms.bradley_terry import bradley_terry, centring
+from posttrain.algorithms.preference_losses import bradley_terry, centring
 from posttrain.errors import RunError
 from posttrain.models.classifiers.heads import TextScorer
 from posttrain.models.shared_prompt.gradients import gradients_in_place

@@ -9,17 +9,9 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from posttrain.algorithms.actor_critic.adaptive_kl import AdaptiveKl
-from posttrain.algorithms.actor_critic.missing_stop import MissingStop, rewards_with_missing_stops
-from posttrain.algorithms.actor_critic.reward_scaling import RewardScaling
-from posttrain.algorithms.actor_critic.value_terms import (
-    DEFAULT_VALUE_LOSS,
-    ValueLossOptions,
-    entropy_term,
-    value_term,
-)
 from posttrain.algorithms.advantages import leave_one_out
 from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.correction import Correction, corrected
 from posttrain.algorithms.credit import Credit, Evidence
 from posttrain.algorithms.gae import (
     LEAST_DEVIATION,
@@ -32,10 +24,17 @@ from posttrain.algorithms.gae import (
     whitened,
     whitening_of,
 )
+from posttrain.algorithms.kl import AdaptiveKl
 from posttrain.algorithms.losses import ClipRange, clipped_surrogate
-from posttrain.algorithms.other_policies.correction import Correction, corrected
+from posttrain.algorithms.reward_shaping import MissingStop, RewardScaling, rewards_with_missing_stops
 from posttrain.algorithms.terms import KlTerm, LossTerm, kl_term, policy_term
 from posttrain.algorithms.token_weights import WEIGHTINGS, Weighting
+from posttrain.algorithms.value_terms import (
+    DEFAULT_VALUE_LOSS,
+    ValueLossOptions,
+    entropy_term,
+    value_term,
+)
 from posttrain.errors import UserError
 from posttrain.needs import Need
 from posttrain.options.critic import DEFAULT_CRITIC, CriticOptions

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DummyLayer, DynamicLayer
 
-from posttrain.generation.plain.aligned_slots import AlignedSlots
+from posttrain.generation.aligned_slots import AlignedSlots
 from posttrain.generation.stepping import PrefilledPrompts
 from posttrain.models.model_outputs import model_hidden
 from posttrain.models.policy import Policy
