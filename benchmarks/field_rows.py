@@ -45,7 +45,7 @@ from posttrain.runs.reports import StepReport
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import training_problem
 from posttrain.tasks.countdown_task import CountdownTask, compact, difficulty
-from posttrain.training.distillation.privileged_prompts import PrivilegedPrompts
+from posttrain.training.teacher import PrivilegedPrompts
 from posttrain.training.update import group_logprobs
 
 RESULTS = Path(__file__).parent / "results" / "field_rows.json"

@@ -27,7 +27,6 @@ import posttrain
 from posttrain.records import Grades, Group
 from posttrain.runs.clock import Clock
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
-from posttrain.training.actor_critic.warm_start import fit_critic
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.session import Session, open_session
 from posttrain.training.variance.gradient_noise import Ratio, gradient_noise, gram, policy_gradient, relative_variance
@@ -41,6 +40,7 @@ from posttrain.training.variance.group_sizes import (
     unbiased_uninformative_share,
     uninformative_share,
 )
+from posttrain.training.warm_start import fit_critic
 
 RESULTS = Path(__file__).parent / "results" / "gradient_noise.json"
 FOLDER = Path("runs/benchmark-gradient-noise")

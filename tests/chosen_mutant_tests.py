@@ -3,9 +3,8 @@
 TESTS = {
     "algorithms/gae.py": ["closed_form/test_ppo.py", "laws/test_gae.py"],
     "algorithms/ppo.py": ["closed_form/test_ppo.py"],
-    "training/actor_critic/value_metrics.py": ["closed_form/test_ppo.py"],
-    "training/actor_critic/actor_critic_state.py": ["laws/test_actor_critic.py"],
-    "training/fit/pair_microbatches.py": ["laws/test_pair_updates.py"],
+    "training/actor_critic_state.py": ["closed_form/test_ppo.py", "laws/test_actor_critic.py"],
+    "training/pair_microbatches.py": ["laws/test_pair_updates.py"],
     "algorithms/advantages.py": [
         "closed_form/test_advantages.py",
         "reference/test_twins.py",
@@ -30,8 +29,7 @@ TESTS = {
         "engine/test_stale_engine.py",
     ],
     "algorithms/distillation.py": ["laws/test_distillation.py", "closed_form/test_teachers.py"],
-    "training/distillation/privileged_prompts.py": ["closed_form/test_teachers.py"],
-    "training/distillation/teacher.py": ["closed_form/test_teachers.py"],
+    "training/teacher.py": ["closed_form/test_teachers.py"],
     "training/reference.py": ["closed_form/test_teachers.py"],
     "algorithms/reward_shaping.py": [
         "closed_form/test_algorithms.py",

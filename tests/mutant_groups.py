@@ -30,19 +30,23 @@ GROUPS = [
         ],
     ),
     Group(
-        files=["models/classifiers/heads.py", "training/actor_critic/*.py", "training/distillation/*.py"],
+        files=[
+            "models/classifiers/heads.py",
+            "training/critic.py",
+            "training/actor_critic_state.py",
+            "training/teacher.py",
+        ],
         suites=["closed_form", "laws", "engine", "learning"],
         modules=[
             "posttrain.models.classifiers.heads",
-            "posttrain.training.actor_critic",
-            "posttrain.training.distillation",
+            *(f"posttrain.training.{name}" for name in ("critic", "actor_critic_state", "warm_start", "teacher")),
             "tests.support.stages",
         ],
     ),
     Group(
         files=[
             "models/classifiers/*.py",
-            "training/fit/pair_microbatches.py",
+            "training/pair_microbatches.py",
             *(f"training/reward_model/{name}.py" for name in ("calibration", "pair_scores")),
             *(f"training/dpo/{name}.py" for name in ("pair_update", "sampled_pairs")),
         ],

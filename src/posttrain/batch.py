@@ -24,7 +24,7 @@ class TokenColumns(StepColumns):
     """What an update knows of every sampled token beside the token itself.
 
     Float64 as collated; an update takes them in the precision of its log-probs.  A column that some algorithms need is
-    a row of `training.credit.step_columns`; it is selected, split and moved with the others.
+    a row of `training.credited_step`; it is selected, split and moved with the others.
     """
 
     advantages: Float[Tensor, " token"]

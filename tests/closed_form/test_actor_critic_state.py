@@ -6,7 +6,7 @@ import pytest
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import RunError
-from posttrain.training.actor_critic.actor_critic_state import (
+from posttrain.training.actor_critic_state import (
     COMPLETION_KL,
     EXPLAINED,
     NO_STATE,

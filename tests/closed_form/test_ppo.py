@@ -15,7 +15,7 @@ from posttrain.algorithms.value_terms import ValueLossOptions, entropy_term, val
 from posttrain.batch import TokenColumns
 from posttrain.errors import UserError
 from posttrain.needs import Need
-from posttrain.training.actor_critic.value_metrics import (
+from posttrain.training.actor_critic_state import (
     value_metrics,
 )
 from tests.support.sequences import known

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from posttrain.algorithms.table import build_algorithm
-from posttrain.training.actor_critic.actor_critic_state import at_first
-from posttrain.training.actor_critic.value_metrics import (
+from posttrain.training.actor_critic_state import (
+    at_first,
     credit_metrics,
     explained_variance,
     penalty_metrics,

@@ -16,7 +16,7 @@ from posttrain.models.memory.model_shape import object_shape
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
 from posttrain.runs.planned_memory import held_as
-from posttrain.training.actor_critic.critic_folder import loaded_trunk
+from posttrain.training.critic import loaded_trunk
 from tests.support.family_exports import apart, few_steps, loaded, read_by_peft, read_by_transformers
 from tests.support.quantised_folders import in_4_bits, in_8_bits, in_fp8, in_mxfp4
 

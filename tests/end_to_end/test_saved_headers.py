@@ -12,7 +12,7 @@ from transformers.integrations import accelerate
 from posttrain.errors import RunError
 from posttrain.models.classifiers.heads import ValueHead
 from posttrain.models.policy import Policy
-from posttrain.training.actor_critic.critic_folder import save_critic
+from posttrain.training.critic import save_critic
 from posttrain.trl import RewardConfig, RewardTrainer
 from posttrain.trl.saved_models import save_into_checkpoint, save_model_folder
 from tests.support.families import family_policy

@@ -23,8 +23,7 @@ from posttrain.options.training import UpdateOptions
 from posttrain.records import Finish, Group
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
-from posttrain.training.actor_critic.critic import Critic
-from posttrain.training.actor_critic.critic_folder import save_critic
+from posttrain.training.critic import Critic, save_critic
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.session import trained_by_reward
@@ -337,7 +336,7 @@ def test_a_folder_for_a_head_on_the_policys_trunk_holds_such_a_head(tmp_path: Pa
             Critic(policy, CriticOptions(path=str(path)), seed=0)
     apart = Critic(policy, CriticOptions(trunk="own"), seed=0)
     save_critic(apart.head, apart.own_trunk, tmp_path / "critic")
-    with pytest.raises(UserError, match=r"its head reads the model that lies there, and not the policy"):
+    with pytest.raises(UserError, match=r"its head reads the model in that folder, not the policy"):
         Critic(policy, CriticOptions(trunk="shared", path=str(tmp_path / "critic")), seed=0)
 
 

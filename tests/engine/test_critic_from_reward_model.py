@@ -17,8 +17,7 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.options.critic import CriticOptions
 from posttrain.options.model import ModelOptions
 from posttrain.records import Finish
-from posttrain.training.actor_critic.critic import Critic
-from posttrain.training.actor_critic.critic_folder import save_critic
+from posttrain.training.critic import Critic, save_critic
 from posttrain.training.learner import Learner
 from tests.support.model_folders import small_folder
 from tests.support.reward_models import classifier, reward_tokenizer

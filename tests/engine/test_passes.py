@@ -11,7 +11,7 @@ from posttrain.records import Prompt
 from posttrain.rewards.grading.answers import DetailedGrade
 from posttrain.runs.clock import Clock
 from posttrain.runs.reports import StepReport
-from posttrain.training.credit.credited_step import CreditedStep
+from posttrain.training.credited_step import CreditedStep
 from posttrain.training.reference import FrozenCopy
 from tests.support.stages import Stages, Tokens, even_tokens, stages_with
 from tests.support.tiny import plain_logprobs, tiny_policy, weights

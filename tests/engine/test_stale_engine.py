@@ -11,9 +11,8 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy
 from posttrain.needs import Need
 from posttrain.runs.clock import Clock
-from posttrain.training.credit import step_columns
-from posttrain.training.credit.credited_step import CreditedStep
-from posttrain.training.credit.step_columns import StepGroups, proximal_logprobs
+from posttrain.training import credited_step
+from posttrain.training.credited_step import CreditedStep, StepGroups, proximal_logprobs
 from tests.support.adapted import LORA, adapted_policy
 from tests.support.stages import PLAIN_DAPO, Stages, stages_with
 from tests.support.tiny import gradient_of_update, plain_logprobs, relative_distance, tiny_policy
@@ -98,13 +97,13 @@ def test_an_engine_that_is_up_to_date_is_left_alone() -> None:
 def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the passes over a step's completions beside those of its updates."""
     calls: Counter[str] = Counter()
-    original = step_columns.group_logprobs
+    original = credited_step.group_logprobs
 
     def counted(*arguments: object, **options: object) -> Tensor:
         calls["group_logprobs"] += 1
         return original(*arguments, **options)
 
-    monkeypatch.setattr(step_columns, "group_logprobs", counted)
+    monkeypatch.setattr(credited_step, "group_logprobs", counted)
     return calls
 
 

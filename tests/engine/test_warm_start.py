@@ -11,8 +11,8 @@ from posttrain.errors import UserError
 from posttrain.rewards.grading.answers import ProcessReward
 from posttrain.runs.clock import Clock
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
-from posttrain.training.actor_critic.warm_start import require_earlier_rollouts, require_known_tokens, warm_start
 from posttrain.training.collector import CollectedStep
+from posttrain.training.warm_start import require_earlier_rollouts, require_known_tokens, warm_start
 from tests.support.stages import Stages, stages_with
 from tests.support.tiny import weights
 

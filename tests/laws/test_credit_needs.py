@@ -17,9 +17,9 @@ from posttrain.errors import RunError, UserError
 from posttrain.needs import CREDIT_NEEDS, NEED_OF
 from posttrain.options.critic import CriticOptions
 from posttrain.runs.clock import Clock
-from posttrain.training.credit.step_columns import PROVIDERS
-from posttrain.training.distillation.teacher import Teacher
+from posttrain.training.credited_step import PROVIDERS
 from posttrain.training.reference import FrozenCopy
+from posttrain.training.teacher import Teacher
 from tests.support.stages import Stages, stages_with
 from tests.support.tiny import gradient_of_update, plain_logprobs, tiny_policy
 

@@ -26,9 +26,9 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.records import Group, Rollout
 from posttrain.runs.clock import Clock
 from posttrain.training.collector import CollectedStep
-from posttrain.training.distillation.teacher import Teacher
 from posttrain.training.metrics import step_metrics, step_tokens
 from posttrain.training.reference import FrozenCopy
+from posttrain.training.teacher import Teacher
 from posttrain.training.update import Observations, micro_losses
 from tests.support.adapted import LORA, fill
 from tests.support.sequences import known, resampled

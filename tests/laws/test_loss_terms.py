@@ -19,9 +19,8 @@ from posttrain.models import forward as forward_module
 from posttrain.models.policy import Policy
 from posttrain.needs import MissingColumn, Need
 from posttrain.records import Rollout
-from posttrain.training import learner
+from posttrain.training import credited_step, learner
 from posttrain.training import update as update_module
-from posttrain.training.credit import credited_step, step_columns
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.update import Objective
 from tests.support.sequences import known, resampled
@@ -160,7 +159,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted(forward_module, "full_kl")
     counted(forward_module, "token_entropies")
     counted(update_module, "reference_distributions")
-    counted(step_columns, "group_logprobs")
+    counted(credited_step, "group_logprobs")
     return calls
 
 
@@ -278,7 +277,7 @@ def names_one(node: ast.AST) -> bool:
     return False
 
 
-@pytest.mark.parametrize("module", [update_module, learner, credited_step, step_columns])
+@pytest.mark.parametrize("module", [update_module, learner, credited_step])
 def test_no_line_of_the_update_asks_which_algorithm_runs(module: object) -> None:
     assert asks_which_algorithm(Path(module.__file__).read_text(encoding="utf-8")) == []
 

@@ -21,9 +21,9 @@ from posttrain.training.dpo.pair_update import (
     logprobs_without_gradient,
     predicting_lengths,
 )
-from posttrain.training.fit.fit import learn
-from posttrain.training.fit.fit_session import FitSession
-from posttrain.training.fit.pair_microbatches import pair_microbatches
+from posttrain.training.fit import learn
+from posttrain.training.fit_session import FitSession
+from posttrain.training.pair_microbatches import pair_microbatches
 from posttrain.training.reference import EarlierAdapter, FrozenCopy
 from tests.support.adapted import adapted_policy, fill
 from tests.support.pairs import dpo_session, one_row_at_a_time, rounds_session, some_pairs

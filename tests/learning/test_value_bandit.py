@@ -14,7 +14,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import TokenView
 from posttrain.batch import TokenColumns
 from posttrain.models.classifiers.heads import ValueHead
-from posttrain.training.actor_critic.value_metrics import explained_variance
+from posttrain.training.actor_critic_state import explained_variance
 from tests.support.sequences import known
 
 CONTEXTS, ARMS, PULLS, STEPS, EPOCHS = 6, 4, 1024, 60, 2

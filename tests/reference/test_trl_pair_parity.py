@@ -29,7 +29,7 @@ from transformers import (
 
 from posttrain.runs.reports import StepReport
 from posttrain.tasks.preference_set import PreferenceSet
-from posttrain.training.fit.fit import learn
+from posttrain.training.fit import learn
 from posttrain.trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
 from posttrain.trl.configs.batch_arithmetic import run_length
 from tests.support.pairs import dpo_session, reward_session

@@ -37,8 +37,8 @@ from posttrain.tasks.base import Probe, Reading, Task
 from posttrain.tasks.countdown_task import CountdownTask
 from posttrain.training import rl
 from posttrain.training.caller.caller_objects import StartOptions
-from posttrain.training.fit.fit import fit, harness_options
-from posttrain.training.fit.fit_session import FitSession
+from posttrain.training.fit import fit, harness_options
+from posttrain.training.fit_session import FitSession
 from posttrain.training.sft.demonstration_set import CountdownDemonstrations, DemonstrationSet
 from posttrain.training.sft.sft_run import SftObjective
 from tests.support import tiny

@@ -32,8 +32,8 @@ from posttrain.runs.clock import Clock
 from posttrain.runs.summary import peak_memory_bytes
 from posttrain.tasks.base import Task
 from posttrain.training.collector import Collector, CollectorSettings, no_journal
-from posttrain.training.fit.fit import learn
-from posttrain.training.fit.fit_session import FitSession
+from posttrain.training.fit import learn
+from posttrain.training.fit_session import FitSession
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.sft.sft_run import SftObjective
 from tests.support.stages import even_tokens

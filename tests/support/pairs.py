@@ -19,7 +19,7 @@ from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.dpo.dpo_objective import DpoObjective
 from posttrain.training.dpo.round_pairs import RoundPairs
-from posttrain.training.fit.fit_session import FitSession
+from posttrain.training.fit_session import FitSession
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.reference import Reference
 from posttrain.training.reward_model.reward_run import RewardModelObjective

@@ -14,7 +14,7 @@ from posttrain.rewards.grading.grade import OnError, reward_function
 from posttrain.runs.clock import Clock
 from posttrain.tasks.base import Task
 from posttrain.training.collector import CollectedStep, Collector, CollectorSettings, no_journal
-from posttrain.training.credit.credited_step import CreditedStep
+from posttrain.training.credited_step import CreditedStep
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.update_metrics import update_metrics
 from tests.support.tiny import some_prompts, tiny_policy

@@ -17,9 +17,8 @@ from posttrain.runs.files import read_metrics
 from posttrain.runs.run_folder import METRICS
 from posttrain.runs.run_inputs import began_with
 from posttrain.runs.same_recipe import run_recipe
-from posttrain.training.actor_critic.actor_critic_state import restored
-from posttrain.training.actor_critic.critic_folder import has_head, saved_options
-from posttrain.training.actor_critic.value_metrics import SCALE, SHIFT
+from posttrain.training.actor_critic_state import SCALE, SHIFT, restored
+from posttrain.training.critic import has_head, saved_options
 from posttrain.training.learner import Learner
 
 

@@ -58,17 +58,14 @@ class CollectedStep:
 
     @property
     def num_completion_tokens(self) -> int:
-        """Tokens sampled for the groups that are trained on."""
         return completion_tokens(self.groups)
 
     @property
     def num_sampled_tokens(self) -> int:
-        """The same with those of the groups that were set aside."""
         return self.num_completion_tokens + sum(completion_tokens(groups) for groups, _ in self.replaced)
 
 
 def completion_tokens(groups: Sequence[Group]) -> int:
-    """Tokens that were sampled in all completions of some groups."""
     return sum(rollout.num_sampled for group in groups for rollout in group.rollouts)
 
 
@@ -89,14 +86,12 @@ class Collector:
         self.unscored = UnscoredRows(settings.grading.on_unscored_row)
 
     def collect(self, step: int, journal: Journal, clock: Clock) -> CollectedStep:
-        """Sample and grade the step's groups; every score goes to the journal before it is used."""
         groups, grades = self._sampled(step, range(self.settings.rollout.prompts_per_step), journal, clock)
         if self.settings.resample is None:
             return CollectedStep(step=step, groups=groups, grades=grades)
         return self._refilled(CollectedStep(step=step, groups=groups, grades=grades), journal, clock)
 
     def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout") -> GroupRequest:
-        """What a training step samples; each purpose has random streams of its own."""
         options = self.settings.rollout
         return GroupRequest(
             group_size=options.group_size,
@@ -108,7 +103,6 @@ class Collector:
         )
 
     def grade(self, groups: Sequence[Group], *, step: int = 1, journal: Journal = no_journal) -> Grades:
-        """What the rewards say of groups, with the weights that they have in a step."""
         return grade(
             groups,
             self.rewards,
@@ -121,7 +115,6 @@ class Collector:
         )
 
     def trainer_state(self, step: int) -> TrainerState:
-        """What rewards are told while completions of a step are scored; draws of refills pass over no rows."""
         done, rows = step - 1, self.settings.num_rows
         epoch = done * self.settings.rollout.prompts_per_step / rows if rows else None
         return TrainerState(global_step=done, max_steps=self.settings.num_steps, epoch=epoch)

@@ -97,12 +97,10 @@ class Answers:
 
     @property
     def num_unscored(self) -> int:
-        """Completions that are neither right nor wrong."""
         return int(np.isnan(self.correct).sum())
 
     @property
     def mean_length(self) -> float:
-        """Mean completion length in tokens, the stop token included."""
         return float(np.mean([rollout.num_sampled for group in self.groups for rollout in group.rollouts]))
 
 
@@ -159,7 +157,6 @@ def scores_alike(function: RewardFunction, judge: RewardFunction) -> bool:
 
 
 def held_out_grades(groups: Sequence[Group], functions: Sequence[RewardFunction], questions: Questions) -> Grades:
-    """What functions say of held-out completions."""
     return grade(
         groups,
         functions,
@@ -172,13 +169,11 @@ def held_out_grades(groups: Sequence[Group], functions: Sequence[RewardFunction]
 
 
 def means_of_problems(values: Float64[ndarray, "prompt sample"]) -> Float64[ndarray, " problem"]:
-    """The mean of each problem's known values, where it has any."""
     known = values[~np.isnan(values).all(axis=1)]
     return np.nanmean(known, axis=1) if len(known) else np.empty(0)
 
 
 def evaluation_request(questions: Questions, *, samples: int, greedy: bool = False) -> GroupRequest:
-    """What an evaluation samples: with the same uniform numbers of every policy."""
     return GroupRequest(
         group_size=samples,
         max_completion_tokens=questions.max_completion_tokens,
@@ -225,7 +220,6 @@ def full_evaluation(
 
 
 def accuracies(sampled: Answers, greedy: Answers, questions: Questions) -> dict[str, object]:
-    """How often answers are right; of a judge that counts something the mean score instead, and the reason."""
     if questions.counts or sampled.counts or greedy.counts:
         scores = {} if questions.rewards else with_interval(SCORE, *mean_and_interval(sampled.scores))
         return {LEFT_OUT: "left out: a score is above 1, so 1 is not a right answer", **scores}
@@ -251,7 +245,6 @@ def sources_apart(answers: Answers, questions: Questions) -> dict[str, dict[str,
 
 
 def source_readings(apart: Mapping[str, Mapping[str, object]]) -> dict[str, float]:
-    """The same under the names of docs/metrics.md."""
     return {
         f"eval/sources/{source}/{name}": value
         for source, numbers in apart.items()
@@ -261,7 +254,6 @@ def source_readings(apart: Mapping[str, Mapping[str, object]]) -> dict[str, floa
 
 
 def logged_readings(logged: Mapping[str, float]) -> dict[str, float]:
-    """What reward functions logged of held-out completions, under the names of docs/metrics.md."""
     return {f"eval/logged/{name}": value for name, value in logged.items()}
 
 
@@ -282,7 +274,6 @@ def checked_readings(where: str, probe: Probe, numbers: object, results: Mapping
 
 
 def finite_reading(where: str, value: object) -> float:
-    """A probe's value as a number that a summary can hold; numpy's and torch's become floats."""
     number = as_number(value)
     if number is None or not math.isfinite(number):
         raise UserError(
@@ -292,24 +283,20 @@ def finite_reading(where: str, value: object) -> float:
 
 
 def mean_and_interval(scores: Float64[ndarray, "prompt sample"]) -> tuple[Float64[ndarray, " problem"], IntervalOf]:
-    """The mean score of each problem, and what gives the interval of their mean."""
     return means_of_problems(scores), partial(score_interval, scores=scores)
 
 
 def with_interval(
     name: str, values: Float64[ndarray, " problem"], interval: IntervalOf = share_interval
 ) -> dict[str, object]:
-    """A mean over problems with its interval, where there are any."""
     return {name: float(values.mean()), f"{name}_interval": interval(values)} if len(values) else {}
 
 
 def num_completions(questions: Questions, *, samples: int) -> int:
-    """Completions that a full evaluation samples."""
     return len(questions.prompts) * (samples + 1 + sum(probe.samples_anew for probe in questions.probes.values()))
 
 
 def completions_of_run(questions: Questions, options: EvaluationOptions, num_steps: int) -> int:
-    """Completions that all evaluations of a run sample: before, along the way, after."""
     times = num_steps // options.every_steps if options.every_steps else 0
     brief = min(options.brief_problems, len(questions.prompts))
     return 2 * num_completions(questions, samples=options.samples) + times * brief
@@ -348,7 +335,6 @@ def brief_evaluation(
 def metrics_with_interval(
     name: str, values: Float64[ndarray, " problem"], interval: IntervalOf = share_interval
 ) -> dict[str, float]:
-    """A mean over problems with the ends of its interval, under the names of docs/metrics.md, where there are any."""
     if not len(values):
         return {}
     mean, found = {f"eval/{name}": float(values.mean())}, interval(values)

@@ -19,13 +19,11 @@ from posttrain.options.training import UpdateOptions, require_adapter_decay
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
 from posttrain.runs.tensor_state import Tensors
-from posttrain.training.actor_critic import actor_critic_state
-from posttrain.training.actor_critic.critic import CRITIC, Critic, trained_groups
+from posttrain.training import actor_critic_state
 from posttrain.training.caller.token_locality import LocalityCheck
 from posttrain.training.collector import CollectedStep
-from posttrain.training.credit.credited_step import CreditedStep, credited_step
-from posttrain.training.credit.step_columns import StepModels
-from posttrain.training.distillation.teacher import Teacher, teacher_of
+from posttrain.training.credited_step import CreditedStep, StepModels, credited_step
+from posttrain.training.critic import CRITIC, Critic, trained_groups
 from posttrain.training.optimizer import (
     OwnOptimizer,
     ParameterGroup,
@@ -35,6 +33,7 @@ from posttrain.training.optimizer import (
     take_over,
 )
 from posttrain.training.reference import Reference, named_reference, reference_of
+from posttrain.training.teacher import Teacher, teacher_of
 from posttrain.training.update import Objective, update
 from posttrain.training.update_metrics import UpdateReport, kl_limit
 
@@ -113,7 +112,6 @@ class Learner:
         """Updates of the last step that were not taken, for the policy had gone far enough."""
 
     def credit(self, collected: CollectedStep, clock: Clock) -> CreditedStep:
-        """The algorithm's advantages, and returns, for every sampled token of the groups."""
         return credited_step(
             collected,
             self.algorithm,
@@ -124,7 +122,6 @@ class Learner:
         )
 
     def step_models(self) -> StepModels:
-        """What the columns of a step are computed with."""
         return StepModels(
             needs=self.column_needs,
             policy=self.policy,
@@ -148,7 +145,6 @@ class Learner:
         return algorithm.column_needs - {Need.PROXIMAL_LOGPROBS}
 
     def remember(self, credited: CreditedStep) -> None:
-        """Take over what a step that is learned from leaves behind: coefficients, scales, whether the policy moves."""
         self.actor_critic_state = credited.next_state
 
     def learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
@@ -179,12 +175,10 @@ class Learner:
         return reports
 
     def next_rate(self, update: int) -> float:
-        """The learning rate of the update of this number, from 0; of several groups the largest."""
         settings = self.settings
         return next_rate(settings.update, self.own_optimizer, update, settings.num_steps * self.passes.updates)
 
     def whole_objective(self) -> Objective:
-        """What an update minimises, besides its batch, when the policy moves."""
         return Objective(
             algorithm=self.algorithm,
             temperature=self.settings.temperature,
@@ -197,7 +191,6 @@ class Learner:
         )
 
     def objective(self) -> Objective:
-        """What the next update minimises; until the critic is fit for it, the critic's terms alone."""
         whole = self.whole_objective()
         if self.actor_critic_state.fitted:
             return whole
@@ -231,11 +224,9 @@ class Learner:
         return made
 
     def weights(self) -> ExportedWeights:
-        """The policy's weights as an engine elsewhere loads them; they go on changing."""
         return ExportedWeights(self.policy)
 
     def tensors(self) -> dict[str, Tensors]:
-        """Tensors beside those of policy and optimiser; the reference only where it is not the recipe's model."""
         saved: dict[str, Tensors] = {}
         if self.reference is not None and self.settings.refresh_reference_every:
             saved["reference"] = self.reference.tensors()
@@ -244,11 +235,9 @@ class Learner:
         return saved
 
     def state(self) -> dict[str, object]:
-        """Non-tensor state, JSON-serialisable."""
         return actor_critic_state.state_json(self.actor_critic_state, self.algorithm)
 
     def go_on_with_optimizer(self, run: str) -> None:
-        """Take over the optimiser of another run as its last checkpoint has it: moments and counters, no options."""
         if self.own_optimizer is not None:
             raise UserError(
                 f"update.optimizer_from = {run}: is for AdamW, and the optimiser is your own.  Leave it out."
@@ -256,7 +245,6 @@ class Learner:
         take_over(self.optimizer, run, where=f"update.optimizer_from = {run}")
 
     def restore(self, saved: Checkpoint) -> None:
-        """Restore from a checkpoint what is beside policy and optimiser, which `Trained` restores."""
         if self.reference is not None and "reference" in saved.tensors:
             self.reference.restore(saved.tensors["reference"])
         if self.critic is not None:

@@ -67,7 +67,6 @@ def reward_metrics(grades: Grades) -> dict[str, float]:
 
 
 def source_metrics(groups: Sequence[Group], grades: Grades) -> dict[str, float]:
-    """Of a mixture, how many groups each of its data sets gave and the mean reward over their scored rollouts."""
     metrics: dict[str, float] = {}
     for source in sorted({group.prompt.source for group in groups if group.prompt.source}):
         of_source = torch.tensor([group.prompt.source == source for group in groups])
@@ -78,7 +77,6 @@ def source_metrics(groups: Sequence[Group], grades: Grades) -> dict[str, float]:
 
 
 def outcome_metrics(outcomes: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict[str, float]:
-    """The share of each outcome among the rollouts that have one; an outcome that did not occur is left out."""
     metrics: dict[str, float] = {}
     for name, by_group in outcomes.items():
         counts = Counter(outcome for group in by_group for outcome in group if outcome)
@@ -116,7 +114,6 @@ def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def spread_of_lengths(name: str, lengths: Sequence[int]) -> dict[str, float]:
-    """Mean, least and greatest of some completion lengths, in tokens."""
     return {
         f"completions/mean_{name}": fmean(lengths),
         f"completions/min_{name}": float(min(lengths)),
@@ -125,10 +122,8 @@ def spread_of_lengths(name: str, lengths: Sequence[int]) -> dict[str, float]:
 
 
 def step_tokens(groups: Sequence[Group]) -> int:
-    """What a step adds to `num_tokens`, TRL's count of tokens read: a prompt counts once per completion."""
     return sum(len(group.prompt.tokens) + len(rollout.tokens) for group in groups for rollout in group.rollouts)
 
 
 def without_nan(values: Tensor) -> list[float]:
-    """The numbers among some scores, NaN left out."""
     return values[~torch.isnan(values)].flatten().tolist()

@@ -68,7 +68,6 @@ class OwnOptimizer:
         return largest
 
     def advance(self, updates: int = 1) -> None:
-        """So many updates are done."""
         for _ in range(updates if self.scheduler is not None else 0):
             self.scheduler.step()  # type: ignore[union-attr]
 
@@ -136,7 +135,6 @@ def learning_rate(options: OptimizerOptions, update: int, num_updates: int) -> f
 
 
 def next_rate(options: OptimizerOptions, own: OwnOptimizer | None, update: int, num_updates: int) -> float:
-    """The learning rate of the update that comes now, numbered from 0; of a caller's optimiser its largest."""
     planned = learning_rate(options, update, num_updates)
     if own is None:
         return planned
@@ -204,12 +202,10 @@ def clip(
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The Euclidean norm of the gradients, those that there are, as one vector."""
     return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
 
 
 def require_all_trained(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Refuse a parameter that takes a gradient and that no group trains: the gradient would be for nothing."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in trained:

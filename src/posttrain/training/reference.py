@@ -35,17 +35,11 @@ SAME_FAMILY = "What it says is of its own tokens: use a model of the policy's fa
 class Reference(Protocol):
     """What a KL compares with."""
 
-    def entered(self) -> AbstractContextManager[Policy]:
-        """Inside, the reference is there as a policy; what it yields is not to be kept."""
-        ...
+    def entered(self) -> AbstractContextManager[Policy]: ...
 
-    def tensors(self) -> Tensors:
-        """What it takes to make it again from the policy's model."""
-        ...
+    def tensors(self) -> Tensors: ...
 
-    def restore(self, tensors: Tensors) -> None:
-        """Be as `tensors` once said."""
-        ...
+    def restore(self, tensors: Tensors) -> None: ...
 
 
 class FrozenCopy:
@@ -68,15 +62,12 @@ class FrozenCopy:
 
     @contextmanager
     def entered(self) -> Iterator[Policy]:
-        """The copy."""
         yield self.policy
 
     def tensors(self) -> Tensors:
-        """The parameters that differ from the policy's."""
         return module_tensors(self.policy.model, self.trained)
 
     def restore(self, tensors: Tensors) -> None:
-        """Copy them back."""
         restore_module(self.policy.model, tensors, self.trained)
 
 
@@ -95,17 +86,14 @@ class EarlierAdapter:
 
     @contextmanager
     def entered(self) -> Iterator[Policy]:
-        """The policy, whose adapter is another until the context is left."""
         model = self.policy.model
         with adapter_off(model) if self.kept is None else adapter_as(model, self.kept):
             yield self.policy
 
     def tensors(self) -> Tensors:
-        """The matrices; none where the adapter is off."""
         return self.kept or {}
 
     def restore(self, tensors: Tensors) -> None:
-        """Keep these matrices."""
         own = adapter_tensors(self.policy.model)
         if tensors:
             refuse_mismatch("the reference's adapter", shapes(own), tensors)
@@ -120,12 +108,10 @@ class UncopiedPolicy:
 
     @contextmanager
     def entered(self) -> Iterator[Policy]:
-        """The policy, without the dropout of updates; what it computes is to be taken without gradient."""
         with without_dropout(self.policy.model):
             yield self.policy
 
     def tensors(self) -> Tensors:
-        """None: it is made of the recipe again, or of the policy's own weights."""
         return {}
 
     def restore(self, tensors: Tensors) -> None:
@@ -133,19 +119,16 @@ class UncopiedPolicy:
 
 
 def reference_of(policy: Policy) -> Reference:
-    """The policy as it is now, to compare with; it takes no gradient."""
     return EarlierAdapter(policy) if trains_adapter_alone(policy.model) else FrozenCopy(policy)
 
 
 def named_reference(path: str, policy: Policy) -> Reference:
-    """The model of a folder, to compare with.  Raises UserError where it has another vocabulary than the policy."""
     other = load_beside(policy, path, option="reference.path")
     require_same_vocabulary(policy, other, f"reference.path = {path}")
     return UncopiedPolicy(other)
 
 
 def require_same_vocabulary(policy: Policy, other: Policy, where: str) -> None:
-    """Refuse another model one of whose tokens is another one of the policy's, or none; `where` names it."""
     require_same_tokens(policy, other, where)
     rows = [each.num_logits for each in (policy, other)]
     if rows[0] != rows[1]:

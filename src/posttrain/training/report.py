@@ -26,9 +26,9 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import HELD_OUT, REWARD, SCORE, build_summary
 from posttrain.tasks.base import Probe, Reading
 from posttrain.tasks.dataset import DatasetTask, count_text
-from posttrain.training.actor_critic.critic_folder import save_critic
 from posttrain.training.caller.caller_objects import given_rewards
 from posttrain.training.collector import CollectedStep
+from posttrain.training.critic import save_critic
 from posttrain.training.evaluation import completions_of_run, logged_readings, source_readings
 from posttrain.training.optimizer import standing_still
 from posttrain.training.session import Session
@@ -82,7 +82,6 @@ def rl_plan_lines(
 
 
 def planned_memory(session: Session) -> tuple[str, list[str]]:
-    """What the run will hold at most, in a line, and where that is more than there is, what to change."""
     plan = policy_plan(
         session.policy, session.config, session.algorithm, prompt_tokens=max(1, session.longest_prompt_tokens)
     )
@@ -93,12 +92,10 @@ def planned_memory(session: Session) -> tuple[str, list[str]]:
 
 
 def has_own_engine(session: Session) -> bool:
-    """Whether a user's engine samples, which has memory elsewhere."""
     return session.own.engine is not None or isinstance(session.config.engine, Mapping)
 
 
 def reward_model_bytes(session: Session) -> int:
-    """Bytes of the reward models that are where the policy is."""
     models = [model for function in session.rewards for model in reward_models_in(function.call)]
     return sum(each.memory_bytes for each in models if each.model.device.type == session.policy.device.type)
 
@@ -190,7 +187,6 @@ def write_results(session: Session, run: RunFolder, state: RunState, after: Mapp
 
 
 def described_run(session: Session, state: RunState, rewards: Sequence[float | None]) -> dict[str, object]:
-    """What a summary says of the run beside its results; `rewards` are those of the steps that have one."""
     return {
         "steps": state.step,
         "algorithm": session.algorithm.name,
@@ -248,13 +244,11 @@ def comparison(summary: Mapping[str, object], probes: Iterable[Probe] = ()) -> l
 def of_sources(
     before: Mapping[str, object], after: Mapping[str, object]
 ) -> list[tuple[str, Mapping[str, object], Mapping[str, object]]]:
-    """The results of each data set of a mixture, with what their labels begin with."""
     first, last = (cast(Mapping[str, Mapping[str, object]], each.get("sources", {})) for each in (before, after))
     return [(f"{source}: ", first[source], last[source]) for source in first if source in last]
 
 
 def result_text(results: Mapping[str, object], name: str, reading: Reading) -> str:
-    """One result, with its 95% interval where it has one."""
     value = cast(float, results[name])
     interval = cast("Sequence[float] | None", results.get(f"{name}_interval"))
     return f"{value:.{reading.digits}f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
@@ -289,7 +283,6 @@ def closing_lines(
 
 
 def unmeasured_lines(summary: Mapping[str, object]) -> list[str]:
-    """What stands in place of the table where there was nothing held out: the rewards of training, and the remedy."""
     rewards = cast("Mapping[str, float | None] | None", summary["training_reward"])
     told = [NOTHING_HELD_OUT, "A dataset holds out rows by task.held_out_share, such as 0.1, or task.held_out_path."]
     if rewards is not None:
@@ -312,7 +305,6 @@ def measuring(session: Session, folder: Path) -> str:
 
 
 def side_by_side(prompt: str, before: str, after: str) -> list[str]:
-    """One problem's completions in two columns."""
     left, right = (
         [piece for line in text.split("\n") for piece in (wrap(line, COLUMN, drop_whitespace=False) or [""])]
         for text in (before, after)

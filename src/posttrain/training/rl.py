@@ -24,11 +24,10 @@ from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.runs.watchers import SameReward, SamplerGuard, UnscoredSteps, Watcher
 from posttrain.tasks.base import Task
 from posttrain.training import report
-from posttrain.training.actor_critic.warm_start import require_earlier_rollouts, warm_start
 from posttrain.training.caller.caller_inputs import inputs_of
 from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows, StartOptions
 from posttrain.training.collector import CollectedStep, no_journal
-from posttrain.training.credit.credited_step import CreditedStep
+from posttrain.training.credited_step import CreditedStep
 from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
 from posttrain.training.metrics import step_metrics, step_tokens
 from posttrain.training.session import (
@@ -41,6 +40,7 @@ from posttrain.training.session import (
 from posttrain.training.trained import RunState
 from posttrain.training.update import trial_gradient, undropped_gaps
 from posttrain.training.update_metrics import UpdateReport, update_metrics
+from posttrain.training.warm_start import require_earlier_rollouts, warm_start
 
 
 def train(
@@ -92,7 +92,6 @@ Closed early it ends as an interrupted run does: what was recorded last is saved
 
 
 def to_the_end(steps: RunSteps) -> Run:
-    """Take all steps of a run."""
     while True:
         try:
             next(steps)
@@ -116,7 +115,6 @@ def run_steps(config: Config, own: CallerObjects, how: StartOptions) -> RunSteps
 
 
 def make_ready(session: Session) -> None:
-    """Refuse what could not be trained, and warn of memory before anything is sampled, which might be where it ends."""
     session.config.require_suits(session.algorithm)
     require_room(session)
     require_sound_rows(session)
@@ -127,7 +125,6 @@ def make_ready(session: Session) -> None:
 def rl_harness_options(
     session: Session, folder: RunFolder, watchers: Sequence[Watcher], from_step: int | None
 ) -> HarnessOptions:
-    """What holds a run by reward together."""
     config = session.config
     return HarnessOptions(
         run=config.run,
@@ -204,14 +201,12 @@ def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -
 
 
 def gaps_before(session: Session, credited: CreditedStep) -> Tensor | None:
-    """Gaps between sampler and trainer before the weights move; None where the first update shows them."""
     settings = session.learner.settings
     budget = settings.update.tokens_per_microbatch
     return undropped_gaps(session.policy, credited.groups, temperature=settings.temperature, max_tokens=budget)
 
 
 def count_step(state: RunState, collected: CollectedStep, updates: Sequence[UpdateReport], num_updates: int) -> None:
-    """Add a step to the run's counters."""
     state.step, state.num_updates = collected.step, num_updates
     state.num_tokens += step_tokens(collected.groups)
     state.completion_tokens += collected.num_completion_tokens
@@ -282,14 +277,12 @@ def held_out_score(metrics: Mapping[str, float]) -> float | None:
 
 
 def at_an_end(config: Config, state: RunState) -> bool:
-    """Whether too many evaluations in a row brought no new best, or all tokens of the run are sampled."""
     patience, limit = config.run.early_stop_evaluations, config.run.token_limit
     out_of_patience = patience is not None and state.evaluations_since_best >= patience
     return out_of_patience or (limit is not None and state.sampled_tokens >= limit)
 
 
 def measure_before(session: Session, harness: Harness) -> None:
-    """Measure the policy that training starts from."""
     clock, state = Clock(), session.trained.run
     with clock("evaluate"):
         state.before, state.transcripts = measure_held_out(session, harness, "before")
@@ -297,7 +290,6 @@ def measure_before(session: Session, harness: Harness) -> None:
 
 
 def save_before(session: Session, harness: Harness) -> None:
-    """Save the policy that training starts from, and what was measured of it, as step 0."""
     harness.folder.append_metrics(0, report.held_out_metrics(session.trained.run.before, session.questions().probes))
     harness.save()
 
@@ -323,7 +315,6 @@ def measure_held_out(
 
 
 def end_early(session: Session, harness: Harness) -> Run:
-    """Say what an interrupted run leaves."""
     folder, step = harness.folder.path, session.trained.run.step
     harness.end({}, interrupted_lines(folder, step, harness.interruption.reason, harness.command))
     return Run(folder=folder, summary={}, interrupted=True)
@@ -344,7 +335,6 @@ def conclude_rl(session: Session, harness: Harness, state: RunState) -> Run:
 
 
 def go_on(session: Session, harness: Harness) -> list[str]:
-    """Be as the run's last checkpoint was; returns what to tell of it."""
     notes = harness.resume(session.threads)
     if not session.engine.reproducible:
         notes.append(

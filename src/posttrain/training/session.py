@@ -76,7 +76,6 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """End what the session has started (the processes of its rewards, its caches), and release its threads."""
         self.threads.release()
         self.resources.close()
 
@@ -107,14 +106,12 @@ class Session:
         return self.held_out
 
     def probes_of_task(self) -> Mapping[str, Probe]:
-        """Those that the recipe wants and the engine can sample."""
         probes = task_probes(self.task)
         if self.config.evaluation.sampling_probes and self.engine.suppresses:
             return probes
         return {name: probe for name, probe in probes.items() if not probe.samples_anew}
 
     def questions_now(self) -> Questions:
-        """The same for rewards that ask how far the run is."""
         state = self.trained.run
         return replace(
             self.questions(),
@@ -136,7 +133,6 @@ def open_session(config: Config, own: CallerObjects = NOTHING_BROUGHT, *, infere
 
 
 def require_training_by_reward(config: object) -> None:
-    """Refuse a config of another kind, as `load_recipe` makes of recipes for other commands."""
     if not isinstance(config, Config):
         kind = type(config).__name__
         raise UserError(f"config: a {kind} is given, and a Config is needed, such as load_recipe() makes.")
@@ -192,13 +188,11 @@ def assembled(
 
 
 def trained_by_reward(learner: Learner) -> Trained[RunState]:
-    """What a run by reward trains, with new counters."""
     optimizer, updates = learner.own_optimizer or learner.optimizer, learner.passes.updates
     return Trained(learner.policy, optimizer, RunState(), parts=[learner], updates_per_step=updates)
 
 
 def learner_settings(config: Config) -> LearnerSettings:
-    """What the second half of a step reads of the config."""
     return LearnerSettings(
         update=config.update,
         max_completion_tokens=config.rollout.max_completion_tokens,
@@ -213,7 +207,7 @@ def learner_settings(config: Config) -> LearnerSettings:
 
 
 def engine_of(config: Config, own: CallerObjects, task: Task, policy: Policy) -> tuple[Engine, Policy]:
-    """The caller's engine, the recipe's or our own, and the policy as it agrees with what samples."""
+    """The engine that samples: the caller's, the recipe's or ours; and the policy that agrees with it."""
     if own.engine is not None:
         return require_engine(own.engine), policy
     if isinstance(config.engine, Mapping):
@@ -225,7 +219,6 @@ def engine_of(config: Config, own: CallerObjects, task: Task, policy: Policy) ->
 
 
 def task_of(config: Config, own: CallerObjects, policy: Policy) -> Task:
-    """The caller's task, or that of the config."""
     if own.task is not None:
         if own.rows is not None or own.held_out_rows is not None:
             named = "rows" if own.rows is not None else "held_out_rows"
@@ -288,7 +281,6 @@ def require_sound_rows(session: Session) -> None:
 
 
 def require_room(session: Session) -> None:
-    """Refuse a prompt that leaves no room for a completion, in the model's context or in a micro-batch."""
     prompts = [*longest_prompts(session.task), *session.questions().prompts]
     for prompt in prompts:
         require_room_for(prompt, session.engine)

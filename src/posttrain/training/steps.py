@@ -59,7 +59,6 @@ class TrainingSteps:
             raise
 
     def close(self) -> None:
-        """Take no more steps, and let go of the run folder.  Closing twice does nothing."""
         self._steps.close()
 
     def __enter__(self) -> Self:

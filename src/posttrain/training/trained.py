@@ -36,12 +36,10 @@ class Counters:
     """Held-out results before training, as summary.json has them."""
 
     def add_seconds(self, seconds: Mapping[str, float]) -> None:
-        """Count the time of stages."""
         for stage, value in seconds.items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + value
 
     def restore(self, saved: Mapping[str, object]) -> None:
-        """Restore the counters of a checkpoint; a single number of seconds is that of an earlier version's updates."""
         for name, value in saved.items():
             setattr(self, name, {"update": value} if name == "seconds" and isinstance(value, float) else value)
 
@@ -64,7 +62,6 @@ class RunState(Counters):
     """File or name of the recipe that the run was started with, where it is known."""
 
     def saw_evaluation(self, accuracy: float) -> None:
-        """Count an evaluation along the way towards the best one."""
         if self.best_accuracy is None or accuracy > self.best_accuracy:
             self.best_accuracy, self.evaluations_since_best = accuracy, 0
         else:
@@ -82,17 +79,14 @@ class FitState(Counters):
 
     @property
     def first(self) -> int:
-        """The first row or pair of the next batch, counted from the beginning of the run."""
         found: int = getattr(self, self.cursor)
         return found
 
     def count(self, num_items: int, num_tokens: int) -> None:
-        """Count a batch that was learned."""
         setattr(self, self.cursor, self.first + num_items)
         self.num_tokens += num_tokens
 
     def saw_evaluation(self, results: Mapping[str, object]) -> None:
-        """Keep what was measured: before the first step as `before`, later as `after`."""
         if self.step:
             self.after = dict(results)
         else:
@@ -131,7 +125,6 @@ class Trained(Generic[State]):
         head: Mapping[str, nn.Module] | None = None,
         updates_per_step: int = 1,
     ) -> None:
-        """`head` is trained beside the policy, under the name of its file in checkpoints."""
         self.policy, self.run, self.parts, self.updates_per_step = policy, run, parts, updates_per_step
         self.own_optimizer = optimizer if isinstance(optimizer, OwnOptimizer) else None
         self.optimizer = optimizer.optimizer if isinstance(optimizer, OwnOptimizer) else optimizer
@@ -139,16 +132,13 @@ class Trained(Generic[State]):
 
     @property
     def step(self) -> int:
-        """Steps finished."""
         return self.run.step
 
     @property
     def seconds(self) -> float:
-        """What steps and evaluations have taken, resumed parts included."""
         return sum(self.run.seconds.values())
 
     def add_seconds(self, seconds: Mapping[str, float]) -> None:
-        """Count the time of a step, by stage."""
         self.run.add_seconds(seconds)
 
     @cached_property
@@ -157,7 +147,6 @@ class Trained(Generic[State]):
         return frozen_state(self.policy.model, self.policy.model.name_or_path or "a model object")
 
     def tensors(self) -> Mapping[str, Tensors]:
-        """All tensors that the next step reads, by the name of their file."""
         found: dict[str, Tensors] = {name: module_tensors(module) for name, module in self.modules.items()}
         found["optimizer"] = optimizer_tensors(self.optimizer)[0]
         for part in self.parts:
@@ -165,7 +154,6 @@ class Trained(Generic[State]):
         return found
 
     def state(self) -> Mapping[str, object]:
-        """Non-tensor state, JSON-serialisable."""
         found = {"run": asdict(self.run), "optimizer": optimizer_tensors(self.optimizer)[1], **self.frozen}
         for part in self.parts:
             found |= part.state()

@@ -25,11 +25,11 @@ from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.runs.clock import Clock
 from posttrain.runs.reports import UpdateTokens
-from posttrain.training.actor_critic.critic import Critic
 from posttrain.training.caller.token_locality import LocalityCheck
-from posttrain.training.distillation.teacher import Teacher
+from posttrain.training.critic import Critic
 from posttrain.training.optimizer import apply_gradients
 from posttrain.training.reference import Reference
+from posttrain.training.teacher import Teacher
 from posttrain.training.update_metrics import UpdateReport
 
 
@@ -58,7 +58,6 @@ class Objective:
     """Whether the policy gets no gradient: while the critic alone learns."""
 
     def needs_for(self, terms: Sequence[LossTerm] | None = None) -> frozenset[Need]:
-        """What has to be computed beside log-probs, for some of the terms or for all."""
         needs = self.algorithm.needs if terms is None else needs_of(terms)
         return needs | ({Need.ENTROPY} if self.measure_entropy else set())
 
@@ -237,7 +236,6 @@ def observe(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) 
 
 @torch.no_grad()
 def observe_terms(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) -> None:
-    """Keep what the terms report."""
     if "values" in view.known and observed.values is not None:
         observed.values.append(view.values.detach().cpu())
     for term in terms:
@@ -250,14 +248,12 @@ def observe_terms(observed: Observations, view: TokenView, terms: Sequence[LossT
 
 
 def reference_distributions(objective: Objective, micro: Batch) -> NextTokens:
-    """What the reference predicts in place of each sampled token."""
     assert objective.reference is not None
     with objective.reference.entered() as reference:
         return distributions(reference, micro)
 
 
 def teacher_distributions(objective: Objective, micro: Batch) -> NextTokens:
-    """What the teacher predicts behind its own prompts."""
     assert objective.teacher is not None
     with objective.teacher.entered() as teacher:
         return distributions(teacher, micro.behind_teacher_prompts)
@@ -265,14 +261,12 @@ def teacher_distributions(objective: Objective, micro: Batch) -> NextTokens:
 
 @torch.no_grad()
 def distributions(policy: Policy, micro: Batch) -> NextTokens:
-    """What a policy predicts in place of each sampled token, without a gradient."""
     found = policy.forward.completion_logprobs(micro, ForwardNeeds(logprobs=False, distributions=True)).distributions
     assert found is not None
     return found
 
 
 def require_finite_losses(losses: Float[Tensor, " token"], micro: Batch, algorithm: Algorithm, view: TokenView) -> None:
-    """Stop before the backward pass where a token's loss is not a number, naming the completion and the term."""
     bad = (~torch.isfinite(losses.detach())).nonzero()
     if len(bad):
         token, owner = int(bad[0, 0]), f"algorithm {algorithm.name}"
@@ -347,7 +341,6 @@ def update_tokens(batch: Batch, micro_batches: Sequence[Batch], observed: Observ
 
 
 def token_counts(micro_batches: Sequence[Batch]) -> Float64[Tensor, " token"]:
-    """For every token of the update, how many sampled tokens its completion has."""
     counts = [torch.tensor(micro.num_sampled) for micro in micro_batches]
     return torch.cat([of[micro.rollout.cpu()] for of, micro in zip(counts, micro_batches, strict=True)]).double()
 

@@ -43,7 +43,6 @@ class UpdateReport:
 
     @property
     def kl_behaviour(self) -> float:
-        """How far the policy was from the one that sampled when the update began, in nats per token."""
         return self.sums["kl_behaviour"] / self.num_tokens
 
 

@@ -27,9 +27,9 @@ from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.clock import Clock
 from posttrain.runs.progress import visible
 from posttrain.runs.prompt_preview import logged_lines
-from posttrain.training.actor_critic.value_metrics import SCALE, SHIFT
+from posttrain.training.actor_critic_state import SCALE, SHIFT
 from posttrain.training.collector import CollectedStep
-from posttrain.training.credit.credited_step import CreditedStep
+from posttrain.training.credited_step import CreditedStep
 from posttrain.training.learner import Learner
 from posttrain.training.session import Session
 

@@ -34,8 +34,8 @@ from posttrain.training.dpo.pair_update import (
     answer_lengths,
     logprobs_without_gradient,
 )
-from posttrain.training.fit.fit_report import write_model
-from posttrain.training.fit.fit_session import FitObjective, HeldOutResults
+from posttrain.training.fit_report import write_model
+from posttrain.training.fit_session import FitObjective, HeldOutResults
 from posttrain.training.reference import Reference
 from posttrain.training.trained import FitState
 
@@ -94,7 +94,6 @@ class DpoObjective(FitObjective[Preference]):
         model_name: str = "",
         reference: Reference | None = None,
     ) -> None:
-        """Without a `reference` it is the policy as it is now."""
         self.config, self.policy, self.pairs, self.model_name = config, policy, pairs, model_name
         self.options = config.dpo.resolved()
         self.held_out, self.run = pairs.held_out, DpoState()
@@ -106,12 +105,10 @@ class DpoObjective(FitObjective[Preference]):
             self.keep_reference()
 
     def keep_reference(self) -> None:
-        """The same without a clock."""
         self.reference.begin("training", self.pairs.training)
         self.reference.begin("held_out", self.held_out)
 
     def accumulate(self, batch: Sequence[Preference]) -> dict[str, float]:
-        """Loss, gradient, and means over the pairs."""
         numbers = [self.pairs.number(self.run.first + place) for place in range(len(batch))]
         reference = self.reference.logprobs("training", numbers, batch)
         loss, measured = accumulate_pairs(self.policy, batch, reference, self.loss, self.options.tokens_per_microbatch)
@@ -121,7 +118,6 @@ class DpoObjective(FitObjective[Preference]):
         return {"num_pairs": float(len(batch))}
 
     def num_tokens(self, batch: Sequence[Preference]) -> int:
-        """Tokens of pairs, those of a prompt counted with each of its answers, as TRL counts them."""
         return sum(2 * len(pair.prompt.tokens) + len(pair.chosen.tokens) + len(pair.rejected.tokens) for pair in batch)
 
     def measured(self) -> HeldOutResults:
@@ -132,19 +128,15 @@ class DpoObjective(FitObjective[Preference]):
         return HeldOutResults(metrics, {name.removeprefix("eval/"): value for name, value in metrics.items()})
 
     def score(self, metrics: Metrics) -> float | None:
-        """The best checkpoint has the highest held-out accuracy, in rounds; of rows it ranks the most pairs right."""
         return metrics.get("eval/accuracy_sampled", metrics.get("eval/pairs/accuracy"))
 
     def tensors(self) -> Mapping[str, Tensors]:
-        """Of the reference: log-probs that are kept, and a policy that is not the first one."""
         return self.reference.tensors()
 
     def state(self) -> Mapping[str, object]:
-        """A digest of the pairs whose log-probs are kept."""
         return {"pairs": pairs_digest(self.pairs)} if self.reference.kept and not self.options.rounds else {}
 
     def restore(self, saved: Checkpoint) -> None:
-        """Restore the reference.  Raises UserError where its log-probs are of other pairs."""
         if "pairs" in saved.state and saved.state["pairs"] != pairs_digest(self.pairs):
             raise UserError(
                 "dpo.reference = precomputed: the log-probs of the reference in the checkpoint are of other pairs than"
@@ -211,7 +203,6 @@ class DpoObjective(FitObjective[Preference]):
 
 
 def pair_objective(options: DpoOptions) -> PairObjective:
-    """The loss of a pair."""
     assert options.length_normalized is not None, "filled in with the options"
     return PairObjective(
         loss=PREFERENCE_LOSSES[options.loss],
@@ -238,7 +229,6 @@ def held_out_pair_metrics(found: MeasuredPairs, pairs: Sequence[Preference]) -> 
 
 
 def pairs_digest(pairs: PreferenceSet) -> str:
-    """A digest of the tokens of all pairs, in their order."""
     parts = [
         [(pair.prompt.tokens, pair.chosen.tokens, pair.rejected.tokens) for pair in part]
         for part in (pairs.training, pairs.held_out)
@@ -247,7 +237,6 @@ def pairs_digest(pairs: PreferenceSet) -> str:
 
 
 def loss_in_words(options: DpoOptions) -> str:
-    """What is minimised."""
     parts = [f"{options.loss}, beta {options.beta:g}"]
     parts += [f"{options.label_smoothing:g} of the labels taken to be wrong"] if options.label_smoothing else []
     parts += ["log-probs per token"] if options.length_normalized else []
@@ -256,7 +245,6 @@ def loss_in_words(options: DpoOptions) -> str:
 
 
 def pair_result_text(results: Mapping[str, object], name: str) -> str:
-    """One result, with its 95% interval where it has one."""
     value = cast(float, results[name])
     if f"{name}_low" not in results:
         return f"{value:.3f}"
@@ -265,6 +253,5 @@ def pair_result_text(results: Mapping[str, object], name: str) -> str:
 
 
 def table_lines(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    """A table of three columns."""
     wide, width = (max([18, *(len(row[column]) for row in rows)]) + 2 for column in (0, 1))
     return [f"{label:<{wide}}{left:<{width}}{right}" for label, left, right in rows]

@@ -21,8 +21,8 @@ from posttrain.training.caller.caller_inputs import inputs_of, weighed_policy
 from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows, StartOptions
 from posttrain.training.dpo.dpo_objective import DpoObjective
 from posttrain.training.dpo.round_pairs import RoundPairs
-from posttrain.training.fit.fit import run_fit, show_plan
-from posttrain.training.fit.fit_session import FitSession, pairs_of_rows, policy_to_train
+from posttrain.training.fit import run_fit, show_plan
+from posttrain.training.fit_session import FitSession, pairs_of_rows, policy_to_train
 from posttrain.training.optimizer import OwnOptimizer, require_all_trained
 from posttrain.training.reference import Reference, UncopiedPolicy
 from posttrain.training.session import open_session
@@ -62,7 +62,6 @@ def train_dpo(
 
 
 def show_dpo_plan(config: DpoConfig) -> None:
-    """Print the plan of a run; train nothing."""
     config = resolved_config(config)
     show_plan(config, partial(open_dpo, config))
 
@@ -94,7 +93,6 @@ def open_dpo(
 
 
 def given_reference(given: Policy | Reference | None, config: DpoConfig) -> Reference | None:
-    """A caller's reference.  Raises UserError where each round has a reference of its own."""
     if given is not None and config.dpo.refresh_reference:
         raise UserError(
             "reference: one is given, and dpo.refresh_reference takes a new one in each round.  Leave one of them out."
@@ -103,7 +101,6 @@ def given_reference(given: Policy | Reference | None, config: DpoConfig) -> Refe
 
 
 def inputs_of_dpo(config: DpoConfig, own: CallerObjects, reference: Policy | Reference | None) -> RunInputs:
-    """What a run is made of beside its config; policies with their weights, since they are references."""
     inputs = inputs_of(config.sampling_half(), own)
     weighed = {"policy": own.policy, "reference": reference}
     objects = {name: weighed_policy(each) for name, each in weighed.items() if isinstance(each, Policy)}

@@ -21,7 +21,7 @@ from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.options.dpo import DpoOptions
 from posttrain.records import Preference
 from posttrain.runs.tensor_state import Tensors
-from posttrain.training.fit.pair_microbatches import pair_microbatches
+from posttrain.training.pair_microbatches import pair_microbatches
 from posttrain.training.reference import Reference, reference_of
 
 ROUNDING = 1e-6
@@ -46,7 +46,6 @@ class MeasuredPairs:
 
     @classmethod
     def of(cls, objective: PairObjective, policy: OfPairs, reference: OfPairs, lengths: OfPairs) -> "MeasuredPairs":
-        """What an objective makes of log-probs."""
         return cls(
             policy=policy,
             reference=reference,
@@ -58,7 +57,6 @@ class MeasuredPairs:
 
     @property
     def columns(self) -> dict[str, Float64[Tensor, " pair"]]:
-        """What metrics are means of, under the names of docs/metrics.md."""
         return {
             "pairs/accuracy": ranked_right(self.compared),
             "pairs/margin": self.compared.chosen - self.compared.rejected,
@@ -81,7 +79,6 @@ class MeasuredPairs:
         return (ratios.chosen - ratios.rejected > rounding).double()
 
     def means(self) -> dict[str, float]:
-        """The mean of each column over the pairs."""
         return {name: column.mean().item() for name, column in self.columns.items()}
 
 
@@ -98,12 +95,10 @@ def pair_logprobs(policy: Policy, pairs: Sequence[Preference]) -> OfPairs:
 
 
 def masks_of(pair: Preference) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """Which tokens of each answer count as the policy's."""
     return pair.chosen.sampled, pair.rejected.sampled
 
 
 def answer_lengths(pairs: Sequence[Preference]) -> OfPairs:
-    """How many tokens of each answer count as the policy's."""
     counts = torch.tensor([[sum(mask) for mask in masks_of(pair)] for pair in pairs], dtype=torch.float64)
     return OfPairs(counts[:, 0], counts[:, 1])
 
@@ -115,7 +110,6 @@ def predicting_lengths(pair: Preference) -> tuple[int, int]:
 
 @torch.no_grad()
 def logprobs_without_gradient(policy: Policy, pairs: Sequence[Preference], max_tokens: int) -> OfPairs:
-    """`pair_logprobs` of any number of pairs, on the CPU."""
     found = torch.zeros(2, len(pairs), dtype=torch.float64)
     for rows in pair_microbatches(pairs, max_tokens, lengths=predicting_lengths, padded=policy.forward.padded):
         logprobs = pair_logprobs(policy, [pairs[row] for row in rows])
@@ -154,7 +148,6 @@ def accumulate_pairs(
 
 
 def require_finite_pairs(losses: Float64[Tensor, " pair"], pairs: Sequence[Preference], logprobs: OfPairs) -> None:
-    """Stop where the loss of a pair is not a number, naming the pair."""
     bad = (~torch.isfinite(losses.detach())).nonzero()
     if len(bad):
         row = int(bad[0, 0])
@@ -175,30 +168,25 @@ class PairReference:
     """
 
     def __init__(self, policy: Policy, options: DpoOptions, given: Reference | None = None) -> None:
-        """To be made before the first update of a run, resumed or not."""
         self.policy, self.options = policy, options
         self.reference = given or (reference_of(policy) if options.keeps_reference else None)
         self.kept: dict[Which, OfPairs] = {}
 
     def begin(self, which: Which, pairs: Sequence[Preference]) -> None:
-        """Be ready for these pairs, which takes a pass over all of them where their log-probs are to be kept."""
         if self.options.reference == "precomputed":
             self.kept[which] = self.now(pairs)
 
     def refresh(self) -> None:
-        """Be the policy as it is now."""
         if self.reference is not None:
             self.reference = reference_of(self.policy)
 
     def logprobs(self, which: Which, numbers: Sequence[int], pairs: Sequence[Preference]) -> OfPairs:
-        """log π_ref of both answers of some of the pairs, in nats; `numbers` say which of all they are."""
         if which not in self.kept:
             return self.now(pairs)
         kept, rows = self.kept[which], list(numbers)
         return OfPairs(kept.chosen[rows], kept.rejected[rows])
 
     def now(self, pairs: Sequence[Preference]) -> OfPairs:
-        """log π_ref of pairs, asked now."""
         with nullcontext(self.policy) if self.reference is None else self.reference.entered() as policy:
             return logprobs_without_gradient(policy, pairs, self.options.tokens_per_microbatch)
 

@@ -37,7 +37,6 @@ class RoundPairs(DpoObjective):
     measures_at_end = True
 
     def __init__(self, config: DpoConfig, session: Session, reference: Reference | None = None) -> None:
-        """`session` is of the recipe's sampling half; its learner has nothing to do."""
         none = PreferenceSet(seed=config.run.seed, training=[], held_out=[])
         super().__init__(config, session.policy, none, model_name=session.model_name, reference=reference)
         self.session = session
@@ -45,7 +44,6 @@ class RoundPairs(DpoObjective):
         """[prompt, completion] of some problems, of the last full evaluation."""
 
     def require_sound(self) -> None:
-        """Refuse prompts that leave no room for a completion, and rows that no reward can judge."""
         for prompt in [*longest_prompts(self.session.task), *self.session.questions().prompts]:
             require_room_for(prompt, self.session.engine)
         require_sound_rows(self.session)
@@ -91,7 +89,6 @@ class RoundPairs(DpoObjective):
         )
 
     def begin_round(self, number: int, pairs: Sequence[Preference]) -> None:
-        """Take the pairs of a round in place of the last ones, before its first update."""
         self.pairs = replace(self.pairs, training=pairs, order=order_of(number))
         self.run.round, self.run.next_pair, self.run.places = number, 0, [pair.where for pair in pairs]
         if self.options.refresh_reference and number > 1:
@@ -99,7 +96,6 @@ class RoundPairs(DpoObjective):
         self.reference.begin("training", pairs)
 
     def paired(self, number: int, collected: CollectedStep) -> SampledRound:
-        """The pairs of what was collected."""
         return sampled_round(number, collected.groups, collected.grades, self.options.pairs_per_prompt)
 
     def load_weights(self) -> None:
@@ -108,7 +104,6 @@ class RoundPairs(DpoObjective):
         load_checked(self.session.engine, ExportedWeights(self.policy), self.run.num_updates)
 
     def is_due(self, step: int, num_steps: int) -> bool:
-        """An evaluation in brief, every so many steps."""
         every = self.config.evaluation.every_steps
         return bool(every) and step % every == 0
 
@@ -142,11 +137,9 @@ class RoundPairs(DpoObjective):
         return len(self.session.questions().prompts)
 
     def tensors(self) -> Mapping[str, Tensors]:
-        """The pairs of the round too."""
         return {**super().tensors(), "pairs": pair_tensors(self.pairs.training)}
 
     def restore(self, saved: Checkpoint) -> None:
-        """Restore the reference and the pairs of the round."""
         super().restore(saved)
         pairs = pairs_from(saved.tensors["pairs"], self.run.places)
         self.pairs = replace(self.pairs, training=pairs, order=order_of(self.run.round))
@@ -189,5 +182,4 @@ class RoundPairs(DpoObjective):
 
 
 def order_of(round_number: int) -> str:
-    """What the order of a round's pairs is drawn for."""
     return f"pairs of round {round_number}"

@@ -46,11 +46,9 @@ class SampledRound:
 
     @property
     def num_tied(self) -> int:
-        """Groups that make no pair."""
         return int(self.sides.isnan().all(dim=1).sum())
 
     def metrics(self) -> dict[str, float]:
-        """Under the names of docs/metrics.md."""
         gaps = [pair.margin for pair in self.pairs if pair.margin is not None]
         return {
             **reward_metrics(self.grades),
@@ -90,7 +88,7 @@ def sampled_round(number: int, groups: Sequence[Group], grades: Grades, pairs_pe
 
 
 def pair_tensors(pairs: Sequence[Preference]) -> Tensors:
-    """The tokens of sampled pairs, as a checkpoint holds them, and which of an answer were given if any were."""
+    """The tokens of sampled pairs as a checkpoint holds them, with masks if some tokens were given."""
     tensors: dict[str, Tensor] = {}
     for part, rows in zip(PARTS, parts_of(pairs), strict=True):
         tensors[f"{part}.tokens"] = torch.tensor([token for row in rows for token in row.tokens], dtype=torch.int32)
@@ -102,13 +100,11 @@ def pair_tensors(pairs: Sequence[Preference]) -> Tensors:
 
 
 def parts_of(pairs: Sequence[Preference]) -> tuple[list[TokenSequence], ...]:
-    """Prompts, chosen and rejected answers."""
     prompts = [TokenSequence.one_turn(pair.prompt.tokens) for pair in pairs]
     return prompts, [pair.chosen for pair in pairs], [pair.rejected for pair in pairs]
 
 
 def pairs_from(tensors: Tensors, places: Sequence[str]) -> list[Preference]:
-    """The pairs that `pair_tensors` made tensors of, as far as training needs them; `places` name them in messages."""
     prompts, chosen, rejected = (sequences_from(tensors, part) for part in PARTS)
     return [
         Preference(prompt=Prompt(id=where, text="", tokens=prompt.tokens), chosen=best, rejected=worst, where=where)
@@ -117,7 +113,6 @@ def pairs_from(tensors: Tensors, places: Sequence[str]) -> list[Preference]:
 
 
 def sequences_from(tensors: Tensors, part: str) -> list[TokenSequence]:
-    """One part of every pair."""
     tokens, lengths = tensors[f"{part}.tokens"], tensors[f"{part}.lengths"].tolist()
     sampled = tensors.get(f"{part}.sampled", torch.ones_like(tokens, dtype=torch.bool))
     return [

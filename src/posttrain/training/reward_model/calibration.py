@@ -50,7 +50,6 @@ class CalibrationBin:
     right_interval: Interval
 
     def as_json(self) -> dict[str, object]:
-        """As summary.json has it."""
         return {
             "confidence": [self.low, self.high],
             "num_pairs": self.num_pairs,
@@ -88,7 +87,6 @@ class HeldOutPairs:
     """Those that hold a pair, by rising confidence."""
 
     def metrics(self) -> dict[str, float]:
-        """Under the names of docs/metrics.md."""
         found: dict[str, float] = {}
         for name in WITH_INTERVAL:
             found[f"eval/{name}"] = getattr(self, name)
@@ -97,7 +95,6 @@ class HeldOutPairs:
         return found | {"eval/mean_reward": self.mean_reward, "eval/reward_std": self.reward_std}
 
     def summary(self) -> dict[str, object]:
-        """As summary.json has it."""
         found: dict[str, object] = {"num_pairs": self.num_pairs}
         for name in WITH_INTERVAL:
             found[name] = getattr(self, name)
@@ -153,7 +150,6 @@ class Sums:
     of: Mapping[str, Float64[ndarray, "resample column"]]
 
     def mean(self, name: str) -> Float64[ndarray, " resample"]:
-        """A mean over pairs."""
         found: ndarray = self.of[name][:, 0] / self.of["pairs"][:, 0]
         return found
 
@@ -194,6 +190,5 @@ def calibration_bin(which: int, num_bins: int, sums: Sums) -> CalibrationBin:
 
 
 def bin_of(confidence: Float64[ndarray, " pair"], num_bins: int) -> Int64[ndarray, " pair"]:
-    """The bin of each confidence, from 0 for 1/2."""
     place: ndarray = np.minimum(((confidence - 0.5) * 2 * num_bins).astype(np.int64), num_bins - 1)
     return place

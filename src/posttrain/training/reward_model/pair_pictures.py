@@ -29,7 +29,6 @@ def draw_pair_curves(metrics: Path, picture: Path, title: str = "") -> None:
 
 
 def calibration_words(measured: Mapping[str, Any]) -> str:
-    """The calibration error beside that of a calibrated model, which runs of an earlier version did not measure."""
     words, chance = f"calibration error {measured['calibration_error']:.3f}", "calibration_error_by_chance"
     return f"{words} ({measured[chance]:.3f} by chance for a calibrated model)" if chance in measured else words
 

@@ -17,7 +17,7 @@ from posttrain.models.classifiers.heads import TextScorer
 from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference
-from posttrain.training.fit.pair_microbatches import pair_microbatches
+from posttrain.training.pair_microbatches import pair_microbatches
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,6 @@ class PairScores:
 
     @property
     def margins(self) -> Float64[Tensor, " pair"]:
-        """r_chosen - r_rejected: the log-odds of each preference."""
         return self.chosen - self.rejected
 
     @property
@@ -38,7 +37,6 @@ class PairScores:
         return (1 + self.margins.sign()) / 2
 
     def metrics(self) -> dict[str, float]:
-        """Of a batch, under the names of docs/metrics.md."""
         both = torch.cat([self.chosen, self.rejected])
         return {
             "accuracy": self.right.mean().item(),
@@ -50,12 +48,10 @@ class PairScores:
 
 
 def read_answers(pair: Preference) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What is read of both answers: with what the template writes behind them."""
     return pair.chosen.tokens + pair.chosen_closing, pair.rejected.tokens + pair.rejected_closing
 
 
 def read_lengths(pair: Preference) -> tuple[int, int]:
-    """How many tokens those are: all go through the model."""
     chosen, rejected = read_answers(pair)
     return len(chosen), len(rejected)
 
@@ -119,7 +115,6 @@ def pair_scores(scorer: TextScorer, pairs: Sequence[Preference], tokens_per_micr
 
 
 def require_finite_scores(scores: Float64[Tensor, "2 pair"], pairs: Sequence[Preference]) -> None:
-    """Stop where a score is not a number, naming the pair, before anything is learned from it."""
     bad = (~torch.isfinite(scores.detach())).any(dim=0).nonzero()
     if len(bad):
         row = int(bad[0, 0])

@@ -33,8 +33,8 @@ from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.tasks.row_files.rows import NO_ROWS_GIVEN, GivenRows
 from posttrain.training.caller.caller_inputs import shape_input
 from posttrain.training.caller.caller_objects import StartOptions
-from posttrain.training.fit.fit import run_fit, show_plan
-from posttrain.training.fit.fit_session import FitObjective, FitSession, HeldOutResults, pairs_of_rows, policy_to_train
+from posttrain.training.fit import run_fit, show_plan
+from posttrain.training.fit_session import FitObjective, FitSession, HeldOutResults, pairs_of_rows, policy_to_train
 from posttrain.training.optimizer import POLICY, OwnOptimizer, ParameterGroup, new_optimizer
 from posttrain.training.reward_model.calibration import HeldOutPairs, held_out_pairs
 from posttrain.training.reward_model.pair_pictures import calibration_words, draw_calibration, draw_pair_curves
@@ -66,7 +66,6 @@ class RewardModelState(FitState):
     best_accuracy: float | None = None
 
     def saw_evaluation(self, results: Mapping[str, object]) -> None:
-        """Keep a measurement, and the best accuracy; one before training is not a result."""
         FitState.saw_evaluation(self, results)
         if self.step:
             self.best_accuracy = max(cast(float, results["accuracy"]), self.best_accuracy or 0.0)
@@ -95,16 +94,13 @@ class RewardModelObjective(FitObjective[Preference]):
         return {HEAD: self.scorer.head}
 
     def accumulate(self, batch: Sequence[Preference]) -> dict[str, float]:
-        """Loss, gradient and statistics of the scores."""
         loss, scores = accumulate_scores(self.scorer, batch, self.options)
         return {"loss": loss, **scores.metrics()}
 
     def num_tokens(self, batch: Sequence[Preference]) -> int:
-        """Tokens of pairs, those of a prompt counted with each of its answers."""
         return sum(len(pair.prompt.tokens) + len(answer) for pair in batch for answer in read_answers(pair))
 
     def scored(self) -> tuple[HeldOutPairs, PairScores]:
-        """The held-out pairs with their scores under the model as it is."""
         scores = pair_scores(self.scorer, self.held_out, self.options.tokens_per_microbatch)
         return held_out_pairs(scores, self.held_out, self.options.calibration_bins), scores
 
@@ -133,7 +129,6 @@ class RewardModelObjective(FitObjective[Preference]):
         return f"{self.options.pairs_per_batch} pairs"
 
     def answers(self, pair: Preference) -> tuple[Sequence[int], Sequence[int]]:
-        """Both answers with what the template writes behind them."""
         return read_answers(pair)
 
     def save(self, folder: RunFolder) -> None:
@@ -200,7 +195,6 @@ def train_reward_model(
 
 
 def show_reward_plan(config: RewardModelConfig) -> None:
-    """Print the plan of a run; train nothing."""
     config = resolved_config(config)
     show_plan(config, partial(open_reward_model, config))
 

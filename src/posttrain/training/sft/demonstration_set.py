@@ -40,12 +40,10 @@ class CountdownDemonstrations:
     name: str = CountdownTask.name
 
     def training(self, index: int, rng: Random) -> Demonstration:
-        """The search on the training problem with this number."""
         problem = self.task.training_problem(index)
         return self.task.prompt(problem, f"train/{index}"), demonstrate(problem, rng, self.demonstrator)
 
     def held_out(self, size: int, rng: Random) -> Iterator[Demonstration]:
-        """Searches on problems whose numbers are held out."""
         problems = held_out_problems(self.task.difficulty, self.task.options.numbers, size)
         for index, problem in enumerate(problems):
             yield self.task.prompt(problem, f"held-out/{index}"), demonstrate(problem, rng, self.demonstrator)
@@ -61,14 +59,12 @@ class ArithmeticDemonstrations:
         self.shown = demonstrated_additions(num_training=options.num_questions, num_held_out=options.held_out_size)
 
     def training(self, index: int, rng: Random) -> Demonstration:
-        """One of the additions that are not held out, at random."""
         addition = rng.choice(self.shown)
         content = question_messages(demonstrated_question(addition, rng), self.task.options.system)
         prompt = self.task.renderer.render(content, id=f"train/{index}", prefill="", columns={})
         return prompt, demonstrated_answer(addition, rng)
 
     def held_out(self, size: int, rng: Random) -> Iterator[Demonstration]:
-        """The held-out additions."""
         options = self.task.options
         apart = held_out_additions(options.held_out_size, num_training=options.num_questions)
         for index, addition in enumerate(apart[:size]):
@@ -83,16 +79,13 @@ class SentenceDemonstrations:
     name: str = SentencesOptions.name
 
     def training(self, index: int, rng: Random) -> Demonstration:
-        """A text."""
         return self.shown(sentence_grammar.text(rng), f"train/{index}")
 
     def held_out(self, size: int, rng: Random) -> Iterator[Demonstration]:
-        """Texts of a draw of their own; of the grammar's many few are drawn twice."""
         for index in range(size):
             yield self.shown(sentence_grammar.text(rng), f"held-out/{index}")
 
     def shown(self, text: str, id: str) -> Demonstration:
-        """The first word as what is given, and the rest, its space included."""
         first, space, rest = text.partition(" ")
         return self.renderer.render(first, id=id, prefill="", columns={}), space + rest
 
@@ -107,7 +100,7 @@ def demonstrations_of(
     *,
     seed: int,
 ) -> DemonstrationSource:
-    """What a recipe's task has demonstrated."""
+    """The demonstrations of a recipe's task."""
     if isinstance(task, SentencesOptions):
         return SentenceDemonstrations(renderer)
     if isinstance(task, ArithmeticOptions):
@@ -126,19 +119,16 @@ class DemonstrationSet:
     """Training demonstrations before they repeat; 0 never repeats."""
 
     def example(self, index: int) -> Example:
-        """The training demonstration with this number."""
         index = index % self.num_different if self.num_different else index
         return self._example(*self.demonstrations.training(index, Random(f"demonstration {self.seed} {index}")))
 
     def batch(self, first: int, options: SftOptions) -> list[Example]:
-        """Demonstrations from a number on, until together they fill a batch."""
         examples: list[Example] = []
         while sum(example.num_inputs for example in examples) < options.tokens_per_batch:
             examples.append(self.example(first + len(examples)))
         return examples
 
     def held_out(self, options: SftOptions) -> list[Example]:
-        """Demonstrations of problems that are held out."""
         shown = self.demonstrations.held_out(options.eval_size, Random("held-out demonstrations"))
         return [self._example(*each) for each in shown]
 
@@ -146,11 +136,9 @@ class DemonstrationSet:
         """There is no end to them: the recipe says when the run ends."""
 
     def described(self) -> Sequence[str]:
-        """What the plan says of them."""
         return [f"demonstrations of {self.demonstrations.name}, fresh for every batch"]
 
     def summary(self) -> dict[str, object]:
-        """What summary.json says of them."""
         return {}
 
     def _example(self, prompt: Prompt, completion: str) -> Example:

@@ -77,7 +77,6 @@ def learned_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[LearnedRow]:
 
 
 def format_of(rows: Sequence[DatasetRow]) -> str:
-    """The format of these rows, by the columns of the first."""
     columns = rows[0].columns
     if TOKENS in columns:
         return TOKENS
@@ -100,7 +99,6 @@ def reader_of(format: str) -> Callable[[DatasetRow], LearnedRow]:
 
 
 def told_line(rows: Sequence[DatasetRow], *, known: str = "") -> str:
-    """What the plan says of the columns of rows; the column `known` is nobody's."""
     format, own = format_of(rows), (WEIGHT, known)
     if format in READ:
         return format_line(format, rows, lambda row: (*READ[format], *own))
@@ -108,7 +106,6 @@ def told_line(rows: Sequence[DatasetRow], *, known: str = "") -> str:
 
 
 def require_no_weight(row: DatasetRow) -> None:
-    """Refuse a row that is to count more or less than others."""
     weight = row.columns.get(WEIGHT)
     if weight is not None and weight != 1:
         raise UserError(
@@ -118,7 +115,6 @@ def require_no_weight(row: DatasetRow) -> None:
 
 
 def text_row(row: DatasetRow) -> TextRow:
-    """A row whose text is no prompt of anything."""
     text = row.columns.get(TEXT)
     if not isinstance(text, str) or not text:
         raise UserError(f"{row.where}: the column `{TEXT}` must hold a text, not {text!r:.80}; fill it or drop the row")
@@ -134,11 +130,9 @@ class PackedExample:
 
     @classmethod
     def of(cls, example: Example) -> "PackedExample":
-        """The same example."""
         return cls(array("i", example.tokens), bytes(example.sampled))
 
     def unpacked(self) -> Example:
-        """As the loss takes it."""
         return Example(TokenSequence(tokens=tuple(self.tokens), sampled=tuple(map(bool, self.learned))))
 
 
@@ -212,7 +206,6 @@ class ExampleMaker:
         return [*opening, *row.messages[before:]]
 
     def of_text(self, example: Example) -> Example:
-        """The example of a plain completion, or all of it."""
         if self.options.loss_on != "all":
             return example
         return trimmed(example.tokens, [False, *[True] * example.num_inputs])
@@ -232,7 +225,6 @@ class ExampleMaker:
         return found
 
     def look_over(self, conversation: Dialogue) -> None:
-        """Count what the plan says of a conversation: empty answers, and keys that nothing reads."""
         template = self.masking.renderer.template
         self.unread.update(
             key for each in conversation.messages for key in each if key not in KNOWN_KEYS and key not in template
@@ -243,7 +235,6 @@ class ExampleMaker:
             self.silent.append(conversation.where)
 
     def notes(self) -> list[str]:
-        """What the plan says of rows that are learned otherwise than one might think."""
         told = [(self.skipped, "too long and skipped"), (self.cut, "too long and cut")]
         told.append((self.silent, "with an empty answer, of which only the stop token is learned"))
         lines = [f"{len(rows)} {what}: {row_list(rows)}" for rows, what in told if rows]
@@ -269,7 +260,6 @@ class ExampleMaker:
         return None
 
     def require_short(self) -> None:
-        """Raise UserError where rows are too long and that is to be told."""
         if self.too_long and self.options.long_rows == "error":
             rows = row_list([f"{where} ({length} tokens)" for where, length in self.too_long])
             raise UserError(
@@ -279,7 +269,6 @@ class ExampleMaker:
 
 
 def require_nothing_learned(prompt: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Refuse a message of a prompt that is marked as learned."""
     for number, message in enumerate(prompt):
         if learned_mark(message, f"{where}, message {number}"):
             raise UserError(
@@ -289,12 +278,10 @@ def require_nothing_learned(prompt: Sequence[Mapping[str, Any]], where: str) -> 
 
 
 def as_list(prompt: Any) -> str | list[Mapping[str, Any]]:
-    """Text, or messages in a list."""
     return prompt if isinstance(prompt, str) else [*prompt]
 
 
 def row_list(rows: Sequence[str]) -> str:
-    """The first rows of many."""
     return ", ".join(rows[:NAMED]) + (", …" if len(rows) > NAMED else "")
 
 
@@ -335,7 +322,6 @@ def of_length(row: DatasetRow, column: str, length: int, *, default: int) -> Seq
 
 
 def whole_numbers(row: DatasetRow, column: str) -> Sequence[int]:
-    """A column of whole numbers."""
     given = row.columns.get(column)
     listed = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(listed, Sequence) and not isinstance(listed, str) and all(isinstance(each, int) for each in listed):
@@ -344,6 +330,5 @@ def whole_numbers(row: DatasetRow, column: str) -> Sequence[int]:
 
 
 def example_of(row: TokenRow, *, learn_all: bool) -> Example:
-    """The example of a row; with `learn_all` every token of it is learned."""
     learned = (False, *[True] * (len(row.tokens) - 1)) if learn_all else row.learned
     return Example(TokenSequence(tokens=row.tokens, sampled=learned))

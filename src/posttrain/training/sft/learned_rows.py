@@ -42,12 +42,10 @@ class RowExamples:
     """In which columns they came, and which were not read."""
 
     def row(self, index: int) -> int:
-        """Which row the index-th is, counted from the beginning of the run: a function of the seed and its epoch."""
         epoch, place = divmod(index, len(self.trained))
         return int(permutation(self.seed, "sft", epoch, len(self.trained))[place])
 
     def batch(self, first: int, options: SftOptions) -> list[Example]:
-        """Rows from a number on, until together they fill a batch; the last one of the last epoch ends with it."""
         return [self.trained[number].unpacked() for number in self.batch_rows(first, options)]
 
     def batch_rows(self, first: int, options: SftOptions) -> list[int]:
@@ -66,11 +64,9 @@ class RowExamples:
         return chosen
 
     def num_rows(self, epochs: float) -> int:
-        """Rows that so many epochs are."""
         return max(1, round(epochs * len(self.trained)))
 
     def num_steps(self, options: SftOptions) -> int | None:
-        """Batches that the epochs are; None where the recipe says how many there are."""
         if options.num_epochs is None:
             return None
         steps = first = 0
@@ -80,11 +76,9 @@ class RowExamples:
         return steps
 
     def held_out(self, options: SftOptions) -> list[Example]:
-        """Rows that are never trained on."""
         return [each.unpacked() for each in self.apart]
 
     def described(self) -> list[str]:
-        """What the plan says of them."""
         tokens = sum(len(each.tokens) for each in self.trained)
         learned = sum(sum(each.learned) for each in self.trained)
         lines = [f"{len(self.trained)} rows of {tokens} tokens, {learned} of them learned"]
@@ -93,7 +87,6 @@ class RowExamples:
         return lines + self.maker.notes() + (f"bad rows left out:{bad.listed()}".splitlines() if bad.faults else [])
 
     def summary(self) -> dict[str, object]:
-        """What summary.json says of them."""
         counts = {"trained": len(self.trained), "held_out": len(self.apart)}
         listed = {"skipped": self.maker.skipped, "cut": self.maker.cut, "empty_answers": self.maker.silent}
         return {"rows": {**counts, **{name: [*rows] for name, rows in listed.items()}, "bad": [*self.maker.bad.faults]}}
@@ -130,18 +123,16 @@ def row_examples(
 
 
 def keyed(rows: Sequence[LearnedRow], task: DatasetOptions) -> list[DatasetRow]:
-    """Rows by what is asked in them, so that equal prompts stay on one side of a split."""
     return [DatasetRow(row.where, {task.prompt_column: text_before_answer(row), "row": row}) for row in rows]
 
 
 def learned_in(rows: Sequence[DatasetRow]) -> list[LearnedRow]:
-    """The rows again."""
     found = [row.columns["row"] for row in rows]
     return [row for row in found if isinstance(row, CompletionRow | ConversationRow | TextRow | TokenRow)]
 
 
 def text_before_answer(row: LearnedRow) -> object:
-    """What comes before the first answer of a row."""
+    """The part of a row before its first answer."""
     if isinstance(row, TextRow):
         return row.text
     if isinstance(row, TokenRow):

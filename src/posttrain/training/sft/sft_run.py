@@ -31,9 +31,9 @@ from posttrain.tasks.dataset import Rows
 from posttrain.tasks.row_files.rows import NO_ROWS_GIVEN, GivenRows
 from posttrain.training.caller.caller_inputs import shape_input
 from posttrain.training.caller.caller_objects import StartOptions
-from posttrain.training.fit.fit import run_fit, show_plan
-from posttrain.training.fit.fit_report import write_model
-from posttrain.training.fit.fit_session import FitObjective, FitSession, HeldOutResults, policy_to_train
+from posttrain.training.fit import run_fit, show_plan
+from posttrain.training.fit_report import write_model
+from posttrain.training.fit_session import FitObjective, FitSession, HeldOutResults, policy_to_train
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.sft.demonstration_set import DemonstrationSet, demonstrations_of
 from posttrain.training.sft.learned_rows import RowExamples, row_examples
@@ -52,7 +52,6 @@ class SftState(FitState):
     best_eval_loss: float | None = None
 
     def saw_evaluation(self, results: Mapping[str, object]) -> None:
-        """Keep a measurement, and the lowest loss; one before training is not a result."""
         FitState.saw_evaluation(self, results)
         if self.step:
             loss = self.eval_loss = cast(float, results["loss"])
@@ -70,12 +69,10 @@ class SftObjective(FitObjective[Example]):
         self.run = SftState()
 
     def accumulate(self, batch: Sequence[Example]) -> dict[str, float]:
-        """Loss and gradient; on request entropy and accuracy of its tokens."""
         budget, entropy = self.options.tokens_per_microbatch, self.options.measure_entropy
         return accumulate_examples(self.policy, batch, budget, measure_entropy=entropy)
 
     def num_tokens(self, batch: Sequence[Example]) -> int:
-        """Tokens of all rows."""
         return sum(len(example.tokens) for example in batch)
 
     def measured(self) -> HeldOutResults:
@@ -144,7 +141,6 @@ def train_sft(
 
 
 def show_sft_plan(config: SftConfig) -> None:
-    """Print the plan of a run; train nothing."""
     config = resolved_config(config)
     show_plan(config, partial(open_sft, config))
 
@@ -155,7 +151,7 @@ def open_sft(
     given: GivenRows = NO_ROWS_GIVEN,
     optimizer: OwnOptimizer | None = None,
 ) -> AbstractContextManager[FitSession[Example]]:
-    """Load or make the model, and read all there is to learn from."""
+    """Load or make the model, and read all rows."""
     policy, name = policy_to_train(config.model, policy, seed=config.run.seed)
     source = example_source(config, policy, given)
     objective = SftObjective(config, policy, source.held_out(config.sft))

@@ -58,7 +58,6 @@ def accumulate_examples(
 
 
 def statistics_of(parts: TokenParts) -> dict[str, float]:
-    """Sums over the tokens of what was measured beside their log-probs."""
     if parts.entropies is None or parts.likeliest is None:
         return {}
     return {"entropy": parts.entropies.sum().item(), "mean_token_accuracy": parts.likeliest.sum().item()}
@@ -78,7 +77,6 @@ class HeldOutLoss:
     """Mean entropy of what predicts them, in nats per token."""
 
     def metrics(self) -> dict[str, float]:
-        """Under the names of docs/metrics.md."""
         low, high = self.interval
         return {
             "eval/loss": self.loss,
@@ -89,7 +87,6 @@ class HeldOutLoss:
         }
 
     def summary(self) -> dict[str, object]:
-        """As summary.json has it."""
         return {"loss": self.loss, "loss_interval": list(self.interval), "mean_token_accuracy": self.accuracy}
 
 
@@ -118,7 +115,6 @@ def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microb
 
 
 def ratio_interval(losses: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
-    """95% percentile interval of Σ loss / Σ tokens over resampled examples; the same numbers give the same one."""
     summed, tokens = np.asarray(losses), np.asarray(counts)
     draws = np.random.default_rng(0).integers(len(summed), size=(RESAMPLES, len(summed)))
     low, high = np.percentile(summed[draws].sum(axis=1) / tokens[draws].sum(axis=1), [2.5, 97.5])

@@ -18,8 +18,8 @@ from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.threads import claim_threads
 from posttrain.runs.trackers.tracker import require_trackers
 from posttrain.training.caller.caller_objects import StartOptions
-from posttrain.training.fit.fit_report import plan_lines, preview_lines, summary_of
-from posttrain.training.fit.fit_session import FitConfig, FitSession, Item
+from posttrain.training.fit_report import plan_lines, preview_lines, summary_of
+from posttrain.training.fit_session import FitConfig, FitSession, Item
 from posttrain.training.optimizer import apply_gradients, next_rate
 
 PREVIEWED = 2
@@ -53,7 +53,6 @@ def run_fit(
 
 
 def harness_options(session: FitSession[Item], start: StartOptions) -> HarnessOptions:
-    """What the harness is told of such a run."""
     return HarnessOptions(
         run=replace(session.config.run, num_steps=session.num_steps),
         checkpoint=session.config.checkpoint,
@@ -137,7 +136,6 @@ def conclude(session: FitSession[Item], harness: Harness) -> Run:
 
 
 def show_plan(config: FitConfig, opened: Callable[[], AbstractContextManager[FitSession[Item]]]) -> None:
-    """Print what a run would be, its first rows or pairs, and the seconds of one update; train nothing."""
     with claim_threads(config.run.threads), opened() as session:
         objective = session.objective
         rehearsed = objective.rehearse()

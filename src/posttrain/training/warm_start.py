@@ -10,7 +10,7 @@ from posttrain.models.policy import Policy
 from posttrain.records import Group
 from posttrain.runs.clock import Clock
 from posttrain.runs.rollout_file import read_rollouts, stored_steps
-from posttrain.training.actor_critic.actor_critic_state import EXPLAINED
+from posttrain.training.actor_critic_state import EXPLAINED
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner
 from posttrain.training.update import update
@@ -19,7 +19,6 @@ OPTION = "algorithm.critic.warm_start"
 
 
 def require_earlier_rollouts(algorithm: Algorithm) -> None:
-    """Refuse a folder for a warm start that holds none, before anything is sampled."""
     if algorithm.critic is not None and algorithm.critic.warm_start:
         stored_steps(algorithm.critic.warm_start, OPTION)
 
@@ -60,7 +59,6 @@ def fit_critic(learner: Learner, collected: CollectedStep, clock: Clock) -> Mapp
 
 
 def require_known_tokens(groups: Sequence[Group], policy: Policy, file: Path) -> None:
-    """Refuse rollouts of another tokenizer, as far as their tokens show it."""
     largest = max(max(*rollout.tokens, *group.prompt.tokens) for group in groups for rollout in group.rollouts)
     if largest >= policy.num_logits:
         raise UserError(

@@ -229,7 +229,6 @@ def policy_to_train(
 def pairs_of_rows(
     config: RewardModelConfig | DpoConfig, options: PairOptions, policy: Policy, given: GivenRows
 ) -> PreferenceSet:
-    """The pairs of the recipe's rows, or of the caller's."""
     assert isinstance(config.task, DatasetOptions), "a rule of the config"
     return preference_set(
         Masking.of(policy, renderer_of(policy, config.model.template_options)),

@@ -17,7 +17,7 @@ from posttrain.runs.files import writing
 from posttrain.runs.planned_memory import held_by, machine_memory, memory_line, memory_warning
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import peak_memory_bytes, versions
-from posttrain.training.fit.fit_session import FitObjective, FitSession, Item
+from posttrain.training.fit_session import FitObjective, FitSession, Item
 
 LEARNED = "⟪", "⟫"
 """Around what is learned."""
@@ -63,7 +63,7 @@ def preview_lines(objective: FitObjective[Item], items: Sequence[Item]) -> list[
 def pair_lines(
     tokenizer: PreTrainedTokenizerBase, pair: Preference, answers: tuple[Sequence[int], Sequence[int]]
 ) -> list[str]:
-    """A pair: its prompt, and both answers as they are read."""
+    """A pair as it is read: its prompt and both answers."""
     margin = "" if pair.margin is None else f", margin {pair.margin:g}"
     lines = [f"--- {pair.where}: {len(pair.prompt.tokens)} tokens of prompt{margin}"]
     lines += shortened(str(tokenizer.decode([*pair.prompt.tokens]))).split("\n")
@@ -73,7 +73,6 @@ def pair_lines(
 
 
 def marked(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
-    """An example as text, special tokens too, with ⟪what is learned⟫ marked; long parts lose their middle."""
     parts: list[tuple[bool, list[int]]] = []
     for token, learned in zip(example.tokens, example.sampled, strict=True):
         if not parts or parts[-1][0] != learned:
@@ -84,13 +83,11 @@ def marked(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
 
 
 def shortened(text: str) -> str:
-    """A text without its middle, if it is long."""
     half = SHOWN_CHARACTERS // 2
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:half]} … {text[-half:]}"
 
 
 def summary_of(session: FitSession[Item]) -> dict[str, object]:
-    """The content of summary.json."""
     run = session.trained.run
     return {
         "before": run.before,
@@ -108,7 +105,7 @@ def summary_of(session: FitSession[Item]) -> dict[str, object]:
 def write_model(
     model: ModelOptions | NewModelOptions, policy: Policy, run: RunFolder, *, curves: bool, card: str
 ) -> None:
-    """Save the model of a finished run, or its adapter, and its curves."""
+    """Save the model or adapter of a finished run, and its curves."""
     adapter = model.adapter if isinstance(model, ModelOptions) else None
     folder = run.path
     with writing(folder / "model", folder):

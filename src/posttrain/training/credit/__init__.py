@@ -1,1 +1,0 @@
-"""What is computed of a collected step before its batches: columns, and credit for each token."""
