@@ -13,7 +13,7 @@ from posttrain.generation.sampling import ENTRIES_AT_ONCE
 from posttrain.models.forward import Completions
 from posttrain.models.memory import memory_parts as parts
 from posttrain.models.memory.memory_parts import BFLOAT16, MemorySetup, largest_micro_batch
-from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save, changes_until_it_fits, memory_plan
+from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save, changes_until_it_fits
 from posttrain.models.memory.model_shape import config_shape
 from posttrain.models.policy import as_policy
 from posttrain.runs.planned_memory import MachineMemory, compared_setups, memory_line, memory_warning
@@ -91,8 +91,11 @@ def test_the_courses_column_is_ours_but_for_the_critics_gradient() -> None:
 
 
 def test_full_training_in_float32_is_sixteen_bytes_a_parameter() -> None:
-    plan = memory_plan(QWEN, MemorySetup())
-    assert plan.always["weights"] + plan.always["optimizer"] + plan.updating["gradients"] == 16 * QWEN.parameters
+    plan = MemoryPlan(QWEN, MemorySetup())
+    assert (
+        plan.parts["always"]["weights"] + plan.parts["always"]["optimizer"] + plan.parts["updating"]["gradients"]
+        == 16 * QWEN.parameters
+    )
 
 
 def test_a_reference_is_a_copy_but_not_under_an_adapter() -> None:
@@ -190,7 +193,7 @@ def test_rows_of_the_models_own_pass_count_their_prompts_each(budget: int, rows:
     """656 tokens a row, so 24 rows are 15,744 tokens and 25 would be 16,400."""
     setup = MemorySetup(tokens_per_microbatch=budget, shared_prompt=False)
     micro = largest_micro_batch(setup)
-    assert (micro.completions, micro.tokens(setup)) == (rows, rows * 656)
+    assert (micro.completions, micro.tokens) == (rows, rows * 656)
 
 
 def test_four_bits_are_made_of_weights_as_they_are_stored_a_layer_at_a_time() -> None:
@@ -220,11 +223,11 @@ def test_the_config_says_in_what_weights_are_stored() -> None:
 
 
 def test_only_sampling_keeps_keys_and_values_and_captured_steps_keep_them_always() -> None:
-    on_cpu, on_cuda = (memory_plan(QWEN, MemorySetup(on_cuda=cuda)) for cuda in (False, True))
-    assert on_cpu.sampling["key_value_cache"] > 0
-    assert "key_value_cache" not in on_cpu.always
-    assert on_cuda.always["key_value_cache"] > 0
-    assert set(memory_plan(QWEN, MemorySetup(samples=False)).sampling.values()) == {0}
+    on_cpu, on_cuda = (MemoryPlan(QWEN, MemorySetup(on_cuda=cuda)) for cuda in (False, True))
+    assert on_cpu.parts["sampling"]["key_value_cache"] > 0
+    assert "key_value_cache" not in on_cpu.parts["always"]
+    assert on_cuda.parts["always"]["key_value_cache"] > 0
+    assert set(MemoryPlan(QWEN, MemorySetup(samples=False)).parts["sampling"].values()) == {0}
 
 
 CHANGES: dict[str, Callable[[MemorySetup], MemorySetup]] = {
@@ -244,7 +247,7 @@ CHANGES: dict[str, Callable[[MemorySetup], MemorySetup]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_should_save_memory_does(change: str) -> None:
     setup = MemorySetup(reference=True, critic=True, value_head="mlp", compute_bytes=BFLOAT16)
-    before, after = memory_plan(QWEN, setup), memory_plan(QWEN, CHANGES[change](setup))
+    before, after = MemoryPlan(QWEN, setup), MemoryPlan(QWEN, CHANGES[change](setup))
     assert min(after.phases[phase] - before.phases[phase] for phase in ("sampling", "updating")) < 0
 
 
@@ -298,14 +301,14 @@ def test_activations_are_what_autograd_keeps(config: PreTrainedConfig, forward: 
 
 
 def test_a_run_that_fits_is_not_warned_of() -> None:
-    plan = memory_plan(QWEN, MemorySetup())
+    plan = MemoryPlan(QWEN, MemorySetup())
     assert memory_warning(plan, MachineMemory(plan.peak, "RAM")) == []
     assert "Qwen" not in memory_line(plan, MachineMemory(plan.peak, "RAM"))
 
 
 def test_a_warning_names_settings_with_what_each_saves_and_those_that_together_make_it_fit() -> None:
     setup = replace(IN_BF16, weight_bytes=4)
-    plan = memory_plan(LLAMA, setup)
+    plan = MemoryPlan(LLAMA, setup)
     first, *lines, together = memory_warning(plan, MachineMemory(24 * 10**9, "GPU memory"))
     assert "will not fit" in first
     assert "24.0 GB of GPU memory" in first
@@ -314,7 +317,7 @@ def test_a_warning_names_settings_with_what_each_saves_and_those_that_together_m
         change.setting for change in changes
     ]
     for change in changes:
-        assert change.saves == plan.peak - memory_plan(LLAMA, change.setup).peak
+        assert change.saves == plan.peak - MemoryPlan(LLAMA, change.setup).peak
     settings, then = changes_until_it_fits(LLAMA, setup, 24 * 10**9)
     assert "model.adapter.rank = 16" in settings
     assert then.peak <= 24 * 10**9
@@ -330,13 +333,13 @@ def test_settings_that_change_no_result_are_told_first() -> None:
 
 def test_each_column_differs_from_grpo_by_what_its_name_says() -> None:
     plans: dict[str, MemoryPlan] = {
-        name: memory_plan(QWEN, setup) for name, setup in compared_setups(QWEN, MemorySetup().with_adapter(4)).items()
+        name: MemoryPlan(QWEN, setup) for name, setup in compared_setups(QWEN, MemorySetup().with_adapter(4)).items()
     }
     grpo = plans["GRPO"]
     setup = MemorySetup(critic=True, value_head="mlp")
     assert plans["PPO"].peak - grpo.peak == parts.critic_bytes(QWEN, setup) + parts.value_activations(QWEN, setup)
     assert plans["recipe"].trained < plans["GRPO LoRA"].trained < grpo.trained == QWEN.parameters
-    assert plans["GRPO QLoRA"].always["weights"] < plans["GRPO LoRA"].always["weights"]
+    assert plans["GRPO QLoRA"].parts["always"]["weights"] < plans["GRPO LoRA"].parts["always"]["weights"]
 
 
 def test_a_config_that_is_no_language_models_is_refused() -> None:

@@ -13,7 +13,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.memory.memory_parts import MemorySetup
-from posttrain.models.memory.memory_plan import memory_plan
+from posttrain.models.memory.memory_plan import MemoryPlan
 from posttrain.models.memory.model_shape import recipe_shape
 from posttrain.models.policy import as_policy
 from posttrain.models.rendering import TokenizerRenderer
@@ -226,7 +226,7 @@ def test_the_plan_of_memory_holds_another_model_that_teaches_and_the_start_of_th
         shape = recipe_shape(config.model)
         assert named_files(config) == {}  # what comes with the package is its own
         made = rl_setup(config, shape, build_algorithm(config.algorithm), prompt_tokens=9, on_cuda=False)
-        assert memory_plan(shape, made).always["teacher"] == made.teacher
+        assert MemoryPlan(shape, made).parts["always"]["teacher"] == made.teacher
         return made
 
     other, itself, began = (

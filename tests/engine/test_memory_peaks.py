@@ -10,7 +10,7 @@ from transformers import Qwen3Config
 from posttrain.algorithms.table import build_algorithm
 from posttrain.config import SftConfig
 from posttrain.models.memory.memory_parts import MemorySetup
-from posttrain.models.memory.memory_plan import IMPORTED_BYTES, MemoryPlan, memory_plan
+from posttrain.models.memory.memory_plan import IMPORTED_BYTES, MemoryPlan
 from posttrain.models.memory.model_shape import config_shape
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.dataset import DatasetOptions
@@ -66,7 +66,7 @@ def planned_rows(given: dict) -> MemoryPlan:
     policy = ModelOptions(path="m", adapter=adapter, device="cpu")
     config = SftConfig(model=policy, task=DatasetOptions(path="rows.jsonl"), sft=SftOptions(**given["sft"]))
     model = config_shape(Qwen3Config(**given["model"]))
-    return memory_plan(model, sft_setup(config, model))
+    return MemoryPlan(model, sft_setup(config, model))
 
 
 def planned(name: str) -> MemoryPlan:
@@ -87,7 +87,7 @@ def planned(name: str) -> MemoryPlan:
     )
     if "adapter_rank" in given:
         setup = setup.with_adapter(given["adapter_rank"])
-    return memory_plan(model, setup)
+    return MemoryPlan(model, setup)
 
 
 def peaks(shapes: dict[str, dict]) -> dict[str, int]:
@@ -130,8 +130,8 @@ def test_each_shape_is_mostly_what_it_is_called(name: str, part: str) -> None:
     """Else the comparison would be of four times the same."""
     plan = planned(name)
     parts = {
-        **plan.always,
-        **(plan.updating if plan.phases["updating"] == max(plan.phases.values()) else plan.sampling),
+        **plan.parts["always"],
+        **plan.parts["updating" if plan.phases["updating"] == max(plan.phases.values()) else "sampling"],
     }
     assert max(parts, key=lambda each: parts[each]) == part
 

@@ -46,29 +46,29 @@ def main(arguments: Sequence[str]) -> int:
         if value is not None and value < least:
             raise UserError(f"command line: --{option.replace('_', '-')} {value}: use at least {least}.")
     from posttrain.commands.tables.memory_table import MemoryTable
-    from posttrain.models.memory.memory_plan import memory_plan
+    from posttrain.models.memory.memory_plan import MemoryPlan
     from posttrain.models.memory.model_shape import recipe_shape
     from posttrain.runs.planned_memory import (
         MachineMemory,
         compared_setups,
         dpo_setup,
         machine_memory,
-        planned_pairs,
+        pairs_setup,
         rl_setup,
         sft_setup,
     )
 
     config = resolved_config(config)
-    shape, on_gpu = recipe_shape(config.model), switches.gpu_gb is not None
+    shape, on_gpu = recipe_shape(config.model), True if switches.gpu_gb is not None else None
     if isinstance(config, Config):
         from posttrain.algorithms.table import build_algorithm
 
         algorithm = build_algorithm(config.algorithm)
-        setup = rl_setup(config, shape, algorithm, prompt_tokens=switches.prompt_tokens, on_cuda=on_gpu or None)
+        setup = rl_setup(config, shape, algorithm, prompt_tokens=switches.prompt_tokens, on_cuda=on_gpu)
     elif isinstance(config, DpoConfig):
         setup = dpo_setup(config, shape, on_cuda=on_gpu)
     elif isinstance(config, RewardModelConfig):
-        setup = planned_pairs(config.model, config.reward_model, shape, on_cuda=on_gpu)
+        setup = pairs_setup(config.model, config.reward_model, shape, on_cuda=on_gpu)
     else:
         setup = sft_setup(config, shape, on_cuda=on_gpu)
     if switches.gpu_gb is None:
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         machine = MachineMemory(round(switches.gpu_gb * 1e9), "GPU memory")
     setups = compared_setups(shape, setup) if isinstance(config, Config) else {"recipe": setup}
-    table = MemoryTable({name: memory_plan(shape, each) for name, each in setups.items()}, machine)
+    table = MemoryTable({name: MemoryPlan(shape, each) for name, each in setups.items()}, machine)
     if switches.json:
         print(json.dumps(table.as_json(), indent=1))
     else:

@@ -1,7 +1,7 @@
-"""The memory that a run will take beside what the machine has: from its config, and in words."""
+"""The set-up that decides a run's memory, made from its config, and its plan in words."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -19,15 +19,9 @@ from posttrain.models.classifiers.classifier_folder import classifier_bytes
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import DEQUANTISED_AT_LOAD, IN_4_BITS
-from posttrain.models.memory.memory_parts import BFLOAT16, FLOAT32, MemorySetup, weights
-from posttrain.models.memory.memory_plan import (
-    ADAPTER_RANK,
-    MemoryPlan,
-    changes_that_save,
-    changes_until_it_fits,
-    memory_plan,
-)
-from posttrain.models.memory.model_shape import ModelShape, object_shape, recipe_shape
+from posttrain.models.memory.memory_parts import BFLOAT16, FLOAT32, PARTS, MemorySetup, weights
+from posttrain.models.memory.memory_plan import ADAPTER_RANK, MemoryPlan, changes_that_save, changes_until_it_fits
+from posttrain.models.memory.model_shape import ModelShape, recipe_shape
 from posttrain.models.model_outputs import is_recomputing
 from posttrain.models.policy import Policy
 from posttrain.options.adapter import EXPERTS
@@ -38,43 +32,28 @@ from posttrain.options.reward import RewardOptions
 
 GB = 1e9
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where Linux says how much of the machine's memory a container may have."""
+"""Where Linux says how much of the machine's memory a container may use."""
 SFT_ROW_TOKENS = 512
-"""Length that the plan of a supervised run takes its rows to have; its micro-batches are bounded whatever it is."""
+"""Assumed length of rows and pairs without a `max_length`; micro-batches are bounded anyway."""
 SAMPLED_PROMPT_TOKENS = 256
-"""The same of prompts whose completions are sampled in rounds."""
+"""Assumed length of the prompts that DPO samples from in rounds."""
 NOT_OF_NEW_MODELS = ("model.adapter.rank", "model.gradient_checkpointing", "model.weights")
-"""Settings of how a model is loaded, which the section of a new model does not have."""
-TOLD = 3
-"""Parts and changes that a short form names."""
-WORDS = {
-    "as_loaded": "weights as loaded",
-    "weights": "weights",
-    "optimizer": "optimiser",
-    "reference": "reference",
-    "critic": "critic",
-    "reward_models": "reward models",
-    "teacher": "teacher",
-    "key_value_cache": "K/V cache",
-    "cache_growth": "K/V cache growing",
-    "logits": "logits",
-    "copies": "matrix copies",
-    "gradients": "gradients",
-    "activations": "activations",
-}
+"""Settings that the section of a new model does not have."""
+NAMED_PARTS = 3
+"""Parts that the one-line plan names."""
+WORDS = {part.name: part.words for part in PARTS}
 
 
 @dataclass(frozen=True, slots=True)
 class MachineMemory:
-    """What there is to fit into."""
+    """The memory that a run has to fit into, in bytes."""
 
     size: int
-    """Bytes."""
     kind: str
 
 
 def machine_memory(*, on_cuda: bool) -> MachineMemory:
-    """The memory of the GPU, or of this machine as far as this process may have it."""
+    """The memory of the GPU, or of this machine as far as this process may use it."""
     if on_cuda:
         return MachineMemory(torch.cuda.get_device_properties(0).total_memory, "GPU memory")
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -84,57 +63,21 @@ def machine_memory(*, on_cuda: bool) -> MachineMemory:
     return MachineMemory(size, "RAM")
 
 
-def rl_setup(
-    config: Config, shape: ModelShape, algorithm: Algorithm, *, prompt_tokens: int, on_cuda: bool | None = None
-) -> MemorySetup:
-    """What of a recipe decides its memory; its device is the one that it would have here, unless that is said."""
-    model, rollout = config.model, config.rollout
-    cuda = chosen_device(model.device).type == "cuda" if on_cuda is None else on_cuda
-    longest = min(model.context or shape.max_positions, shape.max_positions)
-    held = held_as(model, shape, on_cuda=cuda)
-    return replace(
-        held,
-        reference=(algorithm.uses_reference and not config.reference.path)
-        or (algorithm.teacher is not None and algorithm.teacher.weights == "start"),
-        teacher=teacher_bytes(algorithm, config.reference.path, on_cuda=cuda),
-        reward_models=planned_reward_bytes(config.rewards, on_cuda=cuda),
-        critic=algorithm.critic is not None and algorithm.critic.has_own_trunk(shape.parameters),
-        value_head="none" if algorithm.critic is None else algorithm.critic.head,
-        prompt_tokens=prompt_tokens,
-        completion_tokens=max(1, min(rollout.max_completion_tokens, longest - prompt_tokens)),
-        prompts_per_step=rollout.prompts_per_step,
-        group_size=rollout.group_size,
-        max_rows=rollout.max_rows,
-        tokens_per_microbatch=config.update.tokens_per_microbatch,
-    )
-
-
-def planned_reward_bytes(rewards: Sequence[RewardOptions], *, on_cuda: bool) -> int:
-    """Bytes of the weights of all reward models that a recipe names, each of an ensemble among them."""
-    return sum(
-        classifier_bytes(replace(item, model=folder), on_cuda=on_cuda)
-        for item in rewards
-        for folder in ((item.model, *item.ensemble) if item.model else ())
-    )
-
-
-def teacher_bytes(algorithm: Algorithm, reference: str, *, on_cuda: bool) -> int:
-    """Bytes of the weights of a teacher, and of a reference, that are other models."""
-    teacher = "" if algorithm.teacher is None else algorithm.teacher.model
-    named = [path for path in (teacher, reference if algorithm.uses_reference else "") if path]
-    shapes = [(options, recipe_shape(options)) for options in (ModelOptions(path=path) for path in named)]
-    return sum(weights(shape, held_as(options, shape, on_cuda=on_cuda)) for options, shape in shapes)
-
-
-def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
-    """How a model is held, by its options: the one place where they become numbers of bytes."""
+def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool | None = None) -> MemorySetup:
+    """How a model is held, by its options; `on_cuda` None means on the device that it would have here."""
     if options.quantization is not None:
         require_half(shape.linear_parameters, shape.expert_parameters)
+    cuda = chosen_device(options.device).type == "cuda" if on_cuda is None else on_cuda
     small = options.weights == "bfloat16"
-    in_bfloat16 = options.dtype == "bfloat16" or small or (options.dtype == "auto" and on_cuda)
+    in_bfloat16 = options.dtype == "bfloat16" or small or (options.dtype == "auto" and cuda)
     compute = BFLOAT16 if in_bfloat16 else FLOAT32
     rank = ADAPTER_RANK if options.adapter is None else options.adapter.rank
     frozen = shape.frozen_parameters(options.frozen)
+    refused = {
+        "model.adapter.rank": bool(options.frozen),
+        "model.weights": options.dtype == "float32",
+        "model.quantization": shape.quantised is not None,
+    }
     return MemorySetup(
         weight_bytes=BFLOAT16 if small else FLOAT32,
         # weights: auto, of a model that was stored in bfloat16
@@ -145,21 +88,61 @@ def held_as(options: ModelOptions, shape: ModelShape, *, on_cuda: bool) -> Memor
         quantized=options.quantization is not None or shape.quantised == IN_4_BITS,
         trained=shape.parameters - frozen if frozen and not options.trains_adapter else None,
         recomputes=options.gradient_checkpointing,
-        refused=(("model.adapter.rank",) if options.frozen else ())
-        + (("model.weights",) if options.dtype == "float32" else ())
-        + (("model.quantization",) if shape.quantised is not None else ()),
+        refused=tuple(option for option, is_refused in refused.items() if is_refused),
         shared_prompt=shape.shared_prompt,
-        on_cuda=on_cuda,
+        on_cuda=cuda,
     )
 
 
-def sft_setup(config: SftConfig, shape: ModelShape, *, on_cuda: bool = False) -> MemorySetup:
-    """What of a supervised recipe decides its memory: whole rows of some length, as many as a micro-batch holds."""
+def rl_setup(
+    config: Config, shape: ModelShape, algorithm: Algorithm, *, prompt_tokens: int, on_cuda: bool | None = None
+) -> MemorySetup:
+    """The set-up of an RL run: completions at their limit, next to prompts of this length."""
+    rollout, critic, teacher = config.rollout, algorithm.critic, algorithm.teacher
+    held = held_as(config.model, shape, on_cuda=on_cuda)
+    longest = min(config.model.context or shape.max_positions, shape.max_positions)
+    reference = config.reference.path if algorithm.uses_reference else ""
+    return replace(
+        held,
+        reference=(algorithm.uses_reference and not reference) or (teacher is not None and teacher.weights == "start"),
+        teacher=sum(
+            model_bytes(ModelOptions(path=path), on_cuda=held.on_cuda)
+            for path in ("" if teacher is None else teacher.model, reference)
+            if path
+        ),
+        reward_models=planned_reward_bytes(config.rewards, on_cuda=held.on_cuda),
+        critic=critic is not None and critic.has_own_trunk(shape.parameters),
+        value_head="none" if critic is None else critic.head,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=max(1, min(rollout.max_completion_tokens, longest - prompt_tokens)),
+        prompts_per_step=rollout.prompts_per_step,
+        group_size=rollout.group_size,
+        max_rows=rollout.max_rows,
+        tokens_per_microbatch=config.update.tokens_per_microbatch,
+    )
+
+
+def planned_reward_bytes(rewards: Sequence[RewardOptions], *, on_cuda: bool) -> int:
+    """Bytes of all reward models that a recipe names, every member of an ensemble included."""
+    return sum(
+        classifier_bytes(replace(item, model=folder), on_cuda=on_cuda)
+        for item in rewards
+        for folder in ((item.model, *item.ensemble) if item.model else ())
+    )
+
+
+def model_bytes(options: ModelOptions, *, on_cuda: bool) -> int:
+    shape = recipe_shape(options)
+    return weights(shape, held_as(options, shape, on_cuda=on_cuda))
+
+
+def sft_setup(config: SftConfig, shape: ModelShape, *, on_cuda: bool | None = None) -> MemorySetup:
+    """The set-up of a supervised run: whole rows of some length, as many as a micro-batch holds."""
     options, model = config.sft, config.model
     if isinstance(model, NewModelOptions):
-        held = MemorySetup(shared_prompt=shape.shared_prompt, on_cuda=on_cuda, refused=NOT_OF_NEW_MODELS)
+        held = MemorySetup(shared_prompt=shape.shared_prompt, on_cuda=bool(on_cuda), refused=NOT_OF_NEW_MODELS)
     else:
-        held = held_as(model, shape, on_cuda=on_cuda or chosen_device(model.device).type == "cuda")
+        held = held_as(model, shape, on_cuda=on_cuda)
     tokens = min(options.max_length or SFT_ROW_TOKENS, shape.max_positions)
     rows = max(1, -(-options.tokens_per_batch // tokens))
     return replace(
@@ -175,32 +158,30 @@ def sft_setup(config: SftConfig, shape: ModelShape, *, on_cuda: bool = False) ->
 
 
 def pairs_setup(
-    model: ModelOptions, options: PairOptions, shape: ModelShape, *, longest: int, on_cuda: bool
+    model: ModelOptions,
+    options: PairOptions,
+    shape: ModelShape,
+    *,
+    longest: int | None = None,
+    on_cuda: bool | None = None,
 ) -> MemorySetup:
-    """What of a recipe of pairs decides its memory: both answers of a pair at once, as many as a micro-batch holds."""
+    """The set-up of a run on pairs, both answers of a pair at once; `longest` None means before any pair is read."""
     return replace(
         held_as(model, shape, on_cuda=on_cuda),
         samples=False,
         micro_batch_option=f"{options.section}.tokens_per_microbatch",
         prompt_tokens=0,
-        completion_tokens=longest,
+        completion_tokens=longest or min(options.max_length or SFT_ROW_TOKENS, shape.max_positions),
         prompts_per_step=options.pairs_per_batch,
         group_size=2,
         tokens_per_microbatch=options.tokens_per_microbatch,
     )
 
 
-def planned_pairs(model: ModelOptions, options: PairOptions, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
-    """The same before any pair is read: they are taken to be as long as they may be, or as rows are taken to be."""
-    longest = min(options.max_length or SFT_ROW_TOKENS, shape.max_positions)
-    cuda = on_cuda or chosen_device(model.device).type == "cuda"
-    return pairs_setup(model, options, shape, longest=longest, on_cuda=cuda)
-
-
-def dpo_setup(config: DpoConfig, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
-    """The same with a reference, and in rounds with what samples and judges their completions."""
+def dpo_setup(config: DpoConfig, shape: ModelShape, *, on_cuda: bool | None = None) -> MemorySetup:
+    """The same with a reference, and in rounds with the sampler and the reward models that judge completions."""
     options, rollout = config.dpo, config.rollout
-    pairs = planned_pairs(config.model, options, shape, on_cuda=on_cuda)
+    pairs = pairs_setup(config.model, options, shape, on_cuda=on_cuda)
     pairs = replace(pairs, reference=options.keeps_reference)
     if not options.rounds:
         return pairs
@@ -217,15 +198,8 @@ def dpo_setup(config: DpoConfig, shape: ModelShape, *, on_cuda: bool) -> MemoryS
     )
 
 
-def policy_plan(policy: Policy, config: Config, algorithm: Algorithm, *, prompt_tokens: int) -> MemoryPlan:
-    """The plan of a run by reward whose policy is there already."""
-    shape, on_cuda = object_shape(policy.model), policy.device.type == "cuda"
-    setup = rl_setup(config, shape, algorithm, prompt_tokens=prompt_tokens, on_cuda=on_cuda)
-    return memory_plan(shape, held_by(policy, setup))
-
-
 def held_by(policy: Policy, setup: MemorySetup) -> MemorySetup:
-    """The setup with a model as a policy holds it, in whatever types and with whatever frozen."""
+    """The set-up with the types and frozen weights that a loaded policy really has."""
     model = policy.model
     layers = [each for each in model.modules() if isinstance(each, nn.Linear | Conv1D)]
     frozen = [each.weight for each in layers if not each.weight.requires_grad and each.weight.is_floating_point()]
@@ -246,13 +220,14 @@ def held_by(policy: Policy, setup: MemorySetup) -> MemorySetup:
 
 
 def compared_setups(shape: ModelShape, setup: MemorySetup) -> dict[str, MemorySetup]:
-    """This recipe, and what it would be as PPO with a critic, without, with an adapter, and with one over 4 bits.
+    """This recipe, and the same as PPO with a critic, as GRPO, with an adapter, and with one over 4 bits.
 
-    The last one only where 4 bits are not refused; of a folder whose weights cannot be trained the recipe alone.
+    Leaves out 4 bits where they would be refused; a folder whose weights cannot be trained has only the recipe.
     """
     if shape.quantised not in (None, DEQUANTISED_AT_LOAD):
         return {"recipe": setup}
-    grpo = replace(setup.full_training(), critic=False, value_head="none")
+    whole = replace(setup, adapter_rank=None, adapts_experts=False, quantized=False, trained=None)
+    grpo = replace(whole, critic=False, value_head="none")
     columns = {
         "recipe": setup,
         "PPO": replace(grpo, critic=True, value_head="mlp"),
@@ -265,11 +240,11 @@ def compared_setups(shape: ModelShape, setup: MemorySetup) -> dict[str, MemorySe
 
 
 def memory_line(plan: MemoryPlan, machine: MachineMemory) -> str:
-    """The plan in short: the peak, when it is, and what it is made of."""
-    phase = largest_phase(plan)
-    always = plan.always if phase != "loading" else {}
-    parts = sorted((*always.items(), *of_phase(plan, phase).items()), key=lambda part: -part[1])
-    named = ", ".join(f"{WORDS[name]} {gigabytes(size)}" for name, size in parts[:TOLD])
+    """The plan in one line: the peak, its phase, and the largest parts of it."""
+    phase = plan.largest_phase
+    held = {**(plan.parts["always"] if phase != "loading" else {}), **plan.parts[phase]}
+    largest = sorted(held.items(), key=lambda part: -part[1])[:NAMED_PARTS]
+    named = ", ".join(f"{WORDS[name]} {gigabytes(size)}" for name, size in largest)
     return (
         f"memory     at most about {gigabytes(plan.peak)} of {gigabytes(machine.size)} GB {machine.kind}, while"
         f" {phase}: {named}, the process itself {gigabytes(plan.runtime)}"
@@ -277,12 +252,13 @@ def memory_line(plan: MemoryPlan, machine: MachineMemory) -> str:
 
 
 def memory_warning(plan: MemoryPlan, machine: MachineMemory) -> list[str]:
-    """What to say before a run that will not fit, and what would make it smaller; nothing where it fits."""
+    """What to say before a run that will not fit, and which settings would help; empty where it fits."""
     if plan.peak <= machine.size:
         return []
-    short = f"at most about {gigabytes(plan.peak)} GB, while {largest_phase(plan)}"
-    there = f"there are {gigabytes(machine.size)} GB of {machine.kind}"
-    warning = f"warning    this run will not fit: {short}, where {there}."
+    warning = (
+        f"warning    this run will not fit: at most about {gigabytes(plan.peak)} GB, while {plan.largest_phase}, where"
+        f" there are {gigabytes(machine.size)} GB of {machine.kind}."
+    )
     changes = changes_that_save(plan.shape, plan.setup)
     if not changes:
         return [f"{warning}  Take a smaller model."]
@@ -297,16 +273,6 @@ def memory_warning(plan: MemoryPlan, machine: MachineMemory) -> list[str]:
     return [*lines, f"           With {', '.join(settings)}{together} it is {gigabytes(then.peak)} GB, and {fits}."]
 
 
-def largest_phase(plan: MemoryPlan) -> str:
-    """The phase that holds most."""
-    return max(plan.phases, key=lambda phase: plan.phases[phase])
-
-
-def of_phase(plan: MemoryPlan, phase: str) -> Mapping[str, int]:
-    """The parts that this phase alone holds."""
-    return {"loading": plan.loading, "sampling": plan.sampling, "updating": plan.updating}[phase]
-
-
 def gigabytes(size: float) -> str:
-    """Bytes in units of 10⁹, to three digits or so."""
+    """Bytes in units of 10⁹, to about three digits."""
     return f"{size / GB:.0f}" if size >= 100 * GB else f"{size / GB:.1f}" if size >= 10 * GB else f"{size / GB:.2f}"

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.models.loading.description import adapter_lines, model_lines
 from posttrain.models.loading.saving import save_trained
-from posttrain.models.memory.memory_plan import memory_plan
+from posttrain.models.memory.memory_plan import MemoryPlan
 from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions
@@ -30,7 +30,7 @@ def plan_lines(session: FitSession[Item]) -> list[str]:
     objective = session.objective
     policy, options = objective.policy, objective.options
     on_cuda, shape = policy.device.type == "cuda", object_shape(policy.model)
-    memory = memory_plan(shape, held_by(policy, objective.memory(shape, on_cuda=on_cuda)))
+    memory = MemoryPlan(shape, held_by(policy, objective.memory(shape, on_cuda=on_cuda)))
     machine = machine_memory(on_cuda=on_cuda)
     first, *more = session.source.described()
     return [

@@ -15,13 +15,14 @@ from posttrain.config.recipes import recorded_time
 from posttrain.generation.parity import mixture_note
 from posttrain.models.loading.description import adapter_lines, model_lines, unused_options
 from posttrain.models.loading.saving import save_trained
-from posttrain.models.memory.memory_plan import memory_plan
+from posttrain.models.memory.memory_plan import MemoryPlan
+from posttrain.models.memory.model_shape import object_shape
 from posttrain.options.adapter import run_model
 from posttrain.rewards.model import reward_models_in
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
 from posttrain.runs.folder import shown
-from posttrain.runs.planned_memory import machine_memory, memory_line, memory_warning, policy_plan
+from posttrain.runs.planned_memory import held_by, machine_memory, memory_line, memory_warning, rl_setup
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import HELD_OUT, REWARD, SCORE, build_summary
 from posttrain.tasks.base import Probe, Reading
@@ -82,12 +83,11 @@ def rl_plan_lines(
 
 
 def planned_memory(session: Session) -> tuple[str, list[str]]:
-    plan = policy_plan(
-        session.policy, session.config, session.algorithm, prompt_tokens=max(1, session.longest_prompt_tokens)
-    )
-    setup = replace(plan.setup, reward_models=reward_model_bytes(session))
-    plan = memory_plan(plan.shape, replace(setup, samples=setup.samples and not has_own_engine(session)))
-    machine = machine_memory(on_cuda=plan.setup.on_cuda)
+    policy, prompt_tokens = session.policy, max(1, session.longest_prompt_tokens)
+    shape, on_cuda = object_shape(policy.model), policy.device.type == "cuda"
+    setup = rl_setup(session.config, shape, session.algorithm, prompt_tokens=prompt_tokens, on_cuda=on_cuda)
+    setup = replace(setup, reward_models=reward_model_bytes(session), samples=not has_own_engine(session))
+    plan, machine = MemoryPlan(shape, held_by(policy, setup)), machine_memory(on_cuda=on_cuda)
     return memory_line(plan, machine), memory_warning(plan, machine)
 
 

@@ -1,4 +1,4 @@
-"""Plans of memory side by side, for a terminal and as JSON."""
+"""Memory plans as a table for a terminal and as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from rich.table import Table
 from posttrain.models.adapters.adaptable import share_of_linear_layers
 from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save
 from posttrain.options.training import RATE_OF_ADAPTERS
-from posttrain.runs.planned_memory import WORDS, MachineMemory, gigabytes, memory_warning, of_phase
+from posttrain.runs.planned_memory import WORDS, MachineMemory, gigabytes, memory_warning
 
 
 def count(number: int) -> str:
@@ -20,42 +20,37 @@ def count(number: int) -> str:
 
 @dataclass(frozen=True)
 class MemoryTable:
-    """A column for each plan, the recipe's own first."""
+    """A column for each plan, the recipe's first."""
 
     plans: Mapping[str, MemoryPlan]
     machine: MachineMemory
 
     @property
-    def own(self) -> MemoryPlan:
-        """The recipe's."""
+    def recipe(self) -> MemoryPlan:
         return next(iter(self.plans.values()))
 
     def rows(self) -> Iterator[tuple[str, list[str]]]:
-        """Names and cells; sizes in GB.  A part that no column has is left out."""
+        """Names and cells, sizes in GB; a part that no column has is omitted."""
         plans = list(self.plans.values())
         yield "parameters", [count(plan.shape.parameters) for plan in plans]
         yield "trained", [count(plan.trained) for plan in plans]
-        yield from self.parts([plan.always for plan in plans])
+        yield from self.parts([plan.parts["always"] for plan in plans])
         yield "process, allocator", [gigabytes(plan.runtime) for plan in plans]
         for phase in plans[0].phases:
             yield f"while {phase}", [gigabytes(plan.phases[phase] + plan.runtime) for plan in plans]
             if phase != "loading":
-                yield from self.parts([of_phase(plan, phase) for plan in plans])
-        yield f"fits {gigabytes(self.machine.size)} GB", [self.fits(plan) for plan in plans]
+                yield from self.parts([plan.parts[phase] for plan in plans])
+        fits = ["yes" if plan.peak <= self.machine.size else "no" for plan in plans]
+        yield f"fits {gigabytes(self.machine.size)} GB", fits
 
     def parts(self, held: Sequence[Mapping[str, int]]) -> Iterator[tuple[str, list[str]]]:
-        """Parts that some column has, below the sum that they belong to."""
         for name, words in WORDS.items():
             if any(parts.get(name) for parts in held):
                 yield f"  {words}", [gigabytes(parts[name]) if parts.get(name) else "" for parts in held]
 
-    def fits(self, plan: MemoryPlan) -> str:
-        """Whether this machine has as much."""
-        return "yes" if plan.peak <= self.machine.size else "no"
-
     def print(self, *, learning_rate: float, default_rate: float) -> None:
-        """The table, and below it what would make the recipe smaller."""
-        setup = self.own.setup
+        """Print the table, and below it the settings that would reduce memory."""
+        setup = self.recipe.setup
         table = Table(box=SIMPLE, header_style="bold", padding=(0, 0, 0, 1), pad_edge=False)
         table.add_column("GB", no_wrap=True)
         for name in self.plans:
@@ -73,14 +68,14 @@ class MemoryTable:
             f"learning rate {learning_rate:g}; where none is given {default_rate:g}, of an adapter"
             f" {default_rate * RATE_OF_ADAPTERS:g}"
         )
-        shape = self.own.shape
+        shape = self.recipe.shape
         if shape.expert_parameters and not setup.adapts_experts:
             share = share_of_linear_layers(shape.linear_parameters, shape.expert_parameters)
             print(
                 f"all-linear and nf4 reach {share:.0%} of the matrix weights; the experts of this mixture are the rest"
             )
-        warning = memory_warning(self.own, self.machine)
-        for line in warning or [f"It fits: {gigabytes(self.own.peak)} of {gigabytes(self.machine.size)} GB."]:
+        warning = memory_warning(self.recipe, self.machine)
+        for line in warning or [f"It fits: {gigabytes(self.recipe.peak)} of {gigabytes(self.machine.size)} GB."]:
             print(line)
 
     def as_json(self) -> dict[str, object]:
@@ -89,10 +84,7 @@ class MemoryTable:
             name: {
                 "parameters": plan.shape.parameters,
                 "trained_parameters": plan.trained,
-                "loading": dict(plan.loading),
-                "always": dict(plan.always),
-                "sampling": dict(plan.sampling),
-                "updating": dict(plan.updating),
+                **plan.parts,
                 "runtime": plan.runtime,
                 "peak": plan.peak,
                 "fits": plan.peak <= self.machine.size,
@@ -101,6 +93,6 @@ class MemoryTable:
         }
         changes = [
             {"setting": change.setting, "saves": change.saves, "same_results": change.same_results}
-            for change in changes_that_save(self.own.shape, self.own.setup)
+            for change in changes_that_save(self.recipe.shape, self.recipe.setup)
         ]
         return {"machine_bytes": self.machine.size, "machine": self.machine.kind, "plans": plans, "changes": changes}

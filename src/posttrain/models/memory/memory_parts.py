@@ -1,13 +1,12 @@
-"""Bytes of everything that a run holds, each an equation in the model's shape and the run's setup.
+"""Bytes of everything that a run holds: `PARTS` has an equation in the model's shape and the run's setup for each.
 
 N: parameters; L: layers; d: hidden; q, k, f: channels of queries, of keys and of the MLP; V: vocabulary; r: rank.
-b, c: bytes of a weight and of a number in matrix products.
-
-`MemorySetup` is what decides them apart from the model's shape.
+P, T: tokens of a prompt and of a completion.  b, c: bytes of a weight and of a number in matrix products.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from posttrain.models.logprobs import CUDA_ELEMENTS, TILE_ELEMENTS
 from posttrain.models.memory.model_shape import ModelShape
@@ -18,46 +17,46 @@ FLOAT32, BFLOAT16 = 4, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySetup:
-    """How a model is held and trained, and how many tokens of it are in memory at one time."""
+    """How a model is held and trained, and how many tokens are in memory at one time."""
 
     weight_bytes: int = FLOAT32
-    """Of a weight that is trained, and of its gradient and moments."""
+    """Of a trained weight, its gradient and each of its moments."""
     frozen_bytes: int = FLOAT32
-    """Of a weight under an adapter, where it is not in 4 bits."""
+    """Of a weight under an adapter that is not in 4 bits."""
     compute_bytes: int = FLOAT32
     """Of a number in matrix products and in the cache of keys and values."""
     adapter_rank: int | None = None
     """None trains all weights."""
     adapts_experts: bool = False
-    """Whether the adapter is on the experts of a mixture too."""
+    """Whether the adapter covers the experts of a mixture too."""
     quantized: bool = False
     """Whether linear layers are in 4 bits (nf4)."""
     trained: int | None = None
-    """How many weights are trained, where it is not all of them, or an adapter on all linear layers."""
+    """Number of trained weights; None means all, or an adapter on all linear layers."""
     reference: bool = False
     """Whether there is a reference; with an adapter it is the same weights with the adapter off."""
     critic: bool = False
-    """Whether there is a critic with a trunk of its own, a model of the policy's size."""
+    """Whether the critic has its own trunk, a model of the policy's size."""
     value_head: Literal["none", "linear", "mlp"] = "none"
-    """What expects the rewards, on that trunk or on the policy's."""
+    """The critic's head, on its trunk or on the policy's."""
     reward_models: int = 0
-    """Bytes of the weights of the reward models that live where the policy does."""
+    """Bytes of the reward models on the policy's device."""
     teacher: int = 0
-    """Bytes of the weights of another model that teaches this one."""
+    """Bytes of other models: a teacher, or a reference from another folder."""
     recomputes: bool = False
-    """Gradient checkpointing: a layer's activations are computed again in the backward pass."""
+    """Gradient checkpointing: the backward pass computes each layer's activations again."""
     shared_prompt: bool = True
-    """Whether each prompt of a micro-batch is computed once, else once for each completion."""
+    """Whether each prompt of a micro-batch is computed once; otherwise once for each completion."""
     on_cuda: bool = False
     samples: bool = True
-    """Whether the run samples here; a supervised one does not, nor one whose engine is elsewhere."""
+    """False for supervised runs, and where another process samples."""
     micro_batch_option: str = "update.tokens_per_microbatch"
-    """What a recipe calls `tokens_per_microbatch`."""
+    """The recipe's name for `tokens_per_microbatch`."""
     refused: tuple[str, ...] = ()
-    """Options of other settings that save memory, which this recipe would refuse: they are not advised."""
+    """Memory-saving options that this recipe would refuse, so the plan does not suggest them."""
     prompt_tokens: int = 256
     completion_tokens: int = 400
-    """Where a completion is cut off: the plan takes all to be as long as that."""
+    """Longest completion; the plan assumes this length for all."""
     prompts_per_step: int = 32
     group_size: int = 8
     max_rows: int = 256
@@ -65,70 +64,58 @@ class MemorySetup:
 
     @property
     def num_rows(self) -> int:
-        """Completions that are decoded side by side."""
+        """Completions that are decoded together."""
         return min(self.max_rows, self.prompts_per_step * self.group_size)
 
     @property
     def row_tokens(self) -> int:
-        """Tokens of a prompt and its completion."""
         return self.prompt_tokens + self.completion_tokens
 
-    def full_training(self) -> "MemorySetup":
-        """The same run with all weights trained."""
-        return replace(self, adapter_rank=None, adapts_experts=False, quantized=False, trained=None)
-
     def with_adapter(self, rank: int, *, quantized: bool = False) -> "MemorySetup":
-        """The same run with an adapter over weights that are held in the type of matrix products, or in 4 bits."""
+        """The same run with an adapter over weights in the type of matrix products, or in 4 bits."""
         trained = self.trained if rank == self.adapter_rank else None
         return replace(self, adapter_rank=rank, quantized=quantized, frozen_bytes=self.compute_bytes, trained=trained)
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatchSize:
+class MicroBatchSize(NamedTuple):
     """The largest micro-batch of an update."""
 
     prompts: int
     completions: int
-
-    def tokens(self, setup: MemorySetup) -> int:
-        """Tokens that go through the model: those of a shared prompt once, else once for each completion."""
-        prompts = self.prompts if setup.shared_prompt else self.completions
-        return prompts * setup.prompt_tokens + self.completions * setup.completion_tokens
+    tokens: int
+    """Tokens that go through the model: a shared prompt counts once, otherwise once for each completion."""
 
 
 def largest_micro_batch(setup: MemorySetup) -> MicroBatchSize:
-    """What `tokens_per_microbatch` allows, or all of a step where that is less.
+    """What `tokens_per_microbatch` allows, or the whole step if that is smaller.
 
     Groups that lost completions without an advantage fill it up, so it may hold parts of one group more than fit whole.
     """
+    budget, size = setup.tokens_per_microbatch, setup.group_size
+    prompt, completion = setup.prompt_tokens, setup.completion_tokens
     if not setup.shared_prompt:
-        rows = max(1, min(setup.tokens_per_microbatch // setup.row_tokens, setup.prompts_per_step * setup.group_size))
-        return MicroBatchSize(-(-rows // setup.group_size), rows)
-    group_tokens = setup.prompt_tokens + setup.group_size * setup.completion_tokens
-    prompts = min(-(-setup.tokens_per_microbatch // group_tokens), setup.prompts_per_step)
-    fitting = (setup.tokens_per_microbatch - prompts * setup.prompt_tokens) // setup.completion_tokens
-    return MicroBatchSize(prompts, max(1, min(fitting, prompts * setup.group_size)))
+        rows = max(1, min(budget // setup.row_tokens, setup.prompts_per_step * size))
+        return MicroBatchSize(-(-rows // size), rows, rows * setup.row_tokens)
+    prompts = min(-(-budget // (prompt + size * completion)), setup.prompts_per_step)
+    rows = max(1, min((budget - prompts * prompt) // completion, prompts * size))
+    return MicroBatchSize(prompts, rows, prompts * prompt + rows * completion)
 
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Of a weight in 4 bits: beside them each block of 64 has a scale of a byte, and each 256 of those one of 4 bytes.
+"""Of a weight in 4 bits: each block of 64 has a scale of 1 byte, and each 256 scales share one of 4 bytes.
 Dettmers et al. 2023 (QLoRA), arXiv:2305.14314, §3: 4.127 bits."""
 CACHE_BLOCK, CUDA_CACHE_BLOCK = 64, 256
-"""Tokens by which a row's room in the cache grows."""
+"""Tokens by which a row's part of the cache grows."""
 MALLOC_KEEPS = 32 * 2**20
-"""Bytes of the largest tensor that glibc's malloc keeps when it is freed: its limit for the threshold above which it
-maps memory (DEFAULT_MMAP_THRESHOLD_MAX, on 64 bits)."""
+"""Bytes of the largest freed tensor that glibc's malloc keeps (DEFAULT_MMAP_THRESHOLD_MAX, on 64 bits)."""
 CUDA_LOGITS_COPIES = 3
-"""Of the logits of all rows while one token of each is sampled: those of the model, and what is made of them."""
+"""Copies of all rows' logits while one token of each is sampled."""
 SAMPLED_AT_ONCE = 2**20
-"""Logits of which a CPU makes probabilities at one time: `generation.sampling.ENTRIES_AT_ONCE`."""
+"""Logits that a CPU turns into probabilities at a time: `generation.sampling.ENTRIES_AT_ONCE`."""
 
 
 def trained_parameters(shape: ModelShape, setup: MemorySetup) -> int:
-    """How many weights an update changes, unless the setup knows.
-
-    N;   of an adapter on all linear layers   r · Σ (inputs + outputs);   on experts too, the same of each expert
-    """
+    """N;   of an adapter on all linear layers   r · Σ (inputs + outputs);   on experts too, the same of each expert."""
     if setup.trained is not None:
         return setup.trained
     if setup.adapter_rank is None:
@@ -139,16 +126,16 @@ def trained_parameters(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def trained_bytes(setup: MemorySetup) -> int:
-    """Bytes of one trained weight; an adapter's are float32 whatever is below it."""
+    """Bytes of one trained weight; an adapter's are always float32."""
     return setup.weight_bytes if setup.adapter_rank is None else FLOAT32
 
 
 def weights(shape: ModelShape, setup: MemorySetup) -> int:
-    """Weights in memory, those of linear layers (M) under an adapter in the type of matrix products or in 4 bits.
-
-    An output matrix of its own and experts are frozen too, and never in 4 bits.
+    """Under an adapter, linear layers (M) are in the type of matrix products or in 4 bits.
 
     b · N;   with an adapter   c · M + b · (N - M) + 4 · r Σ (inputs + outputs);   in 4 bits 4.127 / 8 for c
+
+    An untied output matrix and experts are frozen too, and never in 4 bits.
     """
     if setup.adapter_rank is None:
         return setup.weight_bytes * shape.parameters
@@ -160,12 +147,12 @@ def weights(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def bytes_while_loading(shape: ModelShape, setup: MemorySetup) -> int:
-    """Weights as they are read: all before any is put into 4 bits, one by one.  M: `frozen_matrices`.
+    """Weights as they are read, before any is put into 4 bits.  M: `frozen_matrices`.
 
         b · N;   of a frozen base that ends in a smaller type   b · (N - M) + s · M     s: bytes of a weight on the disk
         on a GPU, where layers come one by one                  weights
 
-    and in 4 bits b · the largest layer beside them.  A base that is not in bfloat16 on the disk is read in b.
+    In 4 bits add b · the largest layer.  A base that is not in bfloat16 on the disk is read in b.
     """
     if setup.adapter_rank is None:
         return setup.weight_bytes * shape.parameters
@@ -180,7 +167,6 @@ def bytes_while_loading(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def gradients(shape: ModelShape, setup: MemorySetup) -> int:
-    """b · trained parameters."""
     return trained_bytes(setup) * trained_parameters(shape, setup)
 
 
@@ -190,11 +176,9 @@ def optimizer(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def reference(shape: ModelShape, setup: MemorySetup) -> int:
-    """A frozen copy of the weights; nothing under an adapter, whose reference is the same with it off.
+    """A frozen copy of the weights; nothing under an adapter, whose reference is the same weights with it off.
 
-        b · (N - M) + c · M     M: linear layers, and V·d where the embedding is another matrix
-
-    In the model's own forward pass b · N.
+    b · (N - M) + c · M     M: `frozen_matrices`;   in the model's own forward pass b · N
     """
     if not setup.reference or setup.adapter_rank is not None:
         return 0
@@ -210,9 +194,9 @@ def value_head_parameters(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def critic_bytes(shape: ModelShape, setup: MemorySetup) -> int:
-    """Weights, gradient and two moments of a value head, in float32, and of a trunk of its own without output matrix.
+    """Weights, gradient and two moments of a value head in float32, and of the critic's trunk without output matrix.
 
-        16 · head;   with a trunk   + 4 b · (N - V·d)     where the output matrix is one of its own; else 4 b · N
+        16 · head;   with a trunk   + 4 b · (N - V·d)     if the output matrix is untied; else 4 b · N
 
     A copy of an adapted policy shares what is frozen: 16 · trained for 4 b · N.
     """
@@ -226,46 +210,43 @@ def critic_bytes(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def value_activations(shape: ModelShape, setup: MemorySetup) -> int:
-    """Of the largest micro-batch: the head's hidden layer before and after its ReLU, and its gradient, in float32."""
+    """The head's hidden layer before and after its ReLU, and its gradient, in float32: 3 · 4 · T · 4 d."""
     tokens = largest_micro_batch(setup).completions * setup.completion_tokens
     return 3 * FLOAT32 * tokens * 4 * shape.hidden if setup.value_head == "mlp" else 0
 
 
 def key_value_cache(shape: ModelShape, setup: MemorySetup) -> int:
     """Keys and values of all rows at their longest: 2 L k c · rows · (P + T), in whole blocks of tokens."""
-    return _cached(shape, setup, setup.row_tokens)
+    return _token_cache(shape, setup) * setup.num_rows * _in_blocks(setup, setup.row_tokens)
 
 
 def cache_growth(shape: ModelShape, setup: MemorySetup) -> int:
-    """What is there beside the full cache while it grows, or while rows begin, as far as the cache is small then.
+    """What is held in addition to the full cache while it grows, or while rows begin, whichever is more.
 
-        grows    2 k c · rows · (P + T - block)     a layer of one block of tokens ago, for layers grow one by one
-        begins   2 L k c · (rows + prompts) · P     what is cached of prompts, and a copy for each row that begins
+        grows    2 k c · rows · (P + T - block)     the old cache of one layer: layers grow one by one
+        begins   2 L k c · (rows + prompts) · P     the cached prompts, and a copy for each row that begins
 
-    On a GPU the cache is as large then as it has been before.
+    On a CPU the cache is still small when rows begin, which is subtracted.
     """
-    full = _room(setup, setup.row_tokens)
-    begun = full if setup.on_cuda else _room(setup, setup.prompt_tokens + 1)
-    token = 2 * shape.layers * shape.kv_width * setup.compute_bytes
-    grows = full > _room(setup, setup.prompt_tokens + 1)
-    outgrown = _cached(shape, setup, setup.row_tokens - _block(setup)) // shape.layers if grows else 0
-    prompts = -(-setup.num_rows // setup.group_size)
-    begins = token * ((setup.num_rows + prompts) * setup.prompt_tokens - setup.num_rows * (full - begun))
-    return max(outgrown, begins)
+    token, rows = _token_cache(shape, setup), setup.num_rows
+    full, begun = _in_blocks(setup, setup.row_tokens), _in_blocks(setup, setup.prompt_tokens + 1)
+    outgrown = token * rows * (full - _block(setup)) // shape.layers if full > begun else 0
+    prompts = -(-rows // setup.group_size)
+    missing = 0 if setup.on_cuda else rows * (full - begun)
+    return max(outgrown, token * ((rows + prompts) * setup.prompt_tokens - missing))
 
 
 def returned_cache(shape: ModelShape, setup: MemorySetup) -> int:
-    """The cache where a layer of it is so large that malloc gives it back to the system when it is freed."""
+    """The cache, if its layers are so large that malloc returns them to the system when they are freed."""
     cache = key_value_cache(shape, setup)
     return cache if cache > shape.layers * MALLOC_KEEPS else 0
 
 
-def _cached(shape: ModelShape, setup: MemorySetup, tokens: int) -> int:
-    return 2 * shape.layers * shape.kv_width * setup.compute_bytes * setup.num_rows * _room(setup, tokens)
+def _token_cache(shape: ModelShape, setup: MemorySetup) -> int:
+    return 2 * shape.layers * shape.kv_width * setup.compute_bytes
 
 
-def _room(setup: MemorySetup, tokens: int) -> int:
-    """So many tokens in whole blocks."""
+def _in_blocks(setup: MemorySetup, tokens: int) -> int:
     return -(-tokens // _block(setup)) * _block(setup)
 
 
@@ -274,10 +255,7 @@ def _block(setup: MemorySetup) -> int:
 
 
 def sampled_logits(shape: ModelShape, setup: MemorySetup) -> int:
-    """Logits of the next token of all rows, and what is made of them, on a CPU a few rows at a time.
-
-    4 · (rows · V + 2 · min(rows · V, 2^20));   on CUDA 3 · 4 · rows · V
-    """
+    """Logits of the next token of all rows: 4 · (rows · V + 2 · min(rows · V, 2^20));   on CUDA 3 · 4 · rows · V."""
     logits = setup.num_rows * shape.vocab
     if setup.on_cuda:
         return CUDA_LOGITS_COPIES * FLOAT32 * logits
@@ -285,23 +263,18 @@ def sampled_logits(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def trained_logits(shape: ModelShape, setup: MemorySetup) -> int:
-    """One tile of logits in the update, never rows × V of them, and hidden states of the tokens with their gradient.
-
-    4 · min(tile, T·V) + 3 · 4 · T · d
-    """
+    """One tile of logits, and the tokens' hidden states with their gradient: 4 · min(tile, T·V) + 3 · 4 · T · d."""
     tokens = largest_micro_batch(setup).completions * setup.completion_tokens
     tile = CUDA_ELEMENTS if setup.on_cuda else TILE_ELEMENTS
     return FLOAT32 * min(tile, tokens * shape.vocab) + 3 * FLOAT32 * tokens * shape.hidden
 
 
 def sampler_copies(shape: ModelShape, setup: MemorySetup) -> int:
-    """Matrices made ready for decoding: in the order that products read them fastest, or in their type.
+    """Matrices prepared for decoding, in their fastest order or in the type of products.
 
-    Of experts with an adapter those of one layer at a time, W + s·B·A in float32.
+        c · (linear layers + V·d);   V·d alone for frozen layers on a GPU, in 4 bits or in bfloat16
 
-        c · (linear layers + V·d);   the output matrix alone where the others are read where they are
-
-    Frozen ones are, on a GPU or in 4 bits or in bfloat16; all are where the model's own forward pass samples.
+    The model's own forward pass has none, but the W + s·B·A of one layer's adapted experts in float32.
     """
     if not setup.shared_prompt:
         return FLOAT32 * shape.expert_parameters // shape.layers if setup.adapts_experts else 0
@@ -310,12 +283,12 @@ def sampler_copies(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def update_copies(shape: ModelShape, setup: MemorySetup) -> int:
-    """Matrices that an update keeps for its backward pass beside the weights.
+    """Copies of matrices that an update keeps for its backward pass.
 
-        c · joined projections of the shared-prompt pass;   c · (linear layers + V·d) where c ≠ b
+        c · joined projections of the shared-prompt pass;   c · (linear layers + V·d) if c ≠ b
 
-    Of frozen matrices one at a time is made ready: c · the largest, and c · V·d where c ≠ b.  Experts with an adapter
-    are kept as W + s·B·A in float32, those of one layer where layers are computed again.
+    Frozen matrices are converted one at a time: c · the largest, and c · V·d if c ≠ b.  Adapted experts are kept as
+    W + s·B·A in float32; with gradient checkpointing only those of one layer.
     """
     c, casts = setup.compute_bytes, setup.weight_bytes != setup.compute_bytes
     head = shape.head_parameters if casts else 0
@@ -330,7 +303,7 @@ def update_copies(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def token_activations(shape: ModelShape, setup: MemorySetup) -> int:
-    """What one layer keeps of one token for its backward pass.
+    """Bytes that one layer keeps of one token for its backward pass.
 
     shared prompt:  d (8 + 2c) + c (q + 2k) + 2 c q + 3 c f (+ 4 (q + k) for norms of heads;  2 c f without a gate)
     model's own:    d (20 + 4c) + c (3 q + 2 k) + 4 c f
@@ -345,9 +318,9 @@ def token_activations(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def attention_activations(shape: ModelShape, setup: MemorySetup) -> int:
-    """What one layer's attention keeps of a completion beside that: the keys and values that its tokens see, its mask.
+    """Bytes that one layer's attention keeps of a completion: the keys and values that its tokens see, and its mask.
 
-    2 c k (P + T) + c T (P + T)     on CUDA with q for k: there heads that share keys get copies of their own
+    2 c k (P + T) + c T (P + T)     on CUDA with q for k: each query head gets a copy of its keys
     """
     if not setup.shared_prompt or setup.group_size == 1:
         return 0
@@ -357,11 +330,9 @@ def attention_activations(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def attention_in_course(shape: ModelShape, setup: MemorySetup) -> int:
-    """What the last layer's attention holds of one token, beside what layers keep, and before its MLP keeps anything.
+    """What the last layer's attention holds of one token before its MLP keeps anything, if that is more.
 
-        c (4 q + 5 k) - 3 c f - d (4 + 2 c)     projections, turned heads, both as one array, and what it gives
-
-    Nothing where that is less than what the MLP will keep; of heads that are many for the hidden size it is not.
+    c (4 q + 5 k) - 3 c f - d (4 + 2 c)     projections, rotated heads, both as one array, and the result
     """
     c = setup.compute_bytes
     if not setup.shared_prompt:
@@ -371,18 +342,50 @@ def attention_in_course(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def activations(shape: ModelShape, setup: MemorySetup) -> int:
-    """Of the largest micro-batch: what each layer keeps of each token, all L layers at once.
+    """What all layers keep of the largest micro-batch, and what the value head keeps.
 
         L · (tokens · token_activations + completions · attention_activations) + tokens · attention_in_course
 
-    With gradient checkpointing each layer keeps its input alone, 4 d a token, and one layer at a time the rest.
+    With gradient checkpointing each layer keeps only its input, 4 d a token, and one layer at a time the rest.
     """
     micro = largest_micro_batch(setup)
-    tokens = micro.tokens(setup)
+    tokens = micro.tokens
     layer = tokens * token_activations(shape, setup) + micro.completions * attention_activations(shape, setup)
     if setup.adapter_rank is not None:  # A·x is kept for each linear layer, and x itself by them all
         layer += tokens * FLOAT32 * setup.adapter_rank * len(shape.linear_layers) // shape.layers
-    passing = tokens * attention_in_course(shape, setup)
+    passing = tokens * attention_in_course(shape, setup) + value_activations(shape, setup)
     if setup.recomputes:
         return passing + layer + shape.layers * tokens * FLOAT32 * shape.hidden
     return passing + layer * shape.layers
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPart:
+    """One row of a plan."""
+
+    name: str
+    words: str
+    phase: Literal["loading", "always", "sampling", "updating"]
+    """When it is held; parts of sampling and of updating are never held at the same time."""
+    bytes: Callable[[ModelShape, MemorySetup], int]
+    captured: bool = False
+    """Whether captured steps on a GPU keep it at one address, and so always."""
+
+
+PARTS = (
+    PlanPart("as_loaded", "weights as loaded", "loading", bytes_while_loading),
+    PlanPart("weights", "weights", "always", weights),
+    PlanPart("optimizer", "optimiser", "always", optimizer),
+    PlanPart("reference", "reference", "always", reference),
+    PlanPart("critic", "critic", "always", critic_bytes),
+    PlanPart("reward_models", "reward models", "always", lambda shape, setup: setup.reward_models),
+    PlanPart("teacher", "teacher", "always", lambda shape, setup: setup.teacher),
+    PlanPart("key_value_cache", "K/V cache", "sampling", key_value_cache, captured=True),
+    PlanPart("cache_growth", "K/V cache growing", "sampling", cache_growth),
+    PlanPart("logits", "logits", "sampling", sampled_logits),
+    PlanPart("copies", "matrix copies", "sampling", sampler_copies, captured=True),
+    PlanPart("gradients", "gradients", "updating", gradients),
+    PlanPart("activations", "activations", "updating", activations),
+    PlanPart("logits", "logits", "updating", trained_logits),
+    PlanPart("copies", "matrix copies", "updating", update_copies),
+)

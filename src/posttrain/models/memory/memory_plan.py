@@ -1,67 +1,81 @@
-"""The memory of a run, part by part, before anything is loaded: always, while sampling, while updating."""
+"""The memory of a run, part by part, before anything is loaded, and the settings that would reduce it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from posttrain.models.adapters.adaptable import reaches_half
-from posttrain.models.memory import memory_parts as parts
-from posttrain.models.memory.memory_parts import BFLOAT16, FLOAT32, MemorySetup
+from posttrain.models.memory.memory_parts import (
+    BFLOAT16,
+    FLOAT32,
+    PARTS,
+    MemorySetup,
+    returned_cache,
+    trained_parameters,
+)
 from posttrain.models.memory.model_shape import ModelShape
 
 IMPORTED_BYTES = 405_000_000
 """Of a Python process that has imported torch and transformers: measured, x86-64 Linux, torch 2.13 for CPUs."""
 LIBRARY_BYTES = 35_000_000
-"""What their libraries add once a model runs: compiled kernels, threads.  Measured there too."""
+"""Added once a model runs, by compiled kernels and threads.  Measured there too."""
 CUDA_CONTEXT_BYTES = 600_000_000
 """Of a CUDA context with torch's kernels and its libraries' workspaces: 400 to 900 MB, by device and version."""
 CUDA_ALLOCATOR_SHARE = 0.05
-"""What torch's allocator on a GPU holds beyond what is in use, as a share of it: an allowance, not measured."""
+"""Share of the memory in use that torch's GPU allocator holds on top: an allowance, not measured."""
 ADAPTER_RANK = 16
-"""Of the adapter that a plan is compared with."""
+"""Rank of the adapters that a plan compares or suggests."""
 FREED_ACTIVATIONS_SHARE = 0.9
-"""What malloc keeps of the activations that a micro-batch has freed, in a run that does not sample, as a share of them:
-measured on supervised runs of eight shapes, 0.6 (one micro-batch an update) to 1.1."""
+"""Share of a micro-batch's freed activations that malloc keeps in a run that does not sample: measured on supervised
+runs of eight shapes, 0.6 (one micro-batch an update) to 1.1."""
 WORTH_TELLING = 0.02
-"""Share of the peak that a change of settings must save to be told."""
+"""Share of the peak that a change of settings must save to be suggested."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes by part, at their largest; parts of sampling and of updating are not held at the same time."""
+    """Bytes by part, each at its largest."""
 
     shape: ModelShape
     setup: MemorySetup
-    loading: Mapping[str, int]
-    """Of weights that end in a smaller type or in 4 bits it may be more than the run ever holds again."""
-    always: Mapping[str, int]
-    sampling: Mapping[str, int]
-    updating: Mapping[str, int]
+
+    @cached_property
+    def parts(self) -> dict[str, dict[str, int]]:
+        """Names and bytes, by the phase in which a part is held."""
+        made: dict[str, dict[str, int]] = {"loading": {}, "always": {}, "sampling": {}, "updating": {}}
+        for part in PARTS:
+            stays = part.captured and self.setup.on_cuda and self.setup.shared_prompt
+            unused = part.phase == "sampling" and not self.setup.samples
+            size = 0 if unused else part.bytes(self.shape, self.setup)
+            made["always" if stays else part.phase][part.name] = size
+        return made
 
     @property
     def phases(self) -> dict[str, int]:
-        """Bytes in use while loading and in each phase that a step has, the runtime's apart."""
-        always = sum(self.always.values())
-        sampling = {"sampling": always + sum(self.sampling.values())} if self.setup.samples else {}
-        return {
-            "loading": sum(self.loading.values()),
-            **sampling,
-            "updating": always + sum(self.updating.values()),
-        }
+        """Bytes in use while loading and in each phase of a step, without the runtime's."""
+        sums = {phase: sum(parts.values()) for phase, parts in self.parts.items()}
+        always = sums.pop("always")
+        if not self.setup.samples:
+            del sums["sampling"]
+        return {phase: size + always * (phase != "loading") for phase, size in sums.items()}
+
+    @property
+    def largest_phase(self) -> str:
+        return max(self.phases, key=lambda phase: self.phases[phase])
 
     @property
     def runtime(self) -> int:
-        """What is held beside tensors in use: by the process or the CUDA context, and by the allocator.
+        """What the process or the CUDA context holds, and the allocator on top of tensors in use.
 
-        On a CPU what one phase has freed counts while the other runs: malloc gives back large tensors alone, and keeps
-        the rest in pieces that the other phase's tensors do not fit into.  So it is with one micro-batch and the next.
+        On a CPU, what one phase has freed counts while the other runs: malloc returns only large tensors, and keeps
+        the rest in pieces too small for the other phase's tensors.  The same holds between micro-batches.
         """
+        updating = self.parts["updating"]
         if self.setup.on_cuda:
             return CUDA_CONTEXT_BYTES + round(CUDA_ALLOCATOR_SHARE * max(self.phases.values()))
         if not self.setup.samples:
-            return IMPORTED_BYTES + LIBRARY_BYTES + round(FREED_ACTIVATIONS_SHARE * self.updating["activations"])
-        kept = sum(self.sampling.values()) - parts.returned_cache(self.shape, self.setup)
-        freed = min(kept, sum(self.updating.values()))
-        return IMPORTED_BYTES + LIBRARY_BYTES + freed
+            return IMPORTED_BYTES + LIBRARY_BYTES + round(FREED_ACTIVATIONS_SHARE * updating["activations"])
+        kept = sum(self.parts["sampling"].values()) - returned_cache(self.shape, self.setup)
+        return IMPORTED_BYTES + LIBRARY_BYTES + min(kept, sum(updating.values()))
 
     @property
     def peak(self) -> int:
@@ -69,86 +83,53 @@ class MemoryPlan:
 
     @property
     def trained(self) -> int:
-        return parts.trained_parameters(self.shape, self.setup)
-
-
-def memory_plan(shape: ModelShape, setup: MemorySetup) -> MemoryPlan:
-    """The memory of a run of this setup."""
-    always = {
-        "weights": parts.weights(shape, setup),
-        "optimizer": parts.optimizer(shape, setup),
-        "reference": parts.reference(shape, setup),
-        "critic": parts.critic_bytes(shape, setup),
-        "reward_models": setup.reward_models,
-        "teacher": setup.teacher,
-    }
-    sampling = {
-        "key_value_cache": parts.key_value_cache(shape, setup),
-        "cache_growth": parts.cache_growth(shape, setup),
-        "logits": parts.sampled_logits(shape, setup),
-        "copies": parts.sampler_copies(shape, setup),
-    }
-    if not setup.samples:
-        sampling = dict.fromkeys(sampling, 0)
-    if setup.on_cuda and setup.shared_prompt:  # captured steps keep their addresses, so these stay where they are
-        always |= {name: sampling.pop(name) for name in ("key_value_cache", "copies")}
-    updating = {
-        "gradients": parts.gradients(shape, setup),
-        "activations": parts.activations(shape, setup) + parts.value_activations(shape, setup),
-        "logits": parts.trained_logits(shape, setup),
-        "copies": parts.update_copies(shape, setup),
-    }
-    loading = {"as_loaded": parts.bytes_while_loading(shape, setup)}
-    return MemoryPlan(shape=shape, setup=setup, loading=loading, always=always, sampling=sampling, updating=updating)
+        return trained_parameters(self.shape, self.setup)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of one setting that makes a run smaller."""
+    """A change of one setting that reduces memory."""
 
     setting: str
     setup: MemorySetup
-    """What it makes of the run."""
+    """The run's setup after it."""
     saves: int
     """Bytes that it takes off the peak."""
     same_results: bool
-    """Whether it changes nothing but memory and time."""
+    """Whether it changes only memory and time."""
+
+    @property
+    def option(self) -> str:
+        return self.setting.partition(" ")[0]
 
 
 def changes_that_save(shape: ModelShape, setup: MemorySetup) -> list[Change]:
-    """Each change that makes the run smaller and is not refused.
+    """Each change that reduces the peak and is not refused.
 
     Those that change no result come first, and of these the one that saves most.
     """
-    peak = memory_plan(shape, setup).peak
+    peak = MemoryPlan(shape, setup).peak
     tried = [(each, True) for each in smaller_parts(setup)] + [(each, False) for each in other_training(shape, setup)]
     found = [
-        Change(setting, changed, peak - memory_plan(shape, changed).peak, same) for (setting, changed), same in tried
+        Change(setting, changed, peak - MemoryPlan(shape, changed).peak, same) for (setting, changed), same in tried
     ]
-    worth = [
-        each for each in found if each.saves > WORTH_TELLING * peak and option_name(each.setting) not in setup.refused
-    ]
+    worth = [each for each in found if each.saves > WORTH_TELLING * peak and each.option not in setup.refused]
     return sorted(worth, key=lambda change: (not change.same_results, -change.saves))
 
 
 def changes_until_it_fits(shape: ModelShape, setup: MemorySetup, size: int) -> tuple[list[str], MemoryPlan]:
-    """Settings to change together until the run fits into so many bytes, or nothing more helps, and the plan then."""
-    settings: list[str] = []
-    plan = memory_plan(shape, setup)
+    """Settings to change together until the run fits into `size` bytes or nothing more helps, and the plan then."""
+    settings: dict[str, str] = {}
+    plan = MemoryPlan(shape, setup)
     while plan.peak > size and (changes := changes_that_save(shape, plan.setup)):
-        settings = [each for each in settings if option_name(each) != option_name(changes[0].setting)] + [
-            changes[0].setting
-        ]
-        plan = memory_plan(shape, changes[0].setup)
-    return settings, plan
-
-
-def option_name(setting: str) -> str:
-    return setting.partition(" ")[0]
+        settings.pop(changes[0].option, None)
+        settings[changes[0].option] = changes[0].setting
+        plan = MemoryPlan(shape, changes[0].setup)
+    return list(settings.values()), plan
 
 
 def smaller_parts(setup: MemorySetup) -> list[tuple[str, MemorySetup]]:
-    """What bounds memory and changes no result: what to set, and the setup that it makes."""
+    """Settings that bound memory and change no result, each with the setup that it makes."""
     tried: list[tuple[str, MemorySetup]] = []
     held = min(setup.tokens_per_microbatch, setup.prompts_per_step * setup.group_size * setup.row_tokens)
     tokens = max(setup.row_tokens, held // 4)
@@ -163,7 +144,7 @@ def smaller_parts(setup: MemorySetup) -> list[tuple[str, MemorySetup]]:
 
 
 def other_training(shape: ModelShape, setup: MemorySetup) -> list[tuple[str, MemorySetup]]:
-    """What trains less of the model, or less exactly: what to set, and the setup that it makes."""
+    """Settings that train less of the model, or less exactly, each with the setup that it makes."""
     tried: list[tuple[str, MemorySetup]] = []
     rank = setup.adapter_rank or ADAPTER_RANK
     if setup.weight_bytes == FLOAT32:
