@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from posttrain.errors import RunError, UserError
+from posttrain.generation.engine import SamplingTimeout
 from posttrain.generation.groups import sample_groups, sampled_fault, take_checked
-from posttrain.generation.in_process import InProcessEngine
+from posttrain.generation.in_process import InProcessEngine, InProcessSampling
 from posttrain.generation.request import Continuation, GroupRequest, Sampled
 from posttrain.generation.streams import StreamKey
 from posttrain.options.sampling import SamplingParams
@@ -177,3 +178,47 @@ def test_a_look_that_finds_nothing_done_is_no_timeout() -> None:
         sampling.put([Continuation(prefix=(3, 4), draw=0, sample=0, limit=4)])
         assert take_checked(sampling, engine, 0) == []
         assert len(take_checked(sampling, engine)) == 1
+
+
+class Silent(InProcessEngine):
+    """Returns no completion before the `done_after`-th take, and waits as long as each take allows."""
+
+    patience_seconds = 0.2
+
+    def __init__(self, done_after: int) -> None:
+        super().__init__(tiny_policy())
+        self.done_after = done_after
+
+    def open(self, request: Any) -> Any:
+        opened, takes = super().open(request), iter(range(1, 10**9))
+
+        def take(seconds: float) -> list[Sampled]:
+            if next(takes) % self.done_after:
+                time.sleep(seconds)
+                raise SamplingTimeout("Silent", seconds, 1)
+            return InProcessSampling.take(opened, 60.0)
+
+        opened.take = take
+        return opened
+
+
+@pytest.mark.parametrize("look_seconds", [None, 0.02], ids=["waiting", "looking"])
+def test_an_engine_that_returns_nothing_ends_with_its_patience(look_seconds: float | None) -> None:
+    looks: list[int] = []
+    began = time.monotonic()
+    with pytest.raises(SamplingTimeout) as error:
+        sample_groups(Silent(10**9), PROMPTS, REQUEST, advance=looks.append, look_seconds=look_seconds)
+    assert "no completion was done in 0.2 seconds" in str(error.value)
+    assert 0.2 <= time.monotonic() - began < 10
+    assert set(looks) <= {0}
+    assert bool(looks) == (look_seconds is not None)
+
+
+def test_patience_begins_anew_with_each_completion() -> None:
+    """Three takes of .02 s lie before each result: together longer than the patience, one by one far below it."""
+    engine = Silent(4)
+    engine.max_rows = 1  # results come one at a time
+    counts: list[int] = []
+    groups = sample_groups(engine, PROMPTS * 2, REQUEST, advance=counts.append, look_seconds=0.02)
+    assert len(groups) == sum(counts) / REQUEST.group_size == 6
+    assert counts.count(0) >= 3 * 12

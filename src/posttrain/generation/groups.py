@@ -1,6 +1,7 @@
 """Completions of prompts as functions over an engine, and the checks of what an engine returns."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate, islice
 
@@ -30,7 +31,7 @@ def sample_groups(
 ) -> list[Group]:
     """A group of `group_size` completions for each prompt, in the order of the prompts.
 
-    With `look_seconds`, `advance` is also called with 0 each time nothing was done in so many seconds.
+    With `look_seconds`, `advance` is also called with 0 each time no completion was done in that time.
     Raises UserError where a prompt leaves no room in the model's context, and RunError where an engine's answer is not
     what was asked for.
     """
@@ -72,8 +73,13 @@ def sample_all(
     with opened(engine, request) as sampling:
         sampling.put(continuations)
         open_ones = {(each.draw, each.sample): each for each in continuations}
+        waited = 0.0
         while open_ones:
+            began = time.monotonic()
             done = take_checked(sampling, engine, look_seconds)
+            waited = 0.0 if done else waited + time.monotonic() - began
+            if waited > engine.patience_seconds:
+                raise SamplingTimeout(type(engine).__name__, engine.patience_seconds, len(open_ones))
             for sampled in done:
                 key = sampled.continuation.draw, sampled.continuation.sample
                 if open_ones.pop(key, None) != sampled.continuation:
