@@ -6,7 +6,7 @@ are picked by the mask, and autograd differentiates the algorithm's loss of them
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +17,13 @@ from torch import Tensor
 from posttrain.algorithms import kl
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.terms import TokenView
-from posttrain.batch import TokenColumns, collate, completions_of
+from posttrain.batch import Batch, TokenColumns, collate, completions_of
 from posttrain.models import forward as forward_module
 from posttrain.models.adapters.adaptable import add_adapter
 from posttrain.models.forward import CompletionBatch, PlainForward, predicting
 from posttrain.models.logprobs import distribution_kl
 from posttrain.models.policy import Policy, as_policy
+from posttrain.models.shared_prompt.decoder import Decoder
 from posttrain.records import Group, Rollout
 from posttrain.runs.clock import Clock
 from posttrain.training.collector import CollectedStep
@@ -112,16 +113,24 @@ def trained_parameters(stages: Stages) -> list[Tensor]:
     return [each for module in modules for each in module.parameters() if each.requires_grad]
 
 
-def gradient_by_us(stages: Stages, collected: CollectedStep, *, policy: Policy | None = None) -> Tensor:
-    """Of a step through credit, batches and micro-batches."""
+def gradient_by_us(
+    stages: Stages,
+    collected: CollectedStep,
+    *,
+    split: Callable[[Batch], Iterable[Batch]] | None = None,
+    poison: Callable[[pytest.MonkeyPatch], None] = lambda patch: None,
+) -> Tensor:
+    """Of a step through credit, batches and micro-batches; `poison` changes the passes of the update."""
     learner = stages.learner
     (batch,) = learner.batches(learner.credit(collected, Clock()), Clock())
     parameters = trained_parameters(stages)
     for each in parameters:
         each.grad = None
-    for micro in batch.split(60, padded=stages.policy.forward.padded):
-        for share in micro_losses(policy or stages.policy, micro, learner.objective(), Observations()):
-            share.backward()
+    with pytest.MonkeyPatch.context() as patch:
+        poison(patch)
+        for micro in split(batch) if split else batch.split(60, padded=stages.policy.forward.padded):
+            for share in micro_losses(stages.policy, micro, learner.objective(), Observations()):
+                share.backward()
     return flat([each.grad for each in parameters], parameters)
 
 
@@ -271,35 +280,68 @@ def test_credit_and_weights_of_sampled_tokens_are_what_they_were(name: str) -> N
     assert torch.equal(with_them.rollout, without.rollout)
 
 
-class Poisoned(PlainForward):
-    """A forward pass whose hidden states are NaN wherever they predict no sampled token."""
+def nan_in_hidden_states(patch: pytest.MonkeyPatch) -> None:
+    """The plain pass: hidden states are NaN wherever they predict no sampled token."""
+    original, made = forward_module.model_hidden, PlainForward.completion_hidden
 
-    def completion_hidden(self, batch: CompletionBatch) -> Tensor:
-        assert batch.sampled is not None
-        original = forward_module.model_hidden
-
+    def completion_hidden(self: PlainForward, batch: CompletionBatch) -> Tensor:
         def poisoned(*arguments: Any, **options: Any) -> Tensor:
             hidden = original(*arguments, **options)
             ends = [row * hidden.shape[1] + len(batch.prompts[p]) - 1 for row, p in enumerate(batch.prompt_of)]
-            wanted = torch.zeros(hidden.shape[:2], dtype=torch.bool)
-            wanted.view(-1)[predicting(batch, ends, [end + 1 for end in ends])] = True
-            return torch.where(wanted[:, :, None], hidden, torch.nan)
+            return torch.where(
+                among(predicting(batch, ends, [end + 1 for end in ends]), hidden[..., 0]), hidden, torch.nan
+            )
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(forward_module, "model_hidden", poisoned)
-            return super().completion_hidden(batch)
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(forward_module, "model_hidden", poisoned)
+            return made(self, batch)
+
+    patch.setattr(PlainForward, "completion_hidden", completion_hidden)
 
 
+def nan_behind_attention(patch: pytest.MonkeyPatch) -> None:
+    """The shared-prompt pass: in the last layer every token that predicts no sampled one attends to NaN.
+
+    What the layers before make of it is read by later tokens, and its last key and value are: a NaN there may count.
+    """
+    block, attention = Decoder._block, Decoder._attention
+
+    def poisoned(self: Decoder, index: int, x: Tensor, *, wanted: Tensor | None, **options: Any) -> Tensor:
+        def attended(*arguments: Any) -> Tensor:
+            found = attention(*arguments)
+            return found if wanted is None else torch.where(among(wanted, found[:, 0]), found, torch.nan)
+
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(Decoder, "_attention", attended)
+            return block(self, index, x, wanted=wanted, **options)
+
+    patch.setattr(Decoder, "_block", poisoned)
+
+
+def among(places: Tensor, like: Tensor) -> Tensor:
+    """Which places of a tensor are among these, with an axis more."""
+    found = torch.zeros(like.numel(), dtype=torch.bool)
+    found[places] = True
+    assert not found.all()
+    return found.view(*like.shape, 1)
+
+
+def one_of_each_prompt(batch: Batch) -> list[Batch]:
+    """Micro-batches in which nothing is shared: whole sequences, packed one after the other."""
+    return [batch.select(range(first, len(batch.completions), 4)) for first in range(4)]
+
+
+@pytest.mark.parametrize("layout", ["plain", "shared prompt", "packed"])
 @pytest.mark.parametrize("config", [CONFIGS[2], CONFIGS[9], CONFIGS[13]], ids=str)
-def test_nan_in_what_belongs_to_a_given_token_changes_nothing(config: Mapping[str, Any]) -> None:
-    stages = stages_of(config, through_its_own_forward(tiny_policy()))
+def test_nan_in_what_belongs_to_a_given_token_changes_nothing(config: Mapping[str, Any], layout: str) -> None:
+    """Exact zeros of a backward pass times NaN would be NaN: what predicts nothing must not be in the graph at all."""
+    policy = through_its_own_forward(tiny_policy()) if layout == "plain" else tiny_policy()
+    stages = stages_of(config, policy)
     collected = inserted(stages.collected())
-    expected = gradient_by_us(stages, collected)
-    policy = stages.policy
-    poisoned = replace(policy, forward=Poisoned(policy.model, policy.compute_dtype))
-    found = gradient_by_us(stages, collected, policy=poisoned)
-    # Exact zeros of a backward pass times NaN would be NaN: what predicts nothing must not be in the graph at all.
-    assert relative_distance(found, expected) <= 1e-12
+    split = one_of_each_prompt if layout == "packed" else None
+    expected = gradient_by_us(stages, collected, split=split)
+    poison = nan_in_hidden_states if layout == "plain" else nan_behind_attention
+    assert relative_distance(gradient_by_us(stages, collected, split=split, poison=poison), expected) <= 1e-12
 
 
 def test_nothing_is_picked_where_nothing_was_given() -> None:
