@@ -29,12 +29,16 @@ from posttrain.runs.clock import Clock
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.session import Session, open_session
-from posttrain.training.variance.gradient_noise import Ratio, gradient_noise, gram, policy_gradient, relative_variance
-from posttrain.training.variance.group_sizes import (
+from posttrain.variance import (
+    Ratio,
     baseline_deviation,
+    gradient_noise,
+    gram,
     in_groups,
     measured_baseline_deviation,
     measured_uninformative_share,
+    policy_gradient,
+    relative_variance,
     squared_advantage,
     success_rates,
     unbiased_uninformative_share,

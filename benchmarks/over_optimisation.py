@@ -25,8 +25,8 @@ import matplotlib
 from sums_task import larger_numbers
 
 import posttrain
+from posttrain.commands.phase_list import Phase, read_phases
 from posttrain.config import RewardModelConfig
-from posttrain.training.phases.phase_list import Phase, read_phases
 
 matplotlib.use("Agg")
 from matplotlib import pyplot

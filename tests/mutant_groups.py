@@ -59,16 +59,17 @@ GROUPS = [
     ),
     Group(
         files=[
-            "training/variance/*.py",
+            "variance.py",
             *(f"behaviours/{name}.py" for name in ("behaviour_reader", "behaviour_table", "search_signs")),
-            *(f"training/comparison/{name}.py" for name in ("cells", "statistics")),
-            *(f"training/phases/{name}.py" for name in ("phase_list", "phase_report")),
-            *(f"training/collection/{name}.py" for name in ("agreement", "pair_choice", "verdicts")),
+            *(f"commands/comparison/{name}.py" for name in ("cells", "statistics")),
+            *(f"commands/{name}.py" for name in ("phase_list", "phase_runs")),
+            *(f"commands/collection/{name}.py" for name in ("pair_choice", "verdicts")),
         ],
         suites=["closed_form", "laws"],
         modules=[
             "posttrain.behaviours",
-            *(f"posttrain.training.{name}" for name in ("collection", "comparison", "phases", "variance")),
+            "posttrain.variance",
+            *(f"posttrain.commands.{name}" for name in ("collection", "comparison", "phase_list", "phase_runs")),
         ],
     ),
     Group(

@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "posttrain"
 LAYERS = [
     {"__main__"},
     {"cli", ""},
-    {"commands", "trl", "course"},
+    {"commands", "trl", "course", "variance"},
     {"training", "irl_runs", "neural_irl"},  # irl_runs and neural_irl are users of irl/, which stands alone
     {"behaviours"},
     {"runs"},
@@ -44,7 +44,7 @@ ENTRY_POINTS = {
     "posttrain.training.sft.sft_run.train_sft",
     "posttrain.training.reward_model.reward_run.train_reward_model",
     "posttrain.training.dpo.dpo_run.train_dpo",
-    "posttrain.training.collection.collection.collect",
+    "posttrain.commands.collection.collection.collect",
     "posttrain.rewards.grading.grade.grade",
     "posttrain.course.one_group.grpo_step",
     "posttrain.trl.grpo_trainer.__init__",

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from posttrain.commands.collect import PROGRAM
+from posttrain.commands.collection.verdicts import row_of_verdict, verdict_by_reward
 from posttrain.commands.flags import make_flags, path_of
 from posttrain.config import CollectConfig
 from posttrain.config.reading import checked_sections
 from posttrain.config.recipes import RecipeLayer, merge, read_recipe
-from posttrain.training.collection.preference_rows import row_of_verdict
-from posttrain.training.collection.verdicts import verdict_by_reward
 from tests.support.comparisons import written_pair
 from tests.support.pages import blocks, commands, programs, python
 

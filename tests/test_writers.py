@@ -45,7 +45,6 @@ WRITERS = {
     "sandbox/sandboxed_process.py": "a file in memory, which a program reads",
     "tasks/row_files/row_maker.py": "a pipe to the process that started it",
     "training/critic.py": WHOLE_FOLDER,
-    "training/collection/line_journal.py": "cuts a torn line off; no link is followed",
     "trl/peft_models.py": "peft's own save_pretrained, which a script calls",
     "trl/saved_models.py": "into a checkpoint, to which `checkpoint-N` leads once all is written",
 }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from posttrain.algorithms.credit import Credit, per_rollout
     from posttrain.algorithms.losses import ClipRange
     from posttrain.algorithms.terms import LossTerm, policy_term
+    from posttrain.commands.collection.collection import collect
     from posttrain.config import (
         CollectConfig,
         Config,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from posttrain.runs.reports import Run
     from posttrain.runs.watchers import Watcher
     from posttrain.tasks.base import Probe, Reading, Task
-    from posttrain.training.collection.collection import collect
     from posttrain.training.dpo.dpo_run import train_dpo
     from posttrain.training.evaluate import evaluate
     from posttrain.training.reward_model.reward_run import train_reward_model
@@ -136,7 +136,7 @@ HOMES = {
     "train_dpo": "posttrain.training.dpo.dpo_run",
     "train_reward_model": "posttrain.training.reward_model.reward_run",
     "train_sft": "posttrain.training.sft.sft_run",
-    "collect": "posttrain.training.collection.collection",
+    "collect": "posttrain.commands.collection.collection",
     "evaluate": "posttrain.training.evaluate",
     "generate": "posttrain.generation.generate",
     "steps": "posttrain.training.steps",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.training.collection.agreement import agreement
+from posttrain.commands.collection.verdicts import agreement
 
 
 def test_kappa_is_what_is_left_of_agreement_beyond_chance() -> None:

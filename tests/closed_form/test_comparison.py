@@ -13,14 +13,9 @@ import torch
 import yaml
 from matplotlib.figure import Figure
 
-from posttrain.config import load_recipe
-from posttrain.errors import RunError, UserError
-from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
-from posttrain.records import Finish, Rollout, TokenSequence
-from posttrain.training.comparison.cell_runs import CellResult, accuracy_curve, kept_result, recipe_digest
-from posttrain.training.comparison.cells import Budget, Cell, make_cells, read_budget, variant_names
-from posttrain.training.comparison.comparison_report import (
+from posttrain.commands.comparison.cell_runs import accuracy_curve, kept_result, recipe_digest
+from posttrain.commands.comparison.cells import Budget, Cell, make_cells, read_budget, variant_names
+from posttrain.commands.comparison.comparison_report import (
     draw_curves_of_variants,
     draw_ends_of_variants,
     markdown_table,
@@ -28,8 +23,13 @@ from posttrain.training.comparison.comparison_report import (
     style,
     write_comparison,
 )
-from posttrain.training.comparison.drift import drift_of, model_of_run
-from posttrain.training.comparison.statistics import mean_over_seeds, student_quantile, variant_results
+from posttrain.commands.comparison.drift import drift_of, model_of_run
+from posttrain.commands.comparison.statistics import CellResult, mean_over_seeds, student_quantile, variant_results
+from posttrain.config import load_recipe
+from posttrain.errors import RunError, UserError
+from posttrain.options.adapter import AdapterOptions
+from posttrain.options.model import ModelOptions
+from posttrain.records import Finish, Rollout, TokenSequence
 
 VARIANTS = {
     "grpo": load_recipe(algorithm={"name": "grpo"}),

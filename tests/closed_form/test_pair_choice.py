@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from posttrain.commands.collection.pair_choice import ChosenPairs, choose_pairs, lot
 from posttrain.errors import UserError
 from posttrain.options.collect import CollectOptions, LlmJudgeOptions
-from posttrain.training.collection.pair_choice import ChosenPairs, choose_pairs, lot
 from tests.support.comparisons import written_prompt
 
 

@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 from posttrain.cli import main
+from posttrain.commands.phase_checks import require_startable
+from posttrain.commands.phase_list import read_phases, with_phase_folders
+from posttrain.commands.phase_runs import phase_rows
 from posttrain.config import Config, SftConfig
 from posttrain.errors import UserError
-from posttrain.training.phases.phase_checks import require_startable
-from posttrain.training.phases.phase_list import read_phases, with_phase_folders
-from posttrain.training.phases.phase_report import phase_rows
 
 SFT: dict[str, Any] = {"name": "first", "sections": {"model": {"path": "bundled"}, "sft": {"num_epochs": 1}}}
 RL: dict[str, Any] = {

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from posttrain.batch import completions_of
-from posttrain.commands.tables.advantage_picture import TokenCredit
-from posttrain.commands.tables.trace_table import on_all_tokens
+from posttrain.commands.tracing.advantage_picture import TokenCredit
+from posttrain.commands.tracing.trace_table import on_all_tokens
 from posttrain.errors import RunError
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout, TokenSequence

@@ -2,10 +2,11 @@
 
 import pytest
 
-from posttrain.training.collection.preference_rows import length_summary, row_of_verdict
-from posttrain.training.collection.verdicts import (
+from posttrain.commands.collection.verdicts import (
+    length_summary,
     order_summary,
     rater_summary,
+    row_of_verdict,
     standing_votes,
     verdict_by_answers,
     verdict_by_reward,

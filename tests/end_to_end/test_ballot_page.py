@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.commands.voting.ballot_server import PAGE, ask_on_pages
+from posttrain.commands.collection.ballot import CHOICES, StaleVote
+from posttrain.commands.collection.ballot_server import PAGE, ask_on_pages
 from posttrain.errors import UserError
-from posttrain.training.collection.ballot import CHOICES, StaleVote
 from tests.support.comparisons import ballot, written_pairs
 from tests.support.voted import asked, state, vote, voting
 

@@ -12,13 +12,13 @@ import yaml
 import posttrain
 from posttrain.binding import code_digest
 from posttrain.cli import main
+from posttrain.commands.comparison.cell_runs import kept_result, recipe_digest
+from posttrain.commands.comparison.cells import Cell
+from posttrain.commands.phase_list import Phase
+from posttrain.commands.phase_runs import finished
 from posttrain.errors import UserError
 from posttrain.runs.named_inputs import named_files
 from posttrain.runs.run_inputs import RunInputs
-from posttrain.training.comparison.cell_runs import kept_result, recipe_digest
-from posttrain.training.comparison.cells import Cell
-from posttrain.training.phases.phase_list import Phase
-from posttrain.training.phases.phase_runs import finished
 from tests.closed_form.test_comparison import result
 from tests.support.runs import save_tiny_model, tiny_recipe
 

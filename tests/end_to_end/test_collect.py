@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import posttrain
+from posttrain.commands.collection import prompt_sampler
+from posttrain.commands.collection.collection import Collection, collect
 from posttrain.config import CollectConfig
 from posttrain.errors import RunError, UserError
 from posttrain.models.conversation_masks import Masking
@@ -19,8 +21,6 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.runs.threads import claim_threads
 from posttrain.tasks.preference_set import preference_set
-from posttrain.training.collection import prompt_sampler
-from posttrain.training.collection.collection import Collection, collect
 from tests.support.runs import SHAPE
 
 ROWS = [{"prompt": f"{a} and ", "wanted": str(a)} for a in range(6)]

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from posttrain.cli import main
-from posttrain.training.collection import prompt_sampler
+from posttrain.commands.collection import prompt_sampler
 from tests.support.runs import save_tiny_model
 
 ROWS = [{"prompt": f"{a} and ", "wanted": str(a)} for a in range(6)]

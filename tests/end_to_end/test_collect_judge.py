@@ -14,13 +14,13 @@ import pytest
 import yaml
 
 import posttrain
+from posttrain.commands.collection import collection
+from posttrain.commands.collection.judge_answers import LlmJudge, read_principles
 from posttrain.config import CollectConfig
 from posttrain.errors import RunError, UserError
 from posttrain.options.collect import LlmJudgeOptions
 from posttrain.rewards import judge_reward
 from posttrain.runs.reports import Run
-from posttrain.training.collection import collection
-from posttrain.training.collection.judge_answers import LlmJudge, read_principles
 from tests.support.comparisons import written_pair, written_pairs
 from tests.support.faulty_endpoint import Endpoint, endpoint, reply, says, slow, status
 from tests.support.runs import save_tiny_model, start

@@ -9,10 +9,9 @@ import pytest
 import yaml
 
 from posttrain.cli import main
-from posttrain.training.comparison import cell_runs
-from posttrain.training.comparison import compare as comparison
-from posttrain.training.comparison.cells import Cell
-from posttrain.training.comparison.drift import Drift
+from posttrain.commands.comparison import cell_runs
+from posttrain.commands.comparison.cells import Cell
+from posttrain.commands.comparison.drift import Drift
 from tests.support.runs import save_tiny_model, tiny_recipe
 
 Stop = Callable[[int], bool]
@@ -104,7 +103,7 @@ def test_a_cell_that_was_stopped_does_not_go_on_under_another_recipe(
     def stopped(cell: Cell) -> Drift:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(comparison, "kl_to_start", stopped)
+    monkeypatch.setattr(cell_runs, "kl_to_start", stopped)
     one = ("--seeds", "1", "--run.threads", "1")
     assert compare(place, "begun", *one) == 130  # the run is over, and nothing kept of it yet
     assert compare(place, "begun", *one, "--update.learning-rate", "1e-3") == 2

@@ -15,8 +15,8 @@ import yaml
 from safetensors.torch import load_file
 
 from posttrain.cli import main
+from posttrain.commands import phase_runs
 from posttrain.config.recipes import find_recipe
-from posttrain.training.phases import phase_runs
 from tests.support.runs import save_tiny_model
 
 ROOT = Path(__file__).parents[2]

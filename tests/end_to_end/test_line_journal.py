@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.commands.collection.ballot import Ballot
+from posttrain.commands.collection.collection_folder import VOTES, CollectionFolder
+from posttrain.commands.collection.verdicts import standing_votes
 from posttrain.errors import RunError
-from posttrain.training.collection import line_journal
-from posttrain.training.collection.ballot import Ballot
-from posttrain.training.collection.collection_folder import VOTES, CollectionFolder
-from posttrain.training.collection.line_journal import LineJournal
-from posttrain.training.collection.verdicts import standing_votes
+from posttrain.runs import files
+from posttrain.runs.files import LineJournal
 from tests.support.comparisons import written_pair
 
 
@@ -26,13 +26,13 @@ def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(
     if begun:
         journal.append(first)
 
-    def torn(path: Path, lines: list[str]) -> None:
-        with path.open("a") as file:
-            file.write(lines[0][:5])
+    def torn(path: Path, content: bytes) -> None:
+        with path.open("ab") as file:
+            file.write(content[:5])
         raise OSError(28, "No space left on device", str(path))
 
     with monkeypatch.context() as full:
-        full.setattr(line_journal, "append_lines", torn)
+        full.setattr(files, "write_to_end", torn)
         with pytest.raises((RunError, OSError)):
             journal.append([{"vote": "second"}])
     assert os.path.getsize(journal.path) == (18 if begun else 0)
@@ -45,19 +45,19 @@ def test_a_vote_that_fails_on_a_full_disk_takes_no_other_raters_vote_with_it(
 ) -> None:
     """While one rater's line is half written, another votes; then the disk is full for the first."""
     begun = threading.Event()
-    append = line_journal.append_lines
+    append = files.write_to_end
 
-    def torn(path: Path, lines: list[str]) -> None:
-        if "anna" not in lines[0]:
-            append(path, lines)
+    def torn(path: Path, content: bytes) -> None:
+        if b"anna" not in content:
+            append(path, content)
             return
-        with path.open("a") as file:
-            file.write(lines[0][:5])
+        with path.open("ab") as file:
+            file.write(content[:5])
         begun.set()
         bens.join(0.5)  # his vote is through, or waits for this one to end
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(line_journal, "append_lines", torn)
+    monkeypatch.setattr(files, "write_to_end", torn)
     with CollectionFolder.create(tmp_path / "run", "seed: 7\n") as folder:
         asked = written_pair()
         anna, ben = (Ballot([asked], folder.journal(VOTES), rater=rater, seed=0) for rater in ("anna", "ben"))

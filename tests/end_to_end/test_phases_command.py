@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from posttrain.cli import main
-from posttrain.training.phases import phase_runs
+from posttrain.commands import phase_runs
 from tests.support.accidents import Accident
 from tests.support.runs import command, metrics_of, require_same, save_tiny_model, tiny_recipe
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from posttrain.commands.serving.completion_service import added_texts
 from posttrain.commands.serving.http_server import HttpServer
-from posttrain.commands.serving.token_logprobs import added_texts
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 from tests.support.served import QUESTION, asked, served_bundled_model

@@ -14,8 +14,8 @@ import torch
 
 from posttrain.errors import UserError
 from posttrain.runs.checkpoint import forget_after, load_latest, prune, save
+from posttrain.runs.files import LineJournal
 from posttrain.runs.run_folder import RunFolder
-from posttrain.training.collection.line_journal import LineJournal
 from tests.support.file_operations import DONE, crashes, fails_at, num_operations
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.commands.arguments import configured
 from posttrain.commands.flags import CommandSpec
+from posttrain.commands.phase_list import read_phases
 from posttrain.config import Config, as_recipe, build, load_recipe
 from posttrain.config.kinds import COMMAND_OF, resolved_config
 from posttrain.config.recipe_yaml import parse_yaml, to_yaml
@@ -24,7 +25,6 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import EvaluationOptions, RunOptions, UpdateOptions
-from posttrain.training.phases.phase_list import read_phases
 from tests.support.tiny import BY_REWARD, token_loss
 
 PROGRAM = CommandSpec(name="posttrain rl", description="")

@@ -17,7 +17,7 @@ from posttrain.records import Finish, Grades, Group, Rollout, TokenSequence
 from posttrain.runs.clock import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner, LearnerSettings
-from posttrain.training.variance.gradient_noise import (
+from posttrain.variance import (
     GradientNoise,
     gradient_noise,
     gram,

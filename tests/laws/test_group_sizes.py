@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from posttrain.algorithms.advantages import leave_one_out
 from posttrain.errors import UserError
-from posttrain.training.variance.group_sizes import (
+from posttrain.variance import (
     baseline_deviation,
     measured_baseline_deviation,
     measured_uninformative_share,

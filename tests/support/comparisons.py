@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from posttrain.commands.collection.ballot import Ballot
+from posttrain.commands.collection.pair_choice import Pair, choose_pairs
+from posttrain.commands.collection.sampled_prompts import SampledCompletion, SampledPrompt
 from posttrain.options.collect import CollectOptions
 from posttrain.records import Finish
-from posttrain.training.collection.ballot import Ballot
-from posttrain.training.collection.line_journal import LineJournal
-from posttrain.training.collection.pair_choice import Pair, choose_pairs
-from posttrain.training.collection.sampled_prompts import SampledCompletion, SampledPrompt
+from posttrain.runs.files import LineJournal
 
 
 def written_prompt(

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from posttrain.commands.voting.ballot_server import TOKEN_HEADER, BallotServer
-from posttrain.training.collection.ballot import Ballot
+from posttrain.commands.collection.ballot import Ballot
+from posttrain.commands.collection.ballot_server import TOKEN_HEADER, BallotServer
 
 Answer = tuple[int, Mapping[str, str], bytes]
 """Status, headers by their names in small letters, and body."""

@@ -14,7 +14,7 @@ from posttrain.config.run_trust import trusted
 from posttrain.config.schema import section_names
 from posttrain.config.sections import require_complete
 from posttrain.errors import UserError
-from posttrain.options.adapter import is_adapter_folder, run_model
+from posttrain.options.adapter import is_adapter_folder, is_run_folder, run_model
 from posttrain.options.model import ModelOptions
 from posttrain.runs.same_recipe import run_recipe
 
@@ -178,7 +178,7 @@ def model_layer(given: str) -> RecipeLayer:
     folder = run_model(Path(given))
     section: dict[str, object] = {"path": given if folder == Path(given) else str(folder)}
     section |= section_of_run(given, "model", ("template_options",))
-    if is_run(given):
+    if is_run_folder(Path(given)):
         section |= {"chat_template": "", "frozen": []}  # the template is in what the run has saved
         if not (folder / "config.json").is_file() and not is_adapter_folder(folder):
             raise UserError(
@@ -194,15 +194,10 @@ def model_layer(given: str) -> RecipeLayer:
 
 def section_of_run(given: str, section: str, options: Sequence[str]) -> dict[str, Any]:
     """What the recipe of a run says of some options of a section, those that it has; nothing where it is no run."""
-    if not is_run(given):
+    if not is_run_folder(Path(given)):
         return {}
     content = run_recipe(Path(given)).sections.get(section)
     return {name: content[name] for name in options if name in content} if isinstance(content, dict) else {}
-
-
-def is_run(given: str) -> bool:
-    """Whether a folder is that of a run, and no model's."""
-    return Path(given, "config.yaml").is_file() and not Path(given, "config.json").is_file()
 
 
 def layers_for_model(model: str, given: SplitArguments) -> list[RecipeLayer]:
@@ -211,7 +206,7 @@ def layers_for_model(model: str, given: SplitArguments) -> list[RecipeLayer]:
     Of a run of another kind its task alone.
     """
     layers = recipe_layers(given)
-    if is_run(model) and not given.positional:
+    if is_run_folder(Path(model)) and not given.positional:
         own = run_recipe(Path(model))
         own = trusted(own) if given.trusts_code else own
         task = {name: section for name, section in own.sections.items() if name == "task"}

@@ -98,7 +98,7 @@ def typed(hint: str) -> Iterator[str]:
 
 def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", how: DatasetOptions, seed: int) -> None:
     """Load the model, then answer each question as it comes."""
-    from posttrain.commands.typed_prompt import typed_prompt
+    from posttrain.commands.tracing.typed_prompt import typed_prompt
     from posttrain.generation.groups import sample_groups
     from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
     from posttrain.generation.request import GroupRequest

@@ -20,7 +20,7 @@ from posttrain.errors import UserError, require
 from posttrain.options.collect import PersonJudgeOptions
 
 if TYPE_CHECKING:
-    from posttrain.training.collection.collection import Collection
+    from posttrain.commands.collection.collection import Collection
 
 MAY_CHANGE = ("run.threads", "judge.endpoint", "judge.options")
 """What may be another when a collection is resumed."""
@@ -66,11 +66,11 @@ def main(arguments: Sequence[str]) -> int:
     require_raters(switches)
     require_voters(config, switches)
     if switches.dry_run:
-        from posttrain.commands.voting.collection_plan import show_collection_plan
+        from posttrain.commands.collection.collection_report import show_collection_plan
 
         show_collection_plan(config)
         return 0
-    from posttrain.training.collection.collection import collect
+    from posttrain.commands.collection.collection import collect
 
     run = collect(
         config,
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
         resume=bool(folder),
         accept_changes=switches.accept_changes,
     )
-    from posttrain.commands.voting.collection_report import collection_closing_lines
+    from posttrain.commands.collection.collection_report import collection_closing_lines
 
     print("\n".join(collection_closing_lines(run)))
     return INTERRUPTED if run.interrupted else 0
@@ -108,10 +108,10 @@ def ask_people(collection: "Collection", switches: CollectSwitches) -> None:
     assert isinstance(judge, PersonJudgeOptions)
     ballots = [collection.ballot(rater) for rater in switches.rater]
     if switches.terminal:
-        from posttrain.commands.voting.terminal_ballot import ask_in_terminal
+        from posttrain.commands.collection.terminal_ballot import ask_in_terminal
 
         ask_in_terminal(ballots[0], judge.question)
         return
-    from posttrain.commands.voting.ballot_server import ask_on_pages
+    from posttrain.commands.collection.ballot_server import ask_on_pages
 
     ask_on_pages(ballots, judge.question, port=switches.port, stopping=lambda: bool(collection.interruption))

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     given = split_arguments(rest)
     first, _ = given.first("RECIPE", PROGRAM)
     recipes = given.positional or [first]
-    from posttrain.training.comparison.cells import make_cells, read_budget, variant_names
+    from posttrain.commands.comparison.cells import make_cells, read_budget, variant_names
 
     variants: dict[str, Config] = {}
     for name, recipe in zip(variant_names(recipes), recipes, strict=True):
@@ -57,8 +57,8 @@ def main(arguments: Sequence[str]) -> int:
         for cell in cells:
             print(f"  {cell.name:30} {cell.config.algorithm}")
         return 0
+    from posttrain.commands.comparison.cell_runs import run_comparison
     from posttrain.runs.interruption import GOES_ON, stopped_with_a_word
-    from posttrain.training.comparison.compare import run_comparison
 
     with stopped_with_a_word(lambda: GOES_ON):
         table = run_comparison(cells, budget, folder)

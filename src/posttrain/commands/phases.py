@@ -31,8 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     recipe, rest = split_arguments(arguments).first("RECIPE", PROGRAM)
     rest.require_no_more(PROGRAM)
     _, switches = read_flags(rest.flags, PROGRAM, {})
-    from posttrain.training.phases.phase_checks import require_startable
-    from posttrain.training.phases.phase_list import read_phases
+    from posttrain.commands.phase_checks import require_startable
+    from posttrain.commands.phase_list import read_phases
 
     folder = Path(switches.folder)
     phases = read_phases(recipe, folder, trust_code=switches.trust_code)
@@ -42,8 +42,8 @@ def main(arguments: Sequence[str]) -> int:
             taken = ", ".join(sorted(phase.takes_over())) or "nothing of an earlier phase"
             print(f"{phase.number}. {phase.name:16} posttrain {phase.command:12} takes over {taken}")
         return 0
+    from posttrain.commands.phase_runs import run_phases
     from posttrain.runs.interruption import GOES_ON, stopped_with_a_word
-    from posttrain.training.phases.phase_runs import run_phases
 
     with stopped_with_a_word(lambda: GOES_ON):
         report = run_phases(phases, folder)

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         value = getattr(switches, option)
         if value is not None and value < least:
             raise UserError(f"command line: --{option.replace('_', '-')} {value}: use at least {least}.")
-    from posttrain.commands.tables.memory_table import MemoryTable
+    from posttrain.commands.memory_table import MemoryTable
     from posttrain.models.memory.memory_plan import MemoryPlan
     from posttrain.models.memory.model_shape import recipe_shape
     from posttrain.runs.planned_memory import (

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"command line: --below {switches.below}: log-probs are at most 0; use 0, or less such as -1")
     picture = picture_file(switches.picture) if switches.picture else None
     from posttrain.algorithms.table import build_algorithm
-    from posttrain.commands.tables.trace_table import (
+    from posttrain.commands.tracing.trace_table import (
         NO_RUN,
         Crediting,
         TableWindow,
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
         table,
         traced,
     )
-    from posttrain.commands.traced_run import traced_run
+    from posttrain.commands.tracing.traced_run import traced_run
     from posttrain.training.caller.caller_objects import CallerObjects
     from posttrain.training.session import open_session
 

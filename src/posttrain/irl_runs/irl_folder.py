@@ -9,7 +9,6 @@ plots/              rewards.png, policy.png, visits.png, convergence.png
 """
 
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from numpy import ndarray
 
 from posttrain.config import IrlConfig
 from posttrain.errors import UserError
-from posttrain.runs.files import append_lines, write_atomically, writing
+from posttrain.runs.files import LineJournal, write_atomically, writing
 from posttrain.runs.folder import Folder
 
 CONTENTS = (
@@ -58,12 +57,8 @@ class IrlFolder(Folder):
 
     def write_curve(self, curve: Sequence[Mapping[str, float]]) -> None:
         """Write metrics.jsonl: the numbers of each iteration, counted from 0, before the first step."""
-        lines = [
-            json.dumps({"iteration": index, **without_infinities(numbers)}, allow_nan=False)
-            for index, numbers in enumerate(curve)
-        ]
-        with writing(self.path / "metrics.jsonl", self.path):
-            append_lines(self.path / "metrics.jsonl", lines)
+        lines = [{"iteration": index, **without_infinities(numbers)} for index, numbers in enumerate(curve)]
+        LineJournal(self.path / "metrics.jsonl").append(lines)
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Replace summary.json."""

@@ -59,10 +59,13 @@ def is_adapter_folder(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
+def is_run_folder(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file() and not (folder / "config.json").is_file()
+
+
 def run_model(folder: Path) -> Path:
     """What the run in a folder has saved: its whole model, or else its adapter; any other folder as it is."""
-    is_run = (folder / "config.yaml").is_file() and not (folder / "config.json").is_file()
-    if not is_run or is_adapter_folder(folder):
+    if not is_run_folder(folder) or is_adapter_folder(folder):
         return folder
     model, adapter = folder / "model", folder / "adapter"
     return adapter if is_adapter_folder(adapter) and not (model / "config.json").is_file() else model

@@ -7,7 +7,8 @@ import errno
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,19 +90,36 @@ def no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
-def append_lines(path: Path, lines: list[str]) -> None:
-    """Append whole lines and return when they are on the disk; a kill on the way can tear the last one only."""
+def append_lines(path: Path, lines: Sequence[str]) -> None:
+    """Append whole lines, all or none; they are on the disk when this returns.  A kill can tear the last one only."""
+    size = path.stat().st_size if path.exists() else None
+    try:
+        write_to_end(path, "".join(f"{line}\n" for line in lines).encode())
+    except OSError:
+        if path.exists():  # half a line would be the beginning of the next one
+            cut_file(path, size or 0)
+        raise
+    if size is None:
+        sync_folder(path.parent)
+
+
+def write_to_end(path: Path, content: bytes) -> None:
     with open(path, "ab", opener=no_link) as file:
-        file.write("".join(line + "\n" for line in lines).encode())
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Each line's record with the byte offset at which the line ends; a torn last line is left out.
+def cut_file(path: Path, size: int) -> None:
+    with open(path, "r+b", opener=no_link) as file:
+        file.truncate(size)
+        os.fsync(file.fileno())
 
-    A line is whole once its newline is there, so a torn one can only be the last.  Raises RunError for a line that is
-    no record of a step.
+
+def whole_lines(path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Number, end in bytes and record of each line; a torn last line, which has no newline, is left out.
+
+    Raises RunError for a line that is not a JSON object.
     """
     end = 0
     with reading(path), path.open("rb") as file:
@@ -115,9 +133,40 @@ def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
                 raise changed_line(path, number, f"not JSON ({error})") from error
             if not isinstance(record, dict):
                 raise changed_line(path, number, f"{type(record).__name__} in place of an object")
-            if type(record.get("step")) is not int:
-                raise changed_line(path, number, f"step = {record.get('step')!r:.40} is no number of a step")
-            yield end, record
+            yield number, end, record
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """Each line's end in bytes and its record.  Raises RunError for a line that is not the record of a step."""
+    for number, end, record in whole_lines(path):
+        if type(record.get("step")) is not int:
+            raise changed_line(path, number, f"step = {record.get('step')!r:.40} is not the number of a step")
+        yield end, record
+
+
+class LineJournal:
+    """A file of JSON lines in a folder that has one writer, whose threads append to the same object."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+
+    def records(self) -> list[dict[str, Any]]:
+        """What was appended so far; a torn last line is cut off.  Raises RunError for a changed one."""
+        if not self.path.exists():
+            return []
+        lines = list(whole_lines(self.path))
+        end = lines[-1][1] if lines else 0
+        if end < self.path.stat().st_size:
+            with writing(self.path, self.path.parent):
+                cut_file(self.path, end)
+        return [record for _, _, record in lines]
+
+    def append(self, records: Sequence[Mapping[str, object]]) -> None:
+        """Add records, all or none; they are on the disk when this returns."""
+        lines = [json.dumps(record, allow_nan=False) for record in records]
+        with self._lock, writing(self.path, self.path.parent):  # an error cuts off this call's lines only
+            append_lines(self.path, lines)
 
 
 def changed_line(path: Path, number: int, what: str) -> RunError:
@@ -145,6 +194,4 @@ def cut_lines_after(path: Path, step: int, *, one_a_step: bool = False) -> None:
         if of_line > step or (one_a_step and of_line == before):
             break
         kept, before = end, of_line
-    with open(path, "r+b", opener=no_link) as file:
-        file.truncate(kept)
-        os.fsync(file.fileno())
+    cut_file(path, kept)

@@ -22,7 +22,7 @@ from posttrain.config import AnyConfig, as_recipe
 from posttrain.config.recipes import RUN_RECIPE
 from posttrain.config.run_trust import keep_recipe
 from posttrain.errors import RunError, UserError
-from posttrain.runs.files import TEMPORARY, append_lines, sync_folder, write_atomically, writing
+from posttrain.runs.files import TEMPORARY, LineJournal, sync_folder, write_atomically, writing
 from posttrain.runs.manifest import reading
 
 LOCK = ".posttrain.lock"
@@ -157,8 +157,7 @@ class Folder:
         if not self._begun:
             self._held.append(lambda: self._append(name, records))
             return
-        with writing(self.path / name, self.path):
-            append_lines(self.path / name, [json.dumps(record, allow_nan=False) for record in records])
+        LineJournal(self.path / name).append(records)
 
 
 def require_known_format(run: Path) -> None:

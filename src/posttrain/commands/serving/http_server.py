@@ -12,9 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from posttrain.commands.request_origin import brings, foreign, is_loopback, own_hosts
 from posttrain.commands.serving.completion_service import Service
 from posttrain.commands.serving.http_requests import BadRequest, brief, json_object
+from posttrain.commands.serving.request_origin import brings, foreign, is_loopback, own_hosts
 from posttrain.errors import UserError
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of

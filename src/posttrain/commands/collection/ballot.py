@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.commands.collection.pair_choice import Pair, lot
+from posttrain.commands.collection.verdicts import standing_votes
 from posttrain.errors import UserError
-from posttrain.training.collection.line_journal import LineJournal
-from posttrain.training.collection.pair_choice import Pair, lot
-from posttrain.training.collection.verdicts import standing_votes
+from posttrain.runs.files import LineJournal
 
 CHOICES = ("left", "right", "tie", "skip")
 

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from posttrain.binding import bind
+from posttrain.commands.collection.sampled_prompts import SampledPrompt, sampled_prompts
 from posttrain.config.collect import CollectConfig
 from posttrain.config.recipes import short_reward
 from posttrain.errors import UserError
@@ -28,7 +29,6 @@ from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.threads import claim_threads
 from posttrain.tasks.base import Task, as_reward_functions, task_rewards, training_prompts
 from posttrain.tasks.task_registry import load_task
-from posttrain.training.collection.sampled_prompts import SampledPrompt, sampled_prompts
 
 Rows = Iterable[Mapping[str, object]]
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.algorithms.table import build_algorithm
+from posttrain.commands.collection.collection_folder import CollectionFolder
+from posttrain.commands.phase_list import NO_MODEL, Phase
 from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
@@ -12,8 +14,6 @@ from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.named_inputs import NamedInput, model_at, named_options
 from posttrain.runs.run_folder import CONTENTS
 from posttrain.tasks.row_files.rows import files_of, is_on_hub, near_file
-from posttrain.training.collection.collection_folder import CollectionFolder
-from posttrain.training.phases.phase_list import NO_MODEL, Phase
 
 
 def require_startable(phases: Sequence[Phase]) -> None:

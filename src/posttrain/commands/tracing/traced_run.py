@@ -7,10 +7,10 @@ from typing import Any
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Whitening
-from posttrain.commands.arguments import is_run
 from posttrain.config import Config
 from posttrain.config.reading import recipe_kind
 from posttrain.errors import UserError
+from posttrain.options.adapter import is_run_folder
 from posttrain.options.model import ModelOptions
 from posttrain.runs.checkpoint import load_latest
 from posttrain.runs.files import read_metrics
@@ -98,7 +98,7 @@ class StepWhitening:
 
 def traced_run(model: str) -> TracedRun | None:
     """The run by reward that a folder is of; None of a model's folder and of runs of other kinds."""
-    if not is_run(model):
+    if not is_run_folder(Path(model)):
         return None
     recipe = run_recipe(Path(model))
     if recipe_kind([recipe]) is not Config:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from posttrain.commands.collection.sampled_prompts import SampledCompletion, SampledPrompt
 from posttrain.options.collect import CollectOptions
-from posttrain.training.collection.sampled_prompts import SampledCompletion, SampledPrompt
 
 
 @dataclass(frozen=True, slots=True)

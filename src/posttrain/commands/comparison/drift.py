@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from jaxtyping import Float64
 from torch import Tensor
 
+from posttrain.commands.comparison.cells import Cell
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
@@ -18,7 +19,6 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.sampling import SamplingParams
 from posttrain.records import Rollout
 from posttrain.tasks.base import held_out_prompts, training_prompts
-from posttrain.training.comparison.cells import Cell
 from posttrain.training.session import open_session
 from posttrain.training.update import group_logprobs
 

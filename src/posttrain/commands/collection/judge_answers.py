@@ -18,13 +18,13 @@ from typing import Any
 import yaml
 
 from posttrain.binding import bind
+from posttrain.commands.collection.pair_choice import Pair, lot
 from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.errors import UserError
 from posttrain.options.collect import LlmJudgeOptions
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.judge_prompts import cut_candidate, judged_part, pair_messages, winner_in
 from posttrain.rewards.judge_reward import JudgeBatch, JudgeBudget, JudgeReward, settled_early
-from posttrain.training.collection.pair_choice import Pair, lot
 
 Keep = Callable[[Mapping[str, object]], None]
 """Puts an answer on the disk."""

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from posttrain.commands.comparison.statistics import CellResult, VariantResult, accuracy, quantity, variant_results
 from posttrain.runs.files import save_figure, write_atomically
-from posttrain.training.comparison.cell_runs import CellResult
-from posttrain.training.comparison.statistics import VariantResult, accuracy, quantity, variant_results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,13 +1,14 @@
 """Who is better, from what was said of a pair: rewards, a judge's answers, people's votes."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
+from statistics import fmean
 from typing import Any
 
-from posttrain.training.collection.agreement import agreement
-from posttrain.training.collection.pair_choice import Pair
+from posttrain.commands.collection.pair_choice import Pair
+from posttrain.commands.collection.sampled_prompts import SampledCompletion, SampledPrompt
 
 SHARES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 """What the first of a pair gets of one point by a vote; `skip` says nothing of it."""
@@ -130,4 +131,95 @@ def order_summary(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
         "num_asked_in_both_orders": len(both),
         "same_in_both_orders": kept / len(both) if both else None,
         "first_shown_share": sum(shown_first) / len(shown_first) if both else None,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Of two raters, over what both have judged."""
+
+    num_common: int
+    raw: float | None
+    """Share of equal verdicts; None where nothing is common."""
+    kappa: float | None
+    """Cohen's; None where nothing is common, or both always say one and the same."""
+
+    def as_record(self) -> dict[str, object]:
+        """Plain data for the summary."""
+        return asdict(self)
+
+
+def agreement(first: Sequence[Hashable], second: Sequence[Hashable]) -> Agreement:
+    """Raw agreement and Cohen's kappa of two raters' verdicts, item by item.
+
+        κ = (p_o - p_e) / (1 - p_e),   p_o = share of equal verdicts,   p_e = Σ_k p_1(k) p_2(k)
+
+    Cohen 1960, "A coefficient of agreement for nominal scales".  1 is full agreement, 0 what chance gives to raters
+    who say each thing as often as these do, below 0 less than that.  Undefined, here None, where p_e = 1.
+    """
+    assert len(first) == len(second)
+    count = len(first)
+    if not count:
+        return Agreement(num_common=0, raw=None, kappa=None)
+    observed = sum(a == b for a, b in zip(first, second, strict=True)) / count
+    of_first, of_second = Counter(first), Counter(second)
+    expected = sum(of_first[verdict] * of_second[verdict] for verdict in of_first) / count**2
+    kappa = None if expected == 1 else (observed - expected) / (1 - expected)
+    return Agreement(num_common=count, raw=observed, kappa=kappa)
+
+
+def row_of_verdict(verdict: Verdict) -> dict[str, object]:
+    """One row: `prompt`, `chosen` and `rejected`, then how it came about.
+
+    Of a tie the first completion stands as chosen, which means nothing.  Prompts that are conversations have answers
+    that are lists of one message of the assistant's.
+    """
+    pair = verdict.pair
+    chosen, rejected = (pair.second, pair.first) if verdict.share < 0.5 else (pair.first, pair.second)
+    names = (
+        {"chosen": "first", "rejected": "second"} if chosen is pair.first else {"chosen": "second", "rejected": "first"}
+    )
+    return {
+        "prompt": pair.prompt.prompt,
+        "chosen": answer_content(pair.prompt, chosen),
+        "rejected": answer_content(pair.prompt, rejected),
+        "tie": verdict.is_tie,
+        "judge": ", ".join(verdict.judges),
+        "margin": verdict.margin,
+        "principle": "\n".join(verdict.principles) or None,
+        "reasons": list(verdict.reasons),
+        "votes": {name: verdict.votes[side] for name, side in {**names, "tie": "tie"}.items()}
+        if verdict.votes
+        else None,
+        "pair": pair.id,
+        "prompt_id": pair.prompt.prompt_id,
+        "chosen_sample": chosen.sample,
+        "rejected_sample": rejected.sample,
+        "chosen_reward": chosen.reward,
+        "rejected_reward": rejected.reward,
+    }
+
+
+def answer_content(prompt: SampledPrompt, completion: SampledCompletion) -> str | list[Mapping[str, str]]:
+    """A completion in the shape of its prompt."""
+    if isinstance(prompt.prompt, str):
+        return completion.text
+    return [{"role": "assistant", "content": completion.text}]
+
+
+def length_summary(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
+    """Mean tokens of chosen and of rejected completions, and how often the longer one was chosen, ties left out.
+
+    A judge that takes length for quality shows here.
+    """
+    lengths = [
+        (pair.first.num_tokens, pair.second.num_tokens)[:: 1 if verdict.share > 0.5 else -1]
+        for verdict in verdicts
+        if not verdict.is_tie and (pair := verdict.pair)
+    ]
+    unequal = [chosen > rejected for chosen, rejected in lengths if chosen != rejected]
+    return {
+        "mean_chosen_tokens": fmean(chosen for chosen, _ in lengths) if lengths else None,
+        "mean_rejected_tokens": fmean(rejected for _, rejected in lengths) if lengths else None,
+        "longer_chosen_share": fmean(unequal) if unequal else None,
     }

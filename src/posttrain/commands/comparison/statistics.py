@@ -8,9 +8,34 @@ from typing import Any
 
 from posttrain.errors import RunError
 from posttrain.runs.summary import LEFT_OUT, REWARD, SCORE
-from posttrain.training.comparison.cell_runs import CellResult
 
 CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellResult:
+    """What came out of a cell: the content of its cell.json."""
+
+    variant: str
+    seed: int
+    recipe_digest: str
+    """SHA-256 of the recipe that it was made by."""
+    before: Mapping[str, Any]
+    """Held-out results, as in summary.json."""
+    after: Mapping[str, Any]
+    steps: int
+    sampled_tokens: int
+    seconds: float
+    """Of the whole run, its evaluations included."""
+    training_seconds: float
+    """Of its steps alone."""
+    peak_memory_bytes: int
+    kl: Mapping[str, float]
+    """KL(π‖π₀) on held-out prompts; see `drift.Drift`."""
+    curve: Sequence[tuple[int, float, float]]
+    """(tokens sampled, seconds of training, held-out accuracy) along the way."""
+    device: str
+    versions: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,33 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from posttrain.commands.collection.ballot import Ballot
+from posttrain.commands.collection.collection_folder import (
+    ANSWERS,
+    COMPLETIONS,
+    PREFERENCES,
+    TIES,
+    VOTES,
+    CollectionFolder,
+    inputs_of_collection,
+    require_same_collection,
+)
+from posttrain.commands.collection.judge_answers import LlmJudge
+from posttrain.commands.collection.pair_choice import ChosenPairs, choose_pairs
+from posttrain.commands.collection.prompt_sampler import PairObjects, PromptSampler, Rows
+from posttrain.commands.collection.sampled_prompts import SampledPrompt, sampled_prompt
+from posttrain.commands.collection.verdicts import (
+    SHARES,
+    Verdict,
+    length_summary,
+    order_summary,
+    rater_summary,
+    row_of_verdict,
+    standing_votes,
+    verdict_by_answers,
+    verdict_by_reward,
+    verdict_by_votes,
+)
 from posttrain.config.collect import CollectConfig
 from posttrain.errors import RunError, UserError
 from posttrain.models.policy import Policy
@@ -24,31 +51,6 @@ from posttrain.runs.progress import Progress
 from posttrain.runs.reports import Run
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.summary import peak_memory_bytes, versions
-from posttrain.training.collection.ballot import Ballot
-from posttrain.training.collection.collection_folder import (
-    ANSWERS,
-    COMPLETIONS,
-    PREFERENCES,
-    TIES,
-    VOTES,
-    CollectionFolder,
-)
-from posttrain.training.collection.collection_inputs import inputs_of_collection, require_same_collection
-from posttrain.training.collection.judge_answers import LlmJudge
-from posttrain.training.collection.pair_choice import ChosenPairs, choose_pairs
-from posttrain.training.collection.preference_rows import length_summary, row_of_verdict
-from posttrain.training.collection.prompt_sampler import PairObjects, PromptSampler, Rows
-from posttrain.training.collection.sampled_prompts import SampledPrompt, sampled_prompt
-from posttrain.training.collection.verdicts import (
-    SHARES,
-    Verdict,
-    order_summary,
-    rater_summary,
-    standing_votes,
-    verdict_by_answers,
-    verdict_by_reward,
-    verdict_by_votes,
-)
 
 QUESTIONS_AT_A_TIME = 64
 """Calls of a judge between two looks at whether the collection is to stop."""

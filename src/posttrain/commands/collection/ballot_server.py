@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from posttrain.commands.request_origin import brings, foreign, own_hosts
+from posttrain.commands.collection.ballot import CHOICES, Ballot, StaleVote
+from posttrain.commands.serving.request_origin import brings, foreign, own_hosts
 from posttrain.errors import RunError, UserError
 from posttrain.runs.progress import visible
-from posttrain.training.collection.ballot import CHOICES, Ballot, StaleVote
 
 TOKEN_HEADER = "X-Posttrain-Token"
 MAX_BODY_BYTES = 4096

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from posttrain.commands.collection.ballot import Ballot, ShownPair
 from posttrain.runs.progress import visible
-from posttrain.training.collection.ballot import Ballot, ShownPair
 
 KEYS = {"1": "left", "2": "right", "t": "tie", "s": "skip"}
 HELP = "1 A is better   2 B is better   t tie   s skip   u undo   q end"

@@ -3,46 +3,23 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from posttrain.commands.comparison.cells import Budget, Cell
+from posttrain.commands.comparison.comparison_report import write_comparison
+from posttrain.commands.comparison.drift import kl_to_start
+from posttrain.commands.comparison.statistics import CellResult, accuracy, cell_accuracy, quantity
 from posttrain.errors import RunError, UserError
 from posttrain.runs.files import read_metrics, write_atomically
+from posttrain.runs.folder import sole_writer
 from posttrain.runs.interruption import run_posttrain
 from posttrain.runs.named_inputs import changed_since
 from posttrain.runs.same_recipe import changed_options, first_changes
 from posttrain.runs.summary import headline
-from posttrain.training.comparison.cells import Cell
 
 RESULT = "cell.json"
 LOG = "cell.log"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellResult:
-    """What came out of a cell: the content of its cell.json."""
-
-    variant: str
-    seed: int
-    recipe_digest: str
-    """SHA-256 of the recipe that it was made by."""
-    before: Mapping[str, Any]
-    """Held-out results, as in summary.json."""
-    after: Mapping[str, Any]
-    steps: int
-    sampled_tokens: int
-    seconds: float
-    """Of the whole run, its evaluations included."""
-    training_seconds: float
-    """Of its steps alone."""
-    peak_memory_bytes: int
-    kl: Mapping[str, float]
-    """KL(π‖π₀) on held-out prompts; see `drift.Drift`."""
-    curve: Sequence[tuple[int, float, float]]
-    """(tokens sampled, seconds of training, held-out accuracy) along the way."""
-    device: str
-    versions: Mapping[str, str]
 
 
 def recipe_digest(cell: Cell) -> str:
@@ -143,3 +120,38 @@ def accuracy_curve(records: Sequence[Mapping[str, object]]) -> Iterator[tuple[in
 def number_or(value: object, otherwise: float) -> float:
     """A number of the journal, or what stands for one that is not there."""
     return float(value) if isinstance(value, int | float) else otherwise
+
+
+def run_comparison(cells: Sequence[Cell], budget: Budget, folder: Path, tell: Callable[[str], None] = print) -> str:
+    """Run the cells one after another and write comparison.json, .md and .png after each; returns the table.
+
+    Cells that are finished are not run again, and one that was begun goes on from its last checkpoint.
+    """
+    with sole_writer(folder):
+        results = [result for cell in cells if (result := kept_result(cell)) is not None]
+        kept = {(result.variant, result.seed) for result in results}
+        if kept:
+            tell(f"{len(kept)} of {len(cells)} cells are finished already.")
+        for number, cell in enumerate(cells, start=1):
+            if (cell.variant, cell.seed) in kept:
+                continue
+            tell(f"[{number}/{len(cells)}] {cell.name}: {cell.folder}")
+            result = run_cell(cell, lambda cell: asdict(kl_to_start(cell)))
+            results.append(result)
+            tell(f"    {outcome(result)}")
+            write_comparison(folder, in_order(results, cells), str(budget))
+        return write_comparison(folder, in_order(results, cells), str(budget))
+
+
+def in_order(results: Sequence[CellResult], cells: Sequence[Cell]) -> list[CellResult]:
+    """The results in the order of the cells that they are of."""
+    order = {(cell.variant, cell.seed): number for number, cell in enumerate(cells)}
+    return sorted(results, key=lambda result: order[result.variant, result.seed])
+
+
+def outcome(result: CellResult) -> str:
+    """A finished cell in one line."""
+    return (
+        f"held-out {quantity([result])} {cell_accuracy(result, result.before):.3f} → {accuracy(result):.3f}"
+        f" in {result.steps} steps, {result.sampled_tokens:,} tokens, {result.training_seconds:.0f} s of training"
+    )
