@@ -29,6 +29,7 @@ from posttrain.runs.clock import Clock
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.session import Session, open_session
+from posttrain.training.warm_start import fit_critic
 from posttrain.variance import (
     Ratio,
     baseline_deviation,
@@ -44,7 +45,6 @@ from posttrain.variance import (
     unbiased_uninformative_share,
     uninformative_share,
 )
-from posttrain.training.warm_start import fit_critic
 
 RESULTS = Path(__file__).parent / "results" / "gradient_noise.json"
 FOLDER = Path("runs/benchmark-gradient-noise")
