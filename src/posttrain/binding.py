@@ -38,7 +38,6 @@ Built = TypeVar("Built")
 
 
 def bind(target: Callable[..., Built], options: Mapping[str, object], *, where: str) -> Built:
-    """Call `target` with `options`, having checked their names and types against its signature."""
     arguments = arguments_for(Schema(target), options, where=where)
     try:
         return target(**arguments)
@@ -47,7 +46,6 @@ def bind(target: Callable[..., Built], options: Mapping[str, object], *, where: 
 
 
 def arguments_for(schema: Schema, options: object, *, where: str) -> dict[str, Any]:
-    """What the schema's target is to be called with for these options."""
     return call_arguments(record_of(record_class(schema), options, where=where), where=where)
 
 
@@ -63,7 +61,6 @@ def call_arguments(record: Any, *, where: str) -> dict[str, Any]:
 
 
 def constructed_within(value: Any, where: str) -> Any:
-    """An option's value; of a record, or a list of records, what they are records of."""
     if isinstance(value, tuple):
         return tuple(constructed_within(item, f"{where}[{index}]") for index, item in enumerate(value))
     return constructed(value, f"{where}.") if is_record(value) else value
@@ -91,12 +88,10 @@ GIVEN = {"algorithm": ([], []), "task": (["renderer"], ["seed"]), "engine": (["p
 
 
 def is_own(section: str, content: object) -> bool:
-    """Whether a section names something of the user's own.  A dataset's `path` stands beside the name of its task."""
     return section in OWN and isinstance(content, Mapping) and "path" in content and "name" not in content
 
 
 def is_name_in_file(path: object) -> bool:
-    """Whether a value is FILE.py:NAME."""
     file, _, name = path.rpartition(":") if isinstance(path, str) else ("", "", "")
     return file.endswith(".py") and name.isidentifier()
 
@@ -240,7 +235,6 @@ class UncachedLoader(SourceFileLoader):
 
 
 def digest_of(file: Path) -> str:
-    """The SHA-256 of a file's content; empty where there is no such file."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:

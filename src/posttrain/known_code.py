@@ -26,7 +26,6 @@ class KnownCode:
 
     @property
     def key(self) -> str:
-        """What decides whether it is known."""
         return f"{self.digest} {self.name}"
 
 
@@ -38,7 +37,6 @@ def state_file() -> Path:
 
 
 def is_known(code: KnownCode) -> bool:
-    """Whether it has been run here before."""
     return len(code.digest) == DIGITS and code.key in known_keys()
 
 

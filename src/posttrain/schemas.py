@@ -54,18 +54,15 @@ class Schema:
 
     @property
     def is_own(self) -> bool:
-        """Whether the target is the user's own, named by its path."""
         return any(option.name == "path" for option in self.leading)
 
     @property
     def options(self) -> list[Option]:
-        """All options, in order."""
         leading = {option.name: option for option in self.leading if option.name not in self.left_out}
         return [*({**leading, **self.own, **leading}).values()]
 
     @property
     def own(self) -> dict[str, Option]:
-        """The options that the target itself takes, by name."""
         return {option.name: option for option in options_of(self.target) if option.name not in self.left_out}
 
 
@@ -81,7 +78,6 @@ class Mistake:
     """The names that exist there, where the mistake is another."""
 
     def line(self, where: str) -> str:
-        """The mistake and its remedy, of options that stand at `where`."""
         remedy = f".  {did_you_mean(self.path[-1], self.names)}" if self.names else ""
         return f"{'.'.join((where, *self.path))}{self.says}{remedy}"
 
@@ -106,14 +102,12 @@ def options_of(target: Any) -> list[Option]:
 
 
 def default_of(option: Any) -> Any:
-    """The default of a dataclass's field."""
     if option.default_factory is not MISSING:
         return option.default_factory()
     return REQUIRED if option.default is MISSING else option.default
 
 
 def require_left_out(options: Any, names: Iterable[str], rule: str, *, where: str = "") -> None:
-    """Refuse the options among these that were given, since nothing would read them.  `where` is their section."""
     for each in fields(options):
         if each.name in names and getattr(options, each.name) != default_of(each):
             raise UserError(f"{where}{each.name} = {getattr(options, each.name)} {rule}; leave it out")
@@ -127,19 +121,16 @@ def require_no_password(address: str, name: str, remedy: str) -> None:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a recipe can say a value."""
     if isinstance(value, list | tuple):
         return all(is_plain(item) for item in value)
     return value is None or isinstance(value, str | int | float | Enum | Mapping) or is_instance(value)
 
 
 def is_instance(value: object) -> bool:
-    """Whether a value is an object of a dataclass."""
     return is_dataclass(value) and not isinstance(value, type)
 
 
 def is_record(value: object) -> bool:
-    """Whether a value is an object of a class that `record_class` made."""
     return is_instance(value) and hasattr(type(value), "schema")
 
 
@@ -178,7 +169,6 @@ def record_class(schema: Schema) -> Any:
 
 
 def as_record(record: Any, value: Any) -> Any:
-    """An object's fields in a record class made of its class."""
     return record(**{each.name: getattr(value, each.name) for each in fields(record)})
 
 
@@ -253,7 +243,6 @@ def record_of(annotation: Any, content: object, *, where: str) -> Any:
 
 
 def spoken(value: Any) -> object:
-    """What Python code may write in a section and JSON has no word for."""
     if is_instance(value):
         return asdict(value)
     if isinstance(value, Path):
@@ -282,13 +271,11 @@ def mistake(annotation: Any, error: Any) -> Mistake:
 
 
 def value_excerpt(value: object) -> str:
-    """A given value on one line; a long one cut."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def names_at(annotation: Any, path: tuple[str, ...]) -> list[str]:
-    """The names that exist where a path leads, from a record class down."""
     inner = unwrapped(annotation)
     for part in path:
         if is_dataclass(inner) and not part.isdigit():  # a digit is a place in a list

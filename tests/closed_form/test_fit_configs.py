@@ -10,7 +10,7 @@ from posttrain.errors import UserError
 
 KINDS = {"sft": SftConfig, "reward_model": RewardModelConfig, "dpo": DpoConfig}
 ROUNDS: dict[str, Any] = {"rounds": 2}
-OF_ROWS = "is for prompts that are sampled from", "max_length"
+OF_ROWS = "is only for", "Leave it out", "max_length"
 
 
 def dataset(**options: object) -> dict[str, Any]:
@@ -23,9 +23,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], tuple[str, ...]]]] = {
         (dataset(over_long="skip"), ("task.over_long = skip", *OF_ROWS)),
         (dataset(max_prompt_tokens=9), ("task.max_prompt_tokens = 9", *OF_ROWS)),
         (dataset(last_assistant_message="drop"), ("task.last_assistant_message = drop", *OF_ROWS)),
-        (dataset(sources=[{"path": "a.jsonl", "weight": 2}]), ("task.sources", "weights", "Leave them out")),
+        (dataset(sources=[{"path": "a.jsonl", "weight": 2}]), ("task.sources", "weights", "Leave the weights out")),
         (dataset(name="programs"), ("task", "rows")),
-        ({"run": {"num_steps": 0}}, ("run.num_steps = 0", "use >= 1")),
+        ({"run": {"num_steps": 0}}, ("run.num_steps = 0", "Use at least 1")),
         ({"run": {"token_limit": 10}}, ("run.token_limit = 10", "posttrain rl", "Leave it out")),
         ({"run": {"early_stop_evaluations": 2}}, ("run.early_stop_evaluations = 2", "posttrain rl", "Leave it out")),
         ({"tracker": {"project": "p"}}, ("tracker.project = p", "run.report_to")),
@@ -38,7 +38,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], tuple[str, ...]]]] = {
         ({"sft": {"eval_size": 3}}, ("sft.eval_size = 3", "task.held_out_size")),
         ({"demonstrator": {"max_tries": 1}}, ("demonstrator", "Leave the section out")),
         ({"task": {"name": "countdown"}, "sft": {"long_rows": "cut"}}, ("sft.long_rows = cut", "Leave it out")),
-        ({"task": {"name": "arithmetic"}, "demonstrator": {"max_tries": 1}}, ("demonstrator", "Countdown")),
+        ({"task": {"name": "arithmetic"}, "demonstrator": {"max_tries": 1}}, ("demonstrator", "countdown")),
         ({"model": {"hidden_size": 8, "path": "x"}}, ("model.hidden_size: no such field",)),
         ({"model": {"hidden_size": 8, "dtype": "bfloat16"}}, ("model.dtype: no such field",)),
     ],
@@ -54,10 +54,10 @@ REFUSED: dict[str, list[tuple[dict[str, Any], tuple[str, ...]]]] = {
     "dpo": [
         ({"run": {"num_steps": 7}}, ("run.num_steps = 7", "dpo.num_epochs = 1", "null")),
         ({"dpo": ROUNDS, "run": {"num_steps": 7}}, ("run.num_steps = 7", "dpo.steps_per_round = 16", "Leave it out")),
-        ({"dpo": ROUNDS | {"num_epochs": 3}}, ("dpo.num_epochs = 3.0", "is for rows")),
-        ({"dpo": ROUNDS | {"eval_every": 3}}, ("dpo.eval_every = 3", "is for rows")),
+        ({"dpo": ROUNDS | {"num_epochs": 3}}, ("dpo.num_epochs = 3.0", "dpo.rounds = 0", "Leave it out")),
+        ({"dpo": ROUNDS | {"eval_every": 3}}, ("dpo.eval_every = 3", "dpo.rounds = 0", "Leave it out")),
         ({"dpo": ROUNDS, "rollout": {"prompts_per_step": 8}}, ("rollout.prompts_per_step = 8", "prompts_per_round")),
-        ({"dpo": ROUNDS, "rollout": {"group_size": 1}}, ("rollout.group_size = 1", "use >= 2")),
+        ({"dpo": ROUNDS, "rollout": {"group_size": 1}}, ("rollout.group_size = 1", "Use at least 2")),
         ({"dpo": {"prompts_per_round": 8}}, ("dpo.prompts_per_round = 8", "Leave it out")),
         ({"rewards": ["graded_format"]}, ("rewards", "dpo.rounds = 0", "Leave it out")),
         ({"rollout": {"group_size": 4}}, ("rollout", "dpo.rounds = 0", "Leave it out")),

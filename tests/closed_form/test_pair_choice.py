@@ -76,7 +76,7 @@ def test_a_lot_is_even_and_another_for_each_purpose() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"pairs_per_prompt": 2}, "pairs_per_prompt = 2 is for pairs = random"),
+        ({"pairs_per_prompt": 2}, "pairs_per_prompt = 2 is only for pairs = random"),
     ],
 )
 def test_options_that_make_no_pair_are_refused(options: dict[str, Any], says: str) -> None:
@@ -85,5 +85,5 @@ def test_options_that_make_no_pair_are_refused(options: dict[str, Any], says: st
 
 
 def test_all_principles_need_a_file_of_them() -> None:
-    with pytest.raises(UserError, match="give principles: FILE"):
+    with pytest.raises(UserError, match="Give principles: FILE"):
         LlmJudgeOptions(principle="all")

@@ -156,7 +156,10 @@ UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
         {"update": {"optimizer_from": "run:pairs"}},
         "a phase of `posttrain collect` has no optimiser",
     ),
-    "groups of one": ({"rollout": {"group_size": 1}}, r"rollout\.group_size = 1 leaves a completion no siblings"),
+    "groups of one": (
+        {"rollout": {"group_size": 1}},
+        r"rollout\.group_size = 1: \w+ compares the completions of a prompt",
+    ),
     "an optimiser of nobody": ({"update": {"optimizer_from": "gone"}}, r"optimizer_from = gone: no folder of a run"),
     "an optimiser of a model": ({"update": {"optimizer_from": "phase:first"}}, r"is no folder of a run\.  `run:NAME`"),
 }

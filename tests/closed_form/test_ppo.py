@@ -319,7 +319,10 @@ def test_rewards_that_are_all_alike_are_so_whatever_their_sums_round_to() -> Non
         ({"critic": {"rate_scale": 0.0}}, "rate_scale = 0.0"),
         ({"critic": {"fit_steps": -1}}, "fit_steps = -1"),
         ({"critic": {"max_grad_norm": 0.0}}, "max_grad_norm = 0.0"),
-        ({"critic": {"trunk": "own", "through_trunk": False}}, "through_trunk = false with trunk = own"),
+        (
+            {"critic": {"trunk": "own", "through_trunk": False}},
+            "through_trunk = false is only for trunk = auto or shared",
+        ),
     ],
 )
 def test_options_without_a_use_are_refused(options, says) -> None:

@@ -162,14 +162,14 @@ def test_a_model_of_another_vocabulary_is_refused_by_the_first_token_that_differ
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, r"the student itself, seeing what the student sees, has nothing to teach"),
-        ({"weights": "start"}, r"has nothing to teach"),
-        ({"model": "big", "weights": "start"}, r"weights = start is of the student itself, and model = big"),
-        ({"sees": "sibling", "template": "{prompt}"}, r"template = \{prompt\} has no \{shown\}; write"),
-        ({"sees": "sibling", "template": ""}, r"has no \{prompt\} and no \{shown\}"),
-        ({"sees": "sibling", "answer_column": "a"}, r"answer_column = 'a' is for sees = answer, and sees = sibling"),
-        ({"sees": "answer", "correct_from": 0.5}, r"correct_from = 0\.5 is for sees = sibling, and sees = answer"),
-        ({"model": "big", "template": "{prompt}{shown}"}, r"template = .* is for sees = answer or sibling"),
+        ({}, r"makes the student its teacher, with nothing to teach"),
+        ({"weights": "start"}, r"with nothing to teach"),
+        ({"model": "big", "weights": "start"}, r"weights = start is only for model = '', and model = big"),
+        ({"sees": "sibling", "template": "{prompt}"}, r"template = \{prompt\} needs .* \{shown\}"),
+        ({"sees": "sibling", "template": ""}, r"template = '' needs \{prompt\} and \{shown\}"),
+        ({"sees": "sibling", "answer_column": "a"}, r"answer_column = a is only for sees = answer, and sees = sibling"),
+        ({"sees": "answer", "correct_from": 0.5}, r"correct_from = 0\.5 is only for sees = sibling, and sees = answer"),
+        ({"model": "big", "template": "{prompt}{shown}"}, r"template = [\s\S]* is only for sees = answer or sibling"),
     ],
     ids=str,
 )

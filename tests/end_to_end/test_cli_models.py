@@ -188,7 +188,7 @@ def test_python_evaluates_rows_by_a_function(model: str) -> None:
         ("eval nowhere", "model.path = nowhere: no such folder."),
         ("eval nowhere --rollout.group-size 4", "--rollout.group-size: no such flag."),
         ("chat nowhere --sampling.top-p 7", "command line: sampling.top_p = 7.0: must be greater than 0 and at most 1"),
-        ("trace . hello", "model.path = .: the folder holds no config.json"),
+        ("trace . hello", "model.path = .: the folder has no config.json"),
     ],
 )
 def test_a_mistake_is_one_message(argv: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:

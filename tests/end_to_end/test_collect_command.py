@@ -162,7 +162,10 @@ def test_a_signal_while_completions_are_sampled_ends_the_command_after_their_bat
     [
         (["--sampling.temperature", "0"], "makes all completions of a prompt the same"),
         (["--judge.name", "llm"], "give judge.endpoint"),
-        (["--judge.name", "person"], "rewards: judge.name = person and collect.pairs = all ask no reward"),
+        (
+            ["--judge.name", "person"],
+            "rewards is only for scored = true, and scored = false.  judge.name = person asks none",
+        ),
         (["--judge.name", "persons"], "Did you mean `person`"),
         (["--judge.rubric", "x"], "no such flag"),
         (["--rater", "anna", "anna"], "name each rater once"),

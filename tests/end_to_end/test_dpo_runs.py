@@ -154,7 +154,7 @@ def test_without_rounds_a_task_of_ones_own_is_refused_before_it_is_imported(
     given = ["dpo", "--model.path", str(tmp_path / "none"), "--task.path", f"{mine}:Mine"]
     for flags in [], ["--dpo.rounds", "0"], ["--dpo.rounds=0"], ["--dry-run"]:
         assert main([*given, *flags]) == 2
-        assert "task: without rounds what is learned are rows" in capsys.readouterr().err
+        assert "task with dpo.rounds = 0 needs rows" in capsys.readouterr().err
     with pytest.raises(UserError, match="without rounds"):
         posttrain.load_recipe(kind=DpoConfig, task={"path": f"{mine}:Mine"})
     assert not noted.exists()

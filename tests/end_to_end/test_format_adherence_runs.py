@@ -167,7 +167,9 @@ def test_the_recipe_for_a_real_model_differs_from_the_tiny_one_in_what_the_homew
 
 
 def test_the_options_of_countdowns_demonstrator_are_refused() -> None:
-    with pytest.raises(UserError, match="demonstrator: its options are those of Countdown's; that of arithmetic has"):
+    with pytest.raises(UserError, match=r"demonstrator is only for task.name = countdown, and task.name = arithmetic"):
         SftConfig(task=ArithmeticOptions(), demonstrator=Demonstrator(give_up=0.1))
-    with pytest.raises(UserError, match=r"sft.num_epochs = 2 is for rows; demonstrations of arithmetic go without"):
+    with pytest.raises(
+        UserError, match=r"sft.num_epochs = 2.0 is only for task.name = dataset, and task.name = arithmetic"
+    ):
         SftConfig(task=ArithmeticOptions(), sft=SftOptions(num_epochs=2))

@@ -210,7 +210,7 @@ def test_the_plan_says_both_rates_and_which_is_used(tmp_path: Path, capsys: pyte
 
 
 def test_weight_decay_with_an_adapter_is_refused_with_the_section(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"update\.weight_decay = 0\.1, and an adapter .* is not decayed"):
+    with pytest.raises(UserError, match=r"update\.weight_decay = 0\.1 of an adapter .* update\.decay_adapter = true"):
         posttrain.load_recipe(recipe_of(tmp_path, 1), update={"weight_decay": 0.1})
 
 

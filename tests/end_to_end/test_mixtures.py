@@ -82,20 +82,23 @@ def test_a_mixture_in_a_recipe_is_a_task_of_rows_whose_mistakes_are_told() -> No
     assert [source.name for source in task_of.sources] == ["", "b"]
     for source, says in (
         ({"path": "a", "wieght": 1}, r"task.sources.0.wieght: no such field.  Did you mean `weight`\?"),
-        ({"weight": 1}, r"task.sources\[0\].path =  is empty"),
+        ({"weight": 1}, r"task.sources\[0\].path = '' is empty"),
         ({"path": "a", "weight": 0}, r"task.sources\[0\].weight = 0.0: must be a finite number greater than 0"),
     ):
         with pytest.raises(UserError, match=says):
             posttrain.load_recipe(task={"sources": [source]})
-    with pytest.raises(UserError, match=r"task.sources: b has no weight, and others have"):
+    with pytest.raises(UserError, match=r"task.sources have weights for some"):
         posttrain.load_recipe(task={"sources": [{"path": "a", "weight": 1}, {"path": "b"}]})
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"path": "a", "sources": (MixtureSourceOptions(path="b"),)}, "path = a is given beside sources"),
-        ({"sources": (MixtureSourceOptions(path="b"),), "held_out_split": "c"}, "held_out_split = c is of no one path"),
+        ({"path": "a", "sources": (MixtureSourceOptions(path="b"),)}, "path = a is given as well as sources"),
+        (
+            {"sources": (MixtureSourceOptions(path="b"),), "held_out_split": "c"},
+            "held_out_split = c with sources needs a path",
+        ),
         ({"delimiter": "::"}, "delimiter = :: must be a single character"),
     ],
 )

@@ -290,7 +290,7 @@ def test_a_plan_is_made_of_the_objects_that_it_is_given(
     printed = capsys.readouterr().out
     for line in ("task       sums, 3 held-out", "algorithm  upside-down,", "rewards    rewarded_by_answer × 1"):
         assert line in printed
-    with pytest.raises(UserError, match="is about a reference that upside-down does without"):
+    with pytest.raises(UserError, match="is only for a reference, and upside-down has none"):
         show_rl_plan(config(tmp_path / "run", reference={"refresh_every": 1}), own)
     assert not (tmp_path / "run").exists()
 

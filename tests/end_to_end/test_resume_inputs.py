@@ -336,7 +336,7 @@ def test_a_reference_is_judged_by_the_algorithm_that_is_given(
     # One update a step, and the reference is the policy that the step begins with.
     assert all(abs(line["kl"]) < 1e-9 for line in metrics_of(run.folder)[1:])
     trained(tmp_path / "run", 3, with_kl())
-    with pytest.raises(UserError, match=r"^reference\.refresh_every = 1 is about a reference that rloo does without"):
+    with pytest.raises(UserError, match=r"^reference\.refresh_every = 1 is only for a reference, and rloo has none"):
         trained(tmp_path / "other", 2, rloo())
     assert not (tmp_path / "other").exists()
     # By the command too the objects are what is missing, and not a use for the reference.

@@ -100,7 +100,7 @@ def test_an_update_moves_the_adapter_and_nothing_else(forward: str, nf4: bool) -
 
 def test_weight_decay_on_an_adapter_is_refused() -> None:
     settings = LearnerSettings(update=UpdateOptions(weight_decay=0.1), max_completion_tokens=8)
-    with pytest.raises(UserError, match=r"update\.weight_decay = 0\.1, and an adapter .* is not decayed"):
+    with pytest.raises(UserError, match=r"update\.weight_decay = 0\.1 of an adapter .* update\.decay_adapter = true"):
         Learner(adapted_policy(), build_algorithm({"name": "grpo"}), settings)
 
 

@@ -60,7 +60,7 @@ def test_the_memory_plan_counts_its_parameters() -> None:
 
 def test_key_heads_of_their_own_are_refused_for_gpt2() -> None:
     NewModelOptions(family="gpt2", num_heads=4, num_kv_heads=4)
-    with pytest.raises(UserError, match=r"num_kv_heads = 1 is for family = qwen3.*Leave it out"):
+    with pytest.raises(UserError, match=r"num_kv_heads = 1 is only for family = qwen3.*Leave it out"):
         NewModelOptions(family="gpt2", num_heads=4, num_kv_heads=1)
 
 

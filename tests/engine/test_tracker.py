@@ -197,7 +197,7 @@ def test_a_library_that_is_missing_is_named_with_the_way_to_get_it(
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
-        ({"tracker": {"project": "mine"}}, r"tracker\.project = mine: no tracker is told of the run"),
+        ({"tracker": {"project": "mine"}}, r"tracker\.project = mine is only for run\.report_to"),
         ({"run": {"report_to": ["wandb", "wandb"]}}, "report_to .*names one twice"),
         ({"run": {"report_to": ["wanbd"]}}, "wandb"),
         ({"run": {"report_to": ["wandb"]}, "tracker": {"completions": -1}}, "completions = -1"),

@@ -236,8 +236,9 @@ def test_only_an_algorithm_that_compares_completions_of_a_prompt_refuses_groups_
     if name in ("reinforce", "ppo"):
         assert from_flags(*asked).rollout.group_size == 1
         return
-    with pytest.raises(UserError, match=rf"group_size = 1 leaves a completion no siblings .* as {name} does; use >= 2"):
+    with pytest.raises(UserError) as refused:
         from_flags(*asked)
+    assert all(each in str(refused.value) for each in ("rollout.group_size = 1", name, "Use at least 2"))
 
 
 def test_rules_between_fields_wait_until_every_source_was_heard() -> None:
@@ -248,7 +249,7 @@ def test_rules_between_fields_wait_until_every_source_was_heard() -> None:
 def test_a_row_longer_than_the_token_budget_is_told_with_its_numbers() -> None:
     config = from_text("{update: {tokens_per_microbatch: 450}, rollout: {max_completion_tokens: 400}}")
     config.require_room(50)
-    with pytest.raises(
-        UserError, match=r"= 450 is less [\s\S]* 51 \+ completion 400 = 451 tokens\)\.  Use at least 451"
-    ):
+    with pytest.raises(UserError) as refused:
         config.require_room(51)
+    named = ("update.tokens_per_microbatch = 450", "prompt 51 + completion 400", "Use at least 451")
+    assert all(each in str(refused.value) for each in named)

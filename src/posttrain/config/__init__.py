@@ -1,10 +1,9 @@
 """One frozen record for all that decides a run, made from recipe files and flags: see sections.py and reading.py."""
 
-from posttrain.config.collect import CollectConfig
 from posttrain.config.fit_configs import DpoConfig, RewardModelConfig, SftConfig
 from posttrain.config.kinds import AnyConfig, TrainingConfig, as_recipe
 from posttrain.config.reading import build, load_recipe
-from posttrain.config.sections import Config, IrlConfig
+from posttrain.config.sections import CollectConfig, Config, IrlConfig
 
 __all__ = [
     "AnyConfig",

@@ -1,15 +1,15 @@
 """The kinds of recipe, the command that reads each, and how a config is written down again."""
 
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
-from posttrain.config.collect import CollectConfig
 from posttrain.config.fit_configs import DpoConfig, RewardModelConfig, SftConfig
 from posttrain.config.recipe_yaml import to_yaml
-from posttrain.config.sections import Config, IrlConfig, plain
+from posttrain.config.schema import section_names
+from posttrain.config.sections import CollectConfig, Config, IrlConfig, plain
 from posttrain.options.dpo import DpoOptions
 from posttrain.options.model import ModelOptions
-from posttrain.options.reward_model import EnsembleOptions, RewardModelOptions
+from posttrain.options.reward_model import OF_ENSEMBLES, OF_MODELS
 from posttrain.options.training import rated
 
 TrainingConfig = Config | SftConfig | RewardModelConfig | DpoConfig
@@ -58,16 +58,16 @@ def as_recipe(config: AnyConfig) -> str:
 
 
 def recipe_sections(config: AnyConfig) -> dict[str, object]:
-    """The content of that file."""
-    content: dict[str, Any] = {name: plain(section) for name, section in asdict(resolved_config(config)).items()}
+    resolved = asdict(resolved_config(config))
+    content: dict[str, Any] = {name: plain(resolved[name]) for name in section_names(type(config))}
     if "rewards" in content:  # each is by name or by path, which comes first
         content["rewards"] = [reward_section(each) for each in content["rewards"]]
     return content
 
 
 def reward_section(reward: dict[str, object]) -> dict[str, object]:
-    """What a recipe says of a reward: first which it is, and of a function nothing that only a reward model has."""
-    of_models = {each.name for each in fields(RewardModelOptions)} if not reward["model"] else set()
-    of_models |= {each.name for each in fields(EnsembleOptions)} if not reward["ensemble"] else set()
+    """A reward as recipes write it: first which one it is, and options of reward models only for those."""
+    left_out = [] if reward["model"] else OF_MODELS.split()
+    left_out += [] if reward["ensemble"] else OF_ENSEMBLES.split()
     ordered: dict[str, object] = {"name": "", "path": "", "model": ""} | reward
-    return {key: value for key, value in ordered.items() if value not in ("", {}, None) and key not in of_models}
+    return {key: value for key, value in ordered.items() if value not in ("", {}, None) and key not in left_out}

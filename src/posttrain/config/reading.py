@@ -49,12 +49,10 @@ def load_recipe(
 
 
 def section_mapping(section: object) -> object:
-    """A section as Python code gives it: a mapping, or an options object."""
     return asdict(section) if is_dataclass(section) and not isinstance(section, type) else section
 
 
 def recipe_kind(layers: Sequence[RecipeLayer]) -> type[AnyConfig]:
-    """What the sources speak of: training by reward, unless one has a section that only another kind has."""
     for kind in COMMAND_OF:
         own = set(section_names(kind)) - set(section_names(Config))
         if any(own & layer.sections.keys() for layer in layers):
@@ -119,7 +117,6 @@ def complaint(kind: type, merged: MergedRecipe, section: str, mistake: Mistake) 
 
 
 def sections_with(kind: type, name: str) -> list[str]:
-    """The sections that have an option of this name."""
     return [section for section in section_names(kind) if name in names_at(section_record(kind, section, {}), ())]
 
 

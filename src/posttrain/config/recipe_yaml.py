@@ -55,19 +55,16 @@ class RecipeLoader(yaml.SafeLoader):
 
 
 def child_nodes(node: yaml.Node) -> list[yaml.Node]:
-    """The nodes in a node."""
     if isinstance(node, yaml.MappingNode):
         return [part for pair in node.value for part in pair]
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
 def yaml_error(place: Any, problem: str) -> yaml.MarkedYAMLError:
-    """The error for an event or a node."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
 
 
 def integer(loader: RecipeLoader, node: yaml.ScalarNode) -> int:
-    """A whole number that Python can write again."""
     try:
         return int(str(node.value))
     except ValueError as error:
@@ -93,7 +90,6 @@ RecipeLoader.add_constructor("tag:yaml.org,2002:int", integer)
 
 
 def parse_yaml(text: str) -> object:
-    """The content of a recipe file."""
     if len(text) > MOST_CHARACTERS:
         raise yaml.YAMLError(f"{len(text)} characters, and a recipe has at most {MOST_CHARACTERS}")
     return yaml.load(text, RecipeLoader)

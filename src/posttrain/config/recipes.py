@@ -53,7 +53,6 @@ class MergedRecipe:
     """The sources that are recipes of runs -> SHA-256 of their text."""
 
     def where(self, path: str) -> str:
-        """The source of an option, or of the section around it."""
         while path and path not in self.origins:
             path = path.rpartition(".")[0]
         return self.origins.get(path, "defaults")
@@ -93,7 +92,6 @@ def with_task_of_rows(section: str, before: object, value: object) -> object:
 
 
 def is_file_of_rows(path: object) -> bool:
-    """Whether a task's path can be no FILE.py:NAME."""
     return isinstance(path, str) and path != "" and ".py" not in path
 
 
@@ -109,18 +107,15 @@ def overlay(origins: dict[str, str], path: str, before: object, value: object, w
 
 
 def forget_below(origins: dict[str, str], path: str) -> None:
-    """Forget where the options below a dotted path came from."""
     for below in [known for known in origins if known.startswith(f"{path}.")]:
         del origins[below]
 
 
 def renamed(section: str, before: Mapping[str, object], value: Mapping[str, object]) -> bool:
-    """Whether a layer chooses another task or algorithm, whose options are not those of the one before."""
     return section in VARIANTS and variant(section, value) not in (None, variant(section, before))
 
 
 def variant(section: str, content: Mapping[str, object]) -> object:
-    """The name of the task or algorithm that a layer chooses, or FILE.py:NAME of the user's own; None if neither."""
     own = is_own(section, content) and (section == "algorithm" or is_name_in_file(content["path"]))
     return content["path"] if own else content.get("name")
 
@@ -156,7 +151,6 @@ def short_reward(text: str) -> dict[str, object]:
 
 
 def kind_of_reward(source: str) -> str:
-    """Whether a text names a function of the user's own, a reward model or a function of this package."""
     if ":" in source:
         return "path"
     return "model" if "/" in source or Path(source).is_dir() else "name"
@@ -174,7 +168,6 @@ def whole_reward(text: str) -> dict[str, object]:
 
 
 def short_form(source: str, weight: float) -> str:
-    """A reward's name or path and its weight, as `short_reward` reads them."""
     return source if weight == 1 else f"{source}={weight}"
 
 
@@ -247,7 +240,6 @@ def read_recipe(name: str, *, of_run: bool = False) -> RecipeLayer:
 
 
 def in_run_folder(recipe: Path) -> bool:
-    """Whether a recipe, or the file that it is a link to, is the one of a run, or of a checkpoint of it."""
     return any(
         path.name == RUN_RECIPE and any((path.parent / name).is_file() for name in BESIDE_RUN_RECIPE)
         for path in (recipe, recipe.resolve())
@@ -255,16 +247,13 @@ def in_run_folder(recipe: Path) -> bool:
 
 
 def kind(value: object) -> str:
-    """What a person would call a value that stands where a mapping should."""
     return "list" if isinstance(value, list) else "single value"
 
 
 def position(error: yaml.YAMLError) -> str:
-    """`:LINE` of a YAML error, where it is known."""
     mark = getattr(error, "problem_mark", None)
     return f":{mark.line + 1}" if mark else ""
 
 
 def problem(error: yaml.YAMLError) -> str:
-    """What the YAML parser stumbled over, on one line."""
     return " ".join(str(getattr(error, "problem", None) or error).split())

@@ -115,5 +115,4 @@ def named_acts(merged: MergedRecipe) -> dict[str, object]:
 
 
 def value_in(section: object, option: str) -> object:
-    """What a section says of an option; None where it says nothing, or is none."""
     return section.get(option) if isinstance(section, Mapping) else None

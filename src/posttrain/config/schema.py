@@ -32,9 +32,15 @@ CLASSES: dict[str, tuple[str, Mapping[str, type]]] = {
 """Sections whose class is chosen by `name`: the default name, and every class by name."""
 
 
+ORDER = (
+    "world demonstrations features method model task rewards algorithm demonstrator grading sandbox engine rollout"
+    " sampling collect judge update sft reward_model dpo reference evaluation behaviours checkpoint tracker run"
+)
+"""Sections as a written recipe and `--help` order them."""
+
+
 def section_names(kind: type) -> list[str]:
-    """The sections of a kind of recipe, in order."""
-    return [each.name for each in fields(kind)]
+    return sorted((each.name for each in fields(kind)), key=ORDER.split().index)
 
 
 def section_record(kind: type, section: str, content: object) -> Any:
@@ -74,7 +80,6 @@ def section_schema(kind: type, section: str, content: object) -> Schema:
 
 
 def variants_of(section: str) -> tuple[str, Mapping[str, Any]]:
-    """The default name of a section, and what each name stands for; no names where there are no variants."""
     if section == "algorithm":
         from posttrain.algorithms.table import ALGORITHMS
 

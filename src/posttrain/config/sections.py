@@ -1,32 +1,31 @@
-"""The whole configuration of a run as one frozen record, and the rules between its sections."""
+"""The configs of rl, collect and irl: one frozen record of all that decides a run, with the rules between sections."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from posttrain.binding import call_arguments, constructed
 from posttrain.config.schema import section_record
 from posttrain.errors import UserError
 from posttrain.options.behaviours import BehaviourOptions
+from posttrain.options.collect import (
+    CollectOptions,
+    CollectRunOptions,
+    JudgeOptions,
+    PersonJudgeOptions,
+    RewardJudgeOptions,
+)
 from posttrain.options.countdown import CountdownOptions
 from posttrain.options.engine import EngineOptions, InProcessOptions
 from posttrain.options.grading import GradingOptions
-from posttrain.options.irl_method import (
-    CausalOptions,
-    CourseOptions,
-    FeatureOptions,
-    FileFeatures,
-    MethodOptions,
-    RecoveryOptions,
-    StateFeatures,
-    TileFeatures,
-)
+from posttrain.options.irl_method import CausalOptions, FeatureOptions, MethodOptions, RecoveryOptions, StateFeatures
 from posttrain.options.irl_world import DemonstrationOptions, IcyGridOptions, SampledOptions, WorldOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
-from posttrain.options.rollout import RolloutOptions
+from posttrain.options.rollout import RolloutOptions, SamplingOptions
+from posttrain.options.rules import GIVEN, Rule, Rules, Unused, require_rules
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import TaskOptions
 from posttrain.options.tracker import TrackerOptions
@@ -43,50 +42,80 @@ from posttrain.schemas import record_of
 if TYPE_CHECKING:
     from posttrain.algorithms.algorithm import Algorithm
 
+FOR_RL = "`posttrain rl`"
+
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """Everything that decides a reinforcement-learning run; the same config gives the same run."""
+class SampledSections:
+    """The sections of runs that sample completions and score them."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     task: TaskOptions | Mapping[str, object] = field(default_factory=CountdownOptions)
-    """Where prompts come from; its class depends on the task.  Of a class of your own, its path and options."""
+    """Where prompts come from; for your class, a mapping of its path and options."""
     rewards: tuple[RewardOptions, ...] = ()
-    """What completions are scored by; none means the task's own."""
-    algorithm: Mapping[str, object] = field(default_factory=lambda: {"name": "grpo"})
-    """Name of a function in posttrain/algorithms/table.py, or path of your own, and its options; all are filled in."""
+    """What scores completions; empty means the task's rewards."""
     grading: GradingOptions = field(default_factory=GradingOptions)
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
     engine: EngineOptions = field(default_factory=InProcessOptions)
-    """What samples; of a class of your own, its path and options."""
+    """What samples; for your class, a mapping of its path and options."""
+
+    def __post_init__(self) -> None:
+        for name in ("task", "engine"):  # in full, so that the file saved with a run has all that it depends on
+            if isinstance(section := getattr(self, name), Mapping):
+                object.__setattr__(self, name, full_section(name, section))
+        require_rules(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSections:
+    """The sections of runs that train a model."""
+
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    tracker: TrackerOptions = field(default_factory=TrackerOptions)
+    run: RunOptions = field(default_factory=RunOptions)
+
+    rules: ClassVar[Rules] = (
+        Unused(
+            "tracker.project tracker.name tracker.offline tracker.completions",
+            {"run.report_to": GIVEN},
+            "Name a tracker, such as run.report_to: [tensorboard], or leave it out.",
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainingSections, SampledSections):
+    """Everything that decides a reinforcement-learning run; the same config gives the same run."""
+
+    algorithm: Mapping[str, object] = field(default_factory=lambda: {"name": "grpo"})
+    """Name of a function in posttrain/algorithms/table.py, or path of yours, and its options; all are filled in."""
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     update: UpdateOptions = field(default_factory=UpdateOptions)
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
     behaviours: BehaviourOptions = field(default_factory=BehaviourOptions)
-    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
-    tracker: TrackerOptions = field(default_factory=TrackerOptions)
-    run: RunOptions = field(default_factory=RunOptions)
+
+    rules = (
+        Unused("rollout.max_rows", {"engine.name": "in_process"}),
+        Rule(
+            "update.minibatches_per_epoch",
+            lambda c: (c.update.minibatches_per_epoch or 1) <= c.rollout.prompts_per_step,
+            "is more than the groups of a step, which are never split.  Use at most"
+            " rollout.prompts_per_step = {o.rollout.prompts_per_step}.",
+        ),
+        Rule(
+            "run.early_stop_evaluations",
+            lambda c: c.run.early_stop_evaluations is None or c.evaluation.every_steps > 0,
+            "needs evaluations, and evaluation.every_steps = 0.  Use evaluation.every_steps >= 1.",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        require_use_for_tracker(self.tracker, self.run)
-        # In full, so that the file saved with a run says all that it depends on.
         object.__setattr__(self, "algorithm", full_section("algorithm", self.algorithm))
-        for name, section in own_sections(self).items():
-            object.__setattr__(self, name, section)
+        super().__post_init__()
         if self.model.trains_adapter:
             require_adapter_decay(self.update, "update")
         self.require_room(1)
-        if (self.update.minibatches_per_epoch or 1) > self.rollout.prompts_per_step:
-            raise UserError(
-                f"update.minibatches_per_epoch = {self.update.minibatches_per_epoch} is more than the groups of a step:"
-                f" a group is never split.  Use at most rollout.prompts_per_step = {self.rollout.prompts_per_step}."
-            )
-        if self.run.early_stop_evaluations is not None and self.evaluation.every_steps == 0:
-            raise UserError(
-                f"run.early_stop_evaluations = {self.run.early_stop_evaluations} waits for evaluations that"
-                " evaluation.every_steps = 0 leaves out.  Use evaluation.every_steps >= 1."
-            )
 
     def require_room(self, longest_prompt_tokens: int) -> None:
         """Refuse a token budget that a single row can exceed; the loop asks again once the prompts are known."""
@@ -99,28 +128,57 @@ class Config:
             )
 
     def require_suits(self, algorithm: "Algorithm") -> None:
-        """Refuse options that the algorithm in force, which Python may bring, cannot use."""
-        self._require_siblings(algorithm)
-        self._require_use_for_reference(algorithm)
-
-    def _require_siblings(self, algorithm: "Algorithm") -> None:
-        """Refuse groups too small for completions to be compared as the algorithm compares them."""
-        size, least = self.rollout.group_size, algorithm.least_group_size
+        """Refuse options that the algorithm, which may come from Python, cannot use."""
+        size, least, name = self.rollout.group_size, algorithm.least_group_size, algorithm.name
         if size < least:
             raise UserError(
-                f"rollout.group_size = {size} leaves a completion no siblings to compare with, as {algorithm.name}"
-                f" does; use >= {least}.  `reinforce` and `ppo` are content with 1."
+                f"rollout.group_size = {size}: {name} compares the completions of a prompt.  Use at least {least}, or"
+                " an algorithm that needs only 1: `reinforce` or `ppo`."
             )
+        if not algorithm.uses_reference:
+            remedy = "Leave it out, or use a KL term, such as algorithm.kl.coefficient = 0.001."
+            used_by = f"a reference, and {name} has none"
+            require_rules(self, (Unused("reference.path reference.refresh_every", used_by, remedy),))
 
-    def _require_use_for_reference(self, algorithm: "Algorithm") -> None:
-        """Refuse options of a reference where there is none."""
-        if not algorithm.uses_reference and self.reference != ReferenceOptions():
-            given = f"path = {self.reference.path}" if self.reference.path else None
-            raise UserError(
-                f"reference.{given or f'refresh_every = {self.reference.refresh_every}'} is about a reference that"
-                f" {algorithm.name} does without.  Leave it out, or give the algorithm a KL term, such as"
-                " algorithm.kl.coefficient = 0.001."
-            )
+
+@dataclass(frozen=True, kw_only=True)
+class CollectConfig(SampledSections):
+    """Everything that decides which preferences `posttrain collect` gathers."""
+
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    collect: CollectOptions = field(default_factory=CollectOptions)
+    judge: JudgeOptions = field(default_factory=RewardJudgeOptions)
+    """Who says which of two completions is better."""
+    run: CollectRunOptions = field(default_factory=CollectRunOptions)
+
+    rules = (
+        Rule(
+            "sampling.temperature",
+            lambda c: c.sampling.temperature,
+            "makes all completions of a prompt the same, so there are no pairs.  Use > 0.",
+        ),
+        Unused("grading.max_unscored_steps grading.max_same_reward_steps grading.on_unscored_row", FOR_RL),
+        Unused("collect.max_rows", {"engine.name": "in_process"}),
+        Rule(
+            "judge.name",
+            lambda c: c.judge.name != "llm" or (c.judge.endpoint and c.judge.model),
+            "needs judge.endpoint, such as http://127.0.0.1:8000/v1, and judge.model.  Give both.",
+        ),
+        Unused(
+            "rewards",
+            {"scored": True},
+            "judge.name = {o.judge.name} asks none: leave it out, or use collect.pairs = best_worst.",
+        ),
+    )
+
+    @property
+    def scored(self) -> bool:
+        """Whether rewards score completions: to judge them, or to choose pairs."""
+        return isinstance(self.judge, RewardJudgeOptions) or self.collect.pairs == "best_worst"
+
+    @property
+    def by_person(self) -> bool:
+        return isinstance(self.judge, PersonJudgeOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,67 +192,49 @@ class IrlConfig:
     method: MethodOptions = field(default_factory=CausalOptions)
     run: RecoveryOptions = field(default_factory=RecoveryOptions)
 
+    rules = (
+        Unused("features.on", {"method.name": "causal"}, "Use features of states."),
+        Rule(
+            "method.name",
+            lambda c: c.method.name != "course" or c.world.name == "icy_grid",
+            "needs world.name = icy_grid, whose ends can be left; here it is {o.world.name}.  Use maxent or causal.",
+        ),
+        Rule(
+            "features.name",
+            lambda c: c.features.name != "tiles" or c.world.name == "icy_grid",
+            "needs world.name = icy_grid; here it is {o.world.name}.  Use states, or a file of yours.",
+        ),
+        Rule(
+            "features.width",
+            lambda c: c.features.name != "tiles" or c.features.width <= c.world.size,
+            "is wider than the grid.  Use at most world.size = {o.world.size}.",
+        ),
+        Rule(
+            "demonstrations.expert",
+            lambda c: getattr(c.demonstrations, "expert", "") != "course" or c.world.name == "icy_grid",
+            "needs to know where a step should lead, and world.name = {o.world.name} does not say.  Use soft.",
+        ),
+    )
+
     def __post_init__(self) -> None:
-        world, method, features = self.world, self.method, self.features
-        if not isinstance(method, CausalOptions) and isinstance(features, FileFeatures) and features.on != "state":
-            raise UserError(f"features.on = {features.on}: method.name = {method.name} knows features of states only.")
-        if not isinstance(world, IcyGridOptions):
-            self._require_no_grid(world.name)
-        elif isinstance(features, TileFeatures) and features.width > world.size:
-            raise UserError(
-                f"features.width = {features.width} is wider than the grid; use 1 to world.size = {world.size}"
-            )
-
-    def _require_no_grid(self, world: str) -> None:
-        if isinstance(self.method, CourseOptions):
-            raise UserError(
-                "method.name = course is written for world.name = icy_grid, whose ends can be left; this is"
-                f" {world}.  Use method.name = maxent or causal."
-            )
-        if isinstance(self.features, TileFeatures):
-            raise UserError(
-                f"features.name = tiles are tiles of world.name = icy_grid; this is {world}."
-                "  Use states, or a file of your own."
-            )
-        if isinstance(self.demonstrations, SampledOptions) and self.demonstrations.expert == "course":
-            raise UserError(
-                "demonstrations.expert = course looks at where a step should lead, which world.name ="
-                f" {world} does not tell.  Use soft or greedy."
-            )
-
-
-def require_use_for_tracker(tracker: TrackerOptions, run: RunOptions) -> None:
-    """Refuse options of trackers where there is none."""
-    default, given = plain(asdict(TrackerOptions())), plain(asdict(tracker))
-    changed = [name for name, value in given.items() if value != default[name]]
-    if changed and not run.report_to:
-        raise UserError(
-            f"tracker.{changed[0]} = {given[changed[0]]}: no tracker is told of the run.  Name one by"
-            " run.report_to, such as [tensorboard], or leave it out."
-        )
+        require_rules(self)
 
 
 def require_complete(config: object) -> None:
-    """The rules of a config to which nothing is added any more: no caller in Python brings an algorithm of its own."""
+    """Check a config that is final: no Python code adds an algorithm to it."""
     if isinstance(config, Config):
-        from posttrain.algorithms.table import build_algorithm  # with torch, which other runs go without
+        from posttrain.algorithms.table import build_algorithm  # with torch, which other runs do not need
 
         config.require_suits(build_algorithm(config.algorithm))
 
 
-def own_sections(config: Any) -> dict[str, Any]:
-    """The sections of a config that name classes of the user's own, with every option that they leave out."""
-    given = {name: getattr(config, name) for name in ("task", "engine")}
-    return {name: full_section(name, section) for name, section in given.items() if isinstance(section, Mapping)}
-
-
 def full_section(section: str, given: Mapping[str, object]) -> Any:
-    """A section that Python code gives as a mapping, with every option that it leaves out."""
+    """A mapping of Python code with every option that it leaves out."""
     return section_of(section, record_of(section_record(Config, section, given), given, where=section))
 
 
 def section_of(name: str, record: Any) -> Any:
-    """What a config holds of a section: an object of its own class, which has rules, or a mapping."""
+    """A section of a config: an object of its class, which checks its rules, or a mapping."""
     if name == "rewards":
         return tuple(constructed(each, "rewards: ") for each in record)
     if name == "algorithm" or type(record).schema.is_own:
@@ -204,7 +244,7 @@ def section_of(name: str, record: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A value as YAML can say it."""
+    """A value as YAML can hold it."""
     match value:
         case Mapping():
             return {str(key): plain(item) for key, item in value.items()}

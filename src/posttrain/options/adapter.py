@@ -7,15 +7,15 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Lt
 
-from posttrain.errors import require
 from posttrain.options.bounds import Bounded, PositiveFloat, PositiveInt
+from posttrain.options.rules import Rule
 
 ALL_LINEAR = "all-linear"
 """The target that stands for every linear layer but embeddings and output layer."""
 EXPERTS = "experts"
-"""The target that stands for the experts of a mixture, which are no linear layers."""
+"""The target that stands for the experts of a mixture, which are not linear layers."""
 ADAPTER_CONFIG = "adapter_config.json"
-"""The file by which the folder of an adapter, in peft's format, is told."""
+"""The file that marks a folder as an adapter in peft's format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,39 +23,37 @@ class AdapterOptions(Bounded):
     """LoRA: y = W·x + s·B·(A·x) with W frozen and A, B trained.  Hu et al. 2021, arXiv:2106.09685, eq. 3."""
 
     rank: PositiveInt = 16
-    """Rows of A and columns of B; the adapter's size grows with it, the best learning rate does not."""
+    """Rows of A and columns of B.  The adapter's size grows with it; the best learning rate does not."""
     alpha: PositiveFloat = 32.0
     """The adapter is scaled by s = alpha / rank."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Share of the adapter's inputs that is zeroed in updates, the others scaled up; sampling and evaluation drop
-    nothing.  The update's ratios to what sampled are then off 1 by that noise."""
+    """Share of the adapter's inputs that updates set to zero, the others scaled up.  Sampling and evaluation drop
+    nothing, so ratios to the sampler are off 1 by that noise."""
     targets: tuple[str, ...] = (ALL_LINEAR,)
     """Layers that get an adapter: names such as q_proj, endings such as mlp.down_proj, patterns of whole names such as
-    `*.layers.[01].*`; "all-linear" is every linear layer but embeddings and output layer, "experts" are those of a
-    mixture, which all-linear does not reach."""
+    `*.layers.[01].*`; "all-linear" is every linear layer but embeddings and output layer; "experts" are the experts of
+    a mixture, which all-linear does not include."""
     rslora: bool = False
-    """Scale by s = alpha / √rank instead, which keeps the size of updates as the rank grows.  Kalajdzievski 2023,
+    """Scale by s = alpha / √rank, which keeps the size of updates as the rank grows.  Kalajdzievski 2023,
     arXiv:2312.03732."""
     save: Literal["adapter", "merged", "both"] = "adapter"
-    """What a finished run keeps: RUN/adapter, in peft's format, or RUN/model, the base with the adapter added into its
-    weights in float32, or both."""
+    """What a finished run keeps: RUN/adapter in peft's format, RUN/model with the adapter merged in, or both."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        plain = EXPERTS not in self.targets or self.dropout == 0
-        require(
-            plain, self, "dropout", "is not supported on experts, as in peft; use 0, or leave experts out of targets"
-        )
-        require(len(self.targets) > 0, self, "targets", f"name no layer; use [{ALL_LINEAR}] or names of layers")
+    rules = (
+        Rule(
+            "dropout",
+            lambda o: EXPERTS not in o.targets or o.dropout == 0,
+            "is not supported on experts, as in peft.  Use 0, or leave experts out of targets.",
+        ),
+        Rule("targets", lambda o: o.targets, f"names no layer.  Use [{ALL_LINEAR}] or names of layers."),
+    )
 
     @property
     def scale(self) -> float:
-        """s, by which the product of the two matrices is multiplied."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
 def is_adapter_folder(folder: Path) -> bool:
-    """Whether a folder holds an adapter in peft's format and no whole model."""
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
 
 

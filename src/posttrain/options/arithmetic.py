@@ -1,10 +1,10 @@
-"""Additions in a recipe: which questions are trained on, which are measured, and in what form answers are asked for."""
+"""Additions in a recipe: which questions are trained on, which are measured, and in what form answers are expected."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded, PositiveInt
+from posttrain.options.rules import Rule
 
 SYSTEM = (
     "You are a helpful assistant. Think first, then answer. Reply in this form alone:\n"
@@ -16,7 +16,7 @@ NUM_ADDITIONS = 90 * 9
 
 @dataclass(frozen=True, kw_only=True)
 class ArithmeticOptions(Bounded):
-    """Additions of a number of two digits and one of one digit, asked for in tags on lines of their own."""
+    """Additions of a two-digit and a one-digit number, answered in tags on separate lines."""
 
     name: Literal["arithmetic"] = "arithmetic"
     """Which task this is."""
@@ -27,20 +27,20 @@ class ArithmeticOptions(Bounded):
     held_out_size: PositiveInt = 32
     """Questions of evaluations."""
     measured_on: Literal["held_out", "training"] = "held_out"
-    """Which questions evaluations ask: some that are never trained on, or the first of the training questions, as that
-    course does."""
+    """Which questions evaluations ask: some that are never trained on, or, as in that course, the first training
+    questions."""
     system: str = SYSTEM
-    """System message before every question; it asks for the form that is rewarded."""
+    """System message before every question; it describes the form that is rewarded."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.measured_on == "training" and self.held_out_size > self.num_questions:
-            raise UserError(
-                f"held_out_size = {self.held_out_size}: with measured_on = training these are training questions, of"
-                f" which there are num_questions = {self.num_questions}.  Use at most as many."
-            )
-        if self.num_questions + self.held_out_size > NUM_ADDITIONS:
-            raise UserError(
-                f"num_questions = {self.num_questions} and held_out_size = {self.held_out_size}: there are"
-                f" {NUM_ADDITIONS} questions, and none may be both.  Use fewer."
-            )
+    rules = (
+        Rule(
+            "held_out_size",
+            lambda o: o.measured_on == "held_out" or o.held_out_size <= o.num_questions,
+            "with measured_on = training is more than num_questions = {o.num_questions}.  Use at most as many.",
+        ),
+        Rule(
+            "num_questions",
+            lambda o: o.num_questions + o.held_out_size <= NUM_ADDITIONS,
+            f"and held_out_size = {{o.held_out_size}} are more than the {NUM_ADDITIONS} that exist.  Use fewer.",
+        ),
+    )

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from posttrain.errors import require
 from posttrain.options.bounds import Bounded, PositiveInt
+from posttrain.options.rules import Rule
 
 Within = Literal["completion", "thinking"]
 """Which part of a completion is read."""
@@ -24,13 +24,11 @@ class PatternOptions(Bounded):
     says: str = ""
     """Description where numbers are shown; empty uses the name."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(len(self.any) > 0, self, "any", "must have at least one pattern")
+    rules = (Rule("any", lambda o: o.any, "must have at least one pattern.  Give one."),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BehaviourOptions:
+class BehaviourOptions(Bounded):
     """Which signs of verification, backtracking, several attempts and the like are counted in completions."""
 
     measure: tuple[str, ...] = ()
@@ -41,5 +39,6 @@ class BehaviourOptions:
     file: str = ""
     """A YAML file with more entries, written like `patterns`."""
 
-    def __post_init__(self) -> None:
-        require(len(set(self.measure)) == len(self.measure), self, "measure", "must not have duplicates")
+    rules = (
+        Rule("measure", lambda o: len({*o.measure}) == len(o.measure), "must not have duplicates.  Name each once."),
+    )

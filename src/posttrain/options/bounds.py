@@ -1,14 +1,15 @@
-"""Bounds of options: declared in their annotations, checked when a section is made, refused with one wording."""
+"""Bounds of options: declared in their annotations, checked when a section is made, with one wording."""
 
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from math import inf
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 from annotated_types import BaseMetadata, Ge, Gt, Le, Lt, MinLen
 
 from posttrain.errors import UserError
+from posttrain.options.rules import Rules, require_rules
 
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveInt = Annotated[int, Ge(1)]
@@ -20,9 +21,11 @@ NonEmptyStr = Annotated[str, MinLen(1)]
 
 
 class Bounded:
-    """Options that obey the bounds of their annotations; raises UserError with the first that does not."""
+    """Options that obey the bounds of their annotations, and `rules`; raises UserError with the first that does not."""
 
     __slots__ = ()
+    rules: ClassVar[Rules] = ()
+    """Those of the class; those of the classes above it hold as well."""
 
     def __post_init__(self) -> None:
         for name, (bounds, may_be_null) in bounds_of(type(self)).items():  # type: ignore[arg-type]  # classes are hashable
@@ -32,18 +35,17 @@ class Bounded:
             if not all(obeys(value, bound) for bound in bounds):
                 null = ", or null" if may_be_null else ""
                 raise UserError(f"{name} = {value!r}: must be {in_words(bounds)}{null}")
+        require_rules(self)
 
 
 @cache
 def bounds_of(options: type) -> dict[str, tuple[tuple[BaseMetadata, ...], bool]]:
-    """The bounds of each option that has some, and whether it may be null."""
     hints = get_type_hints(options, include_extras=True)
     found = {each.name: tuple(bounds_in(hints[each.name])) for each in fields(options)}
     return {name: (bounds, type(None) in get_args(hints[name])) for name, bounds in found.items() if bounds}
 
 
 def bounds_in(annotation: Any) -> Iterator[BaseMetadata]:
-    """The bounds of `Annotated[X, ...]`, and of `Annotated[X, ...] | None`."""
     if get_origin(annotation) is Annotated:
         yield from (each for each in annotation.__metadata__ if isinstance(each, BaseMetadata))
     elif type(None) in get_args(annotation):

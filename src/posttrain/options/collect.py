@@ -1,4 +1,4 @@
-"""How pairs of completions are made and judged: the sections of `posttrain collect` that no other command has."""
+"""How pairs of completions are made and judged: the sections that only `posttrain collect` has."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,16 +7,14 @@ from urllib.parse import urlsplit
 
 from annotated_types import Ge
 
-from posttrain.errors import require
 from posttrain.options.bounds import Bounded, NonEmptyStr, NonNegativeFloat, NonNegativeInt, PositiveInt
+from posttrain.options.rules import Rule, Unused
 from posttrain.schemas import require_no_password
 
 WhichPairs = Literal["all", "best_worst", "random"]
 WhichPrinciples = Literal["draw", "all"]
-
-
 OF_CALLS = ("key_env", "key_file", "at_once", "timeout_seconds", "tries", "batch_seconds", "token_budget")
-"""Options of the reward `judge` that say how it is asked, and not what."""
+"""Options of the reward `judge` that say how it is called, and do not change its answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,42 +24,39 @@ class CollectOptions(Bounded):
     num_prompts: PositiveInt = 100
     """Training prompts of the task that completions are sampled for."""
     group_size: Annotated[int, Ge(2)] = 4
-    """Completions of each prompt, 2 or more."""
+    """Completions of each prompt."""
     round: PositiveInt = 1
-    """Another round takes other prompts, or rows where the round before ended, and draws other random numbers: for
-    pairs of a policy that has learned from those of the round before."""
+    """Each round uses other prompts, or rows where the last round ended, and other random numbers: for a policy that
+    has learned the pairs of the round before."""
     pairs: WhichPairs = "all"
-    """Which pairs are made of a prompt's completions: all of them; the one that the rewards score best with the one
-    that they score worst; or so many by lot."""
+    """Which pairs of a prompt's completions are made: all; the best with the worst by the rewards; or
+    `pairs_per_prompt` at random."""
     pairs_per_prompt: PositiveInt = 1
-    """Pairs of a prompt where they are drawn by lot (`pairs: random`), or all where there are fewer."""
+    """With `pairs: random`: pairs of a prompt, or all if there are fewer."""
     cut_off: Literal["drop", "keep"] = "drop"
-    """What becomes of completions that the token limit cut off.  Whoever learns from a pair reads a stop token behind
-    each of its answers, which a completion that was cut off never had."""
+    """What to do with completions that the token limit cut off.  Training reads a stop token after each answer of a
+    pair, which such a completion never had."""
     ties: Literal["keep", "drop"] = "keep"
-    """What becomes of pairs of which neither is better: kept in ties.jsonl, apart from what is learned, or dropped;
-    summary.json counts them either way."""
+    """What to do with pairs of which neither answer is better: keep them in ties.jsonl, which is not learned, or drop
+    them; summary.json counts them either way."""
     max_rows: PositiveInt = 256
-    """Completions decoded side by side: bounds memory, changes no completion."""
+    """Completions decoded at a time: bounds memory, changes no completion.  Only for the engine `in_process`."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        drawn = self.pairs == "random" or self.pairs_per_prompt == 1
-        require(drawn, self, "pairs_per_prompt", f"is for pairs = random, and pairs = {self.pairs}; leave it out")
+    rules = (Unused("pairs_per_prompt", {"pairs": "random"}),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardJudgeOptions(Bounded):
-    """Pairs are judged by what the rewards say of each completion: functions, reward models or a mixture of them."""
+    """Pairs are judged by the rewards of their completions: functions, reward models or a mixture of them."""
 
     name: Literal["reward"] = "reward"
     """Which kind of judge this is."""
     margin: NonNegativeFloat = 0.0
-    """Largest difference of two rewards that is still a tie; one is better by more than this."""
+    """Largest difference of two rewards that is still a tie."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlmJudgeOptions:
+class LlmJudgeOptions(Bounded):
     """Pairs are judged by a language model behind an OpenAI-compatible endpoint, each pair in both orders."""
 
     name: Literal["llm"] = "llm"
@@ -71,35 +66,43 @@ class LlmJudgeOptions:
     model: str = ""
     """Name of the model there."""
     rubric: str = "Which answer is correct, complete and to the point?"
-    """What is judged, in words; left out of account where there are principles."""
+    """What is judged, in words; principles replace it."""
     principles: str = ""
-    """File of the principles that answers are held to: a YAML list of texts, or text with one on each line."""
+    """File of principles that answers should follow: a YAML list of texts, or text with one on each line."""
     principle: WhichPrinciples = "draw"
-    """Which principles a pair is judged by: one that is drawn for it, or all, one after the other, whose verdicts are
-    added up."""
+    """Which principles judge a pair: a random one, or all in turn, whose verdicts are added up."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Other options of the reward `judge`, such as `{key_env: MY_KEY, at_once: 4, part: all}`."""
 
     def __post_init__(self) -> None:
         require_no_password(self.endpoint, "endpoint", "Give a key by options.key_env or options.key_file.")
-        usable = self.endpoint == "" or (urlsplit(self.endpoint).scheme in ("http", "https"))
-        require(usable, self, "endpoint", "is no http(s) address, such as http://127.0.0.1:8000/v1")
-        require(self.rubric.strip() != "", self, "rubric", "says nothing; say what is judged")
-        drawn = self.principle == "draw" or self.principles != ""
-        require(drawn, self, "principle", "is for principles, and no file of them is named; give principles: FILE")
+        super().__post_init__()
+
+    rules = (
+        Rule(
+            "endpoint",
+            lambda o: o.endpoint == "" or urlsplit(o.endpoint).scheme in ("http", "https"),
+            "is not an http(s) address.  Use one such as http://127.0.0.1:8000/v1.",
+        ),
+        Rule("rubric", lambda o: o.rubric.strip(), "is empty.  Say what is judged."),
+        Rule(
+            "principle",
+            lambda o: o.principle == "draw" or o.principles,
+            "needs a file of them.  Give principles: FILE.",
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PersonJudgeOptions:
+class PersonJudgeOptions(Bounded):
     """Pairs are judged by people, on a page in the browser or in the terminal."""
 
     name: Literal["person"] = "person"
     """Which kind of judge this is."""
     question: str = "Which answer is better?"
-    """What a person is asked above each pair."""
+    """The question above each pair."""
 
-    def __post_init__(self) -> None:
-        require(self.question.strip() != "", self, "question", "asks nothing; say what is judged")
+    rules = (Rule("question", lambda o: o.question.strip(), "is empty.  Say what is judged."),)
 
 
 JudgeOptions = RewardJudgeOptions | LlmJudgeOptions | PersonJudgeOptions
@@ -114,13 +117,13 @@ JUDGE_OPTIONS: dict[str, type[JudgeOptions]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CollectRunOptions(Bounded):
-    """Where the pairs are kept, and the seed that all that is drawn is a function of."""
+    """Where the pairs are kept, and the seed of all random numbers."""
 
     folder: NonEmptyStr = "runs/preferences"
-    """Everything that is collected goes here; a folder that holds pairs already is never written into untold."""
+    """Everything that is collected goes here; existing pairs are never overwritten unless `overwrite` is set."""
     overwrite: bool = False
-    """Delete what `folder` holds, and start anew."""
+    """Delete what `folder` holds and start again."""
     seed: NonNegativeInt = 0
-    """Prompts, completions, pairs drawn by lot and sides are functions of it."""
+    """Decides prompts, completions, random pairs and sides."""
     threads: NonNegativeInt = 0
-    """CPU threads; 0 leaves the number to torch."""
+    """CPU threads; 0: torch decides."""

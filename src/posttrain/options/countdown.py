@@ -1,20 +1,18 @@
 """Countdown in a recipe: how its problems are drawn, asked and read."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from posttrain.errors import UserError, require
 from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveInt
+from posttrain.options.rules import Rule, Unused
 
 NumbersRule = Literal["all", "subset"]
 """Whether an answer uses every given number exactly once, or each at most once."""
 
 FormatMode = Literal["strict", "last"]
-"""How much of a text has to keep to the structure of the tags: all of it, or its end."""
-
-
+"""How much of a text must follow the structure of the tags: all of it, or its end."""
 OPERATORS = "+-*/"
 
 
@@ -46,26 +44,19 @@ class CountdownOptions(Bounded):
     prompt_style: Literal["compact", "r1"] = "compact"
     """`compact`: one line, as the bundled model knows it.  `r1`: chat messages asking for the tags, for real models."""
     prefill_think: bool = False
-    """Begin the answer with `<think>` in the prompt, so that the model goes on from there."""
+    """Begin the answer with `<think>` in the prompt; the model continues from there."""
     format_mode: FormatMode = "strict"
     """`strict`: the whole response is the tags and what they hold.  `last`: only its last four tags count."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_no_difficulty_of_its_own()
-        require(self.max_number >= self.min_number, self, "max_number", f"is below min_number = {self.min_number}")
-        known = bool(self.operators) and set(self.operators) <= set(OPERATORS)
-        require(known, self, "operators", f"should be some of {OPERATORS}")
-        require(len(set(self.operators)) == len(self.operators), self, "operators", "names one of them twice")
-        require(self.max_target >= self.min_target, self, "max_target", f"is below min_target = {self.min_target}")
-
-    def _require_no_difficulty_of_its_own(self) -> None:
-        if self.variant == "default":
-            return
-        fixed = ("num_numbers", "min_number", "max_number", "operators", "min_target", "max_target")
-        for option in fields(self):
-            if option.name in fixed and getattr(self, option.name) != option.default:
-                raise UserError(
-                    f"{option.name} = {getattr(self, option.name)}: the variant `{self.variant}` decides that itself."
-                    f"  Leave {option.name} out, or use variant: default."
-                )
+    rules = (
+        Unused(
+            "num_numbers min_number max_number operators min_target max_target",
+            {"variant": "default"},
+            "Leave it out, or use variant: default.",
+        ),
+        Rule("max_number", lambda o: o.max_number >= o.min_number, "is below min_number = {o.min_number}.  Raise it."),
+        Rule("operators", lambda o: {*o.operators} <= {*OPERATORS}, f"should be some of {OPERATORS}.  Use those."),
+        Rule("operators", lambda o: o.operators, f"should be some of {OPERATORS}.  Name at least one."),
+        Rule("operators", lambda o: len({*o.operators}) == len(o.operators), "names one twice.  Name each once."),
+        Rule("max_target", lambda o: o.max_target >= o.min_target, "is below min_target = {o.min_target}.  Raise it."),
+    )

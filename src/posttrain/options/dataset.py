@@ -1,13 +1,13 @@
 """Options of the tasks whose prompts are rows of data."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Lt
 
-from posttrain.errors import require
 from posttrain.options.bounds import NonEmptyStr, NonNegativeInt, PositiveInt
-from posttrain.options.row_source import MixtureSourceOptions, RowSourceOptions, require_weights
+from posttrain.options.row_source import MixtureSourceOptions, RowSourceOptions, same_kind_of_weights
+from posttrain.options.rules import Rule, Rules
 
 BUNDLED_PROGRAMS = "bundled"
 """The path that stands for the problems that come with the package."""
@@ -20,54 +20,62 @@ class DatasetOptions(RowSourceOptions):
     name: Literal["dataset"] = "dataset"
     """Which task this is."""
     sources: tuple[MixtureSourceOptions, ...] = ()
-    """Several data sets in place of `path`, as a list such as `[{path: maths.jsonl, weight: 2}, {path: code.jsonl,
-    weight: 1}]`; each row says in a column `source` which it is of, and rewards are told apart by it."""
+    """Several data sets instead of `path`, as a list such as `[{path: maths.jsonl, weight: 2}, {path: code.jsonl,
+    weight: 1}]`.  The column `source` says which one a row is of; rewards can select by it."""
     shuffle: bool = True
-    """Draw the rows of every epoch in an order of its own; without it always in the order of the data, a mixture's
-    sources in turns that are drawn all the same."""
+    """Draw the rows of each epoch in another order; without it always in the order of the data.  The turns of a
+    mixture's sources are random either way."""
     prompt_column: NonEmptyStr = "prompt"
     """Column with the prompt: text, or a list of messages with `role` and `content`."""
     prompt_format: Literal["auto", "plain", "chat"] = "auto"
-    """`auto`: text as it stands, and lists of messages through the model's chat template.  `chat`: text too, as a
-    user's message.  `plain`: without a template; of messages the contents, an empty line between two, without roles."""
+    """`auto`: text unchanged, and lists of messages through the model's chat template.  `chat`: text too, as a user's
+    message.  `plain`: no template; of messages the contents without roles, an empty line between two."""
     system: str = ""
-    """System message before every prompt.  It makes conversations of text, but with `prompt_format: plain`, where it
-    stands above the text with an empty line between."""
+    """System message before every prompt, which makes text a conversation; with `prompt_format: plain`, text above the
+    prompt and an empty line."""
     prefill: str = ""
-    """Beginning of every answer, given in the prompt and read by the rewards, such as `<think>`."""
+    """Beginning of every answer, such as `<think>`: part of the prompt, and read by the rewards."""
     last_assistant_message: Literal["error", "prefill", "drop"] = "error"
-    """What a last message of the assistant's is: nothing that may be there, the beginning of the answer (before
-    `prefill`), or an answer that is left out, as in rows for supervised training."""
+    """How to treat a last message by the assistant: as an error, as the beginning of the answer (before `prefill`), or
+    as an answer to leave out, as in rows for supervised training."""
     over_long: Literal["error", "skip", "cut_left"] = "error"
-    """What to do with a prompt of more tokens than allowed: refuse it as a bad row, leave the row out, or cut the
-    prompt from its beginning; of messages the oldest turns go first, the system message stays, and the last is cut if
-    it must be."""
+    """What to do with a prompt that is too long: refuse it as a bad row, skip the row, or cut the prompt from its
+    beginning.  Of messages the oldest turns go first, the system message stays, and the last is cut if necessary."""
     max_prompt_tokens: PositiveInt | None = None
-    """Most tokens of a prompt.  Without it: of `skip` and `cut_left`, what the model's context and
-    `update.tokens_per_microbatch` leave beside `rollout.max_completion_tokens`; of `error`, what leaves any room."""
+    """Most tokens of a prompt.  Null: for `skip` and `cut_left`, what the model's context and
+    `update.tokens_per_microbatch` leave with `rollout.max_completion_tokens`; for `error`, what leaves any room."""
     skip_bad_rows: NonNegativeInt = 0
-    """How many rows that cannot be used (a broken line, a missing column, an empty prompt) are left out; more are an
-    error, and the plan says which they were."""
+    """Most unusable rows (a broken line, a missing column, an empty prompt) to skip; the plan lists them, and more are
+    an error."""
     held_out_path: str = ""
-    """Rows to evaluate on, named as in `path`; prompts that are on both sides are not trained on."""
+    """Rows to evaluate on, named as in `path`; their prompts are not trained on."""
     held_out_split: str = ""
     """Split to evaluate on, of `held_out_path` or else of `path`."""
     held_out_share: Annotated[float, Ge(0), Lt(1)] = 0.1
-    """Without `held_out_path` and `held_out_split`: share of different prompts set apart for evaluation, chosen by a
-    hash of the prompt and so the same for every seed; 0 trains on all and evaluates on none."""
+    """Without `held_out_path` and `held_out_split`: share of different prompts kept for evaluation, chosen by a hash of
+    the prompt, so the same for every seed; 0 trains on all and evaluates on none."""
     held_out_size: PositiveInt = 512
-    """Most held-out rows that are evaluated on; the others are still never trained on."""
+    """Most held-out rows to evaluate on; the others are not trained on either."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_weights(self.sources)
-        require(not (self.sources and self.path), self, "path", "is given beside sources; make it one of them")
-        alone = not (self.sources and self.generator)
-        require(alone, self, "generator", "is given beside sources; make it one of them: sources: [{generator: …}]")
-        one_path = not self.sources or self.held_out_path or not self.held_out_split
-        require(bool(one_path), self, "held_out_split", "is of no one path; give held_out_path, or sources without it")
-        both = (self.prompt_format, self.last_assistant_message) == ("plain", "prefill")
-        require(not both, self, "last_assistant_message", "needs a chat template, and prompt_format is plain; use drop")
+    rules: ClassVar[Rules] = (
+        Rule("sources", lambda o: same_kind_of_weights(o.sources), "have weights for some.  Give all or none one."),
+        Rule("path", lambda o: not (o.sources and o.path), "is given as well as sources.  Make it one of them."),
+        Rule(
+            "generator",
+            lambda o: not (o.sources and o.generator),
+            "is given as well as sources.  Make it one of them: sources: [{{generator: …}}].",
+        ),
+        Rule(
+            "held_out_split",
+            lambda o: not (o.sources and o.held_out_split) or o.held_out_path,
+            "with sources needs a path.  Give held_out_path, or leave it out.",
+        ),
+        Rule(
+            "last_assistant_message",
+            lambda o: (o.prompt_format, o.last_assistant_message) != ("plain", "prefill"),
+            "needs a chat template, and prompt_format is plain.  Use drop.",
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +97,10 @@ class GeneratedOptions(DatasetOptions):
     generator: str = "leg_counting"
     """Generator of reasoning-gym that makes the problems, by its name there."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        rule = "is for rows; this task's are of one generator: name the task dataset, and each generator among sources"
-        require(not self.sources, self, "sources", rule)
+    rules: ClassVar[Rules] = (
+        Rule(
+            "sources",
+            lambda o: not o.sources,
+            "is not for this task, which has one generator.  Use task.name = dataset, with each generator as a source.",
+        ),
+    )

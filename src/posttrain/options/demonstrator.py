@@ -10,8 +10,8 @@ class Demonstrator(Bounded):
     """Who writes the demonstrations."""
 
     give_up: Share = 0.6
-    """Chance in [0, 1] of stopping after a failed try."""
+    """Chance of stopping after a failed try."""
     max_tries: PositiveInt = 18
     """The most tries in one demonstration."""
     largest_result: PositiveInt = 200
-    """No step is written whose result is larger."""
+    """Steps with a larger result are not written."""

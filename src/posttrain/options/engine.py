@@ -16,7 +16,7 @@ class InProcessOptions(Bounded):
 
 
 EngineOptions = InProcessOptions | Mapping[str, object]
-"""Of a class of the user's own, its path and options."""
+"""For your class, a mapping of its path and options."""
 
 ENGINE_OPTIONS = {"in_process": InProcessOptions}
 """The option class of each engine, by the name it has in recipes."""

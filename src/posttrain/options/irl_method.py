@@ -26,7 +26,7 @@ class TileFeatures(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class FileFeatures(Bounded):
-    """Features of your own, in a file."""
+    """Features from a file of yours."""
 
     name: Literal["file"] = "file"
     """What the reward is made of."""
@@ -46,7 +46,7 @@ class CourseOptions(Bounded):
     step_size: PositiveFloat = 0.2
     """α of the first step; step t has α/(1 + t)."""
     tolerance: PositiveFloat = 1e-4
-    """It stops once no weight moves by more, which the shrinking step sees to."""
+    """Stop once no weight moves by more; the shrinking step makes sure of that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class PathOptions(Bounded):
     name: Literal["maxent"] = "maxent"
     """How the reward is found."""
     gradient: Literal["tilted", "algorithm1"] = "tilted"
-    """`tilted`: the gradient of the likelihood.  `algorithm1`: what the paper follows, which is none on ice."""
+    """`tilted`: the gradient of the likelihood.  `algorithm1`: the paper's, which is not one on ice."""
     l2: NonNegativeFloat = 1e-3
     """Penalty (l2/2)‖θ‖² on the weights."""
     tolerance: PositiveFloat = 1e-8
@@ -76,9 +76,9 @@ class CausalOptions(Bounded):
     discount: Share = 1.0
     """Weight of the next step's reward, 0 to 1; at 1 every episode must be able to end."""
     temperature: PositiveFloat = 1.0
-    """How much entropy is worth, in units of reward: the lower, the greedier the policy that is fitted."""
+    """How much entropy is worth, in units of reward; the lower, the greedier the fitted policy."""
     horizon: PositiveInt | None = None
-    """Actions in an episode at most; null is without limit."""
+    """Most actions in an episode; null sets no limit."""
     l2: NonNegativeFloat = 1e-3
     """Penalty (l2/2)‖θ‖² on the weights; with 0, features that no policy can match have no finite weights."""
     solver: Literal["auto", "newton", "lbfgs"] = "auto"
@@ -91,12 +91,12 @@ class CausalOptions(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryOptions(Bounded):
-    """Where a run is kept, and what is written into it beside the reward."""
+    """Where a run is kept, and what is written into it besides the reward."""
 
     folder: NonEmptyStr = "runs/irl"
-    """Everything the run writes goes here; a folder that holds a run already is never written into untold."""
+    """Everything the run writes goes here; an existing run is never overwritten unless `overwrite` is set."""
     overwrite: bool = False
-    """Delete the run that `folder` holds, and start anew."""
+    """Delete the run in `folder` and start again."""
     plots: bool = True
     """Draw rewards, policy, visits and convergence as PNG files."""
     least_gap: bool = True

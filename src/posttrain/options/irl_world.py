@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Literal
 
-from posttrain.errors import UserError, require
 from posttrain.options.bounds import (
     Bounded,
     NonEmptyStr,
@@ -15,7 +14,9 @@ from posttrain.options.bounds import (
     PositiveInt,
     Share,
 )
-from posttrain.schemas import require_left_out
+from posttrain.options.rules import GIVEN, Rule, Unused
+
+OUTSIDE = "has a state outside of the grid, {o.size} · {o.size}.  Count states from 0, or from -1 down."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,40 +30,48 @@ class IcyGridOptions(Bounded):
     slip: Share = 0.2
     """Probability, 0 to 1, that a step goes in a random one of the four directions; 0 is dry ground."""
     starts: tuple[int, ...] = (0,)
-    """States in which episodes start, each as often; none means anywhere but in an end.  Negative numbers count from
-    the last state, here and below."""
+    """States in which episodes start, equally often; empty is any state but an end.  Negative numbers count from the
+    last state, here and below."""
     ends: tuple[int, ...] = (-1,)
     """States that end an episode on arrival."""
     rewards: tuple[tuple[int, float], ...] = ()
-    """Pairs of a state and what being there is worth to the expert; the ground elsewhere is worth what follows."""
+    """Pairs of a state and its reward to the expert; all other states have the reward `ground`."""
     ground: float = 0.0
-    """What a step anywhere else is worth."""
+    """Reward of all other states."""
     terrain: int = 0
-    """Width of square tiles of terrain, each of which adds a number of its own to its states' worth; 0 is none."""
+    """Width of square tiles of terrain, each of which adds a number to its states' rewards; 0 is none."""
     terrain_low: float = -1.0
-    """The least that a tile adds; the most is 0, and all between are equally likely."""
+    """The least that a tile adds; numbers from there to 0 are equally likely."""
     terrain_seed: NonNegativeInt = 0
     """The tiles' numbers are a function of it."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.terrain <= self.size, self, "terrain", f"is wider than the grid; use 0 to size = {self.size}")
-        require(-inf < self.terrain_low <= 0, self, "terrain_low", "is no cost; use a number <= 0")
-        if not self.terrain:
-            require_left_out(self, ("terrain_low", "terrain_seed"), "is about tiles of terrain, and terrain is 0")
-        require(isfinite(self.ground), self, "ground", "is no worth; use a finite number")
-        last = self.size * self.size
-        for option in ("starts", "ends", "rewards"):
-            for entry in getattr(self, option):
-                state = entry[0] if isinstance(entry, tuple) else entry
-                if not -last <= state < last:
-                    raise UserError(f"{option}: there is no state {state}; use 0 to {last - 1}, or -{last} to -1")
-        for state, reward in self.rewards:
-            if not isfinite(reward):
-                raise UserError(f"rewards: that of state {state} is {reward}; use finite numbers")
-        ended = {state % last for state in self.starts} & {state % last for state in self.ends}
-        if ended:
-            raise UserError(f"starts: state {min(ended)} ends an episode; start elsewhere, or leave it out of ends")
+    rules = (
+        Rule("terrain", lambda o: 0 <= o.terrain <= o.size, "is not a width on this grid.  Use 0 to size = {o.size}."),
+        Rule(
+            "terrain_low", lambda o: -inf < o.terrain_low <= 0, "must not be above 0, and finite.  Use a number <= 0."
+        ),
+        Unused("terrain_low terrain_seed", {"terrain": GIVEN}),
+        Rule("ground", lambda o: isfinite(o.ground), "must be finite.  Use a finite number."),
+        Rule("starts", lambda o: o.has("starts"), OUTSIDE),
+        Rule("ends", lambda o: o.has("ends"), OUTSIDE),
+        Rule("rewards", lambda o: o.has("rewards"), OUTSIDE),
+        Rule("rewards", lambda o: all(isfinite(each) for _, each in o.rewards), "must be finite.  Change it."),
+        Rule(
+            "starts",
+            lambda o: not o.indices("starts") & o.indices("ends"),
+            "has one of ends = {o.ends}.  Change it.",
+        ),
+    )
+
+    def states(self, option: str) -> list[int]:
+        return [each[0] if isinstance(each, tuple) else each for each in getattr(self, option)]
+
+    def has(self, option: str) -> bool:
+        return all(-(self.size**2) <= each < self.size**2 for each in self.states(option))
+
+    def indices(self, option: str) -> set[int]:
+        """The states that an option names, counted from 0."""
+        return {each % self.size**2 for each in self.states(option)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +88,7 @@ class GymnasiumOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(Bounded):
-    """A world of your own, in a file."""
+    """A world from a file of yours."""
 
     name: Literal["table"] = "table"
     """Which kind of world this is."""
@@ -112,11 +121,7 @@ class SampledOptions(Bounded):
     seed: NonNegativeInt = 0
     """The episodes are a function of it."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for option, expert in (("steepness", "course"), ("temperature", "soft")):
-            if self.expert != expert:
-                require_left_out(self, (option,), f"is for expert = {expert}, and expert = {self.expert}")
+    rules = (Unused("steepness", {"expert": "course"}), Unused("temperature", {"expert": "soft"}))
 
 
 @dataclass(frozen=True, kw_only=True)

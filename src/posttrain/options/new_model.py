@@ -1,13 +1,14 @@
-"""The shape of a model that is made from nothing."""
+"""The shape of a new model."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from posttrain.errors import require
+from posttrain.options.bounds import Bounded
+from posttrain.options.rules import Rule
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewModelOptions:
+class NewModelOptions(Bounded):
     """A small decoder; the defaults are the bundled model's 1.3 M parameters in the Qwen3 architecture."""
 
     family: Literal["qwen3", "gpt2"] = "qwen3"
@@ -22,15 +23,18 @@ class NewModelOptions:
     num_heads: int = 4
     """Query heads."""
     num_kv_heads: int = 2
-    """Key and value heads of `qwen3`; divides `num_heads`.  In `gpt2` there are as many as heads, whatever is here by
-    default."""
+    """Key and value heads of `qwen3`; divides `num_heads`.  `gpt2` has as many as heads."""
     max_positions: int = 1024
     """Longest prompt and completion together, in tokens."""
     template: Literal["question", "turns", "text"] = "question"
-    """The chat template that its tokenizer gets.  `question`: a single message, on a line of its own.  `turns`: system,
-    user and assistant in turn, as instruction-tuned models have it.  `text`: as `question`, with merges of some 300
-    plain words, so that a token of plain text is some four characters long, as one of GPT-2 is."""
+    """The chat template of its tokenizer.  `question`: a single message, on one line.  `turns`: system, user and
+    assistant in turn, as in instruction-tuned models.  `text`: as `question`, with merges of some 300 plain words: a
+    token of plain text has about four characters, as in GPT-2."""
 
-    def __post_init__(self) -> None:
-        own = self.family == "qwen3" or self.num_kv_heads in (NewModelOptions.num_kv_heads, self.num_heads)
-        require(own, self, "num_kv_heads", "is for family = qwen3; in gpt2 every head has its own.  Leave it out")
+    rules = (
+        Rule(
+            "num_kv_heads",
+            lambda o: o.family == "qwen3" or o.num_kv_heads in (type(o).num_kv_heads, o.num_heads),
+            "is only for family = qwen3; in gpt2 every head has one.  Leave it out.",
+        ),
+    )

@@ -1,51 +1,47 @@
-"""A reward model as a reward: which sequence classifier it is, which of its numbers is the score, and how it runs."""
+"""A reward model as a reward: which sequence classifier, which of its numbers is the score, and how it runs."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from posttrain.errors import require
 from posttrain.options.bounds import Bounded, NonNegativeFloat, PositiveInt
+from posttrain.options.rules import GIVEN, Rule, Rules, Unused
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelOptions(Bounded):
-    """The reward model of an item of a recipe's `rewards`; a function has none of these."""
+    """Options of a reward model in a recipe's `rewards`; functions have none of these."""
 
     model: str = ""
-    """A reward model in place of a function: the folder of a sequence classifier that transformers reads, or one of the
-    hub as `org/name` or `org/name@revision`."""
+    """A reward model: the folder of a sequence classifier that transformers reads, or one of the hub as `org/name` or
+    `org/name@revision`."""
     label: int | str | None = None
-    """Which of its numbers is the score, by place or by its name in the model's `id2label`; null is the only one that
-    there is, and an error where there are several."""
+    """Which of its numbers is the score, by index or by name in the model's `id2label`; null is the only one, and an
+    error if there are several."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the reward model's weights and products, whatever the policy's is; auto is bfloat16 on CUDA and float32
-    on a CPU.  The head is float32 in any case."""
+    """Type of its weights and products, whatever the policy's; auto is bfloat16 on CUDA and float32 on a CPU.  The head
+    is always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the reward model lives, whatever the policy does; auto is cuda where there is one, else cpu."""
+    """Where the reward model is, wherever the policy is; auto is cuda if available, else cpu."""
     quantization: Literal["nf4"] | None = None
-    """Keep the reward model's linear layers in 4 bits (extra `qlora`), but for its head."""
+    """Keep its linear layers, except the head, in 4 bits (extra `qlora`)."""
     chat_template: str = ""
-    """File of a chat template, in Jinja, in place of the reward model's own; for one without that is to read
-    conversations."""
+    """File of a Jinja chat template that replaces the reward model's; needed to read conversations if it has none."""
     max_tokens: PositiveInt | None = None
-    """Most tokens of a prompt and its completion that the reward model reads; null is as many as it was made for."""
+    """Most tokens of a prompt and its completion that it reads; null is the model's limit."""
     over_long: Literal["error", "cut_left"] = "error"
-    """What to do with a text of more: stop and name the completion, or cut it from its beginning, so that the reward
-    model reads its end; what was cut has the outcome `cut`."""
+    """What to do with a longer text: stop and name the completion, or cut its beginning; the outcome is then `cut`."""
     tokens_per_batch: PositiveInt = 16384
-    """Tokens, padding included, that go through the reward model at a time: bounds memory, changes no score."""
+    """Tokens, padding included, in the reward model at a time: bounds memory, changes no score."""
     untrained_head: bool = False
-    """Let a model whose head is not in its folder score with random numbers, the same in each run; without it such a
-    folder is refused."""
+    """Accept a folder without a head, whose scores are then random, the same in each run."""
     trust_remote_code: bool = False
-    """Run the Python code that the reward model's folder brings, where transformers has none for it: anything that
-    code can do on this machine, it may then do."""
+    """Run the Python code in the reward model's folder if transformers has none for it.  That code can do anything on
+    this machine."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        negative = isinstance(self.label, int) and self.label < 0
-        require(not negative, self, "label", "is no place; labels count from 0")
+    rules: ClassVar[Rules] = (
+        Rule("label", lambda o: not isinstance(o.label, int) or o.label >= 0, "is negative.  Labels count from 0."),
+    )
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -57,30 +53,30 @@ class RewardModelOptions(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleOptions(Bounded):
-    """Several reward models as one: what a single one takes for good by mistake, others may not.
+    """Several reward models as one: an error of a single one is often not shared by the others.
 
     Coste et al. 2023, arXiv:2310.02743, and Eisenstein et al. 2023, arXiv:2312.09244.
     """
 
     ensemble: tuple[str, ...] = ()
-    """More reward models, named as `model` is, which score together with it under the options that it has; trained on
-    the same pairs from other seeds, such as `[runs/rm-1/model, runs/rm-2/model]`."""
+    """More reward models, named as `model` is and with its options, for example trained on the same pairs with other
+    seeds: `[runs/rm-1/model, runs/rm-2/model]`."""
     combine: Literal["mean", "least", "mean_minus_deviation"] = "mean"
-    """What an ensemble's score is: the mean of its models' scores, the least of them, or the mean less
-    `deviation_weight` of their deviation."""
+    """The ensemble's score: the mean of its models' scores, the least, or the mean minus `deviation_weight` times their
+    deviation."""
     deviation_weight: NonNegativeFloat = 1.0
-    """k of mean - k·deviation: what it costs that the models disagree (population deviation of their scores)."""
+    """k of mean - k·deviation, the cost of disagreement (population deviation of the models' scores)."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        usual = {"combine": EnsembleOptions.combine, "deviation_weight": EnsembleOptions.deviation_weight}
-        given = [name for name, value in usual.items() if getattr(self, name) != value]
-        for name in given if not self.ensemble else []:
-            require(False, self, name, "puts several reward models together; name more than one: ensemble: [FOLDER]")
-        weighs = self.combine == "mean_minus_deviation" or "deviation_weight" not in given
-        require(weighs, self, "deviation_weight", "is of combine: mean_minus_deviation")
+    rules: ClassVar[Rules] = (
+        Unused("combine deviation_weight", {"ensemble": GIVEN}, "Name more reward models: ensemble: [FOLDER]."),
+        Unused("deviation_weight", {"combine": "mean_minus_deviation"}),
+    )
+
+
+OF_MODELS = " ".join(each.name for each in fields(RewardModelOptions) if each.name != "model")
+"""The options of a reward model except which one it is."""
+OF_ENSEMBLES = " ".join(each.name for each in fields(EnsembleOptions))
 
 
 def folder_name(model: str) -> str:
-    """What a reward model is called: the last part of its path, or of its name on the hub."""
     return Path(model).name.partition("@")[0] or Path(model).resolve().name

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from posttrain.errors import UserError, require
 from posttrain.options.bounds import PositiveFloat
 from posttrain.options.generator import GeneratorOptions
-from posttrain.schemas import require_left_out
+from posttrain.options.rules import GIVEN, Rule, Rules, Unused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,32 +14,29 @@ class RowSourceOptions(GeneratorOptions):
     """Rows of a file, of several, of a folder that `datasets` saved, of a hub, or of a generator."""
 
     path: str = ""
-    """Where the rows are: a .jsonl (one JSON object a line), .json (a list of objects), .csv or .tsv file, each also
-    compressed (.jsonl.gz), a .parquet or .arrow file; several of them as a pattern, such as `data/*.jsonl`; a folder
-    saved by `datasets`; or OWNER/NAME of a data set on the hub."""
+    """Where the rows are: a .jsonl (one JSON object a line), .json (a list of objects), .csv or .tsv file, also
+    compressed (.jsonl.gz); a .parquet or .arrow file; a pattern of several, such as `data/*.jsonl`; a folder saved by
+    `datasets`; or OWNER/NAME of a data set on the hub."""
     split: str = ""
-    """Which split of a saved folder or of the hub; without it `train`, or the only one there is."""
+    """Which split of a saved folder or of the hub; empty is `train`, or the only one."""
     subset: str = ""
-    """Which configuration of a data set on the hub, where it has several, such as `main` of gsm8k."""
+    """Which configuration of a data set on the hub that has several, such as `main` of gsm8k."""
     revision: str = ""
-    """Which commit, tag or branch of a data set on the hub; without it the newest."""
+    """Commit, tag or branch of a data set on the hub; empty is the newest."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """New names of columns and what they are called in the rows, such as `{prompt: question, ground_truth: answer}`;
-    a column that had the new name already is left out."""
+    """New names of columns and their names in the rows, such as `{prompt: question, ground_truth: answer}`; a column
+    that already has the new name is dropped."""
     delimiter: str = ""
-    """What stands between the cells of a .csv file; without it the one of `,` `;` tab and `|` that makes most columns
-    of the first line."""
+    """Character between the cells of a .csv file; empty is the one of `,` `;` tab and `|` that splits the first line
+    into most columns."""
     json_columns: tuple[str, ...] = ()
-    """Columns, by their names in the rows, whose text is read as JSON: numbers, lists and messages in the cells of a
-    .csv file, which otherwise are all text."""
+    """Columns, by their names in the rows, whose text is read as JSON: the cells of a .csv file are otherwise text."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(not (self.path and self.generator), self, "path", "is given beside a generator; leave one of them out")
-        if not self.generator:
-            made = ("generator_options", "generator_seed", "generator_size")
-            require_left_out(self, made, "is about rows that a generator makes, and generator is empty")
-        require(len(self.delimiter) <= 1, self, "delimiter", "must be a single character, such as ;")
+    rules: ClassVar[Rules] = (
+        Rule("path", lambda o: not (o.path and o.generator), "and generator are both given.  Leave one out."),
+        Unused("generator_options generator_seed generator_size", {"generator": GIVEN}),
+        Rule("delimiter", lambda o: len(o.delimiter) <= 1, "must be a single character.  Use one such as ;"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,24 +44,16 @@ class MixtureSourceOptions(RowSourceOptions):
     """One data set of a mixture."""
 
     name: str = ""
-    """What its rows have in the column `source`, and metrics of it in their name; without it that of the file or
-    generator."""
+    """The value of its rows' column `source`, and part of its metrics' names; empty is the file or generator."""
     weight: PositiveFloat | None = None
-    """Its share of the prompts in proportion to the other weights, whatever its size; with none for any source each
-    row counts alike."""
+    """Its share of the prompts, relative to the other weights and whatever its size; without any weights all rows are
+    equally likely."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        named = self.path != "" or self.generator != ""
-        require(named, self, "path", "is empty; every source names its rows, by a path or a generator")
+    rules: ClassVar[Rules] = (
+        Rule("path", lambda o: o.path or o.generator, "is empty.  Give every source a path or a generator."),
+    )
 
 
-def require_weights(sources: tuple[MixtureSourceOptions, ...]) -> None:
-    """Refuse weights for some sources of a mixture and not for the others."""
-    given = [source.weight is not None for source in sources]
-    if any(given) and not all(given):
-        without = sources[given.index(False)]
-        raise UserError(
-            f"sources: {without.path or without.generator} has no weight, and others have; give each source one, or"
-            " none"
-        )
+def same_kind_of_weights(sources: tuple[MixtureSourceOptions, ...]) -> bool:
+    """Whether all sources of a mixture have weights, or none."""
+    return len({source.weight is None for source in sources}) <= 1

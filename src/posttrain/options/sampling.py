@@ -5,13 +5,13 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded, NonNegativeInt
+from posttrain.options.rules import Rule
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(Bounded):
-    """Temperature first, then the cuts in the order top-k, top-p, min-p; each works on what the last one left."""
+    """Temperature first, then the cuts top-k, top-p, min-p; each works on the tokens that the last one kept."""
 
     temperature: float = 1.0
     """Divides the logits, here and where the update recomputes log-probs; from 0.001 (use `greedy` for 0) to 100."""
@@ -22,19 +22,18 @@ class SamplingParams(Bounded):
     min_p: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Drop tokens less likely than this share of the likeliest one, in [0, 1); 0 keeps all."""
     greedy: bool = False
-    """Take the likeliest token, the lower token id among equals, and nothing else here counts."""
+    """Take the likeliest token, the lower token id among equals, and ignore the other options."""
 
-    def __post_init__(self) -> None:
-        if not 1e-3 <= self.temperature <= 100:
-            raise UserError(
-                f"temperature = {self.temperature}: must lie between 0.001 and 100. "
-                "For the likeliest token every time use greedy = true."
-            )
-        super().__post_init__()
+    rules = (
+        Rule(
+            "temperature",
+            lambda o: 1e-3 <= o.temperature <= 100,
+            "must be from 0.001 to 100.  For the likeliest token every time use greedy = true.",
+        ),
+    )
 
     @property
     def cuts(self) -> bool:
-        """Whether tokens are cut away, so that the log-probs of what was sampled differ from the policy's."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property

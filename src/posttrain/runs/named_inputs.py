@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from posttrain.binding import code_files, digest_of
-from posttrain.config.collect import CollectConfig
 from posttrain.config.kinds import AnyConfig
-from posttrain.config.sections import Config, IrlConfig
+from posttrain.config.sections import CollectConfig, Config, IrlConfig
 from posttrain.errors import UserError
 from posttrain.models.loading.folder_kinds import model_digest
 from posttrain.options.collect import LlmJudgeOptions

@@ -50,7 +50,6 @@ class Start:
 
     @property
     def how(self) -> dict[str, Any]:
-        """Arguments of posttrain.train_sft and the like."""
         return {"watchers": [self.watcher], "resume": self.resume, "from_step": self.from_step}
 
 
@@ -142,7 +141,6 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         return self.recipe(rows, length), length, rows
 
     def length(self, num_rows: int) -> RunLength:
-        """How long a run over this many rows is."""
         return run_length(self.args, num_rows)
 
     def recipe(self, rows: list[Row], length: RunLength) -> Any:
@@ -150,11 +148,9 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         raise NotImplementedError
 
     def _fit(self, config: Any, rows: list[Row], start: Start) -> Run:
-        """Train."""
         raise NotImplementedError
 
     def _entry(self, report: StepReport) -> Entry:
-        """What a step logs."""
         return {name: report.metrics[name] for name in self.logged}
 
     def _measured(self, rows: list[Row]) -> Entry:
@@ -167,13 +163,11 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         save_trained(self.policy, folder, "adapter", "")
 
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
-        """The rows of a dataset; from a stream as many as a run draws."""
         if given is None:
             raise UserError(f"{type(self).__name__}: {name} is missing; {self.wanted}.")
         return rows_of_dataset(given, name, most=self.rows_to_draw() if name == "train_dataset" else None)
 
     def train_rows(self) -> list[Row]:
-        """The rows that training learns."""
         return self.rows(self.train_dataset, "train_dataset")
 
     def rows_to_draw(self) -> int | None:
@@ -182,7 +176,6 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         return args.max_steps * args.rows_per_update if args.max_steps > 0 else None
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        """AdamW as the arguments describe it; `train` uses a script's override."""
         options = OptimizerOptions(**adamw_options(self.args, self.model_options, self.described()[1].updates))
         return new_optimizer((model or self.model).parameters(), options)
 
@@ -200,25 +193,21 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
 
     @property
     def own_optimizer(self) -> OwnOptimizer | None:
-        """The optimiser and the scheduler of a script."""
         return own_optimizer((self.optimizer, self.lr_scheduler))
 
     def _take_optimizer(self, optimizer: Optimizer) -> None:
-        """Show the optimiser and the scheduler of a run that begins."""
         given = self.optimizer, self.lr_scheduler
         self.optimizer, self.lr_scheduler = optimizer, self.lr_scheduler or RunRates(optimizer)
         self.events.optimizer, self.events.lr_scheduler = shown = self.optimizer, self.lr_scheduler
         self._of_run = tuple(each for each in shown if not any(each is one for one in given))
 
     def _forget_optimizer(self) -> None:
-        """Drop what an earlier run made, and keep what the script gave."""
         if any(self.optimizer is each for each in self._of_run):
             self.optimizer = None
         if any(self.lr_scheduler is each for each in self._of_run):
             self.lr_scheduler = None
 
     def sections(self, length: RunLength) -> dict[str, Any]:
-        """The sections of a recipe that all kinds of training on rows share."""
         return {
             "model": self.model_options,
             "task": DatasetOptions(held_out_share=0.0),

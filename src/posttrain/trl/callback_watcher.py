@@ -46,7 +46,6 @@ class RunRates:
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, list[float]]:
-        """The same under the name that schedulers of torch have for it."""
         return {"_last_lr": self.get_last_lr()}
 
 
@@ -105,7 +104,6 @@ class Events:
         self.callbacks.append(made_callback(callback))
 
     def remove(self, callback: object) -> TrainerCallback:
-        """Remove and return that object, or the first callback of that class."""
         found = [each for each in self.callbacks if each is callback or type(each) is callback]
         if not found:
             raise UserError(f"remove_callback: {callback!r:.60} is not one of the trainer's callbacks.")
@@ -113,7 +111,6 @@ class Events:
         return found[0]
 
     def log(self, entry: Entry) -> None:
-        """Add an entry to log_history, with the epoch and the step."""
         logs: dict[str, Any] = {**entry, "epoch": self.state.epoch}
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.control.should_log = False
@@ -177,7 +174,6 @@ class CallbackWatcher(Watcher):
         return -int(-self.length.updates * updates // 1) if updates < 1 else int(updates)
 
     def on_step_begin(self, step: int) -> None:
-        """Begin a step, and perhaps an epoch; a new run is first evaluated if the arguments say so."""
         state, done = self.events.state, (step - 1) * self.length.updates_per_step
         state.global_step, state.epoch = done, done / self.length.updates_per_epoch
         if step == 1 and self.args.eval_on_start and self.evaluate is not None:
@@ -217,7 +213,6 @@ class CallbackWatcher(Watcher):
         self.stopping = events.control.should_training_stop
 
     def due(self, what: str, interval: int, before: int) -> bool:
-        """Whether something that a strategy schedules is due."""
         strategy = vars(self.args)[f"{what}_strategy"]
         every = {"no": float("inf"), "steps": interval, "epoch": self.length.updates_per_epoch}[strategy]
         return self.crossed(every, before=before)
@@ -264,7 +259,6 @@ class CallbackWatcher(Watcher):
 
     @property
     def mean_loss(self) -> float:
-        """Over all steps of this call of train()."""
         return sum(self.losses) / max(1, len(self.losses))
 
 
@@ -291,5 +285,4 @@ def is_best(args: TrainingFields, state: TrainerState, measured: Mapping[str, ob
 
 
 def wants_best(args: TrainingFields) -> bool:
-    """Whether the best step is saved as soon as it is found."""
     return args.load_best_model_at_end or args.save_strategy == "best"

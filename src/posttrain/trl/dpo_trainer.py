@@ -182,7 +182,6 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         )
 
     def _measured(self, rows: list[Row]) -> Entry:
-        """The loss, and what TRL logs of rewards and log-probs."""
         options = self.options(run_length(self.args, len(rows)))
         pairs = self.pairs(rows, options)
         policy = logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
@@ -209,7 +208,6 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         return logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
 
     def _keep_first_policy(self) -> None:
-        """Keep the log-probs of the evaluation's pairs before the policy is trained."""
         given = self.eval_dataset
         for dataset in given.values() if isinstance(given, Mapping) else [given]:
             if dataset is not None:
@@ -221,7 +219,6 @@ class DPOTrainer(PairTrainer[DPOConfig]):
                 self.reference_logprobs |= dict(zip(map(tokens_of, pairs), both, strict=True))
 
     def _reference(self) -> Reference | None:
-        """The reference that a trainer keeps."""
         if self.ref_model is not None:
             return UncopiedPolicy(self.ref_model)
         if self.args.precompute_ref_log_probs and not trains_adapter_alone(self.policy.model):

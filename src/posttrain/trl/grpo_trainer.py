@@ -109,7 +109,6 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         return batch_plan(self.args)
 
     def objects(self, rows: Sequence[Row]) -> CallerObjects:
-        """What a session gets besides its config."""
         return CallerObjects(
             policy=self.policy,
             engine=self.engine,
@@ -119,7 +118,6 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         )
 
     def length(self, num_rows: int) -> RunLength:
-        """How long a run over this many prompts is."""
         plan = self.plan
         return RunLength(
             updates=plan.num_updates(self.args, num_rows),
@@ -132,7 +130,6 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         return with_microbatch_tokens(config, self.args, self.policy, rows)
 
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
-        """The rows of a dataset, each with its prompt."""
         rows = super().rows(given, name)
         require_prompts(rows, name)
         return rows
@@ -169,7 +166,6 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
             return self._measured_in(session, rows)
 
     def _measured_in(self, session: Session, rows: list[Row]) -> Entry:
-        """The same in a session."""
         return evaluation_entry(
             session, rows, self.args.num_generations_eval or self.plan.group_size, logged_by(self.args)
         )
@@ -216,7 +212,6 @@ def require_prompts(rows: Sequence[Row], name: str) -> None:
 def rows_task(
     rows: Sequence[Row], options: DatasetOptions, policy: Policy, template: Mapping[str, object]
 ) -> DatasetTask:
-    """The rows as a task, none of them held out."""
     return DatasetTask(
         options,
         renderer_of(policy, template),

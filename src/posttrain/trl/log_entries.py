@@ -82,7 +82,6 @@ class TrainedCounts:
 
 
 def logged_by(args: SampledFields) -> Logged:
-    """What these arguments have TRL log."""
     if not isinstance(args, GRPOConfig):
         masks = args.mask_truncated_completions
         return Logged(
@@ -166,7 +165,6 @@ class PendingEntries:
     entries: list[Entry] = field(default_factory=list)
 
     def add(self, entry: Entry) -> None:
-        """One more step."""
         self.entries.append(entry)
 
     def taken(self) -> Entry:
@@ -183,5 +181,4 @@ class PendingEntries:
 
 
 def prefixed(entry: Mapping[str, float | None], prefix: str) -> Entry:
-    """The names of an evaluation: eval_reward, eval_completions/mean_length."""
     return {f"{prefix}_{name}": value for name, value in entry.items()}

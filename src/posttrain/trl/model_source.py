@@ -44,7 +44,6 @@ class ModelSource:
 
 
 def default_folder(model: object, kind: str) -> str:
-    """Where a run goes for which no args are given: MODEL-GRPO, MODEL-SFT."""
     name = model if isinstance(model, str) else named_folder(model)
     return f"{Path(name).name or 'model'}-{kind}"
 
@@ -105,7 +104,6 @@ def shown_model(policy: PreTrainedModel, model: nn.Module) -> nn.Module:
 
 
 def is_peft_model(model: object) -> bool:
-    """Whether this is a PeftModel."""
     peft = sys.modules.get("peft")  # whoever has such a model has imported it
     return peft is not None and isinstance(model, peft.PeftModel)
 
@@ -152,7 +150,6 @@ def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -
 
 
 def revision_of(given: object) -> str:
-    """A revision of a model of the hub; empty for the main branch."""
     return "" if given in (None, "main") else str(given)
 
 
@@ -236,7 +233,6 @@ def model_object(source: ModelSource, model: nn.Module, options: ModelOptions) -
 
 
 def policy_of_object(source: ModelSource, model: nn.Module, options: ModelOptions) -> Policy:
-    """A policy of a model object."""
     tokenizer = source.processing_class or tokenizer_of(model)
     dtype: Dtype = "auto" if options.dtype == "float32" else options.dtype
     return as_policy(model, require_tokenizer(tokenizer), dtype=dtype)
@@ -274,12 +270,10 @@ def move_to(model: nn.Module, device: torch.device) -> None:
 
 
 def model_type(options: ModelOptions) -> str:
-    """The family of a model that is not loaded yet."""
     return str(loaded_config(located_folder(options), options).model_type)
 
 
 def require_tokenizer(candidate: object) -> PreTrainedTokenizerBase:
-    """Refuse a processor of images, or anything else that is not a tokenizer."""
     if not isinstance(candidate, PreTrainedTokenizerBase):
         raise UserError(
             f"processing_class: a {type(candidate).__name__} is given; models of text have a tokenizer, such as"

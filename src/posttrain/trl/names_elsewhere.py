@@ -78,13 +78,11 @@ class ModulesElsewhere(MetaPathFinder):
 
 
 def not_here_message(name: str, known: Sequence[str]) -> str:
-    """Why an import fails, and what to use instead."""
     remedy = INSTEAD.get(name) or did_you_mean(name, known)
     return f"cannot import {name!r} from posttrain.trl: it is not here.  {remedy}"
 
 
 def unknown_argument_message(trainer: type, name: str, fields: Collection[str]) -> str:
-    """Why an argument of a trainer is refused, and where it belongs; `fields` are those of its config."""
     known = [each for each in signature(trainer).parameters if each not in ("self", "not_here")]
     remedy = "Set it in `args`." if name in fields else did_you_mean(name, known)
     remedy = "It is called `processing_class`." if name == "tokenizer" else remedy
@@ -163,19 +161,16 @@ class CheckedOverrides:
 
 
 def read_only(kind: type, name: str) -> bool:
-    """Whether a class has a property of that name that cannot be set."""
     found = getattr(kind, name, None)
     return isinstance(found, property) and found.fset is None
 
 
 def theirs(kind: type) -> frozenset[str]:
-    """The names of TRL's trainer that a class replaces."""
     of_kind = next((NAMES[each.__name__] for each in kind.__mro__ if each.__name__ in NAMES), frozenset())
     return NAMES["Trainer"] | FORMER | of_kind
 
 
 def not_here(kind: type[CheckedOverrides]) -> frozenset[str]:
-    """Names that TRL's trainer has and ours does not use."""
     ours = {name for each in kind.__mro__ for name in vars(each).get("defined", ())}
     return (theirs(kind) - ours) | kind.not_called
 
@@ -196,13 +191,11 @@ def overrides(made: CheckedOverrides, name: str) -> bool:
 
 
 def override_error(kind: type[CheckedOverrides], name: str) -> UserError:
-    """Why a script's method or attribute is refused, and what to do instead."""
     says = "training does not use it here, so it would be ignored"
     return UserError(f"{kind.__name__}.{name}: {says}.  {override_remedy(kind, name)}")
 
 
 def override_remedy(kind: type[CheckedOverrides], name: str) -> str:
-    """What to do instead of overriding a name of a trainer."""
     if name in BY_NAME:
         return BY_NAME[name]
     if name in FIELDS:

@@ -36,7 +36,6 @@ class SharedWeights:
     """A PeftModel over the tensors of a policy: it merges into a copy, so that the policy stays as it is."""
 
     def merge_and_unload(self, *given: Any, **named: Any) -> nn.Module:
-        """A model with the adapter added into its weights."""
         merged: nn.Module = with_own_weights(shared_copy(cast(Any, self))).base_model.merge_and_unload(*given, **named)
         return merged
 
@@ -45,7 +44,6 @@ class SharedWeights:
         with_own_weights(cast(Any, self)).base_model.merge_adapter(*given, **named)
 
     def save_pretrained(self, *given: Any, **named: Any) -> None:
-        """Write the adapter as peft does."""
         if wrapper_of(cast(Any, self).base_model.model) is not None:
             raise UserError(
                 "trainer.model.save_pretrained: the model is the text part of a multimodal one, in which the layers"
@@ -136,7 +134,6 @@ def with_own_weights(model: Module) -> Module:
 
 
 def require_lora(config: object) -> None:
-    """Refuse an adapter of another kind."""
     if not isinstance(config, LoraConfig):
         raise UserError(f"peft_config: a {type(config).__name__} is given; adapters are LoRA here: peft.LoraConfig.")
 
@@ -151,7 +148,6 @@ def with_peft(policy: Policy, config: LoraConfig, *, seed: int) -> tuple[Policy,
 
 
 def peft_model(model: nn.Module, config: LoraConfig) -> nn.Module:
-    """A model with an adapter of peft over it.  Raises UserError where it has one, or where the config is none."""
     if isinstance(model, PeftModel):
         raise UserError("peft_config: the model is a PeftModel already.  Leave one of the two adapters out.")
     made: nn.Module = get_peft_model(cast(PreTrainedModel, model), config)
@@ -186,6 +182,5 @@ def adapter_options(config: LoraConfig, family: str) -> AdapterOptions | None:
 
 
 def settings_of(config: LoraConfig) -> Mapping[str, object]:
-    """The settings of a config, without those that peft writes."""
     to_dict: Callable[[], dict[str, object]] = config.to_dict
     return {name: value for name, value in to_dict().items() if name not in UNSET}

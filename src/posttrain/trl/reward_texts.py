@@ -67,7 +67,6 @@ class DecodedRewardModel(RewardModel):
     def __call__(
         self, /, *, prompts: Sequence[object], completions: Sequence[object], **columns: object
     ) -> list[float] | list[Graded]:
-        """A score for each completion."""
         ids = cast(Sequence[Sequence[int]], columns[COMPLETION_IDS])
         return super().__call__(prompts=prompts, completions=as_trl_decodes(completions, ids, self.policy_tokenizer))
 
@@ -75,7 +74,6 @@ class DecodedRewardModel(RewardModel):
 def as_trl_decodes(
     completions: Sequence[object], ids: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase
 ) -> list[object]:
-    """The completions without special tokens and without what was prefilled, as text or as messages."""
     texts: list[str] = tokenizer.batch_decode([list(each) for each in ids], skip_special_tokens=True)
     return [
         text if isinstance(old, str) else [{"role": "assistant", "content": text}]
@@ -84,7 +82,6 @@ def as_trl_decodes(
 
 
 def with_ids(signature: inspect.Signature) -> inspect.Signature:
-    """The signature with `completion_ids`, by keyword."""
     ids = inspect.Parameter(COMPLETION_IDS, inspect.Parameter.KEYWORD_ONLY)
     return signature.replace(parameters=[*signature.parameters.values(), ids])
 

@@ -119,7 +119,6 @@ class RewardTrainer(PairTrainer[RewardConfig]):
 
     @property
     def scorer(self) -> TextScorer:
-        """What is trained."""
         return TextScorer(self.policy, self.head)
 
     def recipe(self, rows: list[Row], length: RunLength) -> RewardModelConfig:
@@ -150,7 +149,6 @@ class RewardTrainer(PairTrainer[RewardConfig]):
 
     @property
     def reading(self) -> TextReading:
-        """How the saved model is to read texts: as the pairs are."""
         rows = preference_rows(numbered_rows(self.train_rows(), MEMORY), BadRows())
         return TextReading(
             stop_token_ids=self.policy.stop_ids,
@@ -159,16 +157,13 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         )
 
     def write_model(self, folder: Path) -> None:
-        """Write the reward model as a sequence classifier, an adapter added into it, with the tokenizer."""
         folder.mkdir(parents=True, exist_ok=True)
         require_loadable(save_classifier(self.scorer, folder, self.reading), folder)
 
     def write_checkpoint_model(self, checkpoint: Path) -> None:
-        """Write the reward model into a checkpoint."""
         self.write_model(checkpoint)
 
     def take_best(self, checkpoint: Path, folder: Path) -> None:
-        """Have body and head be those of a checkpoint, and the model of the run's folder."""
         tensors = load_checkpoint(checkpoint).tensors
         restore_module(self.policy.model, tensors["policy"])
         restore_module(self.head, tensors[HEAD])
@@ -219,7 +214,6 @@ def plain_config(config: "LoraConfig | None") -> "LoraConfig | None":
 
 
 def is_sequence_classifier(model: object) -> bool:
-    """Whether this is a sequence classifier of transformers."""
     return isinstance(model, PreTrainedModel) and type(model).__name__.endswith("ForSequenceClassification")
 
 

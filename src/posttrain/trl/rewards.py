@@ -30,7 +30,6 @@ Ids = Sequence[Sequence[int]]
 
 
 def content_of_completion(completion: Any) -> str:
-    """The text of a completion, which may be a list of one message."""
     return completion if isinstance(completion, str) else str(completion[0]["content"])
 
 
@@ -170,7 +169,6 @@ def get_cosine_scaled_reward(
 
 
 def with_solutions(texts: Sequence[str], solutions: Sequence[str]) -> list[Compared]:
-    """Each text compared with its solution, inside the sandbox."""
     pairs = list(zip(solutions, texts, strict=True))
     if not pairs:
         return []
@@ -191,7 +189,6 @@ def compared(reply: object) -> Compared:
 
 
 def logged(found: Sequence[Compared], solution: Sequence[str], log_extra: LogExtra | None) -> Scores:
-    """The scores; what was read goes to the log where the trainer gives one."""
     if log_extra is not None:
         log_extra("solution", [*solution])
         log_extra("gold_parsed", [each.gold for each in found])

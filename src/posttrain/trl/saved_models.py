@@ -85,7 +85,6 @@ def link_checkpoint(run: Path, checkpoint: Path, num_updates: int) -> None:
 
 
 def remove_dangling(run: Path) -> None:
-    """Remove links to checkpoints that were pruned."""
     for each in run.glob("checkpoint-*"):
         if each.is_symlink() and not each.exists():
             each.unlink()
@@ -104,7 +103,6 @@ def prune_checkpoints(folder: Path, args: TrainingFields, best: str | None) -> N
 
 
 def load_best(policy: Policy, path: Path) -> None:
-    """Load a checkpoint's weights into the policy."""
     restore_module(policy.model, load_checkpoint(path).tensors["policy"])
 
 
@@ -127,7 +125,6 @@ def saved_state(checkpoints: Path, step: int | None) -> TrainerState:
 
 
 def require_free(folder: Path, args: TrainingFields) -> None:
-    """Refuse a folder that holds another run, unless it may be deleted."""
     if (folder / "config.yaml").is_file() and not args.overwrite_output_dir:
         raise UserError(
             f"output_dir = {folder}: there is a run in it already.  Continue it with resume_from_checkpoint=True, give"
@@ -209,5 +206,4 @@ def card_text(given: Mapping[str, object], *, trainer: str, base: str, tags: Seq
 
 
 def as_tags(given: object) -> list[str]:
-    """One tag, several or none, as a list."""
     return [given] if isinstance(given, str) else [str(each) for each in given] if isinstance(given, Sequence) else []

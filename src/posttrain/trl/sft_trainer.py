@@ -40,7 +40,6 @@ class TokenRows(Sequence[dict[str, list[int]]]):
 
     @cached_property
     def examples(self) -> Sequence[Example]:
-        """The rows, made into tokens once."""
         return self.make()
 
     def __len__(self) -> int:
@@ -50,14 +49,12 @@ class TokenRows(Sequence[dict[str, list[int]]]):
         return (self.row(example) for example in self.examples)
 
     def __getitem__(self, key: Any) -> Any:
-        """A row, several rows, or a column."""
         if isinstance(key, str):
             return [self.row(example)[key] for example in self.examples]
         found = self.examples[key]
         return self.row(found) if isinstance(found, Example) else [self.row(each) for each in found]
 
     def row(self, example: Example) -> dict[str, list[int]]:
-        """Tokens and labels of one row."""
         ids = [*example.tokens]
         masked = [token if each else NOT_LEARNED for token, each in zip(ids, example.sampled, strict=True)]
         return {TOKENS: ids, LABELS: ids if self.learned_whole else masked}
@@ -126,7 +123,6 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         self.given_rows, self._shown = given, None
 
     def train_rows(self) -> list[Row]:
-        """The rows as they were given, with their text in the column `text`."""
         return self.rows(self.given_rows, "train_dataset")
 
     def recipe(self, rows: list[Row], length: RunLength) -> SftConfig:
@@ -148,7 +144,6 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         )
 
     def _examples(self, rows: list[Row]) -> list[Example]:
-        """Rows made into tokens, in their order."""
         source = example_source(self.described(rows)[0], self.policy, GivenRows(rows=rows))
         assert isinstance(source, RowExamples)
         return [each.unpacked() for each in source.trained]
@@ -157,13 +152,11 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         return train_sft(config, policy=self.policy, rows=rows, optimizer=self.own_optimizer, **start.how)
 
     def _measured(self, rows: list[Row]) -> Entry:
-        """The loss, the entropy and the accuracy on rows."""
         budget = self.described(rows)[0].sft.tokens_per_microbatch
         measured = held_out_loss(self.policy, self._examples(rows), budget)
         return {"loss": measured.loss, "entropy": measured.entropy, "mean_token_accuracy": measured.accuracy}
 
     def _require_learned_parts(self) -> None:
-        """Refuse arguments that name a part which the first rows do not have."""
         given: Any = self.eval_dataset
         held_out = given.values() if isinstance(given, Mapping) else [given]
         for name, rows in (("train_dataset", self.given_rows), *(("eval_dataset", each) for each in held_out)):
@@ -171,7 +164,6 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
                 self.rows(list(islice(cast(Dataset, rows), 1)), name)
 
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
-        """The rows with their text in the column `text`."""
         rows = self._read_rows(super().rows(given, name))
         require_learned_part(self.args, rows[0], name)
         return rows

@@ -75,7 +75,6 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         """The run that train() made: its folder and its summary."""
 
     def _finish_init(self) -> None:
-        """Print the notes, and call `on_init_end` of the callbacks."""
         for note in self.notes:
             print(f"posttrain.trl: {note}", flush=True)
         self.made = True
@@ -83,7 +82,6 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     @property
     def model(self) -> nn.Module:
-        """What is trained; with an adapter, a PeftModel over it."""
         return self._shown_model
 
     @cached_property
@@ -96,7 +94,6 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     @property
     def control(self) -> TrainerControl:
-        """What callbacks request."""
         return self.events.control
 
     @property
@@ -111,16 +108,13 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     @property
     def state(self) -> TrainerState:
-        """How far training is, and `log_history`."""
         return self.events.state
 
     @property
     def folder(self) -> Path:
-        """The folder of the run: output_dir."""
         return Path(folder_of_run(self.args))
 
     def _begin_state(self, from_step: int | None, *, resume: bool) -> None:
-        """Take the state from the checkpoint that a run resumes, or begin with a new one."""
         checkpoints = self.folder / "checkpoints"
         for note in lines_about(self.args):  # a script may have changed some since the trainer was made
             if note not in self.notes:
@@ -129,13 +123,11 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         self.events.begin(saved_state(checkpoints, from_step) if resume else TrainerState())
 
     def is_world_process_zero(self) -> bool:
-        """True: there is one process."""
         return True
 
     is_local_process_zero = is_world_process_zero
 
     def get_num_trainable_parameters(self) -> int:
-        """Parameters that training changes."""
         return sum(each.numel() for each in self.model.parameters() if each.requires_grad)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -182,15 +174,12 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         self.write_model(Path(output_dir) if output_dir else self.folder)
 
     def write_model(self, folder: Path) -> None:
-        """Write what `save_model` and `push_to_hub` write."""
         save_model_folder(self.policy, folder)
 
     def write_checkpoint_model(self, checkpoint: Path) -> None:
-        """Write into a checkpoint what from_pretrained reads."""
         save_into_checkpoint(self.policy, checkpoint)
 
     def _save_checkpoint_model(self, checkpoint: Path) -> None:
-        """Write a model's files into a checkpoint, by a script's `save_model` where it has one."""
         if overrides(self, "save_model"):
             self.save_model(str(checkpoint), _internal_call=True)
         else:
@@ -205,7 +194,6 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         self._write_card(self.folder, given)
 
     def _write_card(self, folder: Path, given: Mapping[str, object]) -> None:
-        """Write README.md into a folder."""
         base = named_folder(self.policy.model)
         text = card_text(given, trainer=type(self).__name__, base=base, tags=self._tag_names)
         write_atomically(folder / "README.md", text.encode())
@@ -237,15 +225,12 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         return push(folder, target, commit_message or "End of training")
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback, given as an object or a class."""
         self.events.add(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, given as the object or by its class."""
         self.events.remove(callback)
 
     def pop_callback(self, callback: Any) -> TrainerCallback:
-        """Remove a callback and return it."""
         return self.events.remove(callback)
 
     def log(self, logs: Entry, start_time: float | None = None) -> None:
@@ -257,7 +242,6 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Write a mapping, its names in order."""
     write_atomically(file, json.dumps(dict(content), indent=4, sort_keys=True).encode())
 
 

@@ -235,24 +235,24 @@ def test_a_choice_or_a_short_answer_is_paid_where_it_is_the_row_s(
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (lambda: GeneratorOptions(generator="a", generator_seed=-1), "generator_seed = -1 is no seed"),
+        (lambda: GeneratorOptions(generator="a", generator_seed=-1), "generator_seed = -1 is not a valid seed"),
         (
             lambda: GeneratorOptions(generator="a", generator_options={"seed": 1}),
-            "has a seed, which is said as generator_seed",
+            "Use generator_seed",
         ),
         (
             lambda: GeneratorOptions(generator="a", generator_options={"size": 1}),
-            "has a size, which is said as generator_size",
+            "Use generator_size",
         ),
-        (lambda: DatasetOptions(path="a.jsonl", generator="a"), "path = a.jsonl is given beside a generator"),
+        (lambda: DatasetOptions(path="a.jsonl", generator="a"), "path = a.jsonl and generator are both given"),
         (
             lambda: DatasetOptions(generator="a", sources=(MixtureSourceOptions(path="b"),)),
-            "generator = a is given beside sources",
+            "generator = a is given as well as sources",
         ),
-        (lambda: MixtureSourceOptions(), "is empty; every source names its rows, by a path or a generator"),
+        (lambda: MixtureSourceOptions(), "Give every source a path or a generator"),
         (
             lambda: GeneratedOptions(generator="", sources=(MixtureSourceOptions(path="b"),)),
-            "is for rows; this task's are of one generator",
+            "sources is not for this task",
         ),
     ],
 )

@@ -79,9 +79,9 @@ def test_options_of_one_reward_model_hold_for_all_of_them(folders: list[str]) ->
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model": "rm", "combine": "least"}, "combine = least puts several reward models together"),
-        ({"name": "maths", "ensemble": ("rm",)}, "ensemble = rm is more beside `model`"),
-        ({"model": "rm", "ensemble": ("rm2",), "deviation_weight": 2.0}, "is of combine: mean_minus_deviation"),
+        ({"model": "rm", "combine": "least"}, "combine = least is only for ensemble"),
+        ({"name": "maths", "ensemble": ("rm",)}, "is only for model, and model = ''"),
+        ({"model": "rm", "ensemble": ("rm2",), "deviation_weight": 2.0}, "is only for combine = mean_minus_deviation"),
     ],
 )
 def test_an_ensemble_that_is_none_is_refused(given: dict[str, Any], message: str) -> None:

@@ -99,7 +99,7 @@ def test_the_label_is_named_or_counted(folder: Path) -> None:
         (None, "the model gives 2 numbers, 0 (terse), 1 (helpful).  Say which one is the score: label: helpful."),
         ("kind", "label = kind: there is none such.  Its labels are 0 (terse), 1 (helpful)."),
         (2, "label = 2: there is none such.  Its labels are 0 (terse), 1 (helpful)."),
-        (-1, "label = -1 is no place; labels count from 0"),
+        (-1, "label = -1 is negative.  Labels count from 0"),
     ],
 )
 def test_a_label_that_there_is_not_is_told_with_those_that_there_are(

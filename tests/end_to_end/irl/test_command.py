@@ -209,23 +209,32 @@ def test_a_run_is_replaced_only_when_told_and_never_by_a_mistake(capsys: pytest.
 MISTAKES = {
     "an unknown method": ("--method.name courze", "no such method.  Did you mean `course`?"),
     "an option of another method": ("--method.name course --method.l2 1", "--method.l2: no such flag."),
-    "a state that does not exist": ("--world.ends 99", "world.ends: there is no state 99; use 0 to 24, or -25 to -1"),
-    "a start that is an end": ("--world.starts -1", "world.starts: state 24 ends an episode"),
-    "a worth that is no number": ("--world.ground nan", "world.ground = nan is no worth; use a finite number"),
-    "a reward that is infinite": ("--world.rewards 3 inf", "world.rewards: that of state 3 is inf"),
-    "a terrain without bottom": ("--world.terrain 1 --world.terrain-low -inf", "world.terrain_low = -inf is no cost"),
+    "a state that does not exist": ("--world.ends 99", "world.ends = [99] has a state outside of the grid"),
+    "a start that is an end": ("--world.starts -1", "world.starts = [-1] has one of ends"),
+    "a worth that is no number": ("--world.ground nan", "world.ground = nan must be finite"),
+    "a reward that is infinite": ("--world.rewards 3 inf", "world.rewards = [[3, inf]] must be finite"),
+    "a terrain without bottom": (
+        "--world.terrain 1 --world.terrain-low -inf",
+        "world.terrain_low = -inf must not be above 0, and finite",
+    ),
     "a penalty without bounds": ("--method.l2 inf", "method.l2 = inf: must be a finite number"),
     "half a reward": ("--world.rewards 8", "--world.rewards: Could not find valid parse"),
-    "the course off its grid": ("--world.name gymnasium --method.name course", "is written for world.name = icy_grid"),
-    "tiles off the grid": ("--world.name gymnasium --features.name tiles", "are tiles of world.name = icy_grid"),
+    "the course off its grid": (
+        "--world.name gymnasium --method.name course",
+        "method.name = course needs world.name = icy_grid",
+    ),
+    "tiles off the grid": (
+        "--world.name gymnasium --features.name tiles",
+        "features.name = tiles needs world.name = icy_grid",
+    ),
     "the course's expert off its grid": (
         "--world.name gymnasium --demonstrations.expert course",
-        "demonstrations.expert = course looks at where a step should lead",
+        "demonstrations.expert = course needs to know where a step should lead",
     ),
     "tiles wider than the grid": ("--features.name tiles --features.width 9", "features.width = 9 is wider than"),
     "features of actions for the path model": (
         "--method.name maxent --features.name file --features.path x.npy --features.on state_action",
-        "features.on = state_action: method.name = maxent knows features of states only",
+        "features.on = state_action is only for method.name = causal, and method.name = maxent",
     ),
     "an environment that does not exist": ("--world.name gymnasium --world.env Nope-v1", "world.env = Nope-v1"),
     "a map that does not exist": (

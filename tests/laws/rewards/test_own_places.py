@@ -82,9 +82,9 @@ def test_a_recipe_and_a_flag_name_it_as_they_name_a_file(package: Path) -> None:
         (f"{NAME}.outer:solved", "cannot be imported: ModuleNotFoundError.*looked for in the folder you run in"),
         ("no_such_package_at_all.inner:solved", "looked for in the folder you run in and among what is installed"),
         (f"{NAME}.broken:solved", "No module named 'no_such_module_anywhere'.$"),
-        (f"{NAME}/inner:solved", "is not FILE.py:FUNCTION, such as my_rewards.py:solved, and not package.module"),
-        (f"{NAME}..inner:solved", "and not package.module:FUNCTION"),
-        (":solved", "and not package.module:FUNCTION"),
+        (f"{NAME}/inner:solved", "is not FILE.py:FUNCTION or package.module:FUNCTION"),
+        (f"{NAME}..inner:solved", "or package.module:FUNCTION"),
+        (":solved", "or package.module:FUNCTION"),
     ],
 )
 def test_what_cannot_be_found_is_one_clear_message(package: Path, path: str, says: str) -> None:

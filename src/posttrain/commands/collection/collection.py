@@ -41,7 +41,7 @@ from posttrain.commands.collection.verdicts import (
     verdict_by_reward,
     verdict_by_votes,
 )
-from posttrain.config.collect import CollectConfig
+from posttrain.config.sections import CollectConfig
 from posttrain.errors import RunError, UserError
 from posttrain.models.policy import Policy
 from posttrain.options.collect import LlmJudgeOptions, RewardJudgeOptions

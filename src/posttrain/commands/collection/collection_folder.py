@@ -21,8 +21,8 @@ from typing import Self
 from posttrain.binding import bind
 from posttrain.commands.collection.prompt_sampler import PairObjects
 from posttrain.config import build
-from posttrain.config.collect import CollectConfig
 from posttrain.config.recipes import short_reward
+from posttrain.config.sections import CollectConfig
 from posttrain.errors import UserError
 from posttrain.options.collect import OF_CALLS
 from posttrain.options.reward import RewardOptions

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from posttrain.binding import bind
 from posttrain.commands.collection.sampled_prompts import SampledPrompt, sampled_prompts
-from posttrain.config.collect import CollectConfig
 from posttrain.config.recipes import short_reward
+from posttrain.config.sections import CollectConfig
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine, load_checked, own_engine
 from posttrain.generation.groups import require_room_for, sample_groups

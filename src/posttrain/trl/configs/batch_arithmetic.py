@@ -48,7 +48,6 @@ class BatchPlan:
         return math.ceil(args.num_train_epochs * self.updates_per_epoch(num_rows))
 
     def num_steps(self, num_updates: int) -> int:
-        """Steps that take this many updates, rounded up."""
         return math.ceil(num_updates / self.updates_per_step)
 
 
@@ -107,7 +106,6 @@ def batch_plan(args: SampledFields) -> BatchPlan:
 
 
 def note_of_updates(updates: int, prompts: int, group: int) -> str:
-    """A line about several updates on one generation batch."""
     if prompts < updates:
         return (
             f"TRL would take {updates} updates on parts of {prompts} {'group' if prompts == 1 else 'groups'} of"
@@ -147,7 +145,6 @@ class RunLength:
 
     @property
     def steps(self) -> int:
-        """Steps of ours, rounded up."""
         return math.ceil(self.updates / self.updates_per_step)
 
     def steps_in(self, updates: float) -> int:

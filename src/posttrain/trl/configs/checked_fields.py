@@ -78,7 +78,6 @@ def mapping_of(config: CheckedFields, name: str) -> dict[str, Any]:
 
 
 def require_values(config: CheckedFields) -> None:
-    """Refuse a number, or a choice, that a field cannot be."""
     for name, rule in config.field_rules.items():
         value, values = vars(config)[name], rule.values
         if values is None:
@@ -125,7 +124,6 @@ def equal_values(value: object, other: object) -> bool:
 
 
 def default_values(config: type) -> dict[str, Any]:
-    """The value of each field of a dataclass if a script leaves it out."""
     return {
         each.name: each.default_factory() if callable(each.default_factory) else each.default for each in fields(config)
     }

@@ -58,17 +58,14 @@ class Numbers:
 
 
 def ints(least: float, *, required: bool = False) -> Numbers:
-    """Integers from this one on."""
     return Numbers(least=least, integer=True, required=required)
 
 
 def above(least: float) -> Numbers:
-    """Numbers greater than this."""
     return Numbers(least=least, above=True)
 
 
 def at_least(least: float, *, infinite: bool = False) -> Numbers:
-    """This number and greater ones."""
     return Numbers(least=least, infinite=infinite)
 
 
@@ -91,7 +88,6 @@ class Choices:
     """Whether True and False are allowed, as in older versions."""
 
     def allow(self, value: object) -> bool:
-        """Whether a field may have this value."""
         return value in self.known or (self.flags and isinstance(value, bool))
 
     def __str__(self) -> str:
@@ -99,7 +95,6 @@ class Choices:
 
 
 def any_of(*known: str, flags: bool = False) -> Choices:
-    """One of these texts."""
     return Choices(known, flags)
 
 
@@ -138,17 +133,14 @@ class Rule:
 
 
 def supported(ours: str, says: str = "") -> Rule:
-    """Ours by another name."""
     return Rule(treatment=Treatment.SUPPORTED, ours=ours, says=says)
 
 
 def old_name(ours: str, says: str) -> Rule:
-    """An old name."""
     return Rule(treatment=Treatment.RENAMED, ours=ours, says=says)
 
 
 def idle(says: str, *honours: object, detail: Callable[[Any], str] | None = None) -> Rule:
-    """Tunes nothing here."""
     return Rule(treatment=Treatment.IDLE, says=says, honours=honours, detail=detail)
 
 

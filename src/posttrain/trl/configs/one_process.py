@@ -31,7 +31,6 @@ class OneProcess:
         return self
 
     def print(self, *values: object, **given: Any) -> None:
-        """Print, as the main process."""
         print(*values, **given)
 
     def wait_for_everyone(self) -> None:
@@ -39,29 +38,24 @@ class OneProcess:
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """A block that no other process runs."""
         yield
 
     local_main_process_first = main_process_first
 
     def unwrap_model(self, model: Value, *_: object, **__: object) -> Value:
-        """The model, which nothing wraps."""
         return model
 
     def gather(self, value: Value) -> Value:
-        """The values of all processes."""
         return value
 
     gather_for_metrics = gather
 
     def on_main_process(self, function: Callable[..., Value]) -> Callable[..., Value]:
-        """The function, which the main process runs."""
         return function
 
     on_local_main_process = on_main_process
 
     def free_memory(self) -> None:
-        """Release unused memory of a GPU."""
         torch.cuda.empty_cache()
 
     def end_training(self) -> None:
@@ -70,7 +64,6 @@ class OneProcess:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Say what else an Accelerator would do."""
             raise AttributeError(
                 f"accelerator.{name} is not here: training goes through posttrain's loop, which has no use for it."
             )
@@ -88,7 +81,6 @@ class ArgumentMethods:
 
     @property
     def device(self) -> torch.device:
-        """Where the model trains."""
         given = vars(self)
         return chosen_device("cpu" if given["use_cpu"] or given["no_cuda"] else "auto")
 
@@ -103,7 +95,6 @@ class ArgumentMethods:
 
     @property
     def parallel_mode(self) -> object:
-        """How processes share the work, in transformers' words: not at all."""
         from transformers.training_args import ParallelMode
 
         return ParallelMode.NOT_PARALLEL
@@ -118,7 +109,6 @@ class ArgumentMethods:
 
     @property
     def ddp_timeout_delta(self) -> timedelta:
-        """How long processes would wait for each other."""
         return timedelta(seconds=vars(self)["ddp_timeout"])
 
     def get_process_log_level(self) -> int:
@@ -129,13 +119,11 @@ class ArgumentMethods:
         return get_verbosity() if named is None else named
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Updates of the warm-up, in a run of this many."""
         given = vars(self)["warmup_steps"] or vars(self)["warmup_ratio"] or 0
         return -int(-num_training_steps * given // 1) if given < 1 else int(given)
 
     @contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """A block that no other process runs."""
         yield
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,10 +132,8 @@ class ArgumentMethods:
         return given if given["hub_token"] is None else given | {"hub_token": "<HUB_TOKEN>"}
 
     def to_json_string(self) -> str:
-        """The same as JSON; other objects become text."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     def to_sanitized_dict(self) -> dict[str, Any]:
-        """The same for trackers, which take numbers and texts."""
         plain = bool | int | float | str
         return {name: value if isinstance(value, plain) else str(value) for name, value in self.to_dict().items()}

@@ -68,7 +68,6 @@ def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length:
 
 
 def adamw_options(args: TrainingFields, model: ModelOptions, updates: int) -> dict[str, Any]:
-    """The options of AdamW, which all kinds of training share."""
     return {
         "learning_rate": args.learning_rate,
         "warmup_steps": warmup_updates(args, updates),
@@ -261,7 +260,6 @@ def checkpoint_options(args: TrainingFields, length: RunLength) -> CheckpointOpt
 
 
 def run_options(args: TrainingFields, num_steps: int) -> RunOptions:
-    """The folder and the length of the run."""
     return RunOptions(
         folder=folder_of_run(args),
         overwrite=args.overwrite_output_dir,
@@ -285,7 +283,6 @@ def trackers(args: TrainingFields) -> tuple[TrackerName, ...]:
 
 
 def tracker_options(args: TrainingFields) -> TrackerOptions:
-    """What trackers call the run."""
     plain = TrackerOptions()
     if not trackers(args):
         return plain
@@ -294,5 +291,4 @@ def tracker_options(args: TrainingFields) -> TrackerOptions:
 
 
 def folder_of_run(args: TrainingFields) -> str:
-    """The folder that output_dir names."""
     return args.output_dir or "trainer_output"

@@ -48,7 +48,6 @@ class RowFields(TrainingFields):
 
 
 def update_size(args: RowFields) -> str:
-    """How large an update is, for scripts that count on packed rows."""
     count = args.rows_per_update
     return f"An update learns {count} {'row' if count == 1 else 'rows'}, however short."
 

@@ -114,7 +114,6 @@ def get_quantization_config(model_args: ModelConfig) -> "BitsAndBytesConfig | No
 
 
 def get_kbit_device_map() -> dict[str, int] | None:
-    """Where the layers of a quantised model go: to the GPU, if there is one."""
     import torch
 
     return {"": 0} if torch.cuda.is_available() else None
@@ -177,7 +176,6 @@ class TrlParser(HfArgumentParser):
         return (*made[:-1], [part for name, value in unknown.items() for part in (f"--{name}", str(value))] + made[-1])
 
     def _take_defaults(self, config: Mapping[str, object]) -> dict[str, object]:
-        """Make the file's values the defaults of flags; returns those that are not fields."""
         actions: dict[str, Action] = {action.dest: action for action in self._actions}
         for name in config.keys() & actions.keys():
             actions[name].default, actions[name].required = config[name], False
