@@ -7,7 +7,7 @@ from pathlib import Path
 
 from posttrain.trl import DPOConfig, GRPOConfig, ModelConfig, RewardConfig, RLOOConfig, SFTConfig
 from posttrain.trl.configs.checked_fields import CheckedFields, default_values
-from posttrain.trl.configs.field_rules import Rule
+from posttrain.trl.configs.field_rules import FieldRule
 from posttrain.trl.configs.training_fields import TrainingFields
 
 PAGE = Path(__file__).parent / "reference" / "trl_fields.md"
@@ -43,7 +43,7 @@ def table(config: type[CheckedFields], names: list[str]) -> str:
     return head + "".join(row(name, config.field_rules[name], defaults[name]) for name in names)
 
 
-def row(name: str, rule: Rule, default: object) -> str:
+def row(name: str, rule: FieldRule, default: object) -> str:
     """A field, its default, and what becomes of it."""
     options = ", ".join(f"`{each.strip()}`" for each in rule.ours.split(",") if each.strip())
     values = "" if rule.values is None else str(rule.values)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
-from posttrain.trl.configs.field_rules import Numbers, Rule, Rules, Treatment, rules_of
+from posttrain.trl.configs.field_rules import FieldRule, FieldRules, Numbers, Treatment, rules_of
 
 FORMER_NAMES = {"rloo_k": "num_generations", "kl_coef": "beta"}
 """Fields by their names in older releases of TRL."""
@@ -23,7 +23,7 @@ class CheckedFields:
     """The section of a recipe that a leading dot in a rule stands for."""
     row_kind: ClassVar[str] = "rows"
     """What the trainer learns, in the words of rules."""
-    field_rules: ClassVar[Rules]
+    field_rules: ClassVar[FieldRules]
     """What becomes of each field."""
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -103,7 +103,7 @@ def lines_about(config: CheckedFields) -> Iterator[str]:
             yield from lines_about_value(config, name, value, rule)
 
 
-def lines_about_value(config: CheckedFields, name: str, value: object, rule: Rule) -> Iterator[str]:
+def lines_about_value(config: CheckedFields, name: str, value: object, rule: FieldRule) -> Iterator[str]:
     """The line about one field that is not its default, if there is one."""
     given = f"{name} = {value!r:.80}"
     if rule.treatment is Treatment.REFUSED:

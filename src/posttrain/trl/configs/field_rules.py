@@ -112,7 +112,7 @@ class Treatment(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class FieldRule:
     """What becomes of one field."""
 
     treatment: Treatment
@@ -124,7 +124,7 @@ class Rule:
     """Values besides the default that mean what happens here anyway, and need no line."""
     reads: Mapping[object, str] = field(default_factory=dict)
     """Values of a refused field that are accepted, each with the line that says what is used instead."""
-    keys: Mapping[str, "Rule"] = field(default_factory=dict)
+    keys: Mapping[str, "FieldRule"] = field(default_factory=dict)
     """What becomes of each key of a field that is a mapping, treated as a field."""
     detail: Callable[[Any], str] | None = None
     """Ends the line about a field with numbers of the config."""
@@ -132,40 +132,40 @@ class Rule:
     """What the field may be, or each of its list; None for any value of its type."""
 
 
-def supported(ours: str, says: str = "") -> Rule:
-    return Rule(treatment=Treatment.SUPPORTED, ours=ours, says=says)
+def supported(ours: str, says: str = "") -> FieldRule:
+    return FieldRule(treatment=Treatment.SUPPORTED, ours=ours, says=says)
 
 
-def old_name(ours: str, says: str) -> Rule:
-    return Rule(treatment=Treatment.RENAMED, ours=ours, says=says)
+def old_name(ours: str, says: str) -> FieldRule:
+    return FieldRule(treatment=Treatment.RENAMED, ours=ours, says=says)
 
 
-def idle(says: str, *honours: object, detail: Callable[[Any], str] | None = None) -> Rule:
-    return Rule(treatment=Treatment.IDLE, says=says, honours=honours, detail=detail)
+def idle(says: str, *honours: object, detail: Callable[[Any], str] | None = None) -> FieldRule:
+    return FieldRule(treatment=Treatment.IDLE, says=says, honours=honours, detail=detail)
 
 
 def rejected(
-    says: str, *honours: object, reads: Mapping[object, str] | None = None, keys: Mapping[str, Rule] | None = None
-) -> Rule:
+    says: str, *honours: object, reads: Mapping[object, str] | None = None, keys: Mapping[str, FieldRule] | None = None
+) -> FieldRule:
     """Not here, except for the default and values that mean the same, silently or with a line."""
-    return Rule(treatment=Treatment.REFUSED, says=says, honours=honours, reads=reads or {}, keys=keys or {})
+    return FieldRule(treatment=Treatment.REFUSED, says=says, honours=honours, reads=reads or {}, keys=keys or {})
 
 
-Rules = Mapping[str, Rule]
+FieldRules = Mapping[str, FieldRule]
 
 
-def rules_of(config: type) -> Rules:
+def rules_of(config: type) -> FieldRules:
     """What becomes of each field of a config.
 
     A script's subclass may declare a field again, with another default; the rule remains.  Fields that it adds have
     no rule, and only the script reads them.
     """
     section, rows = getattr(config, "recipe_section", ""), getattr(config, "row_kind", "")
-    found: dict[str, Rule] = {}
+    found: dict[str, FieldRule] = {}
     for kind in (each for each in reversed(config.__mro__) if each.__module__.startswith("posttrain.trl.")):
         for name, hint in get_annotations(kind).items():
             parts = getattr(hint, "__metadata__", ())
-            for rule in (each for each in parts if isinstance(each, Rule)):
+            for rule in (each for each in parts if isinstance(each, FieldRule)):
                 values = next((each for each in parts if isinstance(each, Numbers | Choices)), None)
                 if isinstance(values, Numbers) and NoneType in get_args(get_args(hint)[0]):
                     values = replace(values, or_none=not values.required)
