@@ -12,7 +12,8 @@ from posttrain.records import Grades
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.summary import headline
 from posttrain.training.evaluation import Answers, Questions, accuracies
-from posttrain.training.report import comparison, held_out_metrics, unmeasured_lines
+from posttrain.training.held_out import comparison, held_out_metrics
+from posttrain.training.report import unmeasured_lines
 
 QUESTIONS = Questions(
     prompts=(),

@@ -198,7 +198,11 @@ WRONG: dict[str, tuple[str, object, str]] = {
     "a name for a policy": ("policy", "my-model", "policy: 'my-model' (str) is no Policy; make one of a model and its"),
     "a class for a policy": ("policy", Policy, "posttrain.as_policy"),
     "a class for a task": ("task", Sums, "task: Sums is a class; give an object of it"),
-    "half a task": ("task", Silent(), "task lacks held_out, longest_prompts, probes, reward_functions; inherit from"),
+    "half a task": (
+        "task",
+        Silent(),
+        "task lacks held_out, longest_prompts, notes, num_rows, probes, reward_functions,",
+    ),
     "a name for a task": ("task", "countdown", "inherit from posttrain.Task"),
     "a class for an engine": ("engine", Counts, "engine: Counts is a class; give an object of it"),
     "half an engine": (

@@ -46,7 +46,7 @@ def test_moments_go_on_in_the_modules_that_both_train(
     before: Mapping[str, object], after: Mapping[str, object], tmp_path: Path
 ) -> None:
     first, second = trained(before, tmp_path / "run").learner, stages_with(after)
-    second.learner.go_on_with_optimizer(str(tmp_path / "run"))
+    second.learner.load_optimizer_state(str(tmp_path / "run"))
     for module in ("policy", "critic"):
         theirs, ours = moments(first, module), moments(second.learner, module)
         both = module == "policy" or before is after is PPO
@@ -73,9 +73,9 @@ def test_an_optimiser_of_another_kind_is_refused_and_none_of_ones_own_is_touched
         Learner(policy, stages.learner.algorithm, settings, own_optimizer=OwnOptimizer(optimizer=two)), tmp_path / "sgd"
     )
     with pytest.raises(UserError, match="it keeps momentum_buffer, which AdamW does not know"):
-        stages.learner.go_on_with_optimizer(str(tmp_path / "sgd"))
-    with pytest.raises(UserError, match="is for AdamW, and the optimiser is your own"):
-        own.go_on_with_optimizer(str(tmp_path / "sgd"))
+        stages.learner.load_optimizer_state(str(tmp_path / "sgd"))
+    with pytest.raises(UserError, match="is for AdamW only"):
+        own.load_optimizer_state(str(tmp_path / "sgd"))
 
 
 def test_an_optimiser_of_other_parameters_is_refused(tmp_path: Path) -> None:
@@ -88,4 +88,4 @@ def test_an_optimiser_of_other_parameters_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"not of what is trained here \(of `policy` it trained groups of .* parameters"
     ):
-        learner.go_on_with_optimizer(str(tmp_path / "run"))
+        learner.load_optimizer_state(str(tmp_path / "run"))

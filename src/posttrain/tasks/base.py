@@ -83,6 +83,8 @@ class Task(Protocol):
     name: str
     reward_functions: Sequence[RewardFunction] = ()
     """The task's own, which a recipe may replace; the first one judges held-out completions."""
+    num_rows: int = 0
+    """Training rows that prompts are read from; 0 if prompts are generated."""
 
     def prompts(self, step: int, draws: range) -> list[Prompt]:
         """The training prompts with these draw numbers: a function of (seed, step, draw).  Steps count from 1."""
@@ -99,6 +101,14 @@ class Task(Protocol):
     def probes(self) -> Mapping[str, Probe]:
         """What else to measure of a policy, by name."""
         return {}
+
+    def notes(self) -> Sequence[str]:
+        """Lines of the plan about the prompts."""
+        return ()
+
+    def rows_to_reward(self) -> Sequence[tuple[str, Mapping[str, object]]]:
+        """Place and columns of each row, for rewards that check rows before training."""
+        return ()
 
 
 def training_prompts(task: Task, step: int, draws: range) -> list[Prompt]:

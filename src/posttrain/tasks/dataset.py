@@ -80,6 +80,7 @@ class DatasetTask(Task):
         apart = held_out_of(options, held_out_rows, self.bad)
         training, held_out = split(everything, None if apart is None else self.usable(apart), options)
         self.training_rows, self.held_out_rows = self.of_length(training), self.of_length(held_out)
+        self.num_rows = len(self.training_rows)
         self.order = self.draw_order(seed, prompts_per_step)
 
     def prepared(self, row: DatasetRow) -> DatasetRow:
@@ -176,6 +177,10 @@ class DatasetTask(Task):
         given = content(row, self.options)
         prompt = self.renderer.render(given, id=row.where, prefill=self.options.prefill, columns=columns)
         return replace(prompt, source=str(row.columns.get(SOURCE, ""))) if self.names else prompt
+
+    def rows_to_reward(self) -> list[tuple[str, Mapping[str, object]]]:
+        column, rows = self.options.prompt_column, (*self.training_rows, *self.held_out_rows)
+        return [(row.where, {**row.columns, "prompt": row.columns[column]}) for row in rows]
 
     def notes(self) -> list[str]:
         """The plan's lines on the rows: how many there are, and which were left out or cut."""

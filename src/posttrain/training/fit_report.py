@@ -1,6 +1,7 @@
 """What runs on rows or pairs print and save: the plan, the first rows or pairs, the model and the summary."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
@@ -100,6 +101,13 @@ def summary_of(session: FitSession[Item]) -> dict[str, object]:
         **session.objective.summary(),
         **session.source.summary(),
     }
+
+
+def model_card(folder: Path, tag: str, about: str) -> str:
+    return (
+        f"---\nlibrary_name: transformers\ntags: [posttrain, {tag}]\n---\n\n# {folder.name}\n\n{about}\n\n"
+        "The recipe is `config.yaml` in the run folder.\n"
+    )
 
 
 def write_model(

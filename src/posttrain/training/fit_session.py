@@ -11,16 +11,11 @@ from torch import nn
 from posttrain.config import DpoConfig, RewardModelConfig, SftConfig
 from posttrain.models.adapters.peft_layers import require_whole_adapter
 from posttrain.models.conversation_masks import Masking
-from posttrain.models.loading.devices import require_device_of
-from posttrain.models.loading.model_folder import load_policy_to_train
-from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
-from posttrain.models.policy import Policy, as_policy
+from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.model import ModelOptions
-from posttrain.options.new_model import NewModelOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example, Preference
@@ -201,29 +196,12 @@ class FitSession(Generic[Item]):
 
     def __post_init__(self) -> None:
         objective = self.objective
+        require_whole_adapter(objective.policy.model)
         optimizer = self.own_optimizer or objective.optimizer()
         made = Trained(objective.policy, optimizer, objective.run, parts=[objective], head=objective.head())
         object.__setattr__(self, "trained", made)
         num_steps = self.source.num_steps(objective.options) or self.config.run.num_steps
         object.__setattr__(self, "num_steps", num_steps)
-
-
-def policy_to_train(
-    model: ModelOptions | NewModelOptions, given: Policy | None, *, seed: int, saves_whole: bool = False
-) -> tuple[Policy, str]:
-    """The caller's policy, or the recipe's model, loaded or new; and its name."""
-    if given is not None:
-        policy, name = given, given.model.name_or_path or "a model object"
-    elif isinstance(model, ModelOptions):
-        policy, name = load_policy_to_train(model, seed=seed, saves_whole=saves_whole), model.path
-    else:
-        tokenizer = new_tokenizer(model.template)
-        policy, name = as_policy(new_model(model, tokenizer, seed=seed), tokenizer), "new"
-    policy.require_as_made()
-    if isinstance(model, ModelOptions):
-        require_device_of(policy.device, model.device)
-    require_whole_adapter(policy.model)
-    return policy, name
 
 
 def pairs_of_rows(

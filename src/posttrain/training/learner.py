@@ -32,7 +32,7 @@ from posttrain.training.optimizer import (
     require_all_trained,
     take_over,
 )
-from posttrain.training.reference import Reference, named_reference, reference_of
+from posttrain.training.reference import Reference, UncopiedPolicy, named_reference, reference_of
 from posttrain.training.teacher import Teacher, teacher_of
 from posttrain.training.update import Objective, update
 from posttrain.training.update_metrics import UpdateReport, kl_limit
@@ -40,28 +40,28 @@ from posttrain.training.update_metrics import UpdateReport, kl_limit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
-    """What a recipe says of the second half of a step."""
+    """Learner settings from the recipe."""
 
     update: UpdateOptions
     max_completion_tokens: int
     temperature: float = 1.0
     """The one that sampled: log-probs are taken at it."""
     seed: int = 0
-    """Of the order of groups in mini-batches."""
+    """Decides the order of groups in mini-batches."""
     num_steps: int = 100
-    """Steps of the whole run, which the learning rate's schedule ends with."""
+    """Steps of the whole run, at which the learning rate's schedule ends."""
     refresh_reference_every: int = 0
-    """Steps after which the reference is taken from the policy again; 0 keeps the first."""
+    """Steps after which the current policy becomes the reference; 0 keeps the first."""
     reference_path: str = ""
-    """Another model that is the reference; empty is the policy as it is at first."""
+    """Another model as the reference; empty is the policy before training."""
     template_options: Mapping[str, object] = field(default_factory=dict)
-    """Arguments of the chat template, by which a teacher's prompts are written too."""
+    """Arguments of the chat template, for a teacher's prompts."""
     keep_token_columns: bool = False
-    """Put what each update computes for each token into its report."""
+    """Report what each update computes for each token."""
 
 
 class Learner:
-    """Owns what is trained: the policy, its optimiser, and the reference that a KL compares with."""
+    """Owns the trained state: policy, optimiser, critic, KL reference and teacher."""
 
     def __init__(
         self,
@@ -72,22 +72,19 @@ class Learner:
         parameter_groups: Sequence[ParameterGroup] = (),
         own_optimizer: OwnOptimizer | None = None,
     ) -> None:
-        """Parameter groups have rates and clipping of their own; without any, all parameters are one group.
+        """Parameter groups set rates and clipping of modules; a caller's optimiser replaces AdamW and its options.
 
-        An optimiser of the caller's takes the place of AdamW and of the options that are about it.
-
-        Raises UserError where there is a critic and the optimiser is the caller's, or where a parameter is in no group.
+        Raises UserError if that optimiser meets a critic, or if a parameter is in no group.
         """
         self.policy, self.algorithm, self.settings = policy, algorithm, settings
         self.passes = settings.update.passes(algorithm.passes)
         self.critic = None if algorithm.critic is None else Critic(policy, algorithm.critic, seed=settings.seed)
-        self.actor_critic_state = actor_critic_state.at_first(
-            algorithm, begun=self.critic is not None and self.critic.begun
-        )
+        begun = self.critic is not None and self.critic.begun
+        self.actor_critic_state = actor_critic_state.at_first(algorithm, begun=begun)
         self.own_optimizer = own_optimizer
         if self.critic is not None and own_optimizer is not None:
             raise UserError(
-                f"optimizer: {algorithm.name} trains a critic, which no optimiser of your own knows.  Leave it out."
+                f"optimizer: {algorithm.name} trains a critic, which yours does not include.  Leave it out."
             )
         self.optimizer: torch.optim.Optimizer = (
             new_optimizer(trained_groups(policy, self.critic, parameter_groups), settings.update)
@@ -106,10 +103,10 @@ class Learner:
         if algorithm.uses_teacher and algorithm.teacher is not None:
             self.teacher = teacher_of(policy, algorithm.teacher, settings.template_options)
         self.num_updates = 0
-        """Optimiser updates behind the policy's weights: their version."""
+        """Optimiser updates so far: the version of the policy's weights."""
         self.check_terms = LocalityCheck()
         self.left_out = 0
-        """Updates of the last step that were not taken, for the policy had gone far enough."""
+        """Updates of the last step that were skipped because the KL limit was exceeded."""
 
     def credit(self, collected: CollectedStep, clock: Clock) -> CreditedStep:
         return credited_step(
@@ -134,24 +131,19 @@ class Learner:
 
     @property
     def column_needs(self) -> frozenset[Need]:
-        """What is computed of a step before its updates.
+        """The columns that are computed before a step's updates.
 
-        log π of the policy is left out if the step has one update and that drops nothing: its log-probs are the same
-        numbers.  A credit rule that reads them gets them all the same.
+        Unless a credit rule reads it, log π is left out if the only update of a step computes the same numbers.
         """
-        algorithm = self.algorithm
-        if self.passes.updates > 1 or drops(self.policy.model) or Need.PROXIMAL_LOGPROBS in algorithm.credit_needs:
-            return algorithm.column_needs
-        return algorithm.column_needs - {Need.PROXIMAL_LOGPROBS}
+        algorithm, proximal = self.algorithm, {Need.PROXIMAL_LOGPROBS}
+        again = self.passes.updates > 1 or drops(self.policy.model) or proximal <= algorithm.credit_needs
+        return algorithm.column_needs - (set() if again else proximal)
 
     def remember(self, credited: CreditedStep) -> None:
         self.actor_critic_state = credited.next_state
 
     def learn(self, batches: Sequence[Batch], step: int, clock: Clock) -> list[UpdateReport]:
-        """Take the updates of a step, one on each of its batches that is not empty.
-
-        An update that finds the policy too far from the one that sampled is not taken, and none after it.
-        """
+        """Take one update on each batch that is not empty.  Once the KL limit is exceeded, skip the remaining ones."""
         settings, limit, noisy = self.settings, self.algorithm.largest_epoch_kl, drops(self.policy.model)
         reports: list[UpdateReport] = []
         self.left_out = 0
@@ -198,9 +190,9 @@ class Learner:
         return replace(whole, algorithm=replace(self.algorithm, terms=valued), policy_frozen=True)
 
     def batches(self, credited: CreditedStep, clock: Clock) -> list[Batch]:
-        """The batch of each update: whole groups, every epoch in an order of its own, weights fixed on each.
+        """The batch of each update: whole groups, in another order each epoch, with token weights fixed.
 
-        A batch may be empty: where nothing in it can change the gradient.
+        A batch is empty if none of its completions can change the gradient.
         """
         groups, step = credited.groups, credited.collected.step
         num_groups = len(groups.groups)
@@ -237,11 +229,26 @@ class Learner:
     def state(self) -> dict[str, object]:
         return actor_critic_state.state_json(self.actor_critic_state, self.algorithm)
 
-    def go_on_with_optimizer(self, run: str) -> None:
+    def require_context(self, longest: int) -> None:
+        """Refuse a reference, teacher or critic that cannot read the longest completion."""
+        others = {
+            "reference.path": self.reference,
+            "algorithm.teacher.model": self.teacher,
+            "algorithm.critic.path": None if self.critic is None else UncopiedPolicy(self.critic.trunk),
+        }
+        for option, other in others.items():
+            if other is None:
+                continue
+            with other.entered() as policy:
+                if policy.max_positions < longest:
+                    raise UserError(
+                        f"{option}: the model reads {policy.max_positions} tokens, and the longest prompt with its"
+                        f" completion has up to {longest}.  Lower rollout.max_completion_tokens, or use another model."
+                    )
+
+    def load_optimizer_state(self, run: str) -> None:
         if self.own_optimizer is not None:
-            raise UserError(
-                f"update.optimizer_from = {run}: is for AdamW, and the optimiser is your own.  Leave it out."
-            )
+            raise UserError(f"update.optimizer_from = {run}: is for AdamW only.  Leave it out, or your optimiser.")
         take_over(self.optimizer, run, where=f"update.optimizer_from = {run}")
 
     def restore(self, saved: Checkpoint) -> None:

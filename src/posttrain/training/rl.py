@@ -16,7 +16,7 @@ from posttrain.runs.clock import Clock
 from posttrain.runs.folder import interrupted_lines, saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.prompt_preview import Reader, first_step_lines
-from posttrain.runs.reports import EvaluationReport, Run, ScoredCompletions, StepReport
+from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.summary import headline
@@ -28,15 +28,9 @@ from posttrain.training.caller.caller_inputs import inputs_of
 from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows, StartOptions
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.credited_step import CreditedStep
-from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
+from posttrain.training.held_out import held_out_metrics, measure_in_brief, measure_in_full
 from posttrain.training.metrics import step_metrics, step_tokens
-from posttrain.training.session import (
-    Session,
-    open_session,
-    require_room,
-    require_sound_rows,
-    require_training_by_reward,
-)
+from posttrain.training.session import Session, open_session, require_prompts_and_rows, require_training_by_reward
 from posttrain.training.trained import RunState
 from posttrain.training.update import trial_gradient, undropped_gaps
 from posttrain.training.update_metrics import UpdateReport, update_metrics
@@ -61,15 +55,14 @@ def train(
 ) -> Run:
     """Improve a policy by sampling, grading and reinforcing its own completions.
 
-    For callers in Python: `policy` (made by `posttrain.as_policy`), `task`, `engine` and `algorithm` are objects in
-    place of what the config describes; `rewards` are functions of your own, `rows` your own prompts with
-    `held_out_rows` those to evaluate on, and `watchers` see each step.  With `resume` the run in `config.run.folder`
-    goes on from its last checkpoint, to the same bits as if it had never stopped; with `from_step` from that of an
-    earlier step, giving up what came after; with `accept_changes` also where rows, rewards or files are no longer what
-    the run was made of, such as a reward that has been mended.  `recipe` is what the summary says that the config comes
-    from.
+    For callers in Python: `policy` (made by `posttrain.as_policy`), `task`, `engine` and `algorithm` are objects that
+    replace those of the config; `rewards` are your functions, `rows` your prompts, `held_out_rows` those to evaluate
+    on, and `watchers` see each step.  `resume` continues the run in `config.run.folder` from its last checkpoint, to
+    the same bits as an uninterrupted run; `from_step` from that of an earlier step, dropping later ones;
+    `accept_changes` also if rows, rewards or files have changed, such as a corrected reward.  `recipe` is the source of
+    the config in the summary.
     """
-    own = CallerObjects(
+    caller = CallerObjects(
         policy=policy,
         task=task,
         engine=engine,
@@ -78,16 +71,16 @@ def train(
         rows=rows,
         held_out_rows=held_out_rows,
     )
-    how = StartOptions(
+    start = StartOptions(
         watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes, recipe=recipe
     )
-    return to_the_end(run_steps(config, own, how))
+    return to_the_end(run_steps(config, caller, start))
 
 
 RunSteps = Generator[StepReport, None, Run]
-"""A run, which yields each step when it is recorded and returns what came out.
+"""A run: yields each step when it is recorded, and returns its results.
 
-Closed early it ends as an interrupted run does: what was recorded last is saved, and no `Run` is returned.
+Closed early it ends as an interrupted run does: the last recorded step is saved, and no `Run` is returned.
 """
 
 
@@ -100,36 +93,39 @@ def to_the_end(steps: RunSteps) -> Run:
             return run
 
 
-def run_steps(config: Config, own: CallerObjects, how: StartOptions) -> RunSteps:
-    """The run that a config and a caller's objects describe, step by step; nothing is done before the first `next`."""
+def run_steps(config: Config, caller: CallerObjects, start: StartOptions) -> RunSteps:
+    """The run of a config and a caller's objects, step by step; nothing is done before the first `next`."""
     require_training_by_reward(config)
     require_trackers(config.run.report_to, config.tracker)
-    inputs = None
-    if how.resume:
-        inputs = require_same_inputs(Path(config.run.folder), inputs_of(config, own), accept_changes=how.accept_changes)
-    with open_session(config, own) as session:
-        inputs = inputs or replace(inputs_of(config, own), recipe=how.recipe)
+    inputs = inputs_of(config, caller)
+    if start.resume:
+        inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=start.accept_changes)
+    else:
+        inputs = replace(inputs, recipe=start.recipe)
+    with open_session(config, caller) as session:
         session.trained.run.recipe = inputs.recipe
         make_ready(session)
-        return (yield from train_session(session, inputs, how))
+        return (yield from train_session(session, inputs, start))
 
 
 def make_ready(session: Session) -> None:
-    session.config.require_suits(session.algorithm)
-    require_room(session)
-    require_sound_rows(session)
+    """Refuse what cannot be trained, and warn of memory before anything is sampled, which might exhaust it."""
+    config = session.config
+    config.require_suits(session.algorithm)
+    require_prompts_and_rows(session)
+    config.require_room(session.longest_prompt_tokens)
+    longest = session.longest_prompt_tokens + config.rollout.max_completion_tokens
+    session.learner.require_context(min(longest, session.policy.max_positions))  # where completions end at the latest
     for line in report.planned_memory(session)[1]:
         print(line, flush=True)
 
 
-def rl_harness_options(
-    session: Session, folder: RunFolder, watchers: Sequence[Watcher], from_step: int | None
-) -> HarnessOptions:
+def rl_harness_options(session: Session, folder: RunFolder, start: StartOptions) -> HarnessOptions:
     config = session.config
     return HarnessOptions(
         run=config.run,
         checkpoint=config.checkpoint,
-        watchers=watchers,
+        watchers=start.watchers,
         guards=[
             SamplerGuard(),
             UnscoredSteps(folder, config.grading.max_unscored_steps),
@@ -138,44 +134,43 @@ def rl_harness_options(
         score=held_out_score,
         stop_early=lambda: at_an_end(config, session.trained.run),
         config=config,
-        from_step=from_step,
+        from_step=start.from_step,
         kept_from={"metrics.jsonl": 0, "scores.jsonl": 1, "rollouts": 1},
     )
 
 
-def train_session(session: Session, inputs: RunInputs, how: StartOptions) -> RunSteps:
+def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> RunSteps:
     """The run of a session, from its folder to its summary."""
-    config, state = session.config, session.trained.run
-    folder = RunFolder.resume(config.run.folder) if how.resume else claim_folder(config)
-    options = rl_harness_options(session, folder, how.watchers, how.from_step)
-    with Harness(folder, session.trained, options) as harness:
-        notes = go_on(session, harness) if how.resume else []
+    config, state, first = session.config, session.trained.run, None
+    folder = RunFolder.resume(config.run.folder) if start.resume else claim_folder(config)
+    with Harness(folder, session.trained, rl_harness_options(session, folder, start)) as harness:
+        notes = resume_run(session, harness) if start.resume else []
         if inputs.changes:
             folder.write_inputs(inputs)
             notes += inputs.notes
-        state, first = session.trained.run, None
         session.load_weights()
         if not state.before:
-            if config.update.optimizer_from:  # of a run that is resumed a checkpoint has it, from step 0 on
-                session.learner.go_on_with_optimizer(config.update.optimizer_from)
-            # Before anything is measured or an earlier run is given up: a mistake in a reward shows now.
+            if config.update.optimizer_from:  # a resumed run has it in its checkpoints, from step 0 on
+                session.learner.load_optimizer_state(config.update.optimizer_from)
+            # Before anything is measured or an earlier run is overwritten: a mistake in a reward shows now.
             collected = session.collector.collect(1, folder.journal_scores, harness.clock)
             notes += warm_start(session.learner, harness.clock)
-            first = session.learner.credit(collected, harness.clock)  # nor in what else it is compared with
+            first = session.learner.credit(collected, harness.clock)  # so does one in a reference or a teacher
         planned = report.rl_plan_lines(session, None if first is None else first.collected, harness.clock.seconds)
         harness.start([*planned, *notes])
         if not state.before:
-            measure_before(session, harness)
-            if not how.resume:  # only now: nor does a mistake in the evaluation cost an earlier run
+            state.transcripts = measure(session, harness, "before")[1]
+            if not start.resume:  # only now: a mistake in the evaluation does not cost an earlier run either
                 folder.begin(saved_recipe(config))
             folder.write_inputs(inputs)
-            save_before(session, harness)
+            folder.append_metrics(0, held_out_metrics(state.before, session.questions().probes))
+            harness.save()
         folder.write_tokenizer(session.policy.tokenizer)
-        harness.progress.compare_with(report.held_out_metrics(session.trained.run.before))
+        harness.progress.compare_with(held_out_metrics(state.before))
         try:
             with harness.naming_the_step():
                 yield from take_steps(session, harness, first)
-        except GeneratorExit:  # whoever takes the steps wants no more
+        except GeneratorExit:  # the caller wants no more steps
             harness.leave()
             end_early(session, harness)
             raise
@@ -183,7 +178,7 @@ def train_session(session: Session, inputs: RunInputs, how: StartOptions) -> Run
 
 
 def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -> Iterator[StepReport]:
-    """Take the steps that are left; `first` is what the first of them has collected and credited already."""
+    """Take the remaining steps; `first` is the first of them, already collected and credited."""
     collector, learner = session.collector, session.learner
     journal, state = harness.folder.journal_scores, session.trained.run
     for step in harness.steps():
@@ -221,7 +216,7 @@ def step_report(
     evaluation: Mapping[str, float],
     undropped: Tensor | None = None,
 ) -> StepReport:
-    """What the watchers are told of a step; `undropped` are its gaps where those of the updates are of dropout."""
+    """A step's report for watchers; `undropped` are its gaps without dropout, if updates use it."""
     collected = credited.collected
     limited = session.algorithm.largest_epoch_kl is not None
     gaps = gap_metrics(session.policy, session.engine, updates[0].gaps, undropped) if updates else {}
@@ -256,22 +251,18 @@ def step_report(
 
 
 def evaluate_when_due(session: Session, harness: Harness) -> Mapping[str, float]:
-    """An evaluation in brief, every so many steps."""
-    options, state = session.config.evaluation, session.trained.run
-    if not options.every_steps or state.step % options.every_steps:
+    """A brief evaluation every `evaluation.every_steps` steps."""
+    every, state = session.config.evaluation.every_steps, session.trained.run
+    if not every or state.step % every:
         return {}
-    with harness.clock("evaluate"):
-        kept: list[ScoredCompletions] = []
-        problems, questions = options.brief_problems, session.questions_now()
-        metrics = brief_evaluation(session.engine, questions, problems=problems, keep=kept.append)
-        harness.evaluated(EvaluationReport(step=state.step, results=metrics, completions=kept))
+    metrics = measure_in_brief(session, harness, session.questions_now(), step=state.step)
     if (score := held_out_score(metrics)) is not None:
         state.saw_evaluation(score)
     return metrics
 
 
 def held_out_score(metrics: Mapping[str, float]) -> float | None:
-    """What decides which checkpoint is the best and when to stop early: held-out accuracy, or what stands for it."""
+    """Decides which checkpoint is the best and when to stop early: held-out accuracy, else score or reward."""
     found = headline(metrics, "eval/")
     return None if found is None else found[1]
 
@@ -282,36 +273,17 @@ def at_an_end(config: Config, state: RunState) -> bool:
     return out_of_patience or (limit is not None and state.sampled_tokens >= limit)
 
 
-def measure_before(session: Session, harness: Harness) -> None:
-    clock, state = Clock(), session.trained.run
-    with clock("evaluate"):
-        state.before, state.transcripts = measure_held_out(session, harness, "before")
-    state.seconds = dict(clock.seconds)
-
-
-def save_before(session: Session, harness: Harness) -> None:
-    harness.folder.append_metrics(0, report.held_out_metrics(session.trained.run.before, session.questions().probes))
-    harness.save()
-
-
-def measure_held_out(
+def measure(
     session: Session, harness: Harness, when: Literal["before", "after"]
 ) -> tuple[dict[str, object], list[list[str]]]:
-    """The full evaluation, and the first sampled completions of the problems that the end shows."""
-    options, questions = session.config.evaluation, session.questions_now()
-    total = num_completions(questions, samples=options.samples)
-    kept: list[ScoredCompletions] = []
-    with harness.progress.stage(f"held-out problems {when} training", total) as advance:
-        results, groups = full_evaluation(
-            session.engine, questions, samples=options.samples, advance=advance, keep=kept.append
-        )
-    step = session.trained.step
-    harness.evaluated(EvaluationReport(step=step, results=results, groups=groups, evaluation=when, completions=kept))
-    first = {
-        group.prompt.text: group for group in reversed(groups)
-    }  # of a prompt that is asked several times the first
-    shown = [first[text] for text in dict.fromkeys(group.prompt.text for group in groups)][: report.SHOWN]
-    return results, [[group.prompt.text, group.graded_text(group.rollouts[0])] for group in shown]
+    """The full evaluation with its seconds, kept as the run's if it is before training; and transcripts."""
+    clock, state = Clock(), session.trained.run
+    with clock("evaluate"):
+        results, transcripts = measure_in_full(session, harness, session.questions_now(), step=state.step, when=when)
+    if when == "before":
+        state.before, state.seconds = results, {}
+    state.add_seconds(clock.seconds)
+    return results, transcripts
 
 
 def end_early(session: Session, harness: Harness) -> Run:
@@ -321,52 +293,49 @@ def end_early(session: Session, harness: Harness) -> Run:
 
 
 def conclude_rl(session: Session, harness: Harness, state: RunState) -> Run:
-    """Measure what training made of the policy, save the model, and say what came out."""
-    clock = Clock()
-    with clock("evaluate"):
-        after, transcripts = measure_held_out(session, harness, "after")
-    state.add_seconds(clock.seconds)
-    folder, probes = harness.folder.path, session.questions().probes
+    """Measure the trained policy, save the model, and report the results."""
+    after, transcripts = measure(session, harness, "after")
+    folder, probes = harness.folder, session.questions().probes
     if after["num_problems"]:
-        harness.folder.append_metrics(state.step, report.held_out_metrics(after, probes))
-    summary = report.write_results(session, harness.folder, state, after)
-    harness.end(summary, report.closing_lines(session, folder, summary, (state.transcripts, transcripts)))
-    return Run(folder=folder, summary=summary)
+        folder.append_metrics(state.step, held_out_metrics(after, probes))
+    summary = report.write_results(session, folder, state, after)
+    harness.end(summary, report.closing_lines(session, folder.path, summary, (state.transcripts, transcripts)))
+    return Run(folder=folder.path, summary=summary)
 
 
-def go_on(session: Session, harness: Harness) -> list[str]:
+def resume_run(session: Session, harness: Harness) -> list[str]:
+    """Restore the checkpoint; returns notes for the plan."""
     notes = harness.resume(session.threads)
     if not session.engine.reproducible:
         notes.append(
-            f"Engine {type(session.engine).__name__} draws random numbers of its own (reproducible = False): from here"
-            " on the steps are not those, bit for bit, of a run that never stopped."
+            f"Engine {type(session.engine).__name__} is not reproducible: from here on steps differ from those of an"
+            " uninterrupted run."
         )
     return notes
 
 
 def show_rl_plan(
-    config: Config, own: CallerObjects = NOTHING_BROUGHT, *, show_prompts: int = 1, recipe: str = ""
+    config: Config, caller: CallerObjects = NOTHING_BROUGHT, *, show_prompts: int = 1, recipe: str = ""
 ) -> None:
-    """Print what a run would be, with the seconds of one step whose gradient is thrown away, and train nothing.
+    """Print the plan of a run and the seconds of one step whose gradient is thrown away; train nothing.
 
-    Of that step so many prompts are shown, each with a completion and its scores.  `recipe` names the recipe.
+    Shows `show_prompts` prompts of that step with a completion and its scores.  `recipe` is its name in the plan.
     """
-    with open_session(config, own) as session:
+    with open_session(config, caller) as session:
         session.trained.run.recipe = recipe
         make_ready(session)
         require_earlier_rollouts(session.algorithm)
         session.load_weights()
-        clock = Clock()
+        clock, learner = Clock(), session.learner
         collected = session.collector.collect(1, no_journal, clock)
-        batches = session.learner.batches(session.learner.credit(collected, clock), clock)
-        learner = session.learner
-        objective, update = learner.whole_objective(), config.update
-        trial_gradient(learner.policy, learner.optimizer, batches, objective, update, clock)
+        batches = learner.batches(learner.credit(collected, clock), clock)
+        objective, options = learner.whole_objective(), config.update
+        trial_gradient(learner.policy, learner.optimizer, batches, objective, options, clock)
         plan = report.rl_plan_lines(session, collected, clock.seconds, whole_step=True)
         reader = Reader(
             tokenizer=session.policy.tokenizer,
             stop_ids=session.policy.stop_ids,
-            template_file="" if own.policy else config.model.chat_template,
+            template_file="" if caller.policy else config.model.chat_template,
             template_options=config.model.template_options,
         )
         shown = first_step_lines(collected.groups, collected.grades, show_prompts, reader)

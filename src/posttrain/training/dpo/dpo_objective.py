@@ -1,4 +1,4 @@
-"""Direct preference optimisation on pairs: what an update minimises beside a reference, and what is measured."""
+"""Direct preference optimisation on pairs: the loss of an update, its reference, and measurements of held-out pairs."""
 
 import hashlib
 import os
@@ -34,13 +34,14 @@ from posttrain.training.dpo.pair_update import (
     answer_lengths,
     logprobs_without_gradient,
 )
-from posttrain.training.fit_report import write_model
+from posttrain.training.fit_report import model_card, write_model
 from posttrain.training.fit_session import FitObjective, HeldOutResults
+from posttrain.training.held_out import Row, table_lines
 from posttrain.training.reference import Reference
 from posttrain.training.trained import FitState
 
 WITH_INTERVAL = ("pairs/accuracy", "pairs/margin")
-"""Of held-out pairs, the means that come with an interval, beside the loss."""
+"""Means of held-out pairs that have an interval, as the loss does."""
 TABLE = {
     "ranked right": "pairs/accuracy",
     "margin": "pairs/margin",
@@ -49,28 +50,29 @@ TABLE = {
     "log π of rejected": "logps/rejected",
 }
 """Rows of the last table."""
+NOTHING_MEASURED = "Nothing was held out, so nothing was measured before and after."
 
 
 @dataclass(slots=True, kw_only=True)
 class DpoState(FitState):
-    """What a run on pairs counts; tokens of prompts once for each answer."""
+    """Counters of a run on pairs; a prompt's tokens count once for each answer."""
 
     cursor: ClassVar[str] = "next_pair"
     round: int = 0
-    """The round whose pairs are learned; 0 where they are of rows."""
+    """The round whose pairs are learned; 0 for rows."""
     next_pair: int = 0
     """The first pair of the next batch, counted from the beginning of the run or of the round."""
     places: list[str] = field(default_factory=list)
-    """What the pairs of the round are called."""
+    """Names of the round's pairs in messages."""
     num_updates: int = 0
     num_pairs: int = 0
-    """Learned so far, each as often as it was."""
+    """Pairs learned so far, repetitions included."""
     completion_tokens: int = 0
     """Sampled in rounds."""
     rounds: list[dict[str, object]] = field(default_factory=list)
-    """What summary.json says of each round."""
+    """Entries of summary.json, one for each round."""
     transcripts: list[list[str]] = field(default_factory=list)
-    """[prompt, completion before training] of the problems that the end of a run in rounds shows side by side."""
+    """In rounds: [prompt, completion before training] of the problems that the end shows."""
 
     def count(self, num_items: int, num_tokens: int) -> None:
         FitState.count(self, num_items, num_tokens)
@@ -79,9 +81,11 @@ class DpoState(FitState):
 
 
 class DpoObjective(FitObjective[Preference]):
-    """A loss of how much likelier than under the reference both answers of a pair are."""
+    """A loss of the log-ratios to the reference of both answers of a pair."""
 
     by_stage = True
+    title: ClassVar[str] = "held-out pairs"
+    """Of the last table."""
     options: DpoOptions
     run: DpoState
 
@@ -139,9 +143,8 @@ class DpoObjective(FitObjective[Preference]):
     def restore(self, saved: Checkpoint) -> None:
         if "pairs" in saved.state and saved.state["pairs"] != pairs_digest(self.pairs):
             raise UserError(
-                "dpo.reference = precomputed: the log-probs of the reference in the checkpoint are of other pairs than"
-                " those of now, and the first policy is gone.  Give the pairs back, or start another run; with"
-                " dpo.reference = live pairs may change."
+                "dpo.reference = precomputed: the checkpoint's log-probs of the reference are of other pairs.  Restore"
+                " the pairs, or start another run; with dpo.reference = live pairs may change."
             )
         self.reference.restore(saved.tensors)
 
@@ -158,11 +161,8 @@ class DpoObjective(FitObjective[Preference]):
         return f"{self.options.pairs_per_batch} pairs"
 
     def save(self, folder: RunFolder) -> None:
-        card = (
-            f"---\nlibrary_name: transformers\ntags: [posttrain, dpo]\n---\n\n# {folder.path.name}\n\n"
-            f"{self.model_name}, trained with posttrain on pairs of answers: {loss_in_words(self.options)}.\n\n"
-            "The recipe is `config.yaml` in the run folder.\n"
-        )
+        about = f"{self.model_name}, trained with posttrain on pairs of answers: {loss_in_words(self.options)}."
+        card = model_card(folder.path, "dpo", about)
         write_model(self.config.model, self.policy, folder, curves=self.config.run.curves, card=card)
 
     def summary(self) -> dict[str, object]:
@@ -182,21 +182,20 @@ class DpoObjective(FitObjective[Preference]):
         folder = shown(folder)
         return [
             "",
-            *(table_lines(self.table()) or ["Nothing was held out, so nothing was measured before and after."]),
+            *(table_lines(rows, self.title) if (rows := self.rows()) else [NOTHING_MEASURED]),
             "",
             *self.transcript_lines(),
             f"model        {run_model(folder)}",
             f"talk to it   posttrain chat {folder}",
         ]
 
-    def table(self) -> list[tuple[str, str, str]]:
+    def rows(self) -> list[Row]:
         before, after = self.run.before, self.run.after
-        rows = [
+        return [
             (label, pair_result_text(before, name), pair_result_text(after, name))
             for label, name in TABLE.items()
             if name in before and name in after
         ]
-        return [("held-out pairs", "before", "after"), *rows] if rows else []
 
     def transcript_lines(self) -> list[str]:
         return []
@@ -250,8 +249,3 @@ def pair_result_text(results: Mapping[str, object], name: str) -> str:
         return f"{value:.3f}"
     low, high = (cast(float, results[f"{name}_{end}"]) for end in ("low", "high"))
     return f"{value:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def table_lines(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    wide, width = (max([18, *(len(row[column]) for row in rows)]) + 2 for column in (0, 1))
-    return [f"{label:<{wide}}{left:<{width}}{right}" for label, left, right in rows]

@@ -9,7 +9,6 @@ from posttrain.config import DpoConfig
 from posttrain.config.kinds import resolved_config
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import trains_adapter
-from posttrain.models.adapters.peft_layers import require_whole_adapter
 from posttrain.models.policy import Policy
 from posttrain.records import Preference
 from posttrain.runs.reports import Run
@@ -22,10 +21,11 @@ from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObje
 from posttrain.training.dpo.dpo_objective import DpoObjective
 from posttrain.training.dpo.round_pairs import RoundPairs
 from posttrain.training.fit import run_fit, show_plan
-from posttrain.training.fit_session import FitSession, pairs_of_rows, policy_to_train
+from posttrain.training.fit_session import FitSession, pairs_of_rows
 from posttrain.training.optimizer import OwnOptimizer, require_all_trained
 from posttrain.training.reference import Reference, UncopiedPolicy
-from posttrain.training.session import open_session
+from posttrain.training.session import open_session, require_prompts_and_rows
+from posttrain.training.trained import policy_of_run
 
 
 def train_dpo(
@@ -73,9 +73,8 @@ def open_dpo(
     """Load the model, and read all pairs or make what samples and judges them."""
     if config.dpo.rounds:
         with open_session(config.sampling_half(), own) as session:
-            require_whole_adapter(session.policy.model)
+            require_prompts_and_rows(session)
             rounds = RoundPairs(config, session, reference)
-            rounds.require_sound()
             yield FitSession(
                 config=config,
                 model_name=session.model_name,
@@ -84,7 +83,7 @@ def open_dpo(
                 own_optimizer=own.optimizer,
             )
         return
-    policy, name = policy_to_train(config.model, own.policy, seed=config.run.seed)
+    policy, name = policy_of_run(config.model, own.policy, seed=config.run.seed)
     pairs = pairs_of_rows(config, config.dpo, policy, GivenRows(rows=own.rows, held_out=own.held_out_rows))
     objective = DpoObjective(config, policy, pairs, model_name=name, reference=reference)
     fitted = FitSession(config=config, model_name=name, source=pairs, objective=objective, own_optimizer=own.optimizer)

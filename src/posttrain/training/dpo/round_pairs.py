@@ -1,4 +1,4 @@
-"""Pairs in rounds: the policy's completions are sampled and judged as `posttrain rl` does it, then learned as pairs."""
+"""Pairs in rounds: the policy's completions, sampled and scored as `posttrain rl` does, are learned as pairs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -6,35 +6,38 @@ from time import perf_counter
 from typing import Literal
 
 from posttrain.config import DpoConfig
-from posttrain.generation.engine import load_checked
-from posttrain.generation.groups import require_room_for
-from posttrain.models.loading.exported_weights import ExportedWeights
 from posttrain.options.dpo import DpoOptions
 from posttrain.records import Preference
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.clock import Clock
 from posttrain.runs.harness import Harness
-from posttrain.runs.reports import EvaluationReport, ScoredCompletions, StepReport
+from posttrain.runs.reports import StepReport
 from posttrain.runs.tensor_state import Tensors
-from posttrain.tasks.base import longest_prompts
 from posttrain.tasks.dataset import count_text
 from posttrain.tasks.preference_set import PreferenceSet
-from posttrain.training.collector import CollectedStep, no_journal
+from posttrain.training.collector import Journal, completion_tokens, no_journal
 from posttrain.training.dpo.dpo_objective import DpoObjective
 from posttrain.training.dpo.sampled_pairs import SampledRound, pair_tensors, pairs_from, sampled_round
-from posttrain.training.evaluation import brief_evaluation, full_evaluation, num_completions
+from posttrain.training.held_out import (
+    Row,
+    comparison,
+    held_out_metrics,
+    measure_in_brief,
+    measure_in_full,
+    transcript_lines,
+)
 from posttrain.training.reference import Reference
-from posttrain.training.report import SHOWN, comparison, held_out_metrics, side_by_side
-from posttrain.training.session import Session, require_sound_rows
+from posttrain.training.session import Session
 
 IN_SUMMARY = ("pairs/num", "pairs/frac_tied", "pairs/reward_gap", "reward", "completions/mean_length")
 """Metrics of a round that summary.json keeps."""
 
 
 class RoundPairs(DpoObjective):
-    """The pairs of a round as a source, and their objective."""
+    """Source and objective of rounds: the pairs of the current one."""
 
     measures_at_end = True
+    title = "held-out"
 
     def __init__(self, config: DpoConfig, session: Session, reference: Reference | None = None) -> None:
         none = PreferenceSet(seed=config.run.seed, training=[], held_out=[])
@@ -42,11 +45,6 @@ class RoundPairs(DpoObjective):
         self.session = session
         self.transcripts: list[list[str]] = []
         """[prompt, completion] of some problems, of the last full evaluation."""
-
-    def require_sound(self) -> None:
-        for prompt in [*longest_prompts(self.session.task), *self.session.questions().prompts]:
-            require_room_for(prompt, self.session.engine)
-        require_sound_rows(self.session)
 
     def batch(self, first: int, options: DpoOptions) -> list[Preference]:
         return self.pairs.batch(first, options)
@@ -62,19 +60,14 @@ class RoundPairs(DpoObjective):
         number, place = divmod(step - 1, self.options.steps_per_round)
         if place:
             return StepReport(step=step, metrics={})
-        self.load_weights()
         journal = harness.folder.journal_scores
-        collected = self.session.collector.collect(
-            number + 1, lambda _, groups, grades: journal(step, groups, grades), harness.clock
-        )
-        sampled = self.paired(number + 1, collected)
+        sampled = self.sampled(number + 1, lambda _, groups, grades: journal(step, groups, grades), harness.clock)
         with harness.clock("reference"):
             self.begin_round(number + 1, sampled.pairs)
-        self.run.completion_tokens += collected.num_completion_tokens
-        metrics = sampled.metrics()
-        self.run.rounds.append(
-            {"round": sampled.number, **{name: metrics[name] for name in IN_SUMMARY if name in metrics}}
-        )
+        metrics, num_tokens = sampled.metrics(), completion_tokens(sampled.groups)
+        self.run.completion_tokens += num_tokens
+        kept = {name: metrics[name] for name in IN_SUMMARY if name in metrics}
+        self.run.rounds.append({"round": sampled.number, **kept})
         harness.progress.note(
             f"round {number + 1}/{self.options.rounds}: {len(sampled.pairs)} pairs of {len(sampled.groups)} groups;"
             f" {sampled.num_tied} groups are ties"
@@ -82,7 +75,7 @@ class RoundPairs(DpoObjective):
         return StepReport(
             step=step,
             metrics=metrics,
-            num_tokens=collected.num_completion_tokens,
+            num_tokens=num_tokens,
             groups=sampled.groups,
             grades=sampled.grades,
             advantages=sampled.sides,
@@ -95,39 +88,27 @@ class RoundPairs(DpoObjective):
             self.reference.refresh()
         self.reference.begin("training", pairs)
 
-    def paired(self, number: int, collected: CollectedStep) -> SampledRound:
+    def sampled(self, number: int, journal: Journal, clock: Clock) -> SampledRound:
+        """Sample a round from the current policy, score it, and make pairs."""
+        self.session.load_weights(self.run.num_updates)
+        collected = self.session.collector.collect(number, journal, clock)
         return sampled_round(number, collected.groups, collected.grades, self.options.pairs_per_prompt)
-
-    def load_weights(self) -> None:
-        """Have the engine sample from the policy as it is now."""
-        self.policy.require_as_made()
-        load_checked(self.session.engine, ExportedWeights(self.policy), self.run.num_updates)
 
     def is_due(self, step: int, num_steps: int) -> bool:
         every = self.config.evaluation.every_steps
         return bool(every) and step % every == 0
 
     def evaluate(self, harness: Harness, *, full: bool) -> dict[str, float]:
-        """Measure held-out problems: in full before and after, in brief in between."""
-        self.load_weights()
-        engine, questions = self.session.engine, self.session.questions()
-        kept: list[ScoredCompletions] = []
+        """Measure held-out problems: in full before and after training, else in brief."""
+        session, step = self.session, self.run.step
+        session.load_weights(self.run.num_updates)
+        questions = session.questions()
         if not full:
-            with harness.clock("evaluate"):
-                problems = self.config.evaluation.brief_problems
-                metrics = brief_evaluation(engine, questions, problems=problems, keep=kept.append)
-                harness.evaluated(EvaluationReport(step=self.run.step, results=metrics, completions=kept))
-            return metrics
-        when: Literal["before", "after"] = "after" if self.run.step else "before"
-        samples = self.config.evaluation.samples
-        total = num_completions(questions, samples=samples)
-        with harness.clock("evaluate"), harness.progress.stage(f"held-out problems {when} training", total) as advance:
-            results, groups = full_evaluation(engine, questions, samples=samples, advance=advance, keep=kept.append)
-        harness.evaluated(
-            EvaluationReport(step=self.run.step, results=results, groups=groups, evaluation=when, completions=kept)
-        )
-        self.transcripts = [[group.prompt.text, group.graded_text(group.rollouts[0])] for group in groups[:SHOWN]]
-        if not self.run.step:
+            return measure_in_brief(session, harness, questions, step=step)
+        with harness.clock("evaluate"):
+            when: Literal["before", "after"] = "after" if step else "before"
+            results, self.transcripts = measure_in_full(session, harness, questions, step=step, when=when)
+        if not step:
             self.run.transcripts = self.transcripts
         self.run.saw_evaluation(results)
         return held_out_metrics(results, questions.probes) if results["num_problems"] else {}
@@ -145,9 +126,8 @@ class RoundPairs(DpoObjective):
         self.pairs = replace(self.pairs, training=pairs, order=order_of(self.run.round))
 
     def rehearse(self) -> list[str]:
-        self.load_weights()
         began = perf_counter()
-        sampled = self.paired(1, self.session.collector.collect(1, no_journal, Clock()))
+        sampled = self.sampled(1, no_journal, Clock())
         self.pairs = replace(self.pairs, training=sampled.pairs)
         return [
             f"round      {perf_counter() - began:.1f} s to sample and judge one: {len(sampled.pairs)} pairs",
@@ -170,15 +150,14 @@ class RoundPairs(DpoObjective):
     def summary(self) -> dict[str, object]:
         return {**super().summary(), "rewards": {each.name: each.settings.weight for each in self.session.rewards}}
 
-    def table(self) -> list[tuple[str, str, str]]:
+    def rows(self) -> list[Row]:
         if not self.run.after.get("num_problems"):
             return []
         results = {"before": self.run.before, "after": self.run.after}
-        return [("held-out", "before", "after"), *comparison(results, self.session.questions().probes.values())]
+        return comparison(results, self.session.questions().probes.values())
 
     def transcript_lines(self) -> list[str]:
-        both = zip(self.run.transcripts, self.transcripts, strict=True)
-        return [line for before, after in both for line in side_by_side(before[0], before[1], after[1])]
+        return transcript_lines(self.run.transcripts, self.transcripts)
 
 
 def order_of(round_number: int) -> str:

@@ -34,12 +34,12 @@ from posttrain.tasks.row_files.rows import NO_ROWS_GIVEN, GivenRows
 from posttrain.training.caller.caller_inputs import shape_input
 from posttrain.training.caller.caller_objects import StartOptions
 from posttrain.training.fit import run_fit, show_plan
-from posttrain.training.fit_session import FitObjective, FitSession, HeldOutResults, pairs_of_rows, policy_to_train
+from posttrain.training.fit_session import FitObjective, FitSession, HeldOutResults, pairs_of_rows
 from posttrain.training.optimizer import POLICY, OwnOptimizer, ParameterGroup, new_optimizer
 from posttrain.training.reward_model.calibration import HeldOutPairs, held_out_pairs
 from posttrain.training.reward_model.pair_pictures import calibration_words, draw_calibration, draw_pair_curves
 from posttrain.training.reward_model.pair_scores import PairScores, accumulate_scores, pair_scores, read_answers
-from posttrain.training.trained import FitState
+from posttrain.training.trained import FitState, policy_of_run
 
 HEAD = "head"
 """The head's name in checkpoints and in metrics."""
@@ -208,7 +208,7 @@ def open_reward_model(
 ) -> AbstractContextManager[FitSession[Preference]]:
     """Load the body, put a head over it, and read all pairs."""
     seed = config.run.seed
-    policy, name = policy_to_train(config.model, policy, seed=seed, saves_whole=True)
+    policy, name = policy_of_run(config.model, policy, seed=seed, saves_whole=True)
     require_classifier(policy)
     pairs = pairs_of_rows(config, config.reward_model, policy, given)
     scorer = new_scorer(policy, seed=seed) if head is None else TextScorer(policy, head)

@@ -33,12 +33,12 @@ from posttrain.training.caller.caller_inputs import shape_input
 from posttrain.training.caller.caller_objects import StartOptions
 from posttrain.training.fit import run_fit, show_plan
 from posttrain.training.fit_report import write_model
-from posttrain.training.fit_session import FitObjective, FitSession, HeldOutResults, policy_to_train
+from posttrain.training.fit_session import FitObjective, FitSession, HeldOutResults
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.sft.demonstration_set import DemonstrationSet, demonstrations_of
 from posttrain.training.sft.learned_rows import RowExamples, row_examples
 from posttrain.training.sft.supervised import accumulate_examples, held_out_loss
-from posttrain.training.trained import FitState
+from posttrain.training.trained import FitState, policy_of_run
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,7 +152,7 @@ def open_sft(
     optimizer: OwnOptimizer | None = None,
 ) -> AbstractContextManager[FitSession[Example]]:
     """Load or make the model, and read all rows."""
-    policy, name = policy_to_train(config.model, policy, seed=config.run.seed)
+    policy, name = policy_of_run(config.model, policy, seed=config.run.seed)
     source = example_source(config, policy, given)
     objective = SftObjective(config, policy, source.held_out(config.sft))
     return nullcontext(

@@ -1,0 +1,127 @@
+"""Held-out problems of a run: measured in full or in brief, as metrics, and as the table that ends the run."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from textwrap import wrap
+from types import MappingProxyType
+from typing import Literal, cast
+
+from posttrain.runs.harness import Harness
+from posttrain.runs.reports import EvaluationReport, ScoredCompletions
+from posttrain.runs.summary import HELD_OUT, REWARD, SCORE
+from posttrain.tasks.base import Probe, Reading
+from posttrain.training.evaluation import (
+    Questions,
+    brief_evaluation,
+    full_evaluation,
+    logged_readings,
+    num_completions,
+    source_readings,
+)
+from posttrain.training.session import Session
+
+SHOWN = 3
+"""Held-out problems whose completions are shown before and after."""
+COLUMN = 46
+"""Characters of a transcript's column."""
+NOTHING_HELD_OUT = "No rows were held out, so nothing was measured before and after."
+NO_PROBES: Mapping[str, Probe] = MappingProxyType({})
+ACCURACIES = {
+    "accuracy_sampled": Reading("accuracy, sampled at temperature 1"),
+    "accuracy_greedy": Reading("accuracy, greedy"),
+    "pass_at_8": Reading("pass@8"),
+}
+Row = tuple[str, str, str]
+"""What is measured, before and after training."""
+
+
+def measure_in_full(
+    session: Session, harness: Harness, questions: Questions, *, step: int, when: Literal["before", "after"]
+) -> tuple[dict[str, object], list[list[str]]]:
+    """The full evaluation, and [prompt, first completion] of the problems that the end shows."""
+    samples, kept = session.config.evaluation.samples, list[ScoredCompletions]()
+    total = num_completions(questions, samples=samples)
+    with harness.progress.stage(f"held-out problems {when} training", total) as advance:
+        results, groups = full_evaluation(session.engine, questions, samples=samples, advance=advance, keep=kept.append)
+    harness.evaluated(EvaluationReport(step=step, results=results, groups=groups, evaluation=when, completions=kept))
+    first = {group.prompt.text: group for group in reversed(groups)}  # the first group of a repeated prompt
+    shown = [first[text] for text in dict.fromkeys(group.prompt.text for group in groups)][:SHOWN]
+    return results, [[group.prompt.text, group.graded_text(group.rollouts[0])] for group in shown]
+
+
+def measure_in_brief(session: Session, harness: Harness, questions: Questions, *, step: int) -> dict[str, float]:
+    kept: list[ScoredCompletions] = []
+    with harness.clock("evaluate"):
+        problems = session.config.evaluation.brief_problems
+        metrics = brief_evaluation(session.engine, questions, problems=problems, keep=kept.append)
+        harness.evaluated(EvaluationReport(step=step, results=metrics, completions=kept))
+    return metrics
+
+
+def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] = NO_PROBES) -> dict[str, float]:
+    """Full held-out results under the names of docs/metrics.md."""
+    readings = [name for probe in probes.values() for name in probe.readings]
+    metrics = {f"eval/{name}": cast(float, results[name]) for name in readings if name in results}
+    metrics |= source_readings(cast(Mapping[str, Mapping[str, object]], results.get("sources", {})))
+    metrics |= logged_readings(cast(Mapping[str, float], results.get("logged", {})))
+    if results["mean_length"] is not None:
+        metrics["eval/mean_length"] = cast(float, results["mean_length"])
+    for name in (*HELD_OUT, SCORE, REWARD):
+        if results.get(name) is not None:
+            metrics[f"eval/{name}"] = cast(float, results[name])
+        if interval := cast("Sequence[float] | None", results.get(f"{name}_interval")):
+            metrics |= {f"eval/{name}_low": interval[0], f"eval/{name}_high": interval[1]}
+    return metrics
+
+
+def comparison(summary: Mapping[str, object], probes: Iterable[Probe] = ()) -> list[Row]:
+    """The held-out results, those of probes last, for each data set of a mixture too.
+
+    The reward is shown unless it equals the accuracy; accuracies are shown if they do, or if any answer was right.
+    """
+    before, after = (cast(Mapping[str, object], summary[when]) for when in ("before", "after"))
+    same = all(each.get(REWARD) in (None, each["accuracy_sampled"]) for each in (before, after))
+    right = any(each[name] for each in (before, after) for name in HELD_OUT)
+    readings = {
+        SCORE: Reading("score, sampled at temperature 1"),
+        **({} if same else {REWARD: Reading("reward, sampled at temperature 1")}),
+        **(ACCURACIES if same or right else {}),
+        "mean_length": Reading("mean length, tokens", digits=1),
+        **{name: reading for probe in probes for name, reading in probe.readings.items()},
+    }
+    sources = [cast(Mapping[str, Mapping[str, object]], each.get("sources", {})) for each in (before, after)]
+    parts = [(f"{source}: ", first, sources[1][source]) for source, first in sources[0].items() if source in sources[1]]
+    return [
+        (prefix + reading.label, result_text(first, name, reading), result_text(last, name, reading))
+        for prefix, first, last in [("", before, after), *parts]
+        for name, reading in readings.items()
+        if first.get(name) is not None and last.get(name) is not None
+    ]
+
+
+def result_text(results: Mapping[str, object], name: str, reading: Reading) -> str:
+    interval = cast("Sequence[float] | None", results.get(f"{name}_interval"))
+    text = f"{cast(float, results[name]):.{reading.digits}f}"
+    return f"{text} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else text
+
+
+def table_lines(rows: Sequence[Row], title: str = "held-out") -> list[str]:
+    wide = max([37, *(len(label) for label, _, _ in rows)]) + 1
+    width = max([23, *(len(left) for _, left, _ in rows)]) + 1
+    return [f"{label:<{wide}}{left:<{width}}{right}" for label, left, right in [(title, "before", "after"), *rows]]
+
+
+def transcript_lines(before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> list[str]:
+    """The completions of problems that are in both, in two columns."""
+    last = {each[0]: each[1] for each in after}
+    both = {prompt: text for prompt, text in before if prompt in last}
+    return [line for prompt, text in both.items() for line in side_by_side(prompt, text, last[prompt])]
+
+
+def side_by_side(prompt: str, before: str, after: str) -> list[str]:
+    left, right = (
+        [piece for line in text.split("\n") for piece in (wrap(line, COLUMN, drop_whitespace=False) or [""])]
+        for text in (before, after)
+    )
+    body = [f"  {a:<{COLUMN}} | {b}" for a, b in zip_longest(left, right, fillvalue="")]
+    return [prompt.strip(), f"  {'before':<{COLUMN}} | after", *body, ""]
