@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.commands.arguments import split_arguments
 from posttrain.commands.collect import PROGRAM
 from posttrain.commands.collection.verdicts import row_of_verdict, verdict_by_reward
-from posttrain.commands.flags import make_flags, path_of
+from posttrain.commands.flags import flag_types, given_flags
 from posttrain.config import CollectConfig
 from posttrain.config.reading import checked_sections
 from posttrain.config.recipes import RecipeLayer, merge, read_recipe
@@ -44,5 +45,5 @@ def test_each_flag_that_is_typed_exists(typed: str) -> None:
     words = shlex.split(typed)[2:]
     name = words[words.index("--judge.name") + 1] if "--judge.name" in words else "reward"
     layers = [read_recipe("collect-countdown"), RecipeLayer(where="page", sections={"judge": {"name": name}})]
-    known = make_flags(checked_sections(CollectConfig, merge(layers)), PROGRAM).paths
-    assert [word for word in words if path_of(word) and path_of(word) not in known] == []
+    known = flag_types(checked_sections(CollectConfig, merge(layers)), PROGRAM)
+    assert [flag for flag in given_flags(split_arguments(words).flags) if flag.path not in known] == []

@@ -12,7 +12,7 @@ import pytest
 
 from posttrain.cli import COMMANDS, main
 from posttrain.commands.chat import ChatConfig
-from posttrain.commands.flags import make_flags
+from posttrain.commands.flags import help_record
 from posttrain.commands.serve import ServeConfig
 from posttrain.config import Config, IrlConfig, SftConfig
 from posttrain.config.reading import checked_sections
@@ -121,10 +121,16 @@ ON_THE_COMMAND_LINE = {
     ),
     "a flag of another command": ("config --dry-run", "--dry-run: no such flag."),
     "a negated number": ("config --rollout.no-group-size", "no such flag.  Did you mean `--rollout.group-size`?"),
-    "text for a number": ("config --rollout.group-size x", "--rollout.group-size: 'x' is no whole number"),
-    "a flag without a value": ("config --rollout.group-size", "Missing value for argument '--rollout.group-size'"),
-    "a choice that does not exist": ("config --model.dtype fp16", "'fp16' for argument '--model.dtype'"),
-    "a stray argument": ("config --run.seed 3 stray", "command line: Unrecognized options: stray"),
+    "text for a number": (
+        "config --rollout.group-size x",
+        "rollout.group_size = 'x' should be a whole number",
+    ),
+    "a flag without a value": ("config --rollout.group-size", "--rollout.group-size: its value is missing"),
+    "a choice that does not exist": (
+        "config --model.dtype fp16",
+        "line: model.dtype = 'fp16' should be 'auto'",
+    ),
+    "a stray argument": ("config --run.seed 3 stray", "command line: no use for stray"),
     "a group of one": ("config --rollout.group-size 1", "command line: rollout.group_size = 1: grpo compares"),
     "an unknown algorithm": ("config --algorithm.name dap", "command line: algorithm.name = dap: no such algorithm"),
     "a missing recipe": ("rl nowhere.yaml", "nowhere.yaml: no such recipe file.  Bundled recipes, by name: "),
@@ -234,8 +240,8 @@ def test_the_help_of_rl_says_what_each_field_says_and_shows_the_recipe_s_values(
 def test_no_help_of_a_flag_breaks_off_within_a_line(command: str) -> None:
     module = import_module(f"posttrain.commands.{COMMANDS[command][0]}")
     kind = {"sft": SftConfig, "irl": IrlConfig, "chat": ChatConfig, "serve": ServeConfig}.get(command, Config)
-    flags = make_flags(checked_sections(kind, merge([])), module.PROGRAM)
-    assert [text for text in helps(flags.parser) if "\n" in text] == []
+    parser = help_record(checked_sections(kind, merge([])), module.PROGRAM)
+    assert [text for text in helps(parser) if "\n" in text] == []
 
 
 def helps(annotation: object) -> Iterator[str]:

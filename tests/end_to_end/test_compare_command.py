@@ -139,7 +139,7 @@ def test_a_dry_run_lists_the_runs_and_makes_nothing(place: Path, capsys: pytest.
 def test_a_flag_does_not_end_runs_beside_a_budget(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for flag in ("--run.num-steps=3", "--run.time-limit-minutes=1"):
         assert compare(place, "dry", "--dry-run", flag) == 2
-        assert f"{flag.split('=')[0]} beside --budget" in capsys.readouterr().err
+        assert f"{flag.split('=')[0]} and --budget" in capsys.readouterr().err
 
 
 def test_base_must_name_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:

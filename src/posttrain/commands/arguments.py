@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from posttrain.commands.flags import COMMAND_LINE, CommandSpec, path_of, read_flags, yaml_value
+from posttrain.commands.flags import COMMAND_LINE, CommandSpec, asks_help, given_flags, read_flags, yaml_value
 from posttrain.config import Config, SftConfig, build
 from posttrain.config.reading import checked_sections, recipe_kind
 from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
@@ -77,7 +77,7 @@ class SplitArguments:
         """The first positional argument, which the command cannot do without, and the rest."""
         if self.positional:
             return self.positional[0], replace(self, positional=self.positional[1:])
-        if any(flag in ("-h", "--help") for flag in self.flags):
+        if asks_help(self.flags):
             return name, self  # for the help any value does
         raise UserError(f"{COMMAND_LINE}: {name} is missing: {program.name} [--FLAGS ...]")
 
@@ -88,8 +88,7 @@ class SplitArguments:
     @property
     def trusts_code(self) -> bool:
         """Whether `--trust-code` is given: it decides how recipes are read."""
-        given = any(path_of(flag) == "trust_code" for flag in self.flags)
-        return given and switch_value("trust-code", self) != "false"
+        return any(flag.path == "trust_code" and flag.word != "false" for flag in given_flags(self.flags))
 
     def require_no_more(self, program: CommandSpec) -> None:
         """Refuse positional arguments that the command has no use for."""
@@ -150,9 +149,9 @@ def variants(flags: Sequence[str], read: Sequence[str], by_path: Sequence[str] =
     Only of sections that are `read`: nothing else is imported.
     """
     sections: dict[str, dict[str, object]] = {}
-    for flag, after in zip_longest(flags, flags[1:], fillvalue=""):
-        section, _, option = path_of(flag).partition(".")
-        value = flag.partition("=")[2] if "=" in flag else after
+    for flag in given_flags(flags):
+        section, _, option = flag.path.partition(".")
+        value = flag.word
         if section not in read:
             continue
         if (section in VARIANTS and option in ("name", "path")) or (section in by_path and option == "path"):
@@ -160,7 +159,7 @@ def variants(flags: Sequence[str], read: Sequence[str], by_path: Sequence[str] =
         elif (section, option) == ("dpo", "rounds") and value.isdecimal():  # without any, no task is imported
             sections.setdefault(section, {})[option] = int(value)
         elif (section, option) == ("task", "sources"):  # several data sets, and so the task that reads them
-            sections.setdefault(section, {})[option] = yaml_value(flag, value)
+            sections.setdefault(section, {})[option] = yaml_value(flag.spelled, value)
     return RecipeLayer(where=COMMAND_LINE, sections=sections)
 
 
@@ -239,12 +238,11 @@ def resumed(
         )
     recipe = run_recipe(Path(folder))
     recipe = trusted(recipe) if arguments.trusts_code else recipe
-    for flag in arguments.flags:
-        path = path_of(flag)
-        if "." in path and not path.startswith(may_change):
+    for flag in given_flags(arguments.flags):
+        if "." in flag.path and not flag.path.startswith(may_change):
             allowed = ", ".join(may_change)
             raise UserError(
-                f"{COMMAND_LINE}: {flag}: a resumed run keeps its recipe; only {allowed} may change."
+                f"{COMMAND_LINE}: {flag.spelled}: a resumed run keeps its recipe; only {allowed} may change."
                 "  For another recipe start another run."
             )
     here = RecipeLayer(where=COMMAND_LINE, sections={"run": {"folder": folder, "overwrite": False}})
@@ -254,12 +252,8 @@ def resumed(
 
 def switch_value(flag: str, arguments: SplitArguments) -> str:
     """The value of a switch that decides how the rest is read; empty where it is not given."""
-    for each, after in zip_longest(arguments.flags, arguments.flags[1:], fillvalue=""):
-        if each == f"--{flag}":
-            return after
-        if each.startswith(f"--{flag}="):
-            return each.partition("=")[2]
-    return ""
+    path = flag.replace("-", "_")
+    return next((each.word for each in given_flags(arguments.flags) if each.path == path), "")
 
 
 def picture_file(given: str) -> Path:

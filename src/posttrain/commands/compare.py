@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posttrain.commands.arguments import TrustSwitch, configured, recipe_layers, require_model, split_arguments
-from posttrain.commands.flags import COMMAND_LINE, CommandSpec
+from posttrain.commands.flags import COMMAND_LINE, CommandSpec, given_flags
 from posttrain.config import Config
 from posttrain.errors import UserError
 
@@ -68,9 +68,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def require_no_other_end(flags: Sequence[str]) -> None:
     """Refuse flags that say when runs end beside a budget, which says it for all; what recipes say of it gives way."""
-    for flag in ("--run.num-steps", "--run.time-limit-minutes", "--run.token-limit"):
-        if any(each.split("=")[0].replace("_", "-") == flag for each in flags):
-            raise UserError(f"{COMMAND_LINE}: {flag} beside --budget, which is what ends every run.  Give one of them.")
+    for flag in given_flags(flags):
+        if flag.path in ("run.num_steps", "run.time_limit_minutes", "run.token_limit"):
+            raise UserError(f"{COMMAND_LINE}: {flag.spelled} and --budget both end a run.  Give one of them.")
 
 
 def split_base(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -17,7 +17,7 @@ from posttrain.commands.arguments import (
     split_arguments,
     switch_value,
 )
-from posttrain.commands.flags import CommandSpec, path_of
+from posttrain.commands.flags import CommandSpec, given_flags
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
 from posttrain.options.model import ModelOptions
@@ -72,9 +72,9 @@ def main(arguments: Sequence[str]) -> int:
 def refuse_unread_section(flags: Sequence[str], named: str) -> None:
     """Refuse flags about what is not looked at: the sandbox where a model is named, else the model."""
     unread, instead = ("sandbox", "leave out --model") if named else ("model", "name it by --model MODEL")
-    for flag in flags:
-        if path_of(flag).startswith(f"{unread}."):
-            raise UserError(f"command line: {flag}: the {unread} is not looked at here; {instead}.")
+    for flag in given_flags(flags):
+        if flag.path.startswith(f"{unread}."):
+            raise UserError(f"command line: {flag.spelled}: the {unread} is not looked at here; {instead}.")
 
 
 def model(config: Config, name: str) -> int:

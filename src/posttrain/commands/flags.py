@@ -1,42 +1,26 @@
 """Flags with the dotted names of the recipe: `--rollout.group-size 16` is `rollout: {group_size: 16}`.
 
-tyro reads them and prints the help, both from the records that recipes are checked against, which have the values of
-the recipe as defaults and the docstring under each field as help.  Only the flags that were given become a layer over
-the recipes, so that every value goes through the same checks wherever it came from.
+A flag's value is read as a recipe would write it, and becomes a layer over the recipes: every value is checked in the
+same way wherever it came from.  tyro prints the help, from the same records, whose docstrings say what each field is.
 """
 
-import contextlib
-import io
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from difflib import get_close_matches
 from functools import partial
-from itertools import dropwhile, pairwise, takewhile
-from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import tyro
 from yaml import YAMLError
 
 from posttrain.binding import OWN
 from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.config.recipes import VARIANTS, RecipeLayer, short_form
 from posttrain.errors import HelpShown, UserError
-from posttrain.schemas import Option, Schema, as_record, is_record, record_class, unwrapped
+from posttrain.schemas import Option, Schema, as_record, checked, is_record, record_class, unwrapped
 
 COMMAND_LINE = "command line"
-ANYTHING = Annotated[
-    Any,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="VALUE",
-        instance_from_str=lambda words: parse_yaml(words[0]),
-        is_instance=lambda value: True,
-        str_from_instance=lambda value: [str(value)],
-    ),
-]
-"""Whatever a recipe could say in this place."""
+NULL = ("null", "none", "None")
 REWARDS_HELP = (
     "Reward functions, each NAME, FILE.py:FUNCTION or package.module:FUNCTION, or a reward model's FOLDER or org/name,"
     " with =WEIGHT where that is not 1, or in braces as a recipe writes it, '{model: FOLDER, label: helpful}'; none"
@@ -80,7 +64,7 @@ class NoSwitches:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandSpec:
-    """What the help of a command says above its flags."""
+    """A command's usage, switches and what it reads of a recipe."""
 
     name: str
     """With its positional arguments: `posttrain rl [RECIPE.yaml ...]`."""
@@ -95,107 +79,113 @@ class CommandSpec:
         return not self.only or any(f"{path}.".startswith(f"{each}.") for each in self.only)
 
 
-@dataclass(frozen=True)
-class Flags:
-    """The flags of a command: what tyro parses, and the dotted paths it knows."""
+@dataclass(frozen=True, slots=True)
+class GivenFlag:
+    """A flag as it was typed, and the words up to the next one."""
 
-    parser: Any
-    """A dataclass with a field per section, and `command` for the command's own switches."""
-    paths: Mapping[str, Any]
-    """Dotted path -> its annotation."""
-    nullable: Sequence[str]
-    """Paths of sections within a section that may be null."""
+    spelled: str
+    words: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        """The dotted path that it sets: `--rollout.group-size` sets `rollout.group_size`."""
+        return self.spelled[2:].replace("-", "_")
+
+    @property
+    def word(self) -> str:
+        return self.words[0] if self.words else ""
+
+
+def given_flags(arguments: Sequence[str]) -> list[GivenFlag]:
+    """The flags among some arguments; `--x=value` is `--x value`.  Raises UserError for words before the first one."""
+    given: list[tuple[str, list[str]]] = []
+    for each in arguments:
+        if each == "-h" or (each.startswith("--") and len(each) > 2):
+            spelled, equals, value = each.partition("=")
+            given.append((spelled, [value] if equals else []))
+        elif given:
+            given[-1][1].append(each)
+        else:
+            raise UserError(f"{COMMAND_LINE}: {each}: no such flag.  Flags begin with --.")
+    return [GivenFlag(spelled, tuple(words)) for spelled, words in given]
 
 
 def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping[str, Any]) -> tuple[RecipeLayer, Any]:
     """The flags that were given, as a layer over the recipes, and the command's own switches."""
-    flags = make_flags(sections, program)
+    if asks_help(arguments):
+        show_help(sections, program)
+    types, switches = flag_types(sections, program), {each.name for each in fields(program.switches)}
+    of_command: dict[str, Any] = {}
     content: dict[str, Any] = {}
-    rest = list(arguments)
-    for path in flags.nullable:
-        at = next((i for i, each in enumerate(rest) if path_of(each) == path), None)
-        if at is not None and rest[at + 1 : at + 2] in (["null"], ["none"], ["None"]):
-            set_path(content, path, None)
-            del rest[at : at + 2]
-    given = [known_path(each, flags.paths, program) for each in rest if path_of(each)]
-    for at, (flag, value) in enumerate(pairwise(rest), start=1):
-        if value == "null" and NoneType in get_args(flags.paths.get(path_of(flag))):
-            rest[at] = "None"  # a recipe says null, tyro None
-    parsed = parse(flags.parser, as_tyro_reads(rest, flags.paths), program)
-    switches = {each.name for each in fields(program.switches)}  # one may have the name of a section
-    for path in given:
-        if path in flags.paths and path not in switches and path.partition(".")[0] in sections:
-            set_path(content, path, value_at(parsed, path))
-    return RecipeLayer(where=COMMAND_LINE, sections=content), parsed.command
+    for flag in given_flags(arguments):
+        path = known_path(flag, types, program)
+        value = not flag_value(flag, bool, program) if path != flag.path else flag_value(flag, types[path], program)
+        set_path(of_command if path in switches else content, path, value)
+    record, mistakes = checked(record_class(Schema(type(program.switches))), of_command)
+    if mistakes:
+        raise UserError(f"{COMMAND_LINE}: --{mistakes[0].path[0].replace('_', '-')}{mistakes[0].says}")
+    return RecipeLayer(where=COMMAND_LINE, sections=content), record
 
 
-def as_tyro_reads(arguments: Sequence[str], paths: Mapping[str, Any]) -> list[str]:
-    """Values written as in a recipe, as tyro reads them: `--x true`, `--x '[a, b]'`, `--x '[[1, .5], [2, .5]]'`."""
-    read: list[str] = []
-    for argument in split_lists(arguments, paths):
-        flag = read[-1] if read else ""
-        annotation = paths.get(path_of(flag)) if "=" not in flag else None
-        if annotation is bool and argument in ("true", "false"):
-            above, _, name = flag.removeprefix("--").rpartition(".")
-            read[-1] = flag if argument == "true" else f"--{above}.no-{name}" if above else f"--no-{name}"
-        elif get_origin(annotation) is tuple and argument.startswith("["):
-            items = yaml_value(flag, argument)
-            read += flat_words(items) if isinstance(items, list) else [argument]
-        else:
-            read.append(argument)
-    return read
+def asks_help(arguments: Sequence[str]) -> bool:
+    return "-h" in arguments or "--help" in arguments
 
 
-def split_lists(arguments: Sequence[str], paths: Mapping[str, Any]) -> Iterator[str]:
-    """The arguments, with a list behind `=` as an argument of its own: `--x=[a, b]` is `--x '[a, b]'`."""
-    for argument in arguments:
-        flag, equals, value = argument.partition("=")
-        if equals and value.startswith("[") and get_origin(paths.get(path_of(argument))) is tuple:
-            yield from (flag, value)
-        else:
-            yield argument
+def flag_value(flag: GivenFlag, annotation: Any, program: CommandSpec) -> object:
+    """The words of a flag as a recipe writes them: text as it is, all else as YAML.  Raises UserError."""
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    if (NoneType in kinds or is_dataclass(annotation)) and flag.word in NULL:
+        return None
+    kinds = tuple(each for each in kinds if each is not NoneType)
+    items = next((get_args(each) for each in kinds if get_origin(each) is tuple), None)
+    if items is not None and not flag.word.startswith("["):
+        return list_items(flag, items[0])
+    value: object = True
+    stray = flag.words
+    if kinds != (bool,) or flag.word in ("true", "false"):
+        if not flag.words:
+            raise UserError(f"{COMMAND_LINE}: {flag.spelled}: its value is missing.")
+        is_text = str in kinds or get_origin(kinds[0]) is Literal
+        value, stray = flag.word if is_text else yaml_value(flag.spelled, flag.word), flag.words[1:]
+    if stray:
+        raise UserError(f"{COMMAND_LINE}: no use for {' '.join(stray)}: {program.name} [--FLAGS ...]")
+    return value
 
 
-def flat_words(items: list[Any]) -> list[str]:
-    """The items of a list one after the other, those of lists in it as well."""
-    return [word for item in items for word in (flat_words(item) if isinstance(item, list) else [str(item)])]
+def list_items(flag: GivenFlag, item: Any) -> list[object]:
+    """The items of a list that is given as words; those that are lists are given one after another."""
+    values = [word if unwrapped(item) is str else yaml_value(flag.spelled, word) for word in flag.words]
+    if get_origin(item) is not tuple:
+        return values
+    size = len(get_args(item))
+    return [values[start : start + size] for start in range(0, len(values), size)]
 
 
 def yaml_value(flag: str, text: str) -> object:
-    """What a flag is given, as a recipe writes it.  Raises UserError where it is not YAML."""
+    """A flag's text as YAML.  Raises UserError where it is not YAML."""
     try:
-        return parse_yaml(text)
+        return parse_yaml(f".{text}" if text in ("inf", "nan") else text)
     except YAMLError as error:
         said = " ".join(str(error).split())
         raise UserError(f"{COMMAND_LINE}: {flag}: {text[:80]!r} is not YAML ({said[:200]})") from None
 
 
-def path_of(argument: str) -> str:
-    """The dotted path that an argument spells as a flag; empty where it is no flag."""
-    spelled = argument.startswith("--") and len(argument) > 2
-    return argument[2:].partition("=")[0].replace("-", "_") if spelled else ""
-
-
-def known_path(argument: str, paths: Mapping[str, Any], program: CommandSpec) -> str:
+def known_path(flag: GivenFlag, types: Mapping[str, Any], program: CommandSpec) -> str:
     """The path that a flag sets: `--rollout.no-allow-cut-sampling` sets `rollout.allow_cut_sampling`."""
-    path = path_of(argument)
+    path = flag.path
     *above, name = path.split(".")
     positive = ".".join([*above, name.removeprefix("no_")])
-    if path in paths or path == "help":
-        return path
-    if paths.get(positive) is bool:
-        return positive
+    if path in types or types.get(positive) is bool:
+        return path if path in types else positive
     section = path.partition(".")[0]
-    if section in VARIANTS and not any(known.startswith(f"{section}.") for known in paths):
-        given = argument.partition("=")[0]
-        raise UserError(
-            f"{COMMAND_LINE}: {given}: no such flag.  `{short(program)}` does not read the section {section}."
-        )
-    elsewhere = [known for known, names in ALIASES.items() if known in paths and name in names]
-    same = [known for known in paths if known.endswith(f".{name}")]
-    near = elsewhere or get_close_matches(path, paths, n=1) or same
-    remedy = f"Did you mean `--{near[0].replace('_', '-')}`?" if near else f"`{short(program)} --help` lists them."
-    raise UserError(f"{COMMAND_LINE}: {argument.partition('=')[0]}: no such flag.  {remedy}")
+    if section in VARIANTS and not any(known.startswith(f"{section}.") for known in types):
+        remedy = f"`{short(program)}` does not read the section {section}."
+    else:
+        elsewhere = [known for known, names in ALIASES.items() if known in types and name in names]
+        same = [known for known in types if known.endswith(f".{name}")]
+        near = elsewhere or get_close_matches(path, types, n=1) or same
+        remedy = f"Did you mean `--{near[0].replace('_', '-')}`?" if near else f"`{short(program)} --help` lists them."
+    raise UserError(f"{COMMAND_LINE}: {flag.spelled}: no such flag.  {remedy}")
 
 
 def short(program: CommandSpec) -> str:
@@ -203,67 +193,66 @@ def short(program: CommandSpec) -> str:
     return " ".join(program.name.split()[:2])
 
 
-def parse(parser: Any, arguments: Sequence[str], program: CommandSpec) -> Any:
-    """What tyro makes of the arguments; its complaint in a box becomes one message."""
-    complaint = io.StringIO()
+def flag_types(sections: Mapping[str, Any], program: CommandSpec) -> dict[str, Any]:
+    """The dotted paths that a command reads, with their types."""
+    types = dict(get_type_hints(type(program.switches)))
+    for name, record in sections.items():
+        if name == "rewards" and program.reads(name):
+            types[name] = tuple[str, ...]
+        elif is_record(record):
+            types |= dict(option_types(name, type(read_part(record, program, name))))
+    return types
+
+
+def option_types(path: str, record: Any) -> Iterator[tuple[str, Any]]:
+    """Every dotted path below a record class with its type, records within it too."""
+    for name, annotation in get_type_hints(record).items():
+        yield f"{path}.{name}", annotation
+        if is_dataclass(annotation):
+            yield from option_types(f"{path}.{name}", annotation)
+
+
+def show_help(sections: Mapping[str, Any], program: CommandSpec) -> None:
+    """Print what a command's flags mean, with the values that the sections have so far.  Raises HelpShown."""
+    import tyro
+
     try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.cli(parser, prog=program.name, description=program.description, args=arguments)
-    except SystemExit as leave:
-        if leave.code:
-            raise UserError(f"{COMMAND_LINE}: {unboxed(complaint.getvalue())}") from None
+        tyro.cli(help_record(sections, program), prog=program.name, description=program.description, args=["--help"])
+    except SystemExit:
         raise HelpShown from None
 
 
-def unboxed(text: str) -> str:
-    """The first paragraph of a message that tyro framed, and how the flag is written."""
-    _title, *lines = [line.strip("│ ") for line in text.splitlines()]
-    ruled = [line for line in lines if line == "" or set(line) <= set("─-╰╯")]
-    words = list(dropwhile(lambda line: line in ruled, lines))
-    paragraph = takewhile(lambda line: line not in ruled, words)
-    usage = next((line for line in words if re.match(r"--\w", line)), "")
-    said = " ".join(" ".join(paragraph).split()).removeprefix("Error parsing ").rstrip(".")
-    said = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is no whole number", said)
-    said = re.sub(r"could not convert string to float: (.*)", r"\1 is no number", said)
-    return f"{said}.  It is given as {usage}" if usage else said
+def help_record(sections: Mapping[str, Any], program: CommandSpec) -> Any:
+    """A dataclass that tyro makes the help of: the command's switches, and a field for each section."""
+    import tyro
 
-
-# The classes that tyro reads
-
-
-def make_flags(sections: Mapping[str, Any], program: CommandSpec) -> Flags:
-    """The flags that a command reads, with the values that the sections have so far as defaults."""
+    anything: Any = Annotated[
+        Any,
+        tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="VALUE",
+            instance_from_str=lambda words: words[0],
+            is_instance=lambda value: True,
+            str_from_instance=lambda value: [str(value)],
+        ),
+    ]
     own = as_record(record_class(Schema(type(program.switches))), program.switches)
     tree: list[Any] = [("command", tyro.conf.OmitArgPrefixes[type(own)], own)]  # type: ignore[misc]
-    paths: dict[str, Any] = dict(get_type_hints(type(own)))
-    nullable: list[str] = []
     for name, record in sections.items():
         if name == "rewards" and program.reads(name):
-            rewards = tuple[str, ...]
-            tree.append((name, Annotated[rewards, tyro.conf.arg(help=REWARDS_HELP)], short_forms(record)))
-            paths[name] = rewards
-        elif is_record(record):
-            trimmed = read_part(record, program, name)
-            if fields(trimmed):
-                tree.append((name, type(trimmed), trimmed))
-            for path, annotation in option_paths(name, type(trimmed)):
-                if is_dataclass(annotation):
-                    nullable.append(path)
-                else:
-                    paths[path] = annotation
+            rewards = Annotated[tuple[str, ...], tyro.conf.arg(help=REWARDS_HELP)]
+            shown = (short_form(each.path or each.model or each.name, each.weight) for each in record)
+            tree.append((name, rewards, tuple(shown)))
+        elif is_record(record) and fields(part := read_part(record, program, name, anything)):
+            tree.append((name, type(part), part))
     made = [
         (name, annotation, field(default_factory=partial(lambda value: value, value)))
         for name, annotation, value in tree
     ]
-    return Flags(make_dataclass("Flags", made, frozen=True), paths, nullable)
+    return make_dataclass("Flags", made, frozen=True)
 
 
-def short_forms(rewards: Sequence[Any]) -> tuple[str, ...]:
-    """Rewards as flags give them."""
-    return tuple(short_form(reward.path or reward.model or reward.name, reward.weight) for reward in rewards)
-
-
-def read_part(record: Any, program: CommandSpec, path: str) -> Any:
+def read_part(record: Any, program: CommandSpec, path: str, anything: Any = Any) -> Any:
     """A record without the options that a command does not read; what may be null has its options all the same.
 
     Where something of the user's own may be named, there is a `path` to do it by; its options may be of any type.
@@ -272,7 +261,7 @@ def read_part(record: Any, program: CommandSpec, path: str) -> Any:
     unread = {option.name for option in schema.options if not program.reads(f"{path}.{option.name}")}
     # With a default that a schema can hold: the record's own value takes its place below.
     leading = [
-        replace(option, annotation=ANYTHING, default=None) for option in schema.options if is_written_as_yaml(option)
+        replace(option, annotation=anything, default=None) for option in schema.options if is_written_as_yaml(option)
     ]
     if path in OWN and not hasattr(record, "path") and program.reads(f"{path}.path"):
         leading.append(
@@ -291,24 +280,11 @@ def is_written_as_yaml(option: Option) -> bool:
     return option.annotation is Any or get_origin(option.annotation) is Mapping or listed
 
 
-def option_paths(path: str, record: Any) -> Iterator[tuple[str, Any]]:
-    """Every dotted path below a record class with its annotation, records within it too."""
-    for name, annotation in get_type_hints(record).items():
-        yield f"{path}.{name}", annotation
-        if is_dataclass(annotation):
-            yield from option_paths(f"{path}.{name}", annotation)
-
-
-def value_at(parsed: Any, path: str) -> Any:
-    """The value of a dotted path."""
-    for name in path.split("."):
-        parsed = getattr(parsed, name)
-    return parsed
-
-
 def set_path(content: dict[str, Any], path: str, value: Any) -> None:
     """Set a dotted path in nested mappings."""
     *above, name = path.split(".")
     for part in above:
-        content = content.setdefault(part, {})
+        if not isinstance(content.get(part), dict):
+            content[part] = {}
+        content = content[part]
     content[name] = value
