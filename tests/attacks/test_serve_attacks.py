@@ -17,8 +17,8 @@ import pytest
 
 from posttrain.cli import main
 from posttrain.commands.serving import completion_service
+from posttrain.commands.serving.http_base import is_loopback
 from posttrain.commands.serving.http_server import HttpServer, serving
-from posttrain.commands.serving.request_origin import is_loopback
 from posttrain.generation.engine import SamplingTimeout
 from posttrain.generation.in_process import InProcessSampling
 from posttrain.models.loading.model_folder import load_policy

@@ -12,7 +12,7 @@ import posttrain
 from posttrain.cli import main
 from posttrain.commands import chat, evaluate, serve, trace
 from posttrain.commands.arguments import LOADING, TEMPLATE
-from posttrain.commands.serving.http_server import Service
+from posttrain.commands.serving.completion_service import Service
 from posttrain.generation.decoder_steps import DecoderSteps
 from posttrain.generation.slots import KeyValueSlots
 from posttrain.models.forward import PlainForward

@@ -52,10 +52,10 @@ def test_log_probs_are_those_of_the_sampled_tokens(server: HttpServer) -> None:
 @pytest.mark.parametrize(
     ("path", "field", "says"),
     [
-        ("/v1/completions", {"logprobs": 3}, "logprobs = 3: the log-probs of other tokens"),
+        ("/v1/completions", {"logprobs": 3}, "logprobs = 3: only"),
         ("/v1/completions", {"logprobs": True}, "logprobs = True: must be a whole number"),
         ("/v1/chat/completions", {"logprobs": 1}, "logprobs = 1: must be true or false"),
-        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2}, "top_logprobs = 2: the log-probs of other"),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2}, "top_logprobs = 2: only"),
     ],
 )
 def test_log_probs_of_other_tokens_are_refused(server: HttpServer, path: str, field: dict[str, Any], says: str) -> None:

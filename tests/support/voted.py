@@ -38,7 +38,9 @@ def asked(
 ) -> Answer:
     """The answer to a request with the first rater's token, unless it is to have another one or, by None, none."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
-    given = {} if token is None else {TOKEN_HEADER: token or next(iter(server.ballots))}
+    given = {"Content-Type": "application/json"}
+    if token is not None:
+        given[TOKEN_HEADER] = token or next(iter(server.ballots))
     payload = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     try:
         connection.request(method or ("GET" if body is None else "POST"), path, payload, {**given, **(headers or {})})

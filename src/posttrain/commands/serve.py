@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from posttrain.commands.arguments import LOADING, TEMPLATE, configured, model_layer, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
-from posttrain.commands.serving.request_origin import is_loopback
+from posttrain.commands.serving.http_base import is_loopback
 from posttrain.errors import UserError, require
 from posttrain.options.model import ModelOptions
 

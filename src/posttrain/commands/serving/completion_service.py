@@ -1,4 +1,4 @@
-"""A model that answers requests for completions, one at a time, each within a time and while its client waits."""
+"""A model that answers requests for completions, one at a time, within a time limit and while the client waits."""
 
 import secrets
 import threading
@@ -11,12 +11,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.commands.serving.http_requests import (
-    BadRequest,
-    CompletionRequest,
-    brief,
-    read_completion_request,
-)
+from posttrain.commands.serving.http_base import Refusal, brief
+from posttrain.commands.serving.http_requests import CompletionRequest, read_completion_request
 from posttrain.errors import RunError, UserError
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
@@ -30,14 +26,15 @@ MAX_ROWS = 256
 """Completions that are decoded side by side."""
 LOOK_SECONDS = 0.2
 """Between two looks at whether the client of a request is still there."""
-
-
 PATIENCE_SECONDS = 30.0
-"""How much longer than it may a request may take until it counts as hanging: a step of the model takes its time."""
+"""How far a request may exceed its time limit before it counts as hanging: a step of the model takes its time."""
+HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+"""What the bytes of an incomplete character are decoded to."""
+ClientLeftTest = Callable[[], bool]
 
 
 class ClientLeft(ConnectionError):
-    """Whoever asked has closed the connection: nobody reads the answer."""
+    """The client has closed the connection: the answer would not be read."""
 
 
 @dataclass
@@ -58,42 +55,40 @@ class Service:
         self.policy, self.renderer, self.name, self.seconds = self.engine.policy, renderer, name, seconds
         self.lock, self.began = threading.Lock(), int(time.time())
         self.reading = threading.Lock()
-        """Held while a request's texts are made tokens, which takes memory: one request at a time."""
+        """Held while a request is tokenised, which takes memory: one request at a time."""
         self.turn: Turn | None = None
         self.waiting: set[int] = set()
         """Threads whose request waits for its turn."""
         self.stopped = threading.Event()
 
     def stop(self) -> None:
-        """End all requests, and wait for the one that is answered: a thread inside torch would abort the process."""
+        """End all requests, and wait for the one in progress: a thread inside torch would abort the process."""
         self.stopped.set()
         for held in (self.reading, self.lock):
             if held.acquire(timeout=PATIENCE_SECONDS):
                 held.release()
 
     def models(self) -> dict[str, Any]:
-        """The one model that there is."""
         return {"object": "list", "data": [self.model(self.name)]}
 
     def model(self, name: object) -> dict[str, Any]:
-        """The model by its name.  Raises BadRequest for any other."""
+        """The model by its name.  Raises Refusal for any other."""
         if name != self.name:
             only = f"model = {brief(name)}: `{self.name}` is the one model here; name it"
-            raise BadRequest(only, HTTPStatus.NOT_FOUND)
+            raise Refusal(only, HTTPStatus.NOT_FOUND)
         return {"id": self.name, "object": "model", "created": self.began, "owned_by": "posttrain"}
 
     def health(self) -> tuple[HTTPStatus, dict[str, Any]]:
-        """What the engine does.  A request that is over its time ends at the next look: if it does not, it hangs."""
+        """The state of the engine.  A request that exceeds its time ends at the next look: if it does not, it hangs."""
         turn, now = self.turn, time.monotonic()
         if turn is None:
             return HTTPStatus.OK, {"status": "ok", "engine": "idle", "waiting": len(self.waiting)}
         times = {"seconds": round(now - turn.began, 3), "seconds_since_token": round(now - turn.last_look, 3)}
         hangs = now - turn.began > self.seconds + PATIENCE_SECONDS
-        status = HTTPStatus.SERVICE_UNAVAILABLE if hangs else HTTPStatus.OK
         said = {"status": "hangs" if hangs else "ok", "engine": "sampling", "waiting": len(self.waiting)}
-        return status, {**said, **times}
+        return HTTPStatus.SERVICE_UNAVAILABLE if hangs else HTTPStatus.OK, {**said, **times}
 
-    def completions(self, body: dict[str, Any], *, chat: bool, client_left: Callable[[], bool]) -> dict[str, Any]:
+    def completions(self, body: dict[str, Any], *, chat: bool, client_left: ClientLeftTest) -> dict[str, Any]:
         """The answer to a request for completions.  Raises ClientLeft."""
         if body.get("model") is not None:
             self.model(body["model"])
@@ -101,18 +96,18 @@ class Service:
             self.require_reader(client_left)
             asked = read_completion_request(body, self.policy, self.renderer, chat=chat)
         groups = self.sampled(asked, client_left)
-        choices = [
-            self.choice(index, group, sample, asked, chat=chat)
-            for index, (group, sample) in enumerate((group, s) for group in groups for s in range(asked.count))
-        ]
+        rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
         prompt_tokens = sum(len(prompt.tokens) for prompt in asked.prompts)
-        completion_tokens = sum(rollout.num_sampled for group in groups for rollout in group.rollouts)
+        completion_tokens = sum(rollout.num_sampled for _, rollout in rollouts)
         return {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
             "object": "chat.completion" if chat else "text_completion",
             "created": int(time.time()),
             "model": self.name,
-            "choices": choices,
+            "choices": [
+                {"index": index, **self.choice(rollout, asked, chat=chat)}
+                for index, (_, rollout) in enumerate(rollouts)
+            ],
             "usage": {
                 "prompt_tokens": prompt_tokens,
                 "completion_tokens": completion_tokens,
@@ -120,8 +115,8 @@ class Service:
             },
         }
 
-    def sampled(self, asked: CompletionRequest, client_left: Callable[[], bool]) -> list[Group]:
-        """The completions; other requests wait, and neither they nor this one without end."""
+    def sampled(self, asked: CompletionRequest, client_left: ClientLeftTest) -> list[Group]:
+        """The completions, sampled when it is this request's turn."""
         request = GroupRequest(
             group_size=asked.count,
             max_completion_tokens=asked.options.max_completion_tokens,
@@ -141,15 +136,14 @@ class Service:
                 look_seconds=LOOK_SECONDS,
             )
         except RunError as error:
-            raise BadRequest(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from error
+            raise Refusal(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from error
         except UserError as error:
-            raise BadRequest(str(error)) from error
+            raise Refusal(str(error)) from error
         finally:
             self.turn = None
             self.lock.release()
 
-    def wait_for_turn(self, client_left: Callable[[], bool]) -> None:
-        """Wait until no other request is answered.  Raises BadRequest where that takes too long, and ClientLeft."""
+    def wait_for_turn(self, client_left: ClientLeftTest) -> None:
         until = time.monotonic() + self.seconds
         self.waiting.add(threading.get_ident())
         try:
@@ -157,47 +151,40 @@ class Service:
                 self.require_reader(client_left)
                 if time.monotonic() > until:
                     busy = f"busy for {self.seconds:g} seconds with requests before this one; try again later"
-                    raise BadRequest(busy, HTTPStatus.SERVICE_UNAVAILABLE)
+                    raise Refusal(busy, HTTPStatus.SERVICE_UNAVAILABLE)
         finally:
             self.waiting.discard(threading.get_ident())
 
-    def require_wanted(self, turn: Turn, client_left: Callable[[], bool]) -> None:
-        """End a request that has taken too long, or that nobody waits for."""
+    def require_wanted(self, turn: Turn, client_left: ClientLeftTest) -> None:
+        """End a request that takes too long, or whose client has gone."""
         turn.last_look = time.monotonic()
         self.require_reader(client_left)
         if turn.last_look > turn.began + self.seconds:
             long = f"not done in {self.seconds:g} seconds; ask for fewer or shorter completions"
-            raise BadRequest(long, HTTPStatus.SERVICE_UNAVAILABLE)
+            raise Refusal(long, HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def require_reader(self, client_left: Callable[[], bool]) -> None:
-        """End a request whose answer nobody can read.  Raises ClientLeft, and BadRequest where the server ends."""
+    def require_reader(self, client_left: ClientLeftTest) -> None:
         if client_left():
             raise ClientLeft
         if self.stopped.is_set():
-            raise BadRequest("the server ends; try again later", HTTPStatus.SERVICE_UNAVAILABLE)
+            raise Refusal("the server ends; try again later", HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def choice(self, index: int, group: Group, sample: int, asked: CompletionRequest, *, chat: bool) -> dict[str, Any]:
+    def choice(self, rollout: Rollout, asked: CompletionRequest, *, chat: bool) -> dict[str, Any]:
         """One completion, cut at the first stop text."""
-        rollout = group.rollouts[sample]
         cuts = [at for at in (rollout.text.find(stop) for stop in asked.stops) if at >= 0]
         text = rollout.text[: min(cuts)] if cuts else rollout.text
         reason = "length" if rollout.finish.cut_off and not cuts else "stop"
         said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         logprobs = openai_logprobs(rollout, len(text), self.policy.tokenizer, chat=chat) if asked.logprobs else None
-        return {"index": index, **said, "finish_reason": reason, "logprobs": logprobs}
-
-
-HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-"""What the bytes of a character that is not complete are decoded to."""
+        return {**said, "finish_reason": reason, "logprobs": logprobs}
 
 
 def openai_logprobs(rollout: Rollout, length: int, tokenizer: PreTrainedTokenizerBase, *, chat: bool) -> dict[str, Any]:
-    """Tokens and log-probs of the first `length` characters of a completion; its stop token is none of its text.
+    """Tokens and log-probs of the first `length` characters of a completion; the stop token is not part of its text.
 
-    They are log μ in nats at the temperature that was sampled with (at 1 for temperature 0), before any cut.
+    They are log μ in nats at the temperature of the sampling (at 1 for temperature 0), before any cut.
     """
-    tokens = rollout.sequence.text_tokens
-    texts = added_texts(tokenizer, tokens)
+    texts = added_texts(tokenizer, rollout.sequence.text_tokens)
     offsets = list(accumulate(map(len, texts[:-1]), initial=0)) if texts else []
     shown = sum(offset < length for offset in offsets) if length < len(rollout.text) else len(texts)
     kept = list(zip(texts[:shown], rollout.logprobs[:shown], strict=True))
@@ -220,16 +207,16 @@ def added_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> li
 
     A few tokens are decoded at a time, since some tokenizers leave out a space before the first.
     """
+
+    def decoded(some: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(some), skip_special_tokens=False))
+
     texts: list[str] = []
     start = read = 0
     for end in range(1, len(tokens) + 1):
-        before, now = decoded_token(tokenizer, tokens[start:read]), decoded_token(tokenizer, tokens[start:end])
+        before, now = decoded(tokens[start:read]), decoded(tokens[start:end])
         whole = len(now) > len(before) and not now.endswith(HALF_CHARACTER)
         texts.append(now[len(before) :] if whole or end == len(tokens) else "")
         if whole:
             start, read = read, end
     return texts
-
-
-def decoded_token(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
