@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.commands.collection.ballot import CHOICES, Ballot, StaleVote
-from posttrain.commands.serving.http_base import Answer, LocalServer, Refusal, RequestHandler, brings, own_hosts
+from posttrain.commands.serving.http_base import Answer, LocalServer, RefusedRequest, RequestHandler, brings, own_hosts
 from posttrain.errors import RunError, UserError
 from posttrain.runs.progress import visible
 
@@ -99,7 +99,7 @@ class BallotHandler(RequestHandler):
         """The page, or what it shows now."""
         self.require_own()
         if self.place not in ("/", "/state"):
-            raise Refusal(f"{self.place[:80]}: no such page", HTTPStatus.NOT_FOUND)
+            raise RefusedRequest(f"{self.place[:80]}: no such page", HTTPStatus.NOT_FOUND)
         return HTTPStatus.OK, PAGE if self.place == "/" else self.pages.state(self.ballot())
 
     def post(self) -> Answer:
@@ -110,23 +110,23 @@ class BallotHandler(RequestHandler):
             if self.place == "/vote":
                 choice, pair = body.get("choice"), body.get("pair")
                 if not isinstance(pair, str) or choice not in CHOICES:
-                    raise Refusal(f"a vote has a pair and a choice of {', '.join(CHOICES)}")
+                    raise RefusedRequest(f"a vote has a pair and a choice of {', '.join(CHOICES)}")
                 ballot.vote(pair, str(choice))
             elif self.place == "/undo":
                 ballot.undo()
             elif self.place == "/end":
                 self.pages.end(ballot)
             else:
-                raise Refusal(f"{self.place[:80]}: no such page", HTTPStatus.NOT_FOUND)
+                raise RefusedRequest(f"{self.place[:80]}: no such page", HTTPStatus.NOT_FOUND)
         except StaleVote:
             return HTTPStatus.CONFLICT, self.pages.state(ballot)
         except RunError as error:  # a disk that is full
-            raise Refusal(str(error), HTTPStatus.INSUFFICIENT_STORAGE) from error
+            raise RefusedRequest(str(error), HTTPStatus.INSUFFICIENT_STORAGE) from error
         return HTTPStatus.OK, self.pages.state(ballot)
 
     def other(self) -> Answer:
         """Refuse; a browser that asks whether another site's page may vote gets no permission."""
-        raise Refusal(f"{self.command}: this page takes GET and POST", HTTPStatus.METHOD_NOT_ALLOWED)
+        raise RefusedRequest(f"{self.command}: this page takes GET and POST", HTTPStatus.METHOD_NOT_ALLOWED)
 
     def ballot(self) -> Ballot:
         """The ballot of the rater whose token a request brings."""
@@ -134,7 +134,7 @@ class BallotHandler(RequestHandler):
         for token, ballot in self.pages.ballots.items():
             if brings(given, token):
                 return ballot
-        raise Refusal("no rater's token: open the address that the terminal shows", HTTPStatus.FORBIDDEN)
+        raise RefusedRequest("no rater's token: open the address that the terminal shows", HTTPStatus.FORBIDDEN)
 
 
 def ask_on_pages(ballots: Sequence[Ballot], question: str, *, port: int, stopping: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.commands.serving.http_base import Refusal, brief
+from posttrain.commands.serving.http_base import RefusedRequest, brief
 from posttrain.commands.serving.http_requests import CompletionRequest, read_completion_request
 from posttrain.errors import RunError, UserError
 from posttrain.generation.groups import sample_groups
@@ -72,10 +72,10 @@ class Service:
         return {"object": "list", "data": [self.model(self.name)]}
 
     def model(self, name: object) -> dict[str, Any]:
-        """The model by its name.  Raises Refusal for any other."""
+        """The model by its name.  Raises RefusedRequest for any other."""
         if name != self.name:
             only = f"model = {brief(name)}: `{self.name}` is the one model here; name it"
-            raise Refusal(only, HTTPStatus.NOT_FOUND)
+            raise RefusedRequest(only, HTTPStatus.NOT_FOUND)
         return {"id": self.name, "object": "model", "created": self.began, "owned_by": "posttrain"}
 
     def health(self) -> tuple[HTTPStatus, dict[str, Any]]:
@@ -136,9 +136,9 @@ class Service:
                 look_seconds=LOOK_SECONDS,
             )
         except RunError as error:
-            raise Refusal(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from error
+            raise RefusedRequest(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from error
         except UserError as error:
-            raise Refusal(str(error)) from error
+            raise RefusedRequest(str(error)) from error
         finally:
             self.turn = None
             self.lock.release()
@@ -151,7 +151,7 @@ class Service:
                 self.require_reader(client_left)
                 if time.monotonic() > until:
                     busy = f"busy for {self.seconds:g} seconds with requests before this one; try again later"
-                    raise Refusal(busy, HTTPStatus.SERVICE_UNAVAILABLE)
+                    raise RefusedRequest(busy, HTTPStatus.SERVICE_UNAVAILABLE)
         finally:
             self.waiting.discard(threading.get_ident())
 
@@ -161,13 +161,13 @@ class Service:
         self.require_reader(client_left)
         if turn.last_look > turn.began + self.seconds:
             long = f"not done in {self.seconds:g} seconds; ask for fewer or shorter completions"
-            raise Refusal(long, HTTPStatus.SERVICE_UNAVAILABLE)
+            raise RefusedRequest(long, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def require_reader(self, client_left: ClientLeftTest) -> None:
         if client_left():
             raise ClientLeft
         if self.stopped.is_set():
-            raise Refusal("the server ends; try again later", HTTPStatus.SERVICE_UNAVAILABLE)
+            raise RefusedRequest("the server ends; try again later", HTTPStatus.SERVICE_UNAVAILABLE)
 
     def choice(self, rollout: Rollout, asked: CompletionRequest, *, chat: bool) -> dict[str, Any]:
         """One completion, cut at the first stop text."""

@@ -19,7 +19,7 @@ READ_PAST_BYTES = 64 << 20
 """Largest body that is read past, so that its client reads why it is refused."""
 
 
-class Refusal(Exception):
+class RefusedRequest(Exception):
     """A request that is not answered, with its status and, where another method would do, that method."""
 
     def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST, *, allowed: str = "") -> None:
@@ -32,7 +32,7 @@ Answer = tuple[HTTPStatus, Any]
 
 
 class RequestHandler(BaseHTTPRequestHandler):
-    """One connection, whose requests `get`, `post` and `other` answer.  They may raise Refusal."""
+    """One connection, whose requests `get`, `post` and `other` answer.  They may raise RefusedRequest."""
 
     server_version = "posttrain"
     sys_version = ""
@@ -74,12 +74,14 @@ class RequestHandler(BaseHTTPRequestHandler):
         """Send what a request is answered with, or why it is not."""
         try:
             status, content = make()
-        except Refusal as refusal:
+        except RefusedRequest as refusal:
             self.refuse(refusal)
         except (ConnectionError, TimeoutError):  # the client has gone
             raise
         except Exception:
-            self.refuse(Refusal("a fault of the server; its terminal says more", HTTPStatus.INTERNAL_SERVER_ERROR))
+            self.refuse(
+                RefusedRequest("a fault of the server; its terminal says more", HTTPStatus.INTERNAL_SERVER_ERROR)
+            )
             raise
         else:
             self.send(status, content, {})
@@ -88,38 +90,38 @@ class RequestHandler(BaseHTTPRequestHandler):
         """Refuse a request of another site's page, and one that names another host than this machine."""
         hosts, named = self.hosts(), self.headers.get_all("Host", [])
         if len(named) > 1:
-            raise Refusal("Host: is given more than once")
+            raise RefusedRequest("Host: is given more than once")
         try:
             target = urlsplit(self.path)
             if target.port is not None or target.netloc:
                 named = [*named, target.netloc]
         except ValueError as error:
-            raise Refusal(f"{brief(self.path)}: is not a target ({error})") from error
+            raise RefusedRequest(f"{brief(self.path)}: is not a target ({error})") from error
         if foreign := [name for name in named or [""] if hosts is not None and name not in hosts]:
-            raise Refusal(f"Host = {foreign[0][:80]!r}: use {' or '.join(hosts or ())}", HTTPStatus.FORBIDDEN)
+            raise RefusedRequest(f"Host = {foreign[0][:80]!r}: use {' or '.join(hosts or ())}", HTTPStatus.FORBIDDEN)
         origin = self.headers.get("Origin")
         if origin is not None and origin != f"http://{self.headers.get('Host', '')}":
             rule = "is a page of another site, which may not ask here"
-            raise Refusal(f"Origin = {origin[:80]!r}: {rule}", HTTPStatus.FORBIDDEN)
+            raise RefusedRequest(f"Origin = {origin[:80]!r}: {rule}", HTTPStatus.FORBIDDEN)
 
     def body(self) -> dict[str, Any]:
         """The request's JSON object, all of it proper Unicode."""
         kind = self.headers.get("Content-Type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":  # another site's page may send any other
             rule = f"Content-Type = {brief(kind)}: must be application/json"
-            raise Refusal(rule, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+            raise RefusedRequest(rule, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch("[0-9]{1,9}", length):
-            raise Refusal(f"Content-Length = {length[:20]!r}: must be given, and at most {self.max_body_bytes}")
+            raise RefusedRequest(f"Content-Length = {length[:20]!r}: must be given, and at most {self.max_body_bytes}")
         if int(length) > self.max_body_bytes:
             left = int(length) if int(length) <= READ_PAST_BYTES else 0
             while left and (part := self.rfile.read(min(left, 1 << 16))):  # its client reads no answer before
                 left -= len(part)
             rule = f"Content-Length = {length}: must be at most {self.max_body_bytes}"
-            raise Refusal(rule, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            raise RefusedRequest(rule, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         return json_object(self.rfile.read(int(length)))
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: RefusedRequest) -> None:
         self.close_connection = True  # a body that was not read is not the next request
         allowed = {"Allow": refusal.allowed} if refusal.allowed else {}
         self.send(refusal.status, {"error": {"message": str(refusal), "type": "invalid_request_error"}}, allowed)
@@ -141,7 +143,7 @@ class RequestHandler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer what is not HTTP as everything else is answered."""
         status = HTTPStatus(code)
-        self.refuse(Refusal(message or status.phrase, status))
+        self.refuse(RefusedRequest(message or status.phrase, status))
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Print nothing: requests may hold what should not be in a terminal."""
@@ -158,16 +160,18 @@ class LocalServer(ThreadingHTTPServer):
 
 
 def json_object(text: bytes) -> dict[str, Any]:
-    """A JSON object without lone surrogates, which are not characters.  Raises Refusal."""
+    """A JSON object without lone surrogates, which are not characters.  Raises RefusedRequest."""
     try:
         found = json.loads(text)
         json.dumps(found, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise Refusal("the body has half of a surrogate pair (\\ud800 to \\udfff), which is not a character") from error
+        raise RefusedRequest(
+            "the body has half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise Refusal(f"the body is not JSON: {error}") from error
+        raise RefusedRequest(f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise Refusal("the body must be a JSON object")
+        raise RefusedRequest("the body must be a JSON object")
     return found
 
 

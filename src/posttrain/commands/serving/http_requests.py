@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.commands.serving.http_base import Refusal, brief
+from posttrain.commands.serving.http_base import RefusedRequest, brief
 from posttrain.errors import UserError
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
@@ -76,12 +76,14 @@ class CompletionRequest:
 def read_completion_request(
     body: Mapping[str, Any], policy: Policy, renderer: TokenizerRenderer, *, chat: bool
 ) -> CompletionRequest:
-    """Check a request.  Raises Refusal."""
+    """Check a request.  Raises RefusedRequest."""
     require_supported(body, chat=chat)
     count = integer_in(body, "n", 1)
     contents = [messages_in(body.get("messages"))] if chat else prompts_in(body.get("prompt"))
     if count < 1 or count * len(contents) > MAX_COMPLETIONS:
-        raise Refusal(f"n = {count} for {len(contents)} prompts: must be 1 to {MAX_COMPLETIONS} completions in all")
+        raise RefusedRequest(
+            f"n = {count} for {len(contents)} prompts: must be 1 to {MAX_COMPLETIONS} completions in all"
+        )
     most = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     try:
         prompts = [prompt_in(content, f"{i} of the request", policy, renderer) for i, content in enumerate(contents)]
@@ -94,7 +96,7 @@ def read_completion_request(
             min_p=number_in(body, "min_p", 0.0),
         )
     except UserError as error:
-        raise Refusal(str(error)) from error
+        raise RefusedRequest(str(error)) from error
     return CompletionRequest(
         prompts=prompts,
         count=count,
@@ -115,17 +117,17 @@ def require_supported(body: Mapping[str, Any], *, chat: bool) -> None:
             remedy = f"no such field here.  {did_you_mean(name[:40], (*HONOURED[chat], *HARMLESS, *REFUSED))}"
         all_of_them = name == "best_of" and value == (1 if body.get("n") is None else body["n"])
         if value not in nothing and not all_of_them:
-            raise Refusal(f"{name[:40]} = {brief(value)}: {remedy}")
+            raise RefusedRequest(f"{name[:40]} = {brief(value)}: {remedy}")
 
 
 def logprobs_in(body: Mapping[str, Any], *, chat: bool) -> bool:
     """Whether log-probs are wanted: those of the sampled tokens are known, those of others are not."""
     asked, name = body.get("logprobs"), "top_logprobs" if chat else "logprobs"
     if chat and not isinstance(asked, bool | None):
-        raise Refusal(f"logprobs = {brief(asked)}: must be true or false")
+        raise RefusedRequest(f"logprobs = {brief(asked)}: must be true or false")
     if (chat or asked) and integer_in({name: body.get(name) or 0}, name, 0) != 0:
         rule = "only the log-probs of the sampled tokens are known here; use 0, which gives those"
-        raise Refusal(f"{name} = {brief(body[name])}: {rule}")
+        raise RefusedRequest(f"{name} = {brief(body[name])}: {rule}")
     return asked is True if chat else asked is not None and asked is not False
 
 
@@ -133,7 +135,9 @@ def prompts_in(prompt: object) -> list[str | list[int]]:
     """One prompt or many, each a text or a list of token ids."""
     listed: list[Any] = prompt if isinstance(prompt, list) and not all(map(is_id, prompt)) else [prompt]
     if not all(one and (isinstance(one, str) or (isinstance(one, list) and all(map(is_id, one)))) for one in listed):
-        raise Refusal("prompt: must be a text, a list of texts, a list of token ids or of such lists, and none empty")
+        raise RefusedRequest(
+            "prompt: must be a text, a list of texts, a list of token ids or of such lists, and none empty"
+        )
     return listed
 
 
@@ -144,14 +148,14 @@ def is_id(value: object) -> bool:
 def messages_in(messages: object) -> list[dict[str, str]]:
     """The messages of a chat, with nothing but role and content: a template may stumble over anything else."""
     if not isinstance(messages, list) or not messages:
-        raise Refusal("messages: must be a list of at least one")
+        raise RefusedRequest("messages: must be a list of at least one")
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise Refusal(f'messages[{i}] must be an object such as {{"role": "user", "content": "…"}}')
+            raise RefusedRequest(f'messages[{i}] must be an object such as {{"role": "user", "content": "…"}}')
         if not isinstance(message.get("role"), str):
-            raise Refusal(f"messages[{i}].role = {brief(message.get('role'))}: must be a text")
+            raise RefusedRequest(f"messages[{i}].role = {brief(message.get('role'))}: must be a text")
         if further := [name for name in message if name not in ("role", "content", "name") and message[name]]:
-            raise Refusal(f"messages[{i}].{further[0][:40]}: only role and content are known here; leave it out")
+            raise RefusedRequest(f"messages[{i}].{further[0][:40]}: only role and content are known here; leave it out")
     return [
         {"role": message["role"], "content": content_in(message.get("content"), f"messages[{i}].content")}
         for i, message in enumerate(messages)
@@ -163,12 +167,12 @@ def content_in(content: object, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        raise Refusal(f"{where} = {brief(content)}: must be a text, or a list of parts of text")
+        raise RefusedRequest(f"{where} = {brief(content)}: must be a text, or a list of parts of text")
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
             form = '{"type": "text", "text": "…"}'
-            raise Refusal(f"{where}[{i}] has the type {brief(kind)}: a part must be a text, such as {form}")
+            raise RefusedRequest(f"{where}[{i}] has the type {brief(kind)}: a part must be a text, such as {form}")
     return "".join(part["text"] for part in content)
 
 
@@ -178,13 +182,13 @@ def prompt_in(
     """Text or messages as the model reads them; token ids as they are."""
     ids = [] if isinstance(content, str) else [one for one in content if isinstance(one, int)]
     if wrong := [token for token in ids if not 0 <= token < policy.num_logits]:
-        raise Refusal(f"prompt: token id {brief(wrong[0])}: must be 0 to {policy.num_logits - 1}")
+        raise RefusedRequest(f"prompt: token id {brief(wrong[0])}: must be 0 to {policy.num_logits - 1}")
     if ids:
         prompt = Prompt(id=id, text=str(policy.tokenizer.decode(ids)), tokens=tuple(ids))
     else:
         prompt = renderer.render(content, id=id)
     if len(prompt.tokens) >= policy.max_positions:
-        raise Refusal(
+        raise RefusedRequest(
             f"prompt {id}: {len(prompt.tokens)} tokens leave no room in the model's context of {policy.max_positions};"
             f" send at most {policy.max_positions - 1}"
         )
@@ -196,7 +200,7 @@ def stops_in(stop: object) -> tuple[str, ...]:
     stops = [] if stop is None else stop if isinstance(stop, list) else [stop]
     texts = [one for one in stops if isinstance(one, str)]
     if len(stops) > MAX_STOPS or len(texts) < len(stops):
-        raise Refusal(f"stop = {brief(stop)}: must be a text or a list of at most {MAX_STOPS} texts")
+        raise RefusedRequest(f"stop = {brief(stop)}: must be a text or a list of at most {MAX_STOPS} texts")
     return tuple(text for text in texts if text)
 
 
@@ -204,15 +208,15 @@ def integer_in(body: Mapping[str, Any], name: str, default: int) -> int:
     """A field, or its default where it is null or left out."""
     value = default if body.get(name) is None else body[name]
     if not is_id(value):
-        raise Refusal(f"{name} = {brief(value)}: must be a whole number")
+        raise RefusedRequest(f"{name} = {brief(value)}: must be a whole number")
     return int(value)
 
 
 def number_in(body: Mapping[str, Any], name: str, default: float) -> float:
     value = default if body.get(name) is None else body[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Refusal(f"{name} = {brief(value)}: must be a number")
+        raise RefusedRequest(f"{name} = {brief(value)}: must be a number")
     try:
         return float(value)
     except OverflowError as error:
-        raise Refusal(f"{name}: is far too large") from error
+        raise RefusedRequest(f"{name}: is far too large") from error

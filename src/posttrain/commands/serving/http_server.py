@@ -9,7 +9,7 @@ from posttrain.commands.serving.completion_service import Service
 from posttrain.commands.serving.http_base import (
     Answer,
     LocalServer,
-    Refusal,
+    RefusedRequest,
     RequestHandler,
     brings,
     is_loopback,
@@ -57,7 +57,7 @@ class Handler(RequestHandler):
         return HTTPStatus.OK, self.required_place("no other method")
 
     def required_place(self, method: str) -> str:
-        """The path, if it is there and takes this method.  Raises Refusal."""
+        """The path, if it is there and takes this method.  Raises RefusedRequest."""
         self.require_own()
         place = self.place.rstrip("/")
         if place in COMPLETIONS:
@@ -65,10 +65,10 @@ class Handler(RequestHandler):
         elif place in ("/health", "/v1/models") or place.startswith("/v1/models/"):
             allowed = "GET"
         else:
-            raise Refusal(f"{place}: no such path", HTTPStatus.NOT_FOUND)
+            raise RefusedRequest(f"{place}: no such path", HTTPStatus.NOT_FOUND)
         if method != allowed:
             wrong = f"{self.command} {place}: this path takes {allowed}"
-            raise Refusal(wrong, HTTPStatus.METHOD_NOT_ALLOWED, allowed=allowed)
+            raise RefusedRequest(wrong, HTTPStatus.METHOD_NOT_ALLOWED, allowed=allowed)
         return place
 
     def require_token(self) -> None:
@@ -76,7 +76,7 @@ class Handler(RequestHandler):
         scheme, _, brought = self.headers.get("Authorization", "").partition(" ")
         if token and not (scheme.lower() == "bearer" and brings(brought.strip(), token)):
             needed = "Authorization: send the token that the server was started with, as `Bearer TOKEN` (api_key)"
-            raise Refusal(needed, HTTPStatus.UNAUTHORIZED)
+            raise RefusedRequest(needed, HTTPStatus.UNAUTHORIZED)
 
     def client_left(self) -> bool:
         """Whether the client has gone.  What it has sent already is its next request.
