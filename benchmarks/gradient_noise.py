@@ -25,7 +25,7 @@ import torch
 
 import posttrain
 from posttrain.records import Grades, Group
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.session import Session, open_session

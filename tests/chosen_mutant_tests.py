@@ -4,7 +4,7 @@ TESTS = {
     "algorithms/gae.py": ["closed_form/test_ppo.py", "laws/test_gae.py"],
     "algorithms/ppo.py": ["closed_form/test_ppo.py"],
     "training/actor_critic_state.py": ["closed_form/test_ppo.py", "laws/test_actor_critic.py"],
-    "training/pair_microbatches.py": ["laws/test_pair_updates.py"],
+    "training/reward_model/pair_microbatches.py": ["laws/test_pair_updates.py"],
     "algorithms/advantages.py": [
         "closed_form/test_advantages.py",
         "reference/test_twins.py",

@@ -46,7 +46,7 @@ GROUPS = [
     Group(
         files=[
             "models/classifiers/*.py",
-            "training/pair_microbatches.py",
+            "training/reward_model/pair_microbatches.py",
             *(f"training/reward_model/{name}.py" for name in ("calibration", "pair_scores")),
             *(f"training/dpo/{name}.py" for name in ("pair_update", "sampled_pairs")),
         ],

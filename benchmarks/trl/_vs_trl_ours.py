@@ -15,7 +15,7 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import RunOptions, UpdateOptions
-from posttrain.training.caller.caller_objects import CallerObjects
+from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.session import Session, open_session
 
 

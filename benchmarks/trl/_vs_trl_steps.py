@@ -3,7 +3,7 @@
 import torch
 from _vs_trl_wire import MIB, Stopwatch, Wire
 
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.metrics import step_metrics
 from posttrain.training.session import Session

@@ -16,7 +16,7 @@ from torch import Tensor
 from posttrain.algorithms.advantages import informative
 from posttrain.errors import UserError
 from posttrain.needs import Need
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.training.credited_step import CreditedStep
 from posttrain.training.learner import Learner
 from posttrain.training.update import Objective, Observations, micro_losses

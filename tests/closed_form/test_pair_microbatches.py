@@ -3,7 +3,7 @@
 import pytest
 
 from posttrain.records import Preference, Prompt, TokenSequence
-from posttrain.training.pair_microbatches import pair_microbatches
+from posttrain.training.reward_model.pair_microbatches import pair_microbatches
 from posttrain.training.reward_model.pair_scores import read_lengths
 
 

@@ -14,8 +14,8 @@ from posttrain.errors import UserError
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.options.dataset import GeneratedOptions
 from posttrain.options.generator import GeneratorOptions
-from posttrain.runs.clock import Clock
 from posttrain.runs.named_inputs import read_named_input, rows_of_task
+from posttrain.runs.progress import Clock
 from posttrain.tasks.dataset import GeneratedTask
 from posttrain.tasks.row_files.generator_rows import generated_rows, row_maker_answer
 from posttrain.tasks.row_files.row_maker import rows_or_error

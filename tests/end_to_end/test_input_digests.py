@@ -2,8 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Sequence
-from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import pytest
 import torch
 
 import posttrain
-from posttrain.runs.input_digests import code_input
-from posttrain.training.caller.caller_inputs import inputs_of
-from posttrain.training.caller.caller_objects import CallerObjects
+from posttrain.runs.run_inputs import code_input
+from posttrain.training.caller_objects import CallerObjects, inputs_of
 from tests.end_to_end.test_python_api import ROWS
 from tests.end_to_end.test_resume_inputs import inputs
 
@@ -22,24 +20,6 @@ from tests.end_to_end.test_resume_inputs import inputs
 def test_rows_of_a_generator_are_taken_once_and_are_those_of_a_list() -> None:
     own = CallerObjects(rows=(row for row in ROWS))
     assert inputs_of(posttrain.Config(), own) == inputs_of(posttrain.Config(), own) == inputs(rows=ROWS)
-
-
-FACTOR, NUM_CALLS = 1.0, 0
-
-
-def with_globals(completions: Sequence[str], **columns: object) -> list[float]:
-    global NUM_CALLS
-    NUM_CALLS += 1
-    return [(lambda: FACTOR)() for _ in completions]
-
-
-def test_plain_settings_of_its_module_belong_to_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    began = inputs(rewards=[with_globals])
-    with_globals(["a"])
-    assert inputs(rewards=[with_globals]) == began
-    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 2.0)
-    now = inputs(rewards=[with_globals])
-    assert now.objects["rewards[0]"].differs(began.objects["rewards[0]"])
 
 
 @pytest.mark.parametrize(
@@ -69,6 +49,7 @@ import digested_helper as hh
 from digested_helper import inner
 
 FOUND = re.compile("a+")
+FACTOR, NUM_CALLS = 1.0, 0
 
 
 def helper(text):
@@ -104,6 +85,12 @@ def through(completions, **columns):
     return [outer(each) + len(FOUND.findall(each)) for each in completions]
 
 
+def counted(completions, **columns):
+    global NUM_CALLS
+    NUM_CALLS += 1
+    return [(lambda: FACTOR)() for each in completions]
+
+
 def outer(text):
     return [helper(each) for each in text] and through and 0.0
 
@@ -133,6 +120,7 @@ CHANGES = {
     "method": [("float(len", "2 * (len"), ("1.0 + len", "2.0 + len")],
     "plain": [("float(len", "2 * (len")],
     "through": [("float(len", "2 * (len"), ('"a+"', '"b+"'), ("and 0.0", "and 1.0")],
+    "counted": [("FACTOR, NUM_CALLS = 1.0", "FACTOR, NUM_CALLS = 2.0")],
     "wrapped": [("1 * each", "2 * each")],
     "cached": [("float(len", "2 * (len")],
     "imported": [("LIMIT = 1", "LIMIT = 2"), ("text) + ", "text) - ")],
@@ -141,9 +129,10 @@ CHANGES = {
 HELPER = "LIMIT = 1\n\n\ndef inner(text):\n    return len(text) + LIMIT\n"
 
 
+@pytest.mark.parametrize("main", [False, True], ids=["imported", "__main__"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_code_that_a_reward_reads_by_name_belongs_to_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, main: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def digest_with(was: str, now: str, number: int) -> str:
         """Of the reward in a module of its own, after a change to it or to its helper."""
@@ -154,9 +143,20 @@ def test_code_that_a_reward_reads_by_name_belongs_to_it(
         monkeypatch.syspath_prepend(str(folder))
         for each in ("digested", "digested_helper"):
             monkeypatch.delitem(sys.modules, each, raising=False)
-        return code_input(name, getattr(import_module("digested"), name)).digest
+        spec = spec_from_file_location("__main__" if main else "digested", folder / "digested.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        found = code_input(name, getattr(module, name)).digest
+        assert code_input(name, getattr(module, name)).digest == found  # which a call leaves as it is
+        getattr(module, name)(("a",))
+        assert code_input(name, getattr(module, name)).digest == found
+        return found
 
     same = digest_with("", "", 0)
     assert same == digest_with("", "", 1) != ""
-    assert same == digest_with("instance, method", "other = 1\ninstance, method", 2)  # what it does not read
+    unread = digest_with("instance, method", "other = 1\ninstance, method", 2)
+    assert (unread == same) == main  # the file of `__main__` may change where the reward does not read it
     assert all(digest_with(*change, 3 + n) not in (same, "") for n, change in enumerate(CHANGES[name]))

@@ -12,7 +12,7 @@ import posttrain
 from posttrain.generation.groups import sample_groups
 from posttrain.rewards.grading.function import TrainerState
 from posttrain.runs.prompt_preview import graded_lines
-from posttrain.training.caller.caller_objects import CallerObjects
+from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.session import open_session
 from tests.support.pages import documented
 from tests.support.runs import metrics_of, save_tiny_model, untimed

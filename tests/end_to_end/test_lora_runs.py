@@ -122,7 +122,7 @@ def test_a_run_goes_on_where_its_base_has_moved_and_says_how(
     assert told.endswith(f"--resume {folder} --model.path NEW.\n")
     other = save_tiny_model(tmp_path / "other", seed=1)
     assert main(["rl", "--resume", str(folder), "--model.path", str(other), "--run.num-steps", "2"]) == 2
-    assert f"its files are not those that were in {base}" in capsys.readouterr().err
+    assert f"its files differ from those in {base}" in capsys.readouterr().err
     assert main(["rl", "--resume", str(folder), "--model.path", str(moved), "--run.num-steps", "2"]) == 0
     assert f"model.path = {moved}, the same files that were in {base}" in capsys.readouterr().out
     assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["path"] == str(moved)

@@ -26,7 +26,7 @@ from posttrain.records import Prompt
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.runs.planned_memory import MachineMemory
 from posttrain.training import report
-from posttrain.training.caller.caller_objects import CallerObjects
+from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.rl import show_rl_plan
 from posttrain.training.session import open_session
 from tests.end_to_end.test_python_api import config_for

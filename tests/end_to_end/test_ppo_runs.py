@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import posttrain
 from posttrain.errors import UserError
-from posttrain.training.caller.caller_objects import CallerObjects
+from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.rl import show_rl_plan
 from tests.support.accidents import Accident
 from tests.support.dice import dice

@@ -76,7 +76,7 @@ def test_a_step_to_go_on_from_is_one_with_a_checkpoint_of_a_run_that_is_resumed(
 ) -> None:
     before = contents(run)
     said = refused(["rl", "--resume", str(run), "--from-step", "3"], capsys)
-    assert "no checkpoint of that step.  There are those of steps 0, 2, 4." in said
+    assert "no checkpoint of that step.  Choose one of 0, 2, 4." in said
     recipe = tiny_recipe(four.parents[1] / "new")
     assert "for a run that is resumed" in refused(["rl", str(recipe), "--from-step", "2"], capsys)
     assert contents(run) == before
@@ -112,10 +112,10 @@ def test_an_option_that_was_edited_by_hand_is_refused_and_the_remedy_is_the_reci
     said = refused(["rl", "--resume", str(run), "--run.num-steps", "5"], capsys)
     assert said.startswith(
         f"posttrain: resume {run}: the config differs from the run's own in"
-        f" {option} = {EDITS[option]}, which was {was}.  A resumed run keeps its recipe."
+        f" {option} = {EDITS[option]}, which was {was}."
     )
     assert contents(run) == before
-    program, source, target = shlex.split(said.partition("as it was: ")[2].partition(", or start")[0])
+    program, source, target = shlex.split(said.partition("Restore it: ")[2].partition(", or start")[0])
     assert (program, target) == ("cp", str(file))
     assert yaml.safe_load(Path(source).read_text()) == saved
 
@@ -137,10 +137,10 @@ def test_an_empty_recipe_is_told_with_the_copy_to_put_there(
 ) -> None:
     (run / "config.yaml").write_text(text)
     said = refused(["rl", "--resume", str(run)], capsys, code=1)
-    assert f"{run}/config.yaml: empty, so nobody can tell what this run is.  Put it back as it was: cp " in said
+    assert f"{run}/config.yaml: empty.  Restore it: cp " in said
     assert "step-000004/config.yaml' " in said
     shutil.rmtree(run / "checkpoints")
-    assert f"Put {run}/config.yaml back as it was." in refused(["rl", "--resume", str(run)], capsys, code=1)
+    assert f"Restore {run}/config.yaml." in refused(["rl", "--resume", str(run)], capsys, code=1)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -174,8 +174,8 @@ def test_damaged_inputs_are_named_with_the_way_on(text: str, run: Path, capsys: 
     (run / "inputs.json").write_bytes(text.encode("latin-1"))
     before = contents(run)
     said = refused(["rl", "--resume", str(run)], capsys, code=1)
-    assert f"{run}/inputs.json: damaged: it does not say what the run was made of" in said
-    assert "Put it back as it was, or delete it" in said
+    assert f"{run}/inputs.json: damaged: the inputs of the run cannot be read" in said
+    assert "Restore the file, or delete it" in said
     assert contents(run) == before
 
 

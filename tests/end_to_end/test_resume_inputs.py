@@ -19,8 +19,7 @@ from posttrain.cli import main
 from posttrain.errors import UserError
 from posttrain.options.training import ReferenceOptions
 from posttrain.runs.run_inputs import RunInput, RunInputs
-from posttrain.training.caller.caller_inputs import inputs_of
-from posttrain.training.caller.caller_objects import CallerObjects
+from posttrain.training.caller_objects import CallerObjects, inputs_of
 from tests.end_to_end.test_own_objects import Counts, Sums, config, policy_of, upside_down
 from tests.end_to_end.test_python_api import ROWS, config_for
 from tests.support.dice import dice
@@ -106,12 +105,12 @@ OTHERS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "another algorithm": (lambda model: {"algorithm": grpo()}, "algorithm = grpo is given, and the run was made with"),
     "the same algorithm with other options": (
         lambda model: {"algorithm": replace(rloo(), credit=upside_down)},
-        "algorithm = rloo is not as it was when the run began",
+        "algorithm = rloo has changed since the run began",
     ),
     "another reward": (lambda model: {"rewards": [louder]}, r"rewards\[0\] = louder is given, and .* made with dice"),
     "another reward of its name": (
         lambda model: {"rewards": [posttrain.reward_function(louder, name="dice")]},
-        r"rewards\[0\] = dice is not as it was when the run began",
+        r"rewards\[0\] = dice has changed since the run began",
     ),
     "another weight": (
         lambda model: {"rewards": [posttrain.reward_function(dice, weight=0.5)]},
@@ -128,7 +127,7 @@ OTHERS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
 def test_another_object_is_refused(other: str, made: Path, model: Path) -> None:
     change, says = OTHERS[other]
     before = state_of(made)
-    with pytest.raises(UserError, match=rf"^resume {made}: {says}.*A resumed run keeps what it was made of"):
+    with pytest.raises(UserError, match=rf"^resume {made}: {says}.*Undo the change"):
         resume(made, **objects_for(model, **change(model)))
     assert state_of(made) == before
 
@@ -198,7 +197,7 @@ def test_what_a_function_fills_as_it_runs_is_no_setting() -> None:
 def test_a_function_without_source_is_known_by_its_name_alone() -> None:
     def typed(function: Callable[..., Any]) -> Callable[..., Any]:
         """The function as if it had been typed at a prompt, where nothing keeps its source."""
-        return FunctionType(function.__code__.replace(co_filename="<stdin>"), globals(), "typed")
+        return FunctionType(function.__code__.replace(co_filename="<stdin>"), {"__name__": "__main__"}, "typed")
 
     assert inputs(rewards=[typed(louder)]).objects == {"rewards[0]": RunInput("typed", "")}
     one, other = RunInput("typed", ""), RunInput("typed", "0f")
@@ -211,7 +210,7 @@ def test_other_rows_are_refused(model: Path, tmp_path: Path) -> None:
     posttrain.train(config_for(model, tmp_path / "run"), rows=ROWS, rewards=[dice])
     more = config_for(model, tmp_path / "run", run={"num_steps": 2})
     changed = [*ROWS[:-1], {**ROWS[-1], "answer": 0}]
-    for rows, says in ((changed, "rows = 6 rows is not as it was"), (ROWS[:5], "rows = 5 rows is given, and the run")):
+    for rows, says in ((changed, "rows = 6 rows has changed"), (ROWS[:5], "rows = 5 rows is given, and the run")):
         with pytest.raises(UserError, match=says):
             posttrain.train(more, rows=rows, rewards=[dice], resume=True)
     assert inputs(rows=[dict(row) for row in ROWS]) == inputs(rows=ROWS)
@@ -270,8 +269,7 @@ def test_a_file_that_has_changed_since_is_told(model: Path, tmp_path: Path, caps
         error = capsys.readouterr().err
         assert error.startswith(f"posttrain: resume {run}: {option} = {place}/{file}")
         assert error.endswith(
-            " has changed since the run began.  A resumed run keeps what it was made of: put that back as it was,"
-            " start another run, or go on with what there is now: --accept-changes.\n"
+            " has changed since the run began.  Undo the change, start another run, or accept it: --accept-changes.\n"
         )
         assert state_of(run) == before
         (place / file).write_text(was)
@@ -353,11 +351,11 @@ def test_a_change_that_is_accepted_is_noted_once_and_for_all(
     other = objects_for(model, rewards=[mended])
     with pytest.raises(UserError, match=r"rewards\[0\] = mended is given.*accept_changes=True") as refusal:
         resume(folder, **other)
-    assert refusal.value.command.endswith("go on with what there is now: --accept-changes.")
+    assert refusal.value.command.endswith("or accept it: --accept-changes.")
     posttrain.train(config(folder, 2), **objects_for(model, rewards=[mended]), resume=True, accept_changes=True)
     (change,) = json.loads((folder / "inputs.json").read_text())["changes"]
     assert change == "rewards[0] = mended is given, and the run was made with dice"
-    assert f"No longer as it was when the run began: {change}." in capsys.readouterr().out
+    assert f"Changed since the run began: {change}." in capsys.readouterr().out
     resume(folder, 3, **objects_for(model, rewards=[mended]))  # which is now what the run is made of
     assert json.loads((folder / "inputs.json").read_text())["changes"] == [change]
     lacking = {name: each for name, each in objects_for(model).items() if name != "task"}

@@ -15,7 +15,7 @@ from posttrain.commands.tracing.trace_table import Crediting, traced
 from posttrain.commands.tracing.traced_run import TracedRun, traced_run
 from posttrain.config import Config, build
 from posttrain.runs.rollout_file import read_rollouts
-from posttrain.training.caller.caller_objects import CallerObjects
+from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.session import open_session
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
 

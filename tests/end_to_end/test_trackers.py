@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import posttrain
 from posttrain.errors import UserError
-from posttrain.runs.trackers import tracker
+from posttrain.runs import tracker
 from tests.support.dice import dice
 from tests.support.runs import save_tiny_model
 

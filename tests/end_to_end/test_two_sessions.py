@@ -30,7 +30,7 @@ from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.rewards.judge_reward import JudgeReward
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.threads import claim_threads
-from posttrain.training.caller.caller_objects import CallerObjects
+from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.session import open_session
 from tests.end_to_end.test_python_api import config_for
 from tests.support.faulty_endpoint import Endpoint, endpoint, says

@@ -22,7 +22,7 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Finish, Group
 from posttrain.runs.checkpoint import Checkpoint
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.training.critic import Critic, save_critic
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.optimizer import OwnOptimizer

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from tests.support.stages import Stages, stages_with
 
 

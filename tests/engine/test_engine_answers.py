@@ -17,7 +17,7 @@ from posttrain.generation.streams import StreamKey
 from posttrain.options.sampling import SamplingParams
 from posttrain.records import Finish
 from posttrain.rewards.grading.grade import reward_function
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.collector import no_journal
 from posttrain.training.evaluation import Questions, full_evaluation

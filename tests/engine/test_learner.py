@@ -15,7 +15,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.models.policy import as_policy
 from posttrain.options.training import UpdateOptions
 from posttrain.runs.checkpoint import Checkpoint
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.session import trained_by_reward
 from posttrain.training.update import group_logprobs, trial_gradient

@@ -18,7 +18,7 @@ from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.policy import Policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.training import UpdateOptions
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.optimizer import new_optimizer
 from posttrain.training.update import Objective, group_logprobs, update

@@ -151,9 +151,9 @@ def test_any_good_checkpoint_can_be_gone_on_from_and_a_damaged_or_absent_one_is_
     assert load_step(tmp_path, 5).state == {"step": 5}
     with pytest.raises(RunError, match=r"step-000010/policy.*checkpoint is .*step-000005\.  (.|\n)*--from-step 5\n"):
         load_step(tmp_path, 10)
-    with pytest.raises(UserError, match=r"^from_step = 7: .* no checkpoint of that step\..*those of steps 5, 10, 15\."):
+    with pytest.raises(UserError, match=r"^from_step = 7: .* no checkpoint of that step\..*one of 5, 10, 15\."):
         load_step(tmp_path, 7)
-    with pytest.raises(UserError, match="There is none at all"):
+    with pytest.raises(UserError, match="It holds none"):
         load_step(tmp_path / "empty", 7)
 
 

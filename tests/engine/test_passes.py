@@ -9,7 +9,7 @@ import torch
 
 from posttrain.records import Prompt
 from posttrain.rewards.grading.answers import DetailedGrade
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.runs.reports import StepReport
 from posttrain.training.credited_step import CreditedStep
 from posttrain.training.reference import FrozenCopy

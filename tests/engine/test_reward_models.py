@@ -15,11 +15,10 @@ from posttrain.models.classifiers.classifier_folder import classifier_bytes
 from posttrain.models.memory.model_shape import recipe_shape
 from posttrain.options.reward_model import RewardModelOptions
 from posttrain.rewards.model import RewardModel
-from posttrain.runs.clock import Clock
 from posttrain.runs.named_inputs import named_files
 from posttrain.runs.planned_memory import dpo_setup
-from posttrain.training.caller.caller_inputs import inputs_of
-from posttrain.training.caller.caller_objects import CallerObjects
+from posttrain.runs.progress import Clock
+from posttrain.training.caller_objects import CallerObjects, inputs_of
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.report import planned_memory, reward_model_bytes
 from posttrain.training.session import open_session

@@ -10,7 +10,7 @@ from torch import Tensor
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy
 from posttrain.needs import Need
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.training import credited_step
 from posttrain.training.credited_step import CreditedStep, StepGroups, proximal_logprobs
 from tests.support.adapted import LORA, adapted_policy

@@ -11,10 +11,10 @@ import pytest
 from posttrain.config import Config, load_recipe
 from posttrain.errors import RunError, UserError
 from posttrain.options.tracker import TrackerOptions
+from posttrain.runs import tracker as module
 from posttrain.runs.reports import EndReport, StepReport
-from posttrain.runs.trackers import tracker as module
-from posttrain.runs.trackers.tracker import SERVICES, Tracker, require_trackers
-from posttrain.runs.trackers.tracker_services import TrackedRun
+from posttrain.runs.tracker import SERVICES, Tracker, require_trackers
+from posttrain.runs.tracker_services import TrackedRun
 
 
 class Service:

@@ -9,7 +9,7 @@ import torch
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
 from posttrain.rewards.grading.answers import ProcessReward
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
 from posttrain.training.collector import CollectedStep
 from posttrain.training.warm_start import require_earlier_rollouts, require_known_tokens, warm_start

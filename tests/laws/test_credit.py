@@ -19,7 +19,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import KlTerm, policy_term
 from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.behaviours.behaviour_reader import BehaviourReader
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.training.credited_step import CreditedStep
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.rl import step_report

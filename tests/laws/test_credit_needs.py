@@ -16,7 +16,7 @@ from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.errors import RunError, UserError
 from posttrain.needs import CREDIT_NEEDS, NEED_OF
 from posttrain.options.critic import CriticOptions
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.training.credited_step import PROVIDERS
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.teacher import Teacher

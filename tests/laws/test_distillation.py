@@ -19,7 +19,7 @@ from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, sample
 from posttrain.models.policy import Policy
 from posttrain.needs import Need
 from posttrain.records import Group
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.training.reference import FrozenCopy, UncopiedPolicy
 from posttrain.training.teacher import Teacher
 from posttrain.training.update import Objective, group_logprobs

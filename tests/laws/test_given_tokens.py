@@ -25,7 +25,7 @@ from posttrain.models.logprobs import distribution_kl
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.shared_prompt.decoder import Decoder
 from posttrain.records import Group, Rollout
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.metrics import step_metrics, step_tokens
 from posttrain.training.reference import FrozenCopy

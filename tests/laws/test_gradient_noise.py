@@ -14,7 +14,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Finish, Grades, Group, Rollout, TokenSequence
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.variance import (

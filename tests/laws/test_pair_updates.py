@@ -23,8 +23,8 @@ from posttrain.training.dpo.pair_update import (
 )
 from posttrain.training.fit import learn
 from posttrain.training.fit_session import FitSession
-from posttrain.training.pair_microbatches import pair_microbatches
 from posttrain.training.reference import EarlierAdapter, FrozenCopy
+from posttrain.training.reward_model.pair_microbatches import pair_microbatches
 from tests.support.adapted import adapted_policy, fill
 from tests.support.pairs import dpo_session, one_row_at_a_time, rounds_session, some_pairs
 from tests.support.tiny import flat_gradient, relative_distance, through_its_own_forward, tiny_policy, twin

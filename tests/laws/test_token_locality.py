@@ -13,11 +13,11 @@ from torch import Tensor
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.algorithms.terms import LossTerm, TokenView
+from posttrain.algorithms.token_locality import LocalityCheck
 from posttrain.cli import main
 from posttrain.errors import UserError
 from posttrain.needs import Need
-from posttrain.runs.clock import Clock
-from posttrain.training.caller.token_locality import LocalityCheck
+from posttrain.runs.progress import Clock
 from tests.support.runs import save_tiny_model, tiny_recipe
 from tests.support.stages import stages_with
 from tests.support.tiny import weights

@@ -12,7 +12,7 @@ from posttrain.models.policy import Policy
 from posttrain.options.teacher import TeacherOptions
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Grades
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.reference import UncopiedPolicy

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from posttrain.records import Group
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.training.collector import no_journal
 from posttrain.training.session import open_session
 from posttrain.training.update_metrics import update_metrics

@@ -28,7 +28,7 @@ from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import SftOptions, UpdateOptions
 from posttrain.records import Example, Prompt, TokenSequence
 from posttrain.rewards.grading.grade import reward_function
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.runs.summary import peak_memory_bytes
 from posttrain.tasks.base import Task
 from posttrain.training.collector import Collector, CollectorSettings, no_journal

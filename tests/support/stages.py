@@ -11,7 +11,7 @@ from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Prompt
 from posttrain.rewards.grading.grade import OnError, reward_function
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.tasks.base import Task
 from posttrain.training.collector import CollectedStep, Collector, CollectorSettings, no_journal
 from posttrain.training.credited_step import CreditedStep

@@ -11,7 +11,7 @@ from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
 from posttrain.rewards.reward_registry import load_reward
-from posttrain.runs.named_inputs import NamedInput, model_at, named_options
+from posttrain.runs.named_inputs import NamedInput, named_model, named_options
 from posttrain.runs.run_folder import CONTENTS
 from posttrain.tasks.row_files.rows import files_of, is_on_hub, near_file
 
@@ -56,8 +56,8 @@ def require_rewards(config: Any) -> None:
 def warm_start_inputs(config: Any) -> Iterator[NamedInput]:
     """The folder that a critic's head starts from, which need not be that of a whole model."""
     critic = config.algorithm.get("critic") if isinstance(config, Config) else None
-    if isinstance(critic, Mapping) and critic.get("warm_start"):
-        yield model_at("algorithm.critic.warm_start", str(critic["warm_start"]))
+    if isinstance(critic, Mapping):
+        yield from named_model("algorithm.critic.warm_start", str(critic.get("warm_start", "")))
 
 
 def require_there(named: NamedInput) -> None:

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
         traced,
     )
     from posttrain.commands.tracing.traced_run import traced_run
-    from posttrain.training.caller.caller_objects import CallerObjects
+    from posttrain.training.caller_objects import CallerObjects
     from posttrain.training.session import open_session
 
     algorithm, crediting = build_algorithm(config.algorithm), NO_RUN

@@ -20,8 +20,8 @@ from posttrain.irl_runs.irl_progress import IrlProgress
 from posttrain.irl_runs.measures import demonstrated_visits, expected_visits, policy_measures
 from posttrain.irl_runs.methods import RecoveredReward, fit_reward, least_gap, linear_reward
 from posttrain.irl_runs.worlds import World, make_world
-from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
+from posttrain.runs.progress import Clock
 from posttrain.runs.summary import peak_memory_bytes
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
-"""Checkpoints: everything the next step reads, so that a resumed run gives the bits of one that never stopped.
+"""Checkpoints: everything the next step reads, so that a resumed run computes the same bits.
 
     checkpoints/step-000012/
         policy.safetensors, optimizer.safetensors ...    named tensors; no pickle, nothing that can run code
-        state.json                                       whatever else the next step reads
+        state.json                                       other state of the next step
         config.yaml                                      the recipe that it was made with
         manifest.json                                    size and SHA-256 of each file and of itself: see manifest.py
 
@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from posttrain.errors import RunError, UserError
 from posttrain.runs.files import TEMPORARY, sync_folder, write_atomically, writing
@@ -28,7 +27,6 @@ from posttrain.runs.manifest import FILE as MANIFEST
 from posttrain.runs.manifest import (
     RECIPE,
     DamageError,
-    Manifest,
     damage,
     manifest_bytes,
     read_manifest,
@@ -37,9 +35,8 @@ from posttrain.runs.manifest import (
     saved_steps,
     sha256,
 )
+from posttrain.runs.tensor_state import Tensors
 from posttrain.runs.threads import ThreadClaim
-
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +48,11 @@ class Checkpoint:
     tensors: Mapping[str, Tensors]
     """File stem -> named tensors, on the CPU."""
     state: Mapping[str, object]
-    """What `save` was given, after a passage through JSON: tuples are lists, floats keep their bits."""
+    """As saved, through JSON: tuples are lists, floats keep their bits."""
     made_with: Mapping[str, object]
-    """`threads`, `torch` and `cpu`: what the bits of a resumed run depend on besides the checkpoint."""
+    """`threads`, `torch` and `cpu`, on which the bits of a resumed run depend."""
     recipe: str = ""
-    """The text of config.yaml when it was made; empty in those of earlier versions."""
+    """The text of config.yaml; empty in checkpoints of earlier versions."""
 
 
 def save(
@@ -67,10 +64,10 @@ def save(
     score: float | None = None,
     recipe: str = "",
 ) -> Path:
-    """Save a step; when this returns it is on the disk, and until then the ones before it are.
+    """Save a step; when this returns it is on the disk, and until then the earlier ones are.
 
-    `score` (higher is better) is what `prune` keeps the best of, `recipe` the text of the run's config.  A step that is
-    already saved and undamaged is left as it is: the same step of the same run has the same bits.
+    `prune` keeps those with the best `score` (higher is better); `recipe` is the text of the run's config.  An
+    undamaged checkpoint of the step stays: the same step of the same run has the same bits.
     """
     path = folder / f"step-{step:06d}"
     temporary = folder / (TEMPORARY + path.name)
@@ -87,31 +84,31 @@ def save(
             temporary.rename(path)
             sync_folder(folder)
         finally:
-            remove(temporary)  # of a failed attempt: it may be what fills the disk
+            remove(temporary)  # a failed attempt may be what fills the disk
     return path
 
 
 def write_files(path: Path, tensors: Mapping[str, Tensors], state: Mapping[str, object], recipe: str) -> None:
-    """Fill a checkpoint's folder, but for the manifest."""
+    """Fill a checkpoint's folder, except for the manifest."""
     for stem, named in tensors.items():
         file = path / f"{stem}.safetensors"
         save_file({name: tensor.detach().contiguous() for name, tensor in named.items()}, file)
-        sync_file(file)
+        with file.open("rb+") as content:
+            os.fsync(content.fileno())
     write_atomically(path / "state.json", json.dumps(dict(state), allow_nan=False).encode())
     if recipe:
         write_atomically(path / RECIPE, recipe.encode())
 
 
 def write_manifest(path: Path, step: int, score: float | None) -> None:
-    """Write the manifest of all that a folder holds so far."""
     files = {file.name: {"sha256": sha256(file), "bytes": file.stat().st_size} for file in sorted(path.iterdir())}
     write_atomically(path / MANIFEST, manifest_bytes(step, score, environment(), files))
 
 
 def load_latest(folder: Path, *, command: str = "rl") -> Checkpoint | None:
-    """The newest checkpoint, or None where none was finished.  `command` is the one that messages say to go on with.
+    """The newest checkpoint, or None where none was finished; `command` resumes the run, for messages.
 
-    A damaged one is an error and not a reason to take an older one silently: that would give up steps unasked.
+    A damaged one is an error: taking an older one silently would lose steps.
     """
     steps = saved_steps(folder)
     return load_step(folder, max(steps), command=command) if steps else None
@@ -121,47 +118,42 @@ def load_step(folder: Path, step: int, *, command: str = "rl") -> Checkpoint:
     """The checkpoint of a step.  Raises UserError where there is none, RunError where it is damaged."""
     steps = saved_steps(folder)
     if step not in steps:
-        there = f"There are those of steps {', '.join(map(str, steps))}." if steps else "There is none at all."
+        there = f"Choose one of {', '.join(map(str, steps))}." if steps else "It holds none: start the run anew."
         raise UserError(f"from_step = {step}: {folder} holds no checkpoint of that step.  {there}")
     try:
         return load_checkpoint(steps[step])
     except DamageError as wrong:
         good = next((each for each in reversed(steps) if each < step and not damage(steps[each])), None)
         remedy = (
-            f"The last good checkpoint is {steps[good]}.  To go on from it, giving up what came after:\n"
+            f"The last good checkpoint is {steps[good]}.  To resume from it and lose later steps:\n"
             f"    {resume_command(folder.parent, command)} --from-step {good}\n"
             f"in Python: train(config, resume=True, from_step={good})"
             if good is not None
-            else "No earlier checkpoint of this run is good: start it anew by run.overwrite = true (--run.overwrite)."
+            else "No earlier checkpoint is good: start the run anew with run.overwrite = true (--run.overwrite)."
         )
         raise RunError(f"{wrong}.  {remedy}") from wrong
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint.  Raises DamageError where a file is not as it was written; what else is there is not read."""
+    """Read a checkpoint's listed files.  Raises DamageError where one is not as it was written."""
     manifest = read_manifest(path)
     require_undamaged(path, manifest)
-    with reading(path):
-        return checkpoint_in(path, manifest)
-
-
-def checkpoint_in(path: Path, manifest: Manifest) -> Checkpoint:
-    """What is in a checkpoint's folder, which is as its manifest says."""
     stems = [name.removesuffix(".safetensors") for name in manifest.files if name.endswith(".safetensors")]
-    return Checkpoint(
-        step=manifest.step,
-        path=path,
-        tensors={stem: load_file(path / f"{stem}.safetensors") for stem in stems},
-        state=json.loads((path / "state.json").read_bytes()),
-        made_with=manifest.made_with,
-        recipe=(path / RECIPE).read_text(encoding="utf-8") if RECIPE in manifest.files else "",
-    )
+    with reading(path):
+        return Checkpoint(
+            step=manifest.step,
+            path=path,
+            tensors={stem: load_file(path / f"{stem}.safetensors") for stem in stems},
+            state=json.loads((path / "state.json").read_bytes()),
+            made_with=manifest.made_with,
+            recipe=(path / RECIPE).read_text(encoding="utf-8") if RECIPE in manifest.files else "",
+        )
 
 
 def forget_after(folder: Path, step: int) -> list[int]:
-    """Remove the checkpoints of later steps, damaged or not; returns which they were.
+    """Remove the checkpoints of later steps, damaged or not, and return the steps.
 
-    On the disk when this returns: a run that is resumed must never find them again beside journals that were cut.
+    On the disk when this returns: a resumed run must never find them again next to journals that were cut.
     """
     later = [each for each in saved_steps(folder) if each > step]
     with writing(folder, folder.parent):
@@ -173,7 +165,7 @@ def forget_after(folder: Path, step: int) -> list[int]:
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint.  Renamed first: a kill half-way through must not leave a step-N that looks finished."""
+    """Rename a checkpoint, then remove it: a kill half-way must not leave a step-N that looks finished."""
     doomed = path.with_name(TEMPORARY + path.name)
     remove(doomed)
     path.rename(doomed)
@@ -183,7 +175,7 @@ def discard(path: Path) -> None:
 def prune(folder: Path, *, keep_last: int, keep_best: int = 0) -> list[str]:
     """Remove all but the newest `keep_last` (at least 1) and the `keep_best` with the highest scores.
 
-    One whose manifest is damaged counts as none of these and stays, for whoever may mend it; returns what is wrong.
+    One with a damaged manifest is not counted and stays, since it may be repaired; returns the damage.
     """
     assert keep_last >= 1, "a run that keeps no checkpoint cannot be resumed"
     steps, wrong = saved_steps(folder), []
@@ -204,7 +196,7 @@ def prune(folder: Path, *, keep_last: int, keep_best: int = 0) -> list[str]:
 
 
 def environment() -> dict[str, object]:
-    """What floating-point results depend on besides the program: the order of sums follows threads and CPU kernels."""
+    """What floating-point results depend on besides the program: threads and CPU kernels order the sums."""
     return {
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -213,39 +205,29 @@ def environment() -> dict[str, object]:
 
 
 def restore_threads(checkpoint: Checkpoint, threads: ThreadClaim) -> list[str]:
-    """Compute with as many threads as the checkpoint was made with; returns notes on why bits may still differ.
-
-    `threads` is what the session needs so far; from here on it needs that number.
-    """
+    """Compute with as many threads as the checkpoint was made with; returns notes on why bits may still differ."""
     recorded = int(str(checkpoint.made_with["threads"]))
     if threads.count not in (0, recorded):
         raise UserError(
-            f"run.threads = {threads.count}, but {checkpoint.path} was made with {recorded} threads, and other sums"
-            f" would not give the same bits.  Resume with run.threads = {recorded} or leave it out."
+            f"run.threads = {threads.count}, but {checkpoint.path} was made with {recorded} threads: the bits would"
+            f" differ.  Set run.threads = {recorded}, or leave it out."
         )
     threads.take(recorded, f"{checkpoint.path} was made with {recorded} threads")
     now = environment()
     if now["threads"] != recorded:
         raise RunError(
-            f"{checkpoint.path} was made with {recorded} threads, but torch takes only {now['threads']} here.  "
-            "Look for a limit such as OMP_THREAD_LIMIT in the environment."
+            f"{checkpoint.path} was made with {recorded} threads, but torch takes only {now['threads']} here.  Remove a"
+            " limit such as OMP_THREAD_LIMIT from the environment."
         )
     return [
-        f"{name} is {now[name]} here and was {checkpoint.made_with[name]} when the checkpoint was made: "
-        "the run continues, but its bits may differ from an uninterrupted one"
+        f"{name} is {now[name]} here, and was {checkpoint.made_with[name]} when the checkpoint was made: bits may"
+        " differ from those of an uninterrupted run"
         for name in ("torch", "cpu")
         if now[name] != checkpoint.made_with[name]
     ]
 
 
-def sync_file(file: Path) -> None:
-    """Return once a file that somebody else wrote is on the disk."""
-    with file.open("rb+") as content:
-        os.fsync(content.fileno())
-
-
 def remove(path: Path) -> None:
-    """Remove what is there under a name, if anything is."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

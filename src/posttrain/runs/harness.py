@@ -24,17 +24,16 @@ from posttrain.errors import RunError, UserError
 from posttrain.options.training import CheckpointOptions, RunOptions
 from posttrain.runs import checkpoint
 from posttrain.runs.checkpoint import Checkpoint
-from posttrain.runs.clock import Clock
 from posttrain.runs.folder import saved_recipe
 from posttrain.runs.interruption import NOTHING_KEPT, Interruption, interruptible, stopped_with_a_word, what_is_kept
 from posttrain.runs.manifest import empty_steps, saved_steps
-from posttrain.runs.progress import Progress
+from posttrain.runs.progress import Clock, Progress
 from posttrain.runs.reports import BeginReport, CheckpointReport, EndReport, EvaluationReport, Metrics, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.same_recipe import require_same_recipe
 from posttrain.runs.tensor_state import Tensors
 from posttrain.runs.threads import ThreadClaim
-from posttrain.runs.trackers.tracker import Trackers
+from posttrain.runs.tracker import Trackers
 from posttrain.runs.watchers import (
     Alarms,
     CheckpointWriter,

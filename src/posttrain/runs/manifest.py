@@ -1,11 +1,11 @@
-"""The manifest of a checkpoint: what its folder must hold, with the hashes that show what was damaged since.
+"""The manifest of a checkpoint: the files of its folder, with hashes that reveal damage.
 
     {"format": 2, "step": 12, "score": null, "made_with": {"threads": 2, "torch": "2.13.0", "cpu": "AVX512"},
      "files": {"state.json": {"sha256": "9f86d0...", "bytes": 1520}, ...},
      "sha256": "d7a8fb..."}
 
-The last is the hash of all the rest, as JSON with sorted keys and without spaces.  Format 1, of earlier versions, lacks
-it and is read all the same.  Torch-free.
+The last is the hash of the rest, as JSON with sorted keys and without spaces.  Format 1, of earlier versions, lacks it
+and is supported.  Torch-free.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ NAME = re.compile(r"step-(\d{6,})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a manifest says, found to be as it was written."""
+    """The content of an undamaged manifest."""
 
     step: int
     score: float | None
@@ -40,12 +40,12 @@ class Manifest:
 
 
 class DamageError(Exception):
-    """A checkpoint is not as it was written; the message says which file, and what is wrong with it."""
+    """A checkpoint is not as it was written; the message names the file and the fault."""
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusal to read or list `path` into an error that names it."""
+    """Turn an OSError for `path` into a message that names it."""
     try:
         yield
     except OSError as error:
@@ -53,17 +53,15 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def saved_steps(folder: Path) -> dict[int, Path]:
-    """Finished checkpoints by step; what is unfinished or empty, and what somebody else put there, is passed over."""
+    """Finished checkpoints by step; unfinished, empty and foreign folders are skipped."""
     return {step: path for step, path in step_folders(folder).items() if not is_empty(path)}
 
 
 def empty_steps(folder: Path) -> dict[int, Path]:
-    """Folders with the name of a checkpoint and nothing in them, by step."""
     return {step: path for step, path in step_folders(folder).items() if is_empty(path)}
 
 
 def step_folders(folder: Path) -> dict[int, Path]:
-    """Folders with the name of a checkpoint, by step."""
     with reading(folder):
         found = ((NAME.fullmatch(path.name), path) for path in folder.glob("step-*"))
         steps = {int(name[1]): path for name, path in found if name and path.is_dir()}
@@ -71,7 +69,7 @@ def step_folders(folder: Path) -> dict[int, Path]:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a folder is seen to hold nothing; of one that cannot be looked into its manifest will tell."""
+    """Whether a folder is empty; False where it cannot be listed, since reading its manifest says why."""
     with reading(folder):
         return os.access(folder, os.R_OK | os.X_OK) and not os.listdir(folder)
 
@@ -79,13 +77,11 @@ def is_empty(folder: Path) -> bool:
 def manifest_bytes(
     step: int, score: float | None, made_with: Mapping[str, object], files: Mapping[str, Mapping[str, object]]
 ) -> bytes:
-    """The content of a manifest."""
     content = {"format": FORMAT, "step": step, "score": score, "made_with": made_with, "files": files}
     return json.dumps({**content, "sha256": content_hash(content)}, indent=2).encode()
 
 
 def content_hash(content: Mapping[str, object]) -> str:
-    """SHA-256 of JSON data, however its text is laid out."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -93,13 +89,11 @@ def read_manifest(path: Path) -> Manifest:
     """The manifest in the folder of a checkpoint.  Raises DamageError where it is not as it was written."""
     file = path / FILE
     try:
-        text = file.read_bytes()
+        return manifest_from(file.read_bytes(), path.name)
     except OSError as error:
         raise DamageError(f"{file}: missing or not readable, so the checkpoint cannot be trusted") from error
-    try:
-        return manifest_from(text, path.name)
     except DamageError as wrong:
-        raise DamageError(f"{file}: {wrong}") from wrong
+        raise DamageError(f"{file}: damaged: {wrong}") from wrong
 
 
 def manifest_from(text: bytes, name: str) -> Manifest:
@@ -107,40 +101,35 @@ def manifest_from(text: bytes, name: str) -> Manifest:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DamageError("damaged: not readable as a manifest, so the checkpoint cannot be trusted") from error
-    wrong = fault(content, name)
-    if wrong:
-        raise DamageError(f"damaged: {wrong}")
-    return Manifest(
-        step=content["step"], score=content["score"], made_with=content["made_with"], files=content["files"]
-    )
+        raise DamageError("not readable as a manifest, so the checkpoint cannot be trusted") from error
+    if wrong := fault(content, name):
+        raise DamageError(wrong)
+    return Manifest(**{name: content[name] for name in ("step", "score", "made_with", "files")})
 
 
 def fault(content: object, name: str) -> str | None:
-    """What keeps JSON data from being the manifest of the checkpoint of that name."""
+    """Why JSON data is not the manifest of the checkpoint of that name, or None."""
     if not isinstance(content, dict):
         return f"{type(content).__name__} in place of an object"
     if content.get("format") not in (FORMAT, WITHOUT_HASH):
-        return f"format = {content.get('format')!r:.40}; this version reads {WITHOUT_HASH} and {FORMAT}"
+        return f"format = {content.get('format')!r:.40}; this version supports {WITHOUT_HASH} and {FORMAT}"
     if content["format"] == FORMAT:
         rest = {key: value for key, value in content.items() if key != "sha256"}
         if content.get("sha256") != content_hash(rest):
-            return "its content does not have the SHA-256 that it says it has"
+            return "its content does not match its SHA-256"
     step, score, made_with, files = (content.get(key) for key in ("step", "score", "made_with", "files"))
-    # What follows is all that a manifest of format 1 can be held to.
     if type(step) is not int or f"step-{step:06d}" != name:
         return f"step = {step!r:.40} in the folder {name}"
     if score is not None and type(score) not in (int, float):
-        return f"score = {score!r:.40} is no number"
+        return f"score = {score!r:.40} is not a number"
     if not is_environment(made_with):
         return f"made_with = {made_with!r:.80} lacks threads, torch or cpu"
     if "score" not in content or not isinstance(files, dict) or not all(map(is_listing, files, files.values())):
-        return "it lacks `score`, or the size and hash of a file"
+        return "`score`, or the size or hash of a file, is missing"
     return None
 
 
 def is_environment(made_with: object) -> bool:
-    """Whether this says what the bits of a resumed run depend on."""
     return (
         isinstance(made_with, dict)
         and type(made_with.get("threads")) is int
@@ -150,7 +139,6 @@ def is_environment(made_with: object) -> bool:
 
 
 def is_listing(name: str, written: object) -> bool:
-    """Whether this is the size and hash of a file of the folder."""
     return (
         name == Path(name).name
         and isinstance(written, dict)
@@ -160,7 +148,7 @@ def is_listing(name: str, written: object) -> bool:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None when each is as it was written."""
+    """The first fault of a checkpoint's files, or None."""
     try:
         require_undamaged(path, read_manifest(path))
     except DamageError as wrong:
@@ -174,16 +162,13 @@ def require_undamaged(path: Path, manifest: Manifest) -> None:
         file = path / name
         if not file.is_file():
             raise DamageError(f"{file}: missing, but {FILE} lists it")
-        if file.stat().st_size != written["bytes"]:
-            size = file.stat().st_size
+        if (size := file.stat().st_size) != written["bytes"]:
             raise DamageError(f"{file}: damaged: {size} bytes, where {FILE} says {written['bytes']}")
         with reading(file):
-            digest = sha256(file)
-        if digest != written["sha256"]:
-            raise DamageError(f"{file}: damaged: its SHA-256 is not the one in {FILE}")
+            if sha256(file) != written["sha256"]:
+                raise DamageError(f"{file}: damaged: its SHA-256 is not the one in {FILE}")
 
 
 def sha256(file: Path) -> str:
-    """Hash of a file's content, in hexadecimal."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,13 +1,13 @@
-"""The files that a recipe names, models, rows and code, each with a digest of its content.  Torch-free.
+"""Files, models, rows and code that a recipe names, each with a digest of its content.  Torch-free.
 
-A file that cannot be read has no digest, and is an error: it could become anything unnoticed.  The one exception is a
-data set of the hub while the hub does not answer.
+Something named that cannot be read is an error, since any change would go unnoticed.  The one exception is a data set
+of the hub while the hub does not answer.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from posttrain.binding import code_files, digest_of
 from posttrain.config.kinds import AnyConfig
@@ -19,10 +19,21 @@ from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.row_source import RowSourceOptions
-from posttrain.runs.input_digests import rows_input
-from posttrain.runs.run_inputs import MODEL, RunInput, RunInputs, began_with, changed_inputs
+from posttrain.runs.run_inputs import (
+    MODEL,
+    RunInput,
+    RunInputs,
+    began_with,
+    class_name,
+    differences,
+    rows_input,
+    sha256_of,
+)
 from posttrain.tasks.row_files.generator_rows import generator_digest
 from posttrain.tasks.row_files.rows import is_on_hub, rows_digest
+
+if TYPE_CHECKING:
+    from posttrain.models.policy import Policy
 
 Rows = Iterable[object]
 REPLACED = {
@@ -33,7 +44,9 @@ REPLACED = {
     "policy": ("model.path", "model.chat_template"),
     "algorithm": ("algorithm.path",),
 }
-"""Object of a caller -> how the options begin that it takes the place of."""
+"""Object of a caller -> prefixes of the options that it replaces."""
+SOME_WEIGHTS = 64
+"""Numbers of each parameter that tell two policies of one shape apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +56,8 @@ class NamedInput:
     option: str
     kind: Literal["code", "file", "rows", "generator", "model"]
     path: str
-    rows: RowSourceOptions | None = None
+    revision: str = ""
+    """Of rows on the hub."""
     model: ModelOptions | None = None
 
 
@@ -53,56 +67,45 @@ def named_options(config: AnyConfig) -> Iterator[NamedInput]:
         return
     if isinstance(config.task, DatasetOptions):
         yield from rows_of_task(config.task)
-    elif isinstance(config.task, Mapping):
-        yield NamedInput(option="task.path", kind="code", path=str(config.task["path"]))
-    if isinstance(engine := getattr(config, "engine", None), Mapping):
-        yield NamedInput(option="engine.path", kind="code", path=str(engine["path"]))
+    for section in ("task", "engine", "algorithm"):
+        content = getattr(config, section, None)
+        if isinstance(content, Mapping) and content.get("path"):
+            yield NamedInput(option=f"{section}.path", kind="code", path=str(content["path"]))
     if isinstance(config.model, ModelOptions):
-        yield from files_of_model(config.model)
+        yield NamedInput(option=MODEL, kind="model", path=config.model.path, model=config.model)
+        yield from named_file("model.chat_template", config.model.chat_template)
     for index, reward in enumerate(getattr(config, "rewards", ())):
         yield from files_of_reward(f"rewards[{index}]", reward)
-    if isinstance(config, CollectConfig) and isinstance(judge := config.judge, LlmJudgeOptions) and judge.principles:
-        yield NamedInput(option="judge.principles", kind="file", path=judge.principles)
+    if isinstance(config, CollectConfig) and isinstance(config.judge, LlmJudgeOptions):
+        yield from named_file("judge.principles", config.judge.principles)
     if isinstance(config, Config):
-        yield from files_of_algorithm(config)
-        if config.behaviours.file:
-            yield NamedInput(option="behaviours.file", kind="file", path=config.behaviours.file)
+        for part, name in (("teacher", "model"), ("critic", "path")):
+            options = config.algorithm.get(part)
+            if isinstance(options, Mapping):
+                yield from named_model(f"algorithm.{part}.{name}", str(options.get(name, "")))
+        yield from named_model("reference.path", config.reference.path)
+        yield from named_file("behaviours.file", config.behaviours.file)
 
 
-def files_of_algorithm(config: Config) -> Iterator[NamedInput]:
-    """The algorithm of the user's, and the models that it names."""
-    if path := config.algorithm.get("path"):
-        yield NamedInput(option="algorithm.path", kind="code", path=str(path))
-    for part, name in (("teacher", "model"), ("critic", "path")):
-        options = config.algorithm.get(part)
-        if isinstance(options, Mapping) and options.get(name):
-            yield model_at(f"algorithm.{part}.{name}", str(options[name]))
-    if config.reference.path:
-        yield model_at("reference.path", config.reference.path)
+def named_file(option: str, path: str) -> Iterator[NamedInput]:
+    if path:
+        yield NamedInput(option=option, kind="file", path=path)
+
+
+def named_model(option: str, path: str) -> Iterator[NamedInput]:
+    """A model besides the one that is trained."""
+    if path:
+        yield NamedInput(option=option, kind="model", path=path, model=ModelOptions(path=path))
 
 
 def files_of_reward(where: str, reward: RewardOptions) -> Iterator[NamedInput]:
     """The code or the models of an item of a recipe's `rewards`."""
     if reward.path:
         yield NamedInput(option=f"{where}.path", kind="code", path=reward.path)
-    if reward.model:
-        yield model_at(f"{where}.model", reward.model)
+    yield from named_model(f"{where}.model", reward.model)
     for place, each in enumerate(reward.ensemble):
-        yield model_at(f"{where}.ensemble[{place}]", each)
-    if reward.chat_template:
-        yield NamedInput(option=f"{where}.chat_template", kind="file", path=reward.chat_template)
-
-
-def files_of_model(model: ModelOptions) -> Iterator[NamedInput]:
-    """The model that is trained, and its chat template."""
-    yield NamedInput(option=MODEL, kind="model", path=model.path, model=model)
-    if model.chat_template:
-        yield NamedInput(option="model.chat_template", kind="file", path=model.chat_template)
-
-
-def model_at(option: str, path: str) -> NamedInput:
-    """Another model."""
-    return NamedInput(option=option, kind="model", path=path, model=ModelOptions(path=path))
+        yield from named_model(f"{where}.ensemble[{place}]", each)
+    yield from named_file(f"{where}.chat_template", reward.chat_template)
 
 
 def rows_of_task(task: DatasetOptions) -> Iterator[NamedInput]:
@@ -114,28 +117,22 @@ def rows_of_task(task: DatasetOptions) -> Iterator[NamedInput]:
     }
     for option, rows in of_option.items():
         if rows.path not in ("", BUNDLED_PROGRAMS):
-            yield NamedInput(option=option, kind="rows", path=rows.path, rows=rows)
+            yield NamedInput(option=option, kind="rows", path=rows.path, revision=rows.revision)
         if rows.generator:
             where = option.removesuffix("path") + "generator"
             yield NamedInput(option=where, kind="generator", path=f"{rows.generator} of reasoning-gym")
 
 
-def read_all(named: Iterable[NamedInput], objects: Iterable[str] = ()) -> dict[str, RunInput]:
-    """All that options name, but for those in whose place a caller's objects are.
+def named_files(config: AnyConfig) -> dict[str, RunInput]:
+    """Everything that a recipe names, by option.  Raises UserError for what is missing."""
+    return read_all(named_options(config))
 
-    Raises UserError for what is not there.
-    """
-    unused = tuple(prefix for name in objects for prefix in REPLACED.get(name, ()))
+
+def read_all(named: Iterable[NamedInput]) -> dict[str, RunInput]:
     found: dict[str, RunInput] = {}
     for each in named:
-        if not each.option.startswith(unused):
-            found |= read_named_input(each)
+        found |= read_named_input(each)
     return found
-
-
-def named_files(config: AnyConfig) -> dict[str, RunInput]:
-    """All that a recipe names, by option.  Raises UserError for what is not there."""
-    return read_all(named_options(config))
 
 
 def read_named_input(named: NamedInput) -> dict[str, RunInput]:
@@ -149,7 +146,7 @@ def read_named_input(named: NamedInput) -> dict[str, RunInput]:
         case "generator":
             return {option: RunInput(path, generator_digest())}
         case "rows":
-            digest = rows_digest(path, named.rows.revision if named.rows else "")
+            digest = rows_digest(path, named.revision)
             unanswered = not digest and is_on_hub(path)
             return {option: RunInput(path) if unanswered else require_digest(option, path, digest)}
         case "file":
@@ -159,9 +156,9 @@ def read_named_input(named: NamedInput) -> dict[str, RunInput]:
 
 
 def model_files(model: ModelOptions, option: str) -> dict[str, RunInput]:
-    """A model by its files; nothing of a bundled one.
+    """A model by its files; nothing for a bundled one.
 
-    The folder of the model that is trained may have moved: `require_same_model` asks.
+    The folder of the model that is trained may have moved: `require_same_model` checks it.
     """
     if model.is_bundled:
         return {}
@@ -179,33 +176,39 @@ def require_digest(option: str, path: str, digest: str) -> RunInput:
     """A named file or folder with its digest.  Raises UserError where there is none."""
     if not digest:
         raise UserError(
-            f"{option} = {path}: there is nothing here that can be read, so nobody could tell whether it has changed."
-            "  Put it back, or name its place; paths are relative to the folder you run in."
+            f"{option} = {path}: cannot be read, so a change would go unnoticed.  Restore it or give its place;"
+            " paths are relative to the folder you run in."
         )
     return RunInput(path, digest)
 
 
-def inputs_of_rows(
-    model: object, task: object, *, policy: RunInput | None, rows: Rows | None, held_out_rows: Rows | None
+def inputs_of_run(
+    config: AnyConfig,
+    objects: Mapping[str, RunInput],
+    *,
+    rows: Rows | None = None,
+    held_out_rows: Rows | None = None,
+    files: Mapping[str, RunInput] | None = None,
 ) -> RunInputs:
-    """What a run that learns rows is made of: the caller's objects, and files whose place none of them takes.
-
-    A model that is made from nothing, and a task that has no rows, are in the config alone.
-    """
-    objects: dict[str, RunInput] = {} if policy is None else {"policy": policy}
-    objects |= given_rows(rows, held_out_rows)
-    named = [*files_of_model(model)] if isinstance(model, ModelOptions) else []
-    named += rows_of_task(task) if isinstance(task, DatasetOptions) else []
-    return RunInputs(objects=objects, files=read_all(named, objects))
-
-
-def given_rows(rows: Rows | None, held_out_rows: Rows | None) -> dict[str, RunInput]:
-    """The rows that a caller brings."""
+    """The inputs of a run: a caller's objects and rows, and what the recipe names that none of them replaces."""
     given = {"rows": rows, "held_out_rows": held_out_rows}
-    return {name: rows_input(each) for name, each in given.items() if each is not None}
+    objects = {**objects, **{name: rows_input(each) for name, each in given.items() if each is not None}}
+    replaced = tuple(prefix for name in objects for prefix in REPLACED.get(name, ()))
+    named = (each for each in named_options(config) if not each.option.startswith(replaced))
+    return RunInputs(objects=objects, files={**(files or {}), **read_all(named)})
+
+
+def policy_input(policy: "Policy | None", *, name: str = "policy", weighed: bool = False) -> dict[str, RunInput]:
+    """A caller's policy by its shape; `weighed` also by some of its weights, where no checkpoint holds them."""
+    if policy is None:
+        return {}
+    parameters = [*policy.model.parameters()]
+    what = f"{class_name(policy.model)} of {sum(each.numel() for each in parameters)} parameters"
+    some = [each.detach().flatten()[:SOME_WEIGHTS].double().tolist() for each in parameters] if weighed else []
+    return {name: RunInput(what, sha256_of(repr(some)) if weighed else "")}
 
 
 def changed_since(folder: Path, config: AnyConfig) -> list[str]:
-    """What has changed of the files that a recipe names since the run in a folder began by it."""
+    """Changes to the files that a recipe names since the run in a folder began."""
     began = RunInputs(files=began_with(folder).files)
-    return changed_inputs(began, RunInputs(files=named_files(config))) if began.files else []
+    return differences(began, RunInputs(files=named_files(config)))[0] if began.files else []

@@ -1,6 +1,7 @@
-"""What a person sees while a run works: a live display in a terminal, plain lines anywhere else."""
+"""A live display of a run in a terminal, plain lines anywhere else; and the time of its stages."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -33,6 +34,27 @@ SPARK = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 32
 PLAIN_SECONDS = 5.0
 """Without a terminal, steps closer together than this share a line; first, last and evaluated steps have their own."""
+
+
+class Clock:
+    """Adds up the wall time of named stages: `with clock("rollout"): ...`."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """Count what happens inside as part of a stage."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] += time.perf_counter() - began
+
+    @property
+    def total(self) -> float:
+        """Seconds of all stages."""
+        return sum(self.seconds.values())
 
 
 class Progress:

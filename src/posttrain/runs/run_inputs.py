@@ -1,76 +1,90 @@
-"""What a run is made of besides its config, so that it is not resumed as another one.
+"""Inputs of a run besides its config; a resume compares them with those that the run began with.
 
     inputs.json    {"objects": {"task": {"is": "Sums (sums)", "sha256": ""}, "rewards[0]": ...},
-                    "files": {"task.path": {"is": "rows.jsonl", "sha256": "9f86d0..."}}, "format": 2}
+                    "files": {"task.path": {"is": "rows.jsonl", "sha256": "9f86d0..."}}, "format": 3}
 
-Objects are what a caller in Python brought, by the argument of `posttrain.train`: see `input_digests`.  Files are what
-the recipe names, by option: see `named_inputs`.  A digest is empty where nothing more is known.  Torch-free.
+Objects come from a caller in Python, by the argument of `posttrain.train`: see `code_input`.  Files are named by the
+recipe, by option: see `named_inputs`.  A digest is empty where the content is unknown.  Torch-free.
 """
 
+import functools
 import hashlib
+import inspect
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import re
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
 
+from posttrain.binding import INSTALLED, code_digest
 from posttrain.errors import RunError, UserError
 from posttrain.options.model import ModelOptions
+from posttrain.schemas import PARSING
 
 FILE = "inputs.json"
 """Its name in a run folder."""
 MODEL = "model.path"
-FORMAT = 2
-"""Since then code is told apart by its source; digests of code from before say nothing."""
-CODE = ("rewards[", "algorithm")
-"""How objects are called whose digests are of code."""
+FORMAT = 3
+"""Earlier formats computed digests of code in other ways: they are not compared."""
+CODE = ("rewards[", "algorithm", "task", "engine")
+"""Prefixes of objects whose digests are of code."""
+STANDARD = Path(sysconfig.get_paths()["stdlib"]).resolve()
+PLAIN = (type(None), bool, int, float, str, bytes)
+SETTINGS = (*PLAIN, re.Pattern, tuple, frozenset)
+"""Globals that count by their value; other objects may change during a run, and count by their class."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInput:
-    """One thing that a run is made of."""
+    """One object, or one file."""
 
     what: str
-    """In words: the kind and name of an object, the path of a file."""
+    """The kind and name of an object, the path of a file."""
     digest: str = ""
-    """SHA-256 of its content; empty where that cannot be had, or does not matter."""
+    """SHA-256 of its content; empty where that is unknown or does not matter."""
 
     def differs(self, other: "RunInput") -> bool:
-        """Whether the other is known to be another one."""
+        """Whether the two are known to differ."""
         known = self.digest != "" and other.digest != ""
         return self.what != other.what or (known and self.digest != other.digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInputs:
-    """All that a run is made of beside its config."""
+    """All inputs of a run besides its config."""
 
     objects: Mapping[str, RunInput] = field(default_factory=dict)
     """By the argument of `posttrain.train`; rewards one by one."""
     files: Mapping[str, RunInput] = field(default_factory=dict)
     """By the option that names them."""
     recipe: str = ""
-    """What the summary says that the config comes from; a run that has no checkpoint yet keeps it here."""
+    """Where the config comes from, for the summary; kept here until there is a checkpoint."""
     changes: tuple[str, ...] = ()
-    """What has become another since the run began, as it was told to whoever accepted it."""
+    """Changes since the run began that its user accepted."""
 
     @property
     def notes(self) -> list[str]:
-        """What to tell of it, in a line or none."""
-        return [f"No longer as it was when the run began: {'; '.join(self.changes)}."] if self.changes else []
+        """A line about the accepted changes, if there are any."""
+        return [f"Changed since the run began: {'; '.join(self.changes)}."] if self.changes else []
 
     def as_json(self) -> str:
         """The content of inputs.json."""
-        content = {
+        content: dict[str, object] = {
             part: {name: {"is": each.what, "sha256": each.digest} for name, each in inputs.items()}
             for part, inputs in (("objects", self.objects), ("files", self.files))
         }
-        changes = {"changes": list(self.changes)} if self.changes else {}
-        recipe = {"recipe": self.recipe} if self.recipe else {}
-        return json.dumps({**content, **recipe, **changes, "format": FORMAT}, indent=2) + "\n"
+        more = {"recipe": self.recipe, "changes": list(self.changes)}
+        content |= {name: value for name, value in more.items() if value}
+        return json.dumps({**content, "format": FORMAT}, indent=2) + "\n"
 
 
 def inputs_from_json(text: str) -> RunInputs:
-    """What `as_json` wrote, also that of an earlier version."""
+    """The inputs that `as_json` of this or an earlier version wrote."""
     content = json.loads(text)
     objects, files = (
         {name: RunInput(each["is"], each["sha256"]) for name, each in content[part].items()}
@@ -82,113 +96,210 @@ def inputs_from_json(text: str) -> RunInputs:
     return RunInputs(objects=objects, files=files, recipe=content.get("recipe", ""), changes=changes)
 
 
-def inputs_in(file: Path) -> RunInputs:
-    """What a run folder's inputs.json says.  Raises RunError where it is not as it was written."""
+def began_with(folder: Path) -> RunInputs:
+    """The inputs that a run began with; none are known of runs of early versions.  Raises RunError for damage."""
+    file = folder / FILE
     try:
-        return inputs_from_json(file.read_text(encoding="utf-8"))
+        return inputs_from_json(file.read_text(encoding="utf-8")) if file.is_file() else RunInputs()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RunError(
-            f"{file}: damaged: it does not say what the run was made of ({type(error).__name__}: {error})."
-            "  Put it back as it was, or delete it: the run is then resumed without a look at what has changed."
+            f"{file}: damaged: the inputs of the run cannot be read ({type(error).__name__}: {error})."
+            "  Restore the file, or delete it to resume without a comparison."
         ) from error
 
 
-def began_with(folder: Path) -> RunInputs:
-    """What the run in a folder was made of; nothing is known of one of an earlier version."""
-    file = folder / FILE
-    return inputs_in(file) if file.is_file() else RunInputs()
-
-
-def require_same_model(folder: Path, began: RunInput | None, now: RunInput | None) -> None:
-    """Refuse a model that is gone from its place, and another one in a place that is named for it."""
-    if began is None or now is None or not began.digest or ModelOptions(path=now.what).hub_name is not None:
-        return
-    here = f"resume {folder}: {MODEL} = {now.what}"
-    if not Path(now.what).is_dir():
-        says = f"{here}: no such folder.  If the model has moved, name its new place, and with the same files"
-        says, file = f"{says} the run goes on:", folder / "config.yaml"
-        raise UserError(
-            f'{says} train(load_recipe("{file}", model={{"path": NEW}}, run={{"folder": "{folder}"}}), resume=True).',
-            command=f"{says} --resume {folder} --{MODEL} NEW.",
-        )
-    if began.what != now.what and began.digest != now.digest:
-        raise UserError(
-            f"{here}: its files are not those that were in {began.what} when the run began, by their names, their sizes"
-            " and the first and last MiB of each.  Name the folder where that model is now, with nothing added to it."
-        )
-
-
 def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -> RunInputs:
-    """Refuse to resume a run with other inputs than its own, or note what is another where that is accepted.
+    """Refuse to resume a run with changed inputs, or note the changes where they are accepted.
 
-    Returns the inputs with the run's changes.  A run of an earlier version has no record of what it was made of.
+    Returns the inputs with the run's changes.  A run of an early version has no inputs.json to compare with.
     """
     if not (folder / FILE).is_file():
         return now
     began = began_with(folder)
-    lacking = {name: each for name, each in began.objects.items() if name not in now.objects}
+    lacking = [f"{name} = {each.what}" for name, each in began.objects.items() if name not in now.objects]
     if lacking:
-        listed = ", ".join(f"{name} = {each.what}" for name, each in lacking.items())
         arguments = ", ".join(f"{name}=..." for name in dict.fromkeys(name.partition("[")[0] for name in began.objects))
         raise UserError(
-            f"resume {folder}: the run was made with objects that this resume lacks: {listed}."
+            f"resume {folder}: the run was made with objects that this resume lacks: {', '.join(lacking)}."
             f"  Resume it from Python: posttrain.train(config, {arguments}, resume=True)."
         )
     require_same_model(folder, began.files.get(MODEL), now.files.get(MODEL))
-    found = changed_inputs(began, now)
-    if found and not accept_changes:
-        says = (
-            f"resume {folder}: {'; '.join(found)}.  A resumed run keeps what it was made of: put that back as it was,"
-        )
-        says += " start another run, or go on with what there is now"
+    changed, noted = differences(began, now)
+    if changed and not accept_changes:
+        says = f"resume {folder}: {'; '.join(changed)}.  Undo the change, start another run, or accept it"
         raise UserError(
             f"{says}: train(config, resume=True, accept_changes=True).", command=f"{says}: --accept-changes."
         )
-    noted = [*remarks(began, now), *found]
-    return replace(
-        now, recipe=began.recipe, changes=(*began.changes, *(each for each in noted if each not in began.changes))
-    )
+    return replace(now, recipe=began.recipe, changes=tuple(dict.fromkeys([*began.changes, *noted, *changed])))
 
 
-def changed_inputs(began: RunInputs, now: RunInputs) -> list[str]:
-    """What is not as it was when the run began; of other paths the config itself tells."""
-    found = []
+def require_same_model(folder: Path, began: RunInput | None, now: RunInput | None) -> None:
+    """Refuse a model folder that is missing, and one in another place with other files."""
+    if began is None or now is None or not began.digest or ModelOptions(path=now.what).hub_name is not None:
+        return
+    here = f"resume {folder}: {MODEL} = {now.what}"
+    if not Path(now.what).is_dir():
+        says = f"{here}: no such folder.  If the model has moved, name its new place"
+        python = f'load_recipe("{folder / "config.yaml"}", model={{"path": NEW}}, run={{"folder": "{folder}"}})'
+        raise UserError(f"{says}: {python}.", command=f"{says}: --resume {folder} --{MODEL} NEW.")
+    if began.what != now.what and began.digest != now.digest:
+        raise UserError(
+            f"{here}: its files differ from those in {began.what} when the run began, by name, size or the first and"
+            " last MiB.  Name the folder that holds the same files."
+        )
+
+
+def differences(began: RunInputs, now: RunInputs) -> tuple[list[str], list[str]]:
+    """What changed since the run began, and what to note: a moved model, and what cannot be compared.
+
+    Other paths are in the config, which is compared elsewhere.
+    """
+    changed, noted = [], []
     for name, each in now.objects.items():
         before = began.objects.get(name)
         if before is None:
-            found.append(f"{name} = {each.what} is given, and the run was made without")
+            changed.append(f"{name} = {each.what} is given, and the run was made without")
         elif each.what != before.what:
-            found.append(f"{name} = {each.what} is given, and the run was made with {before.what}")
+            changed.append(f"{name} = {each.what} is given, and the run was made with {before.what}")
         elif each.differs(before):
-            found.append(f"{name} = {each.what} is not as it was when the run began")
-    for name, before, after in in_both(began.files, now.files):
-        if before.what == after.what and after.differs(before):
-            found.append(f"{name} = {after.what} has changed since the run began")
-    return found
-
-
-def remarks(began: RunInputs, now: RunInputs) -> Iterator[str]:
-    """What to note of inputs: a model in another place, and what the run kept nothing of to compare it with."""
-    for name, before, after in in_both(began.files, now.files):
-        if before.what != after.what and name == MODEL and before.digest == after.digest != "":
-            yield f"{MODEL} = {after.what}, the same files that were in {before.what}"
-        elif before.what == after.what and name != MODEL and "" in (before.digest, after.digest):
-            yield f"{name} = {after.what}, of which the run kept nothing to compare it with"
-    for name, before, after in in_both(began.objects, now.objects):
-        if name.startswith(CODE) and before.what == after.what and not before.digest and after.digest:
-            yield f"{name} = {after.what}, of which the run kept nothing to compare it with"
-
-
-def in_both(began: Mapping[str, RunInput], now: Mapping[str, RunInput]) -> Iterator[tuple[str, RunInput, RunInput]]:
-    """Inputs of one name, as they were and as they are."""
-    return ((name, began[name], now[name]) for name in sorted(began.keys() & now.keys()))
+            changed.append(f"{name} = {each.what} has changed since the run began")
+        elif name.startswith(CODE) and (before.digest == "") != (each.digest == ""):
+            noted.append(f"{name} = {each.what} cannot be compared with what the run began with")
+    for name in sorted(began.files.keys() & now.files.keys()):
+        before, each = began.files[name], now.files[name]
+        if before.what != each.what:
+            if name == MODEL and before.digest == each.digest != "":
+                noted.append(f"{MODEL} = {each.what}, the same files that were in {before.what}")
+        elif each.differs(before):
+            changed.append(f"{name} = {each.what} has changed since the run began")
+        elif name != MODEL and "" in (before.digest, each.digest):
+            noted.append(f"{name} = {each.what} cannot be compared with what the run began with")
+    return changed, noted
 
 
 def sha256_of(text: str) -> str:
-    """The SHA-256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def class_name(value: object) -> str:
     """The name of an object's class, without its module: that of a program depends on how it is started."""
     return type(value).__qualname__
+
+
+# Digests of rows, functions and objects
+
+
+class NoSourceError(Exception):
+    """The source of a function is unknown: it was typed at a prompt, say."""
+
+
+def rows_input(rows: Iterable[object]) -> RunInput:
+    """Rows by their content.  Values that JSON does not know count by their class, apart from arrays and bytes."""
+    digest, listed = hashlib.sha256(), list(rows)
+    for row in listed:
+        text = json.dumps(dict(row) if isinstance(row, Mapping) else row, default=content_of)
+        digest.update(text.encode("utf-8", "surrogatepass"))
+    return RunInput(f"{len(listed)} rows", digest.hexdigest())
+
+
+def content_of(value: Any) -> object:
+    """The content of a value that JSON does not know: of bytes, arrays and tensors; of others the class name."""
+    if isinstance(value, bytes | bytearray):
+        return f"{class_name(value)} {hashlib.sha256(value).hexdigest()}"
+    if hasattr(value, "detach") and hasattr(value, "numpy"):  # a tensor
+        plain = value.detach().cpu().to_dense()
+        return f"{class_name(value)} {value.dtype} {[*value.shape]} {sha256_of(repr(plain.tolist()))}"
+    if not all(hasattr(value, name) for name in ("dtype", "shape", "tobytes", "tolist")):
+        return class_name(value)
+    if value.dtype.hasobject:  # whose bytes are addresses
+        return [class_name(value), [*value.shape], value.tolist()]
+    return f"{class_name(value)} {value.dtype} {[*value.shape]} {hashlib.sha256(value.tobytes()).hexdigest()}"
+
+
+def code_input(what: str, value: object) -> RunInput:
+    """A function, a class, or an object of functions and settings, by its code and its settings.
+
+    Code of a user's module counts by the module's file and the files beside it that it imports.  The file of `__main__`
+    also starts the run and may change: code there counts by its source and by what it reads by name.  Other code counts
+    by its name.  The digest is empty where a function's source is unknown.
+    """
+    texts: list[str] = []
+    seen: list[object] = []
+    unread = [value]
+    try:
+        while unread:
+            each = unread.pop(0)
+            if not any(each is other for other in seen):
+                text, parts = text_and_parts(each)
+                texts.append(text)
+                unread += parts
+                seen += [] if isinstance(each, PLAIN) else [each]
+    except NoSourceError:
+        return RunInput(what)
+    return RunInput(what, sha256_of("\n".join(texts)))
+
+
+def text_and_parts(value: Any) -> tuple[str, list[Any]]:
+    """A value as text that is the same in another process, and the values that it is made of."""
+    wrapped = [value.__wrapped__] if callable(value) and hasattr(value, "__wrapped__") else []
+    match value:
+        case None | bool() | int() | float() | str() | bytes():
+            return repr(value), []
+        case re.Pattern():
+            return f"{value.pattern!r} {value.flags}", []
+        case functools.partial():
+            return "partial", [value.func, value.args, value.keywords]
+        case Mapping():
+            return f"mapping {len(value)}", [*value.keys(), *value.values()]
+        case list() | tuple():
+            return f"list {len(value)}", [*value]
+        case set() | frozenset():
+            return f"set {sorted(repr(each) for each in value if isinstance(each, PLAIN))}", []
+        case MethodType():
+            return class_name(value.__self__), [value.__func__, type(value.__self__)]
+        case ModuleType():
+            return f"{value.__name__} {module_digest(value)}", []
+        case FunctionType():
+            text, parts = code_text(value, value.__globals__.get("__name__") or value.__module__)
+            closure = [each.cell_contents for each in value.__closure__ or () if each != CellType()]
+            filled = (list, dict, set)  # a function may fill these as it runs
+            return text, [*(each for each in closure if not isinstance(each, filled)), *wrapped, *parts]
+        case type():
+            return code_text(value, value.__module__)
+    names = [each.name for each in fields(value)] if is_dataclass(value) else []
+    return f"{class_name(value)} {names}", [type(value), *(getattr(value, name) for name in names), *wrapped]
+
+
+def code_text(code: FunctionType | type, module_name: object) -> tuple[str, list[Any]]:
+    """What identifies a function or class: its name and its module's file, or its source and what that reads."""
+    module = sys.modules.get(str(module_name))
+    if module is not None and module_name != "__main__" and getattr(module, "__file__", None):
+        return f"{code.__qualname__} {module_digest(module)}", []
+    function = code if isinstance(code, FunctionType) else None
+    try:
+        with PARSING:
+            source = inspect.getsource(function.__code__ if function else code)
+            compiled = function.__code__ if function else compile(textwrap.dedent(source), "class", "exec")
+    except (OSError, TypeError, SyntaxError) as error:
+        if function and module_name == "__main__":
+            raise NoSourceError from error
+        return code.__qualname__, []
+    assigned = re.findall(r"\w+", " ".join(re.findall(r"^\s*global (.+)$", source, re.MULTILINE)))
+    scope = function.__globals__ if function else vars(module or sys)
+    read = [scope[name] for name in sorted(names_in(compiled) & scope.keys() - {*assigned})]
+    kept = (*SETTINGS, ModuleType)
+    return source, [each if callable(each) or isinstance(each, kept) else type(each) for each in read]
+
+
+def names_in(code: CodeType) -> set[str]:
+    """All names that code and the functions in it refer to, attributes too."""
+    return {*code.co_names}.union(*(names_in(each) for each in code.co_consts if isinstance(each, CodeType)))
+
+
+def module_digest(module: ModuleType) -> str:
+    """The digest of a user's module and of the files beside it that it imports; empty for ours and installed ones."""
+    if module.__name__.partition(".")[0] == "posttrain" or not getattr(module, "__file__", None):
+        return ""
+    file = Path(str(module.__file__)).resolve()
+    is_users = STANDARD not in file.parents and INSTALLED.isdisjoint(file.parts)
+    return code_digest(file) if is_users else ""

@@ -1,4 +1,4 @@
-"""A run that goes on keeps its recipe: what config.yaml, a flag or Python may not change of it.  Torch-free."""
+"""What config.yaml, a flag or Python may change of a resumed run's recipe.  Torch-free."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ MAY_CHANGE = frozenset(
         "run.keep_token_columns",
     ]
 )
-"""Sections and options that a resumed run may change: how long it goes on and what is kept of it."""
+"""Sections and options that a resumed run may change: its length, and what is kept of it."""
 
 
 def run_recipe(run: Path) -> RecipeLayer:
@@ -33,55 +33,44 @@ def run_recipe(run: Path) -> RecipeLayer:
     require_known_format(run)
     file = run / RECIPE
     if not file.is_file():
-        rule = f"not a run folder, for it has no {RECIPE}.  Name the folder of a run."
+        rule = f"not a run folder: {RECIPE} is missing.  Name the folder of a run."
         raise UserError(f"run.folder = {run}: {rule}", command=f"--resume {run}: {rule}")
     layer = read_recipe(str(file), of_run=True)
     if not layer.sections:
-        raise RunError(f"{file}: empty, so nobody can tell what this run is.  {remedy(run)}.")
+        raise RunError(f"{file}: empty.  {remedy(run)}.")
     return layer
 
 
 def require_same_recipe(run: Path, config: TrainingConfig, made_with: str) -> None:
-    """Refuse to continue a run under another recipe; how long it goes on and what is kept may change.
+    """Refuse to resume a run with another recipe; its length and what is kept of it may change.
 
-    So may the place of the model, whose files must be those that the run began with.  `made_with` is the text of the
-    recipe in the checkpoint; without one config.yaml tells what the run is.
+    The place of the model may change too, if its files are the same.  `made_with` is the text of the recipe in the
+    checkpoint; config.yaml replaces it where there is none.
     """
-    own = build(type(config), [recipe_of_checkpoint(made_with) if made_with else run_recipe(run)], to_run=False)
-    if isinstance(own.model, ModelOptions) and isinstance(config.model, ModelOptions) and same_model(run, config.model):
-        own = replace(own, model=replace(own.model, path=config.model.path))
-    found = list(option_differences(lasting_options(own), lasting_options(config)))
-    if found:
+    began = build(type(config), [recipe_of_checkpoint(made_with) if made_with else run_recipe(run)], to_run=False)
+    if isinstance(began.model, ModelOptions) and isinstance(config.model, ModelOptions):
+        first, now = began_with(run).files.get(MODEL), model_files(config.model, MODEL).get(MODEL)
+        if first is not None and now is not None and first.digest == now.digest != "":
+            began = replace(began, model=replace(began.model, path=config.model.path))
+    if found := option_differences(lasting_options(began), lasting_options(config)):
         raise UserError(
             f"resume {run}: the config differs from the run's own in {'; '.join(found)}."
-            f"  A resumed run keeps its recipe.  {remedy(run)}, or start another run."
+            f"  {remedy(run)}, or start another run."
         )
 
 
 def recipe_of_checkpoint(text: str) -> RecipeLayer:
-    """The recipe that a checkpoint keeps."""
-    return RecipeLayer(where=f"the checkpoint's {RECIPE}", sections=sections(text), run_digest=sha256_of(text))
-
-
-def same_model(run: Path, model: ModelOptions) -> bool:
-    """Whether the files that `model.path` names are known to be those that the run began with, wherever they are."""
-    began, now = began_with(run).files.get(MODEL), model_files(model, MODEL).get(MODEL)
-    return began is not None and now is not None and began.digest == now.digest != ""
-
-
-def sections(text: str) -> Mapping[str, object]:
-    """The sections of a recipe that a run has saved."""
-    read = parse_yaml(text)
-    assert isinstance(read, dict), "a saved recipe is a mapping of sections"
-    return read
+    sections = parse_yaml(text)
+    assert isinstance(sections, dict), "a saved recipe is a mapping of sections"
+    return RecipeLayer(where=f"the checkpoint's {RECIPE}", sections=sections, run_digest=sha256_of(text))
 
 
 def remedy(run: Path) -> str:
-    """Where config.yaml can be had as it was."""
+    """How to restore config.yaml."""
     copies = [path / RECIPE for path in saved_steps(run / "checkpoints").values() if (path / RECIPE).is_file()]
     if not copies:
-        return f"Put {run / RECIPE} back as it was"
-    return f"Put it back as it was: cp {shlex.quote(str(copies[-1]))} {shlex.quote(str(run / RECIPE))}"
+        return f"Restore {run / RECIPE}"
+    return f"Restore it: cp {shlex.quote(str(copies[-1]))} {shlex.quote(str(run / RECIPE))}"
 
 
 def lasting_options(config: AnyConfig, may_change: frozenset[str] = MAY_CHANGE) -> dict[str, object]:
@@ -99,7 +88,7 @@ def option_values(config: AnyConfig) -> dict[str, object]:
 
 
 def leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Every value in nested mappings and lists, with the path that leads to it; what is empty is a value too."""
+    """Every value in nested mappings and lists, with its path; an empty mapping or list is a value too."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from leaves(f"{path}.{name}" if path else name, inner)
@@ -110,39 +99,37 @@ def leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
         yield path, value
 
 
-def option_differences(own: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
-    """What to tell of options that are not the run's own."""
-    for path in [*own, *(path for path in now if path not in own)]:
-        if path not in now:
-            yield f"{path}, which is gone and was {own[path]}"
-        elif path not in own:
-            yield f"{path} = {now[path]}, which was not there"
-        elif own[path] != now[path]:
-            yield f"{path} = {now[path]}, which was {own[path]}"
+def option_differences(began: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """Every option that changed, with both values."""
+    return [
+        f"{path} = {now.get(path, 'missing')}, which was {began.get(path, 'missing')}"
+        for path in dict.fromkeys([*began, *now])
+        if path not in began or path not in now or began[path] != now[path]
+    ]
 
 
 def changed_options(kept: Path, config: AnyConfig) -> list[str]:
-    """What a run's config has otherwise than the recipe file that an earlier one was begun by, option by option.
+    """Options of a run's config that differ from the recipe file that an earlier one was begun with.
 
-    The file is read with the defaults of now: an option that is newer than the file has its default there.  Places
-    beside the run's own folder are told from there, so that all of them may have been moved together.
+    The file is read with today's defaults, which count for options that are newer than the file.  Paths next to the
+    run's folder count relative to its parent, so that all of them may have moved together.
     """
     try:
         earlier: Any = build(type(config), [read_recipe(str(kept), of_run=True)], to_run=False)
     except UserError as error:
         return [f"{error}"]
-    return list(option_differences(placeless(earlier), placeless(config)))
+    return option_differences(placeless(earlier), placeless(config))
 
 
 def placeless(config: Any) -> Mapping[str, object]:
-    """Every option, with the folder that the run's own lies in as `…`."""
-    beside = f"{Path(config.run.folder).parent}/"
+    """Every option, with the parent of the run's folder as `…`."""
+    parent = f"{Path(config.run.folder).parent}/"
     return {
-        option: f"…/{value.removeprefix(beside)}" if isinstance(value, str) and value.startswith(beside) else value
+        option: f"…/{value.removeprefix(parent)}" if isinstance(value, str) and value.startswith(parent) else value
         for option, value in option_values(config).items()
     }
 
 
 def first_changes(changed: list[str]) -> str:
-    """The first few of them, for a message."""
+    """The first three, for a message."""
     return "; ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")

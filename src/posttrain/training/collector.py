@@ -18,7 +18,7 @@ from posttrain.rewards.grading.function import RewardFunction, TrainerState
 from posttrain.rewards.grading.gates import UnscoredRows
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.resources import Resources
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.tasks.base import Task, training_prompts
 
 Journal = Callable[[int, Sequence[Group], Grades], None]

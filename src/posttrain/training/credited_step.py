@@ -19,7 +19,7 @@ from posttrain.models.policy import Policy
 from posttrain.needs import Need
 from posttrain.records import Group
 from posttrain.rewards.process_rewards import process_rewards, with_penalties
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.training.actor_critic_state import NO_STATE, ActorCriticState, after_step, credit_metrics, with_rewards
 from posttrain.training.collector import CollectedStep
 from posttrain.training.critic import Critic, truncated_of

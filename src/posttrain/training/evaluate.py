@@ -10,7 +10,7 @@ from posttrain.generation.engine import Engine
 from posttrain.models.policy import Policy
 from posttrain.runs.progress import Progress
 from posttrain.tasks.base import Task
-from posttrain.training.caller.caller_objects import CallerObjects, Rewards, Rows
+from posttrain.training.caller_objects import CallerObjects, Rewards, Rows
 from posttrain.training.evaluation import full_evaluation, num_completions
 from posttrain.training.session import open_session
 

@@ -16,8 +16,8 @@ from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.threads import claim_threads
-from posttrain.runs.trackers.tracker import require_trackers
-from posttrain.training.caller.caller_objects import StartOptions
+from posttrain.runs.tracker import require_trackers
+from posttrain.training.caller_objects import StartOptions
 from posttrain.training.fit_report import plan_lines, preview_lines, summary_of
 from posttrain.training.fit_session import FitConfig, FitSession, Item
 from posttrain.training.optimizer import apply_gradients, next_rate

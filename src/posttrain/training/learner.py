@@ -7,6 +7,7 @@ from random import Random
 import torch
 
 from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.token_locality import LocalityCheck
 from posttrain.batch import Batch, collate
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import adapter_dropout, drops
@@ -17,10 +18,9 @@ from posttrain.models.policy import Policy
 from posttrain.needs import Need
 from posttrain.options.training import UpdateOptions, require_adapter_decay
 from posttrain.runs.checkpoint import Checkpoint
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.runs.tensor_state import Tensors
 from posttrain.training import actor_critic_state
-from posttrain.training.caller.token_locality import LocalityCheck
 from posttrain.training.collector import CollectedStep
 from posttrain.training.credited_step import CreditedStep, StepModels, credited_step
 from posttrain.training.critic import CRITIC, Critic, trained_groups

@@ -22,7 +22,7 @@ from posttrain.runs.planned_memory import held_by, machine_memory, memory_line, 
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import build_summary
 from posttrain.tasks.dataset import count_text
-from posttrain.training.caller.caller_objects import given_rewards
+from posttrain.training.caller_objects import given_rewards
 from posttrain.training.collector import CollectedStep
 from posttrain.training.critic import save_critic
 from posttrain.training.evaluation import completions_of_run

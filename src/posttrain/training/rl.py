@@ -12,20 +12,19 @@ from posttrain.config import Config
 from posttrain.generation.engine import Engine
 from posttrain.generation.parity import gap_metrics
 from posttrain.models.policy import Policy
-from posttrain.runs.clock import Clock
 from posttrain.runs.folder import interrupted_lines, saved_recipe
 from posttrain.runs.harness import Harness, HarnessOptions
+from posttrain.runs.progress import Clock
 from posttrain.runs.prompt_preview import Reader, first_step_lines
 from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.summary import headline
-from posttrain.runs.trackers.tracker import require_trackers
+from posttrain.runs.tracker import require_trackers
 from posttrain.runs.watchers import SameReward, SamplerGuard, UnscoredSteps, Watcher
 from posttrain.tasks.base import Task
 from posttrain.training import report
-from posttrain.training.caller.caller_inputs import inputs_of
-from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows, StartOptions
+from posttrain.training.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows, StartOptions, inputs_of
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.credited_step import CreditedStep
 from posttrain.training.held_out import held_out_metrics, measure_in_brief, measure_in_full

@@ -31,7 +31,7 @@ from posttrain.runs.summary import LEFT_OUT
 from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.tasks.base import Probe, Task, held_out_prompts, longest_prompts, task_probes, task_rewards
 from posttrain.tasks.task_registry import load_task, require_task
-from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObjects, given_rewards
+from posttrain.training.caller_objects import NOTHING_BROUGHT, CallerObjects, given_rewards
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings

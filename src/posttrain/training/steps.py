@@ -14,7 +14,7 @@ from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.watchers import Watcher
 from posttrain.schemas import did_you_mean
 from posttrain.tasks.base import Task
-from posttrain.training.caller.caller_objects import CallerObjects, Rewards, Rows, StartOptions
+from posttrain.training.caller_objects import CallerObjects, Rewards, Rows, StartOptions
 from posttrain.training.rl import RunSteps, run_steps
 
 

@@ -13,6 +13,7 @@ from posttrain.algorithms import kl
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.losses import ratio_statistics
 from posttrain.algorithms.terms import LossTerm, TokenView, needs_of
+from posttrain.algorithms.token_locality import LocalityCheck
 from posttrain.batch import Batch, CreditedGroups, completions_of
 from posttrain.errors import RunError
 from posttrain.models.adapters.in_force import drops
@@ -23,9 +24,8 @@ from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.needs import Need
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.runs.reports import UpdateTokens
-from posttrain.training.caller.token_locality import LocalityCheck
 from posttrain.training.critic import Critic
 from posttrain.training.optimizer import apply_gradients
 from posttrain.training.reference import Reference

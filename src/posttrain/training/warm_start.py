@@ -8,7 +8,7 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.errors import UserError
 from posttrain.models.policy import Policy
 from posttrain.records import Group
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.runs.rollout_file import read_rollouts, stored_steps
 from posttrain.training.actor_critic_state import EXPLAINED
 from posttrain.training.collector import CollectedStep

@@ -18,13 +18,12 @@ from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
-from posttrain.runs.clock import Clock
+from posttrain.runs.progress import Clock
 from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_inputs import require_same_inputs
-from posttrain.runs.trackers.tracker import require_trackers
+from posttrain.runs.tracker import require_trackers
 from posttrain.tasks.dataset import DatasetTask
-from posttrain.training.caller.caller_inputs import inputs_of
-from posttrain.training.caller.caller_objects import CallerObjects, StartOptions
+from posttrain.training.caller_objects import CallerObjects, StartOptions, inputs_of
 from posttrain.training.collector import CollectedStep
 from posttrain.training.rl import make_ready, to_the_end, train_session
 from posttrain.training.session import Session, open_session

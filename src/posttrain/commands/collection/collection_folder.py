@@ -29,10 +29,9 @@ from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.runs.files import LineJournal, write_atomically, writing
 from posttrain.runs.folder import Folder, lock_folder
-from posttrain.runs.input_digests import code_input
-from posttrain.runs.named_inputs import files_of_reward, given_rows, named_options, read_all
+from posttrain.runs.named_inputs import files_of_reward, inputs_of_run, policy_input, read_all
 from posttrain.runs.run_inputs import FILE as INPUTS
-from posttrain.runs.run_inputs import RunInput, RunInputs, class_name
+from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input
 from posttrain.runs.same_recipe import lasting_options, option_differences, run_recipe
 
 COMPLETIONS, ANSWERS, VOTES = "completions.jsonl", "answers.jsonl", "votes.jsonl"
@@ -104,11 +103,7 @@ MAY_CHANGE = frozenset(
 
 def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
     """The caller's objects, and the files that the recipe names, with digests."""
-    objects: dict[str, RunInput] = {}
-    named: dict[str, RunInput] = {}
-    if own.policy is not None:
-        count = sum(each.numel() for each in own.policy.model.parameters())
-        objects["policy"] = RunInput(f"{class_name(own.policy.model)} of {count} parameters")
+    objects, named = policy_input(own.policy), dict[str, RunInput]()
     for index, reward in enumerate(own.rewards):
         if isinstance(reward, str):
             options = bind(RewardOptions, short_reward(reward), where="rewards")
@@ -116,14 +111,13 @@ def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
         else:
             call = reward.call if isinstance(reward, RewardFunction) else reward
             objects[f"rewards[{index}]"] = code_input(class_name(reward), call)
-    objects |= given_rows(own.rows, None)
-    return RunInputs(objects=objects, files=named | read_all(named_options(config), objects))
+    return inputs_of_run(config, objects, rows=own.rows, files=named)
 
 
 def require_same_collection(folder: Path, config: CollectConfig) -> None:
     """Refuse to go on with a collection under another recipe than its own."""
     own = build(CollectConfig, [run_recipe(folder)], to_run=False)
-    found = list(option_differences(lasting_options(own, MAY_CHANGE), lasting_options(config, MAY_CHANGE)))
+    found = option_differences(lasting_options(own, MAY_CHANGE), lasting_options(config, MAY_CHANGE))
     if found:
         raise UserError(
             f"resume {folder}: the config differs from the collection's own in {'; '.join(found)}.  What is resumed"

@@ -24,8 +24,7 @@ from posttrain.errors import UserError
 from posttrain.generation.groups import sample_groups
 from posttrain.models.rendering import renderer_of
 from posttrain.records import Grades, Group, Prompt
-from posttrain.runs.clock import Clock
-from posttrain.runs.progress import visible
+from posttrain.runs.progress import Clock, visible
 from posttrain.runs.prompt_preview import logged_lines
 from posttrain.training.actor_critic_state import SCALE, SHIFT
 from posttrain.training.collector import CollectedStep

@@ -11,13 +11,20 @@ from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.policy import Policy
 from posttrain.records import Preference
+from posttrain.runs.named_inputs import policy_input
 from posttrain.runs.reports import Run
 from posttrain.runs.run_inputs import RunInputs
 from posttrain.runs.watchers import Watcher
 from posttrain.tasks.base import Task
 from posttrain.tasks.row_files.rows import GivenRows
-from posttrain.training.caller.caller_inputs import inputs_of, weighed_policy
-from posttrain.training.caller.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows, StartOptions
+from posttrain.training.caller_objects import (
+    NOTHING_BROUGHT,
+    CallerObjects,
+    Rewards,
+    Rows,
+    StartOptions,
+    inputs_of,
+)
 from posttrain.training.dpo.dpo_objective import DpoObjective
 from posttrain.training.dpo.round_pairs import RoundPairs
 from posttrain.training.fit import run_fit, show_plan
@@ -101,6 +108,6 @@ def given_reference(given: Policy | Reference | None, config: DpoConfig) -> Refe
 
 def inputs_of_dpo(config: DpoConfig, own: CallerObjects, reference: Policy | Reference | None) -> RunInputs:
     inputs = inputs_of(config.sampling_half(), own)
-    weighed = {"policy": own.policy, "reference": reference}
-    objects = {name: weighed_policy(each) for name, each in weighed.items() if isinstance(each, Policy)}
-    return replace(inputs, objects={**inputs.objects, **objects})
+    given = {"policy": own.policy, "reference": reference if isinstance(reference, Policy) else None}
+    weighed = [policy_input(each, name=name, weighed=True) for name, each in given.items()]
+    return replace(inputs, objects={**inputs.objects, **weighed[0], **weighed[1]})

@@ -21,8 +21,8 @@ from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.options.dpo import DpoOptions
 from posttrain.records import Preference
 from posttrain.runs.tensor_state import Tensors
-from posttrain.training.pair_microbatches import pair_microbatches
 from posttrain.training.reference import Reference, reference_of
+from posttrain.training.reward_model.pair_microbatches import pair_microbatches
 
 ROUNDING = 1e-6
 """The share of a log-prob by which float32 may move it."""

@@ -9,8 +9,8 @@ from posttrain.config import DpoConfig
 from posttrain.options.dpo import DpoOptions
 from posttrain.records import Preference
 from posttrain.runs.checkpoint import Checkpoint
-from posttrain.runs.clock import Clock
 from posttrain.runs.harness import Harness
+from posttrain.runs.progress import Clock
 from posttrain.runs.reports import StepReport
 from posttrain.runs.tensor_state import Tensors
 from posttrain.tasks.dataset import count_text

@@ -17,7 +17,7 @@ from posttrain.models.classifiers.heads import TextScorer
 from posttrain.models.shared_prompt.gradients import gradients_in_place
 from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference
-from posttrain.training.pair_microbatches import pair_microbatches
+from posttrain.training.reward_model.pair_microbatches import pair_microbatches
 
 
 @dataclass(frozen=True, slots=True)

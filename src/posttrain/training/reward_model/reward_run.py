@@ -23,7 +23,7 @@ from posttrain.options.reward_training import RewardTrainingOptions
 from posttrain.records import Preference
 from posttrain.runs.files import writing
 from posttrain.runs.folder import shown
-from posttrain.runs.named_inputs import inputs_of_rows
+from posttrain.runs.named_inputs import inputs_of_run, policy_input
 from posttrain.runs.planned_memory import pairs_setup
 from posttrain.runs.reports import Run
 from posttrain.runs.run_folder import RunFolder
@@ -31,8 +31,7 @@ from posttrain.runs.watchers import Watcher
 from posttrain.tasks.dataset import Rows
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.tasks.row_files.rows import NO_ROWS_GIVEN, GivenRows
-from posttrain.training.caller.caller_inputs import shape_input
-from posttrain.training.caller.caller_objects import StartOptions
+from posttrain.training.caller_objects import StartOptions
 from posttrain.training.fit import run_fit, show_plan
 from posttrain.training.fit_session import FitObjective, FitSession, HeldOutResults, pairs_of_rows
 from posttrain.training.optimizer import POLICY, OwnOptimizer, ParameterGroup, new_optimizer
@@ -189,8 +188,7 @@ def train_reward_model(
     start = StartOptions(watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes)
     given = GivenRows(rows=rows, held_out=held_out_rows)
     config = resolved_config(config, adapter=None if policy is None else trains_adapter(policy.model))
-    own = None if policy is None else shape_input(policy)
-    inputs = inputs_of_rows(config.model, config.task, policy=own, rows=given.rows, held_out_rows=given.held_out)
+    inputs = inputs_of_run(config, policy_input(policy), rows=given.rows, held_out_rows=given.held_out)
     return run_fit(config, inputs, start, partial(open_reward_model, config, policy, given, head, optimizer))
 
 

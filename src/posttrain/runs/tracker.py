@@ -26,7 +26,7 @@ from posttrain.runs.files import write_atomically, writing
 from posttrain.runs.folder import Folder
 from posttrain.runs.reports import EndReport, StepReport
 from posttrain.runs.run_folder import METRICS, TRACKERS
-from posttrain.runs.trackers.tracker_services import (
+from posttrain.runs.tracker_services import (
     MlFlow,
     Row,
     Status,
