@@ -60,7 +60,7 @@ GROUPS = [
     Group(
         files=[
             "variance.py",
-            *(f"behaviours/{name}.py" for name in ("behaviour_reader", "behaviour_table", "search_signs")),
+            *(f"behaviours/{name}.py" for name in ("behaviour_reader", "behaviour_table")),
             *(f"commands/comparison/{name}.py" for name in ("cells", "statistics")),
             *(f"commands/{name}.py" for name in ("phase_list", "phase_runs")),
             *(f"commands/collection/{name}.py" for name in ("pair_choice", "verdicts")),

@@ -9,12 +9,12 @@ import pytest
 
 from posttrain.commands import check_task, doctor
 from posttrain.config import load_recipe
-from posttrain.errors import UserError
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.rewards.cheap_attacks import Answer
 from posttrain.rewards.exact_match import OURS, Scorer
 from posttrain.training.session import open_session
 from tests.support.pages import blocks, commands, programs, write_files
+from tests.support.refusals import refused
 from tests.support.reward_models import reward_folder
 from tests.support.runs import SHAPE
 
@@ -65,7 +65,7 @@ def test_check_task_holds_tricks_against_the_row_s_own_answer(
     flagged = [line for line in lines[:3] if line.endswith("<-- should not be")]
     assert len(flagged) == len(better)
     assert code == (1 if "not as they should be" in verdict else 0)
-    with pytest.raises(UserError, match="a reward model is tried with rows that have an answer"):
+    with refused("rows that have an answer"):
         check_task.main(["REWARD/"])
 
 

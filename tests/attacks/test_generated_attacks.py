@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.errors import UserError
 from posttrain.rewards.exact_match import OURS
 from posttrain.rewards.generated_reward import GeneratedReward, dataset_key
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.resources import Resources
 from posttrain.tasks.row_files.row_maker import rows_or_error
+from tests.support.refusals import refused
 
 COLUMNS = ("generator", "scorer", "answer", "entry")
 GENERATORS = ("complex_arithmetic", "decimal_arithmetic", "jugs", "knights_knaves", "simple_integration", "sudoku")
@@ -90,7 +90,7 @@ def test_a_row_whose_own_answer_is_not_paid_is_named_before_training(
     rows: dict[str, dict[str, object]], resources: Resources
 ) -> None:
     REWARD.check_rows([("sudoku:1", rows["sudoku"]), ("file:7", {"answer": "4"})], resources)
-    with pytest.raises(UserError, match=r"sudoku:2: its own answer '1 2 3' is not paid"):
+    with refused("sudoku:2: ", "'1 2 3'"):
         REWARD.check_rows([("sudoku:2", {**rows["sudoku"], "answer": "1 2 3"})], resources)
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from posttrain.rewards.gold_answers import AnswerOutcome
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.math_reward import MathsOutcome, MathsReward, quickly
+from posttrain.rewards.math_reward import MathsReward, quickly
 from tests.support.corpus import built, read
 from tests.support.timing import idle_milliseconds, milliseconds
 
@@ -37,7 +38,7 @@ def test_what_deserves_pay_is_paid_and_nothing_else_is() -> None:
     wanted = [0.0 if "missed" in item else PAID[item["verdict"]] for item in ITEMS]
     mistaken = [shown(*row) for row, paid in zip(rows, wanted, strict=True) if row[1].score != paid]
     assert mistaken == []
-    refused = {MathsOutcome.REFUSED, MathsOutcome.TIME_LIMIT, MathsOutcome.UNREADABLE}
+    refused = {AnswerOutcome.REFUSED, AnswerOutcome.TIME_LIMIT, AnswerOutcome.UNREADABLE}
     honest = [item for item, graded in rows if item["verdict"] == "right" and graded.outcome in refused]
     assert all("missed" in item for item in honest)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from posttrain.errors import UserError
 from posttrain.options.arithmetic import SYSTEM, ArithmeticOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.grade import grade
@@ -25,6 +24,7 @@ from posttrain.tasks.arithmetic_task import (
     working,
 )
 from posttrain.tasks.base import Messages, Probe
+from tests.support.refusals import refused
 
 FORMED = "<think>\n57 + 8: 7 + 8 = 15, 50 + 15 = 65\n</think>\n<answer>\n65\n</answer>"
 
@@ -144,7 +144,7 @@ def test_probes_count_right_sums_and_those_in_the_form() -> None:
 
 
 def test_a_probe_is_greedy_or_samples_anew() -> None:
-    with pytest.raises(UserError, match="Use one of them"):
+    with refused("Use one of them"):
         Probe(readings={}, measure=lambda groups: {}, greedy=True, endless=True)
 
 
@@ -168,10 +168,10 @@ def test_demonstrations_are_right_and_seldom_in_the_form() -> None:
         ({"num_questions": 0}, "num_questions = 0"),
         ({"repeats": 0}, "repeats = 0"),
         ({"held_out_size": 0}, "held_out_size = 0"),
-        ({"measured_on": "training", "held_out_size": 65}, "num_questions = 64.  Use at most as many"),
-        ({"num_questions": 800, "held_out_size": 11}, "there are 810 questions"),
+        ({"measured_on": "training", "held_out_size": 65}, "num_questions = 64"),
+        ({"num_questions": 800, "held_out_size": 11}, "810 questions"),
     ],
 )
 def test_options_that_cannot_hold_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with refused(*message.split(" … ")):
         ArithmeticOptions(**options)

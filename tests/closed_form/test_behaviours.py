@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.behaviours.behaviour_reader import BehaviourReader, compiled_pattern
-from posttrain.behaviours.behaviour_table import TABLE, PatternRow, SearchRow, chosen_rows
-from posttrain.behaviours.search_signs import read_search
+from posttrain.behaviours.behaviour_table import TABLE, PatternRow, SearchRow, chosen_rows, read_search
 from posttrain.errors import UserError
 from posttrain.options.behaviours import BehaviourOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence

@@ -11,9 +11,9 @@ from posttrain.behaviours.behaviour_history import read_history
 from posttrain.behaviours.behaviour_reader import BehaviourReader
 from posttrain.behaviours.behaviour_table import chosen_rows
 from posttrain.cli import main
-from posttrain.errors import UserError
 from tests.support.pages import documented
 from tests.support.pictures import width_and_height
+from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model
 
 DRAWS = True
@@ -94,5 +94,5 @@ def test_a_folder_without_rollouts_is_told_and_a_run_that_measures_nothing_has_n
 
 
 def test_a_pattern_that_is_wrong_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"behaviours: mine: '\(a\+'"):
+    with refused("behaviours: mine: '(a+'"):
         posttrain.train(config(tmp_path, patterns={"mine": {"any": ["(a+"]}}))

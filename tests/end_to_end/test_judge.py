@@ -34,6 +34,7 @@ from tests.support.faulty_endpoint import (
     status,
     truncated,
 )
+from tests.support.refusals import refused
 from tests.support.reward_rows import group
 
 SEVEN = says('It is mostly right.\n{"score": 7}')
@@ -57,9 +58,9 @@ def judged(at: Endpoint, *texts: str, prompts: list[str] | None = None, **option
     "address", ["https://me:s3cret@host/v1", "http://s3cret@10.0.0.1/v1", "https://h/v1?key=s3cret"]
 )
 def test_an_endpoint_with_a_secret_in_it_is_refused_without_repeating_it(kind: type, address: str) -> None:
-    with pytest.raises(UserError, match="key_env") as refused:
+    with refused("key_env") as told:
         kind(endpoint=address, model="j")
-    assert "s3cret" not in str(refused.value)
+    assert "s3cret" not in str(told.value)
 
 
 def test_a_score_is_its_share_of_the_scale() -> None:
@@ -188,11 +189,11 @@ def test_retry_after_is_obeyed() -> None:
 def test_a_wrong_key_or_model_stops_the_run_and_names_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sesame")
     with endpoint(status(401)) as at:
-        with pytest.raises(RunError, match="status 401") as stopped:
+        with refused("status 401", error=RunError) as stopped:
             judged(at, "It is 7.", key_env="JUDGE_KEY")
         assert at.headers[0]["Authorization"] == "Bearer sesame"
     assert "sesame" not in str(stopped.value)
-    with pytest.raises(UserError, match="NO_SUCH_KEY"):
+    with refused("NO_SUCH_KEY"):
         judged(at, "It is 7.", key_env="NO_SUCH_KEY")
 
 
@@ -215,7 +216,7 @@ def test_a_key_that_no_header_can_carry_is_an_error_that_does_not_tell_it(
         monkeypatch.setenv("JUDGE_KEY", key)
         given.append({"key_env": "JUDGE_KEY"})
     for options in given:
-        with endpoint(SEVEN) as at, pytest.raises(UserError, match=next(iter(options))) as stopped:
+        with endpoint(SEVEN) as at, refused(next(iter(options))) as stopped:
             judged(at, "It is 7.", **options)
         assert at.asked == []
         assert "ses" not in str(stopped.value)
@@ -239,7 +240,7 @@ def test_a_budget_stops_before_the_call_that_it_has_no_room_for() -> None:
     with endpoint(says('{"score": 7}', tokens=60)) as at:
         judged(at, "one", token_budget=100)
         judged(at, "two", token_budget=100)
-        with pytest.raises(RunError, match="120 tokens are spent"):
+        with refused("120 tokens", error=RunError):
             judged(at, "three", token_budget=100)
         assert len(at.asked) == 2
 

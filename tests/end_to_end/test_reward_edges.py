@@ -9,13 +9,14 @@ import torch
 
 import posttrain
 from posttrain.cli import main
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.rewards.grading.calls import GIVEN, Call, list_arguments, run_arguments
 from posttrain.rewards.grading.function import keywords, reward_function
 from posttrain.rewards.shaping import Blocklist
 from posttrain.trl.reward_texts import DecodedReward
 from tests.end_to_end.test_own_objects import Sums, config, policy_of
+from tests.support.refusals import refused
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
 from tests.support.tiny import weights
 
@@ -61,7 +62,7 @@ def huge_metric(completions: Sequence[str], log_metric: Callable[..., None], **c
 def test_numbers_that_cannot_be_averaged_are_refused_with_their_reward(
     reward: Callable[..., object], model: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(RunError, match=rf"reward '{reward.__name__}'.* -?1e\+308, too large to be averaged"):
+    with refused(f"reward '{reward.__name__}'", "1e+308, too large", error=RunError):
         trained(model, tmp_path / "run", reward)
 
 
@@ -121,7 +122,7 @@ def test_columns_whose_names_stand_for_what_is_sampled_are_named_in_the_note_and
     posttrain.train(config, **rows, rewards=[length])
     assert "rewards do not see the columns prompt, completion of the rows: these names" in capsys.readouterr().out
     if side == "rows":
-        with pytest.raises(UserError, match=r"needs an argument 'completion'.*The column `completion` of the rows is"):
+        with refused("needs an argument 'completion'", "The column `completion`"):
             posttrain.train(replace(config, run=replace(config.run, overwrite=True)), **rows, rewards=[asking])
 
 

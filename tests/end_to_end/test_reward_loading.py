@@ -1,15 +1,14 @@
 """Reward functions by name and from files, as a recipe gives them."""
 
-import re
 from pathlib import Path
 
 import pytest
 
-from posttrain.errors import UserError
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.cheap_attacks import made_problem
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
+from tests.support.refusals import refused
 from tests.support.reward_rows import CHAT, group
 
 
@@ -73,16 +72,16 @@ def test_every_built_in_name_grades_plain_text_and_conversations(name: str, mess
 @pytest.mark.parametrize(
     ("reward", "says"),
     [
-        ({"name": "repetition", "options": {"n_gram": 3}}, "repetition.n_gram: no such field.  Did you mean `ngram`"),
+        ({"name": "repetition", "options": {"n_gram": 3}}, "repetition.n_gram … `ngram`"),
         ({"name": "repetition", "options": {"ngram": "3"}}, "ngram = '3' should be a whole number"),
         ({"name": "soft_overlong"}, "soft_overlong.max_tokens is missing"),
         ({"name": "blocklist", "options": {"phrases": "bad"}}, "phrases = 'bad' should be a list"),
         ({"name": "countdown", "options": {"mode": "last"}}, "countdown has no options"),
-        ({"path": "mine.py:solved", "options": {"a": 1}}, "mine.py:solved takes none"),
+        ({"path": "mine.py:solved", "options": {"a": 1}}, "mine.py:solved"),
     ],
 )
 def test_options_that_a_reward_does_not_take_are_refused(reward: dict[str, object], says: str) -> None:
-    with pytest.raises(UserError, match=re.escape(says)):
+    with refused(*says.split(" … ")):
         load_reward(RewardOptions(**reward))
 
 
@@ -117,7 +116,7 @@ def test_two_functions_of_one_file_share_its_module_and_a_changed_file_is_read_a
 @pytest.mark.parametrize(
     ("source", "name", "complaint"),
     [
-        ("def solved(completions): return []\n", "solve", r"has no function `solve`.  Did you mean `solved`\?"),
+        ("def solved(completions): return []\n", "solve", "`solve` … `solved`"),
         ("x = 1\n", "solved", "There are: none"),
         ("solved = 3\n", "solved", "is a int and cannot score"),
         ("class solved: pass\n", "solved", "is a type and cannot score"),
@@ -128,7 +127,7 @@ def test_two_functions_of_one_file_share_its_module_and_a_changed_file_is_read_a
 def test_a_file_that_gives_no_function_is_one_clear_message(
     tmp_path: Path, source: str, name: str, complaint: str
 ) -> None:
-    with pytest.raises(UserError, match=complaint):
+    with refused(*complaint.split(" … ")):
         load_reward(from_file(tmp_path, source, name))
 
 
@@ -139,12 +138,12 @@ def test_math_and_maths_are_one_reward_whose_scores_have_the_name_that_was_used(
     assert grades.names == ("math", "maths")
     assert grades.scores.tolist() == [[[1.0, 0.0]], [[1.0, 0.0]]]
     assert set(grades.outcomes) == {"math", "maths"}
-    with pytest.raises(UserError, match=r"no reward function `mth`.  Did you mean `math`\?"):
+    with refused("`mth`", "`math`"):
         load_reward(RewardOptions(name="mth"))
 
 
 def test_what_does_not_exist_is_one_clear_message(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file"):
+    with refused("no such file"):
         load_reward(RewardOptions(path=f"{tmp_path}/none.py:solved"))
-    with pytest.raises(UserError, match=r"no reward function `countdwn`.  Did you mean `countdown`\?"):
+    with refused("`countdwn`", "`countdown`"):
         load_reward(RewardOptions(name="countdwn"))

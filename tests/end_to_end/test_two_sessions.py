@@ -19,7 +19,7 @@ import torch
 from pyarrow import parquet
 
 import posttrain
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.options.grading import GradingOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.sandbox import SandboxOptions
@@ -34,6 +34,7 @@ from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.session import open_session
 from tests.end_to_end.test_python_api import config_for
 from tests.support.faulty_endpoint import Endpoint, endpoint, says
+from tests.support.refusals import refused
 from tests.support.reward_rows import group
 from tests.support.runs import save_tiny_model
 from tests.support.worker_rows import function_of
@@ -255,7 +256,7 @@ def test_a_judge_budget_is_for_one_session_and_the_next_has_a_whole_one(model: P
         for _ in range(2):
             posttrain.evaluate(model, enough, rows=PROMPTS)
             assert num_asked(at) == asked
-        with pytest.raises(RunError, match=f"{60 * (asked - 1):,} tokens are spent"):
+        with refused(f"{60 * (asked - 1):,} tokens", error=RunError):
             posttrain.evaluate(model, judging(model, tmp_path, at, 60 * (asked - 1)), rows=PROMPTS)
 
 
@@ -264,7 +265,7 @@ def test_a_judge_of_two_sessions_side_by_side_spends_from_the_budget_of_each(mod
         little = threads.submit(posttrain.evaluate, model, judging(model, tmp_path, at, 100), rows=PROMPTS)
         much = threads.submit(posttrain.evaluate, model, judging(model, tmp_path, at, 10**6), rows=PROMPTS)
         assert much.result(60)["num_unscored"] == 0
-        with pytest.raises(RunError, match="120 tokens are spent and token_budget = 100"):
+        with refused("120 tokens", "token_budget = 100", error=RunError):
             little.result(60)
 
 
@@ -292,7 +293,7 @@ def test_a_second_session_that_wants_another_number_of_threads_is_refused_until_
 
     with session(2) as first:
         assert torch.get_num_threads() == 2
-        with pytest.raises(UserError, match=r"run\.threads = 3, but .* computes with 2.*Close that session") as refusal:
+        with refused("run.threads = 3", "computes with 2") as refusal:
             session(3)
         assert refusal.value.exit_code == 2
         with session(2), session(0):
@@ -307,7 +308,7 @@ def test_a_second_session_that_wants_another_number_of_threads_is_refused_until_
 
 def test_a_session_that_cannot_be_opened_holds_no_threads_back(model: Path, tmp_path: Path) -> None:
     before = torch.get_num_threads()
-    with pytest.raises(UserError, match="the task has no reward function"):
+    with refused("no reward function"):
         open_session(config_for(model, tmp_path, run={"threads": before + 1}), CallerObjects(rows=ROWS))
     assert torch.get_num_threads() == before
 
@@ -331,7 +332,7 @@ def test_runs_side_by_side_that_want_other_numbers_of_threads_are_told_and_the_f
         )
         assert running.wait(60)
         other = config_for(model, tmp_path / "b", run={"threads": 2, "folder": str(tmp_path / "b")})
-        with pytest.raises(UserError, match=r"run\.threads = 2"):
+        with refused("run.threads = 2"):
             posttrain.train(other, rows=ROWS, rewards=[len_of])
         told.set()
         assert (first.result(60).folder / "summary.json").is_file()
@@ -362,5 +363,5 @@ def test_a_run_and_its_resumption_compute_with_the_same_number_of_threads_and_le
     posttrain.train(steps(2), rows=ROWS, rewards=[looks], resume=True)  # as many as its checkpoint was made with
     assert set(seen) == {before + 1}
     assert torch.get_num_threads() == before
-    with claim_threads(before), pytest.raises(UserError, match=f"step-000002 was made with {before + 1} threads, but"):
+    with claim_threads(before), refused("step-000002", f"{before + 1} threads"):
         posttrain.train(steps(3), rows=ROWS, rewards=[looks], resume=True)

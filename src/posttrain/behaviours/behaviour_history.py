@@ -6,15 +6,16 @@ ones in more than words.  Matplotlib is loaded only when a picture is drawn.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
-from posttrain.behaviours.behaviour_reader import BehaviourReader
-from posttrain.behaviours.search_signs import Signs
+from posttrain.behaviours.behaviour_reader import BehaviourReader, Tally, tallies
+from posttrain.behaviours.behaviour_table import Signs
 from posttrain.errors import UserError
 from posttrain.runs.curves import PALETTE, dress, running_mean
 from posttrain.runs.files import save_figure
@@ -33,27 +34,30 @@ class ReadCompletion:
     signs: dict[str, Signs]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BehaviourHistory:
     """Every completion of a run, step by step."""
 
-    steps: dict[int, list[ReadCompletion]] = field(default_factory=dict)
+    steps: dict[int, list[ReadCompletion]]
+
+    @cached_property
+    def tallies(self) -> dict[int, dict[str, Tally]]:
+        return {step: tallies_of(rows) for step, rows in self.steps.items()}
 
     def shares(self, name: str) -> tuple[list[int], list[float]]:
         """Steps, and the share of completions that show a behaviour in each."""
-        shown = {
-            step: [each.signs[name].shown for each in having_reading(rows, name)] for step, rows in self.steps.items()
-        }
-        return [step for step, each in shown.items() if each], [fmean(each) for each in shown.values() if each]
-
-    def seen(self, name: str) -> bool:
-        """Whether any completion shows a behaviour."""
-        return any(each.signs[name].shown for rows in self.steps.values() for each in having_reading(rows, name))
+        return self._curve(name, lambda tally: tally.share)
 
     def signs(self, name: str) -> tuple[list[int], list[float]]:
         """Steps, and the signs per 1000 completion tokens in each."""
-        steps = [step for step, rows in self.steps.items() if having_reading(rows, name)]
-        return steps, [per_1000_tokens(self.steps[step], name) for step in steps]
+        return self._curve(name, lambda tally: tally.per_1000_tokens)
+
+    def _curve(self, name: str, value: Callable[[Tally], float]) -> tuple[list[int], list[float]]:
+        found = {step: value(tallies[name]) for step, tallies in self.tallies.items() if name in tallies}
+        return [*found.keys()], [*found.values()]
+
+    def seen(self, name: str) -> bool:
+        return any(tallies[name].num_shown for tallies in self.tallies.values() if name in tallies)
 
     def quarter(self, *, last: bool) -> list[ReadCompletion]:
         """The completions of the first or the last quarter of the steps."""
@@ -62,30 +66,19 @@ class BehaviourHistory:
         return [each for step in (steps[-some:] if last else steps[:some]) for each in self.steps[step]]
 
 
-def having_reading(rows: Sequence[ReadCompletion], name: str) -> list[ReadCompletion]:
-    """The completions that have a reading of this behaviour."""
-    return [each for each in rows if name in each.signs]
-
-
-def per_1000_tokens(rows: Sequence[ReadCompletion], name: str) -> float:
-    """Signs of a behaviour per 1000 tokens of the completions that have a reading of it; at least one must."""
-    read = having_reading(rows, name)
-    return 1000 * sum(each.signs[name].count for each in read) / sum(each.num_tokens for each in read)
+def tallies_of(rows: Iterable[ReadCompletion]) -> dict[str, Tally]:
+    return tallies((each.signs, each.num_tokens) for each in rows)
 
 
 def read_history(run: Path, reader: BehaviourReader) -> BehaviourHistory:
     """The rollouts of a run's folder.  Raises UserError if it has none."""
     files = {step: file for file in sorted(run.glob("rollouts/*.parquet")) if (step := rollout_step(file)) is not None}
     if not files:
-        raise UserError(
-            f"{run}: has no rollouts/step-N.parquet.  Name the folder of a run of `posttrain rl` that took"
-            " at least one step."
-        )
+        raise UserError(f"{run}: has no rollouts/step-N.parquet.  Name the folder of a `posttrain rl` run with a step.")
     return BehaviourHistory({step: [*read_step(step, file, reader)] for step, file in sorted(files.items())})
 
 
 def read_step(step: int, file: Path, reader: BehaviourReader) -> Iterator[ReadCompletion]:
-    """The completions of one step."""
     import pyarrow.parquet as pq
 
     columns = ["draw", "completion", "tokens", "reward", "columns"]
@@ -94,25 +87,24 @@ def read_step(step: int, file: Path, reader: BehaviourReader) -> Iterator[ReadCo
         yield ReadCompletion((step, row["draw"]), len(row["tokens"]), row["reward"], signs)
 
 
-def share_with_interval(rows: Sequence[ReadCompletion], name: str) -> tuple[float, float, float] | None:
-    """Share of completions that show a behaviour, with its 95% interval over prompts; None without a reading."""
+def share_with_interval(rows: Sequence[ReadCompletion], name: str) -> str:
+    """Share of completions that show a behaviour, with its 95% interval over prompts; "" without a reading."""
     by_prompt: dict[tuple[int, int], list[bool]] = {}
-    for each in having_reading(rows, name):
-        by_prompt.setdefault(each.prompt, []).append(each.signs[name].shown)
+    for each in rows:
+        if name in each.signs:
+            by_prompt.setdefault(each.prompt, []).append(each.signs[name].shown)
     if not by_prompt:
-        return None
+        return ""
     means = np.array([fmean(shown) for shown in by_prompt.values()])
-    return (float(means.mean()), *share_interval(means))
+    low, high = share_interval(means)
+    return f"{means.mean():.3f} [{low:.3f}, {high:.3f}]"
 
 
-def reward_by_behaviour(rows: Sequence[ReadCompletion], name: str, *, shown: bool) -> float | None:
-    """Mean reward of the completions that show a behaviour (or do not); None if there are none."""
-    rewards = [
-        each.reward
-        for each in having_reading(rows, name)
-        if each.reward is not None and each.signs[name].shown == shown
-    ]
-    return fmean(rewards) if rewards else None
+def reward_by_behaviour(rows: Sequence[ReadCompletion], name: str, *, shown: bool) -> str:
+    """Mean reward of the completions that show a behaviour (or do not)."""
+    read = [each for each in rows if name in each.signs and each.signs[name].shown == shown]
+    rewards = [each.reward for each in read if each.reward is not None]
+    return f"{fmean(rewards):.3f}" if rewards else "—"
 
 
 def history_table(history: BehaviourHistory, reader: BehaviourReader) -> str:
@@ -121,37 +113,33 @@ def history_table(history: BehaviourHistory, reader: BehaviourReader) -> str:
     Behaviours that no completion shows are listed below it.
     """
     first, last = history.quarter(last=False), history.quarter(last=True)
+    before, after = tallies_of(first), tallies_of(last)
     lines = [
         "| behaviour | what | first quarter | last quarter | signs per 1000 tokens | reward with, at last | without |",
         "|---|---|---|---|---|---|---|",
     ]
-    read = {name for name in reader.rows if any(having_reading(rows, name) for rows in history.steps.values())}
+    read = {name for tallies in history.tallies.values() for name in tallies}
     unseen = [name for name in reader.rows if name in read and not history.seen(name)]
     for name, row in reader.rows.items():
         if name in unseen:
             continue
-        before, after = share_with_interval(first, name), share_with_interval(last, name)
-        if before is None or after is None:
+        if name not in before or name not in after:
             lines.append(f"| `{name}` | {row.says} | not read: problems without numbers and target | | | | |")
             continue
-        signs = " → ".join(f"{per_1000_tokens(rows, name):.2f}" for rows in (first, last))
-        rewards = [reward_by_behaviour(last, name, shown=shown) for shown in (True, False)]
-        lines.append(
-            f"| `{name}` | {row.says} | {share_text(before)} | {share_text(after)} | {signs}"
-            f" | {' | '.join('—' if each is None else f'{each:.3f}' for each in rewards)} |"
-        )
+        cells = [
+            f"`{name}`",
+            row.says,
+            *(share_with_interval(rows, name) for rows in (first, last)),
+            f"{before[name].per_1000_tokens:.2f} → {after[name].per_1000_tokens:.2f}",
+            *(reward_by_behaviour(last, name, shown=shown) for shown in (True, False)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     footer = [f"\nNot seen in any completion: {', '.join(f'`{name}`' for name in unseen)}."] if unseen else []
     return "\n".join([*lines, *footer])
 
 
-def share_text(numbers: tuple[float, float, float]) -> str:
-    """A share with its interval."""
-    share, low, high = numbers
-    return f"{share:.3f} [{low:.3f}, {high:.3f}]"
-
-
 def draw_behaviours(history: BehaviourHistory, reader: BehaviourReader, picture: Path, title: str = "") -> None:
-    """Two panels for each kind of row: the share of completions that show it, and signs per 1000 tokens."""
+    """Two panels per kind of row: the share of completions that show it, and signs per 1000 tokens."""
     from matplotlib.figure import Figure
 
     seen = {name: row for name, row in reader.rows.items() if history.seen(name)} or reader.rows
@@ -171,7 +159,6 @@ def draw_behaviours(history: BehaviourHistory, reader: BehaviourReader, picture:
 
 
 def draw_lines(axes: object, names: Sequence[str], curves: Sequence[tuple[list[int], list[float]]]) -> None:
-    """One line per behaviour: its value at each step, and the running mean."""
     from matplotlib.axes import Axes
 
     assert isinstance(axes, Axes)

@@ -13,8 +13,7 @@ from functools import cached_property
 
 import regex
 
-from posttrain.behaviours.behaviour_table import PatternRow, Row, SearchRow
-from posttrain.behaviours.search_signs import Signs, read_search
+from posttrain.behaviours.behaviour_table import PatternRow, Row, SearchRow, Signs, read_search
 from posttrain.errors import UserError
 from posttrain.records import Group
 from posttrain.rewards.countdown.grader import puzzle
@@ -22,9 +21,7 @@ from posttrain.rewards.parsing.tags import END_THINK
 from posttrain.tasks.base import Probe, Reading
 
 SHARE, SIGNS = "behaviour", "behaviour_signs"
-"""What metrics begin with: `behaviour/<name>`, a share, and `behaviour_signs/<name>`, per 1000 tokens."""
-
-
+"""Prefixes of metrics: `behaviour/<name>`, a share, and `behaviour_signs/<name>`, per 1000 tokens."""
 MAX_CHARACTERS = 20_000
 """Characters of a completion that are searched; 400 tokens of the bundled model are about 600."""
 TIMEOUT_SECONDS = 0.5
@@ -46,7 +43,6 @@ class Tally:
     num_tokens: int = 0
 
     def add(self, signs: Signs, num_tokens: int) -> None:
-        """Count one completion of `num_tokens` tokens."""
         self.num_shown += signs.shown
         self.num_signs += signs.count
         self.num_completions += 1
@@ -54,12 +50,10 @@ class Tally:
 
     @property
     def share(self) -> float:
-        """Share of completions that show it."""
         return self.num_shown / self.num_completions
 
     @property
     def per_1000_tokens(self) -> float:
-        """Signs per 1000 completion tokens."""
         return 1000 * self.num_signs / self.num_tokens
 
 
@@ -75,7 +69,6 @@ class BehaviourReader:
 
     @cached_property
     def patterns(self) -> Mapping[str, tuple[Pattern, ...]]:
-        """The compiled patterns of each row that has some."""
         return {
             name: tuple(compiled_pattern(each, where=f"behaviours: {name}") for each in row.patterns)
             for name, row in self.rows.items()
@@ -105,32 +98,23 @@ class BehaviourReader:
         return {name: found[name] for name in self.rows if name in found}
 
     def pattern_signs(self, name: str, text: str) -> int | None:
-        """Signs of a row with patterns in a text; None after a timeout."""
         try:
             return num_signs(self.patterns[name], text, timeout_seconds=self.timeout_seconds)
         except TimeoutError:
-            warnings.warn(
-                f"behaviours: {name}: a pattern took more than {self.timeout_seconds} s on a completion of {len(text)}"
-                " characters, which is left out of this row.  Bound its repeats, such as \\w{1,20} for \\w+.",
-                PatternTimeout,
-                stacklevel=2,
-            )
+            slow = f"took more than {self.timeout_seconds} s on a completion of {len(text)} characters, now left out"
+            remedy = "Bound its repeats, such as \\w{1,20} for \\w+."
+            warnings.warn(f"behaviours: {name}: a pattern {slow}. {remedy}", PatternTimeout, stacklevel=2)
             return None
-
-    def tallies(self, completions: Iterable[tuple[str, Mapping[str, object], int]]) -> dict[str, Tally]:
-        """What completions, each a text with its problem's columns and its tokens, show of each row."""
-        tallies: dict[str, Tally] = {}
-        for text, columns, num_tokens in completions:
-            for name, signs in self.read(text, columns).items():
-                tallies.setdefault(name, Tally()).add(signs, num_tokens)
-        return tallies
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Share and signs per 1000 tokens of each row, over what was sampled: the prefill is the prompt's."""
-        sampled = ((each.text, group.prompt.columns, each.num_sampled) for group in groups for each in group.rollouts)
-        tallies = self.tallies(sampled)
-        return {f"{SHARE}/{name}": tally.share for name, tally in tallies.items()} | {
-            f"{SIGNS}/{name}": tally.per_1000_tokens for name, tally in tallies.items()
+        found = tallies(
+            (self.read(each.text, group.prompt.columns), each.num_sampled)
+            for group in groups
+            for each in group.rollouts
+        )
+        return {f"{SHARE}/{name}": tally.share for name, tally in found.items()} | {
+            f"{SIGNS}/{name}": tally.per_1000_tokens for name, tally in found.items()
         }
 
     def probes(self) -> Mapping[str, Probe]:
@@ -143,6 +127,15 @@ class BehaviourReader:
             for name, row in self.rows.items()
         }
         return {"behaviours": Probe(readings={**readings, **per_token}, measure=self.metrics)}
+
+
+def tallies(completions: Iterable[tuple[Mapping[str, Signs], int]]) -> dict[str, Tally]:
+    """The tally of each row over completions, each its signs and its number of tokens."""
+    found: dict[str, Tally] = {}
+    for signs, num_tokens in completions:
+        for name, each in signs.items():
+            found.setdefault(name, Tally()).add(each, num_tokens)
+    return found
 
 
 def num_signs(patterns: Iterable[Pattern], text: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> int:

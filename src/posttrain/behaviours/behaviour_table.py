@@ -6,27 +6,94 @@ uncertainty.  Rows of kind `search` read the bundled model's notation.  Users ad
 (`behaviours.patterns`, `behaviours.file`).
 
 Words are not deeds: "let me check" may be followed by no check.  The table measures how often they are written.
+
+The bundled model writes no prose: its tries, steps and verdicts are read as posttrain.rewards.countdown.step_rewards
+defines, in linear time; tries beyond the first `MOST_TRIES` are ignored.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 
-from posttrain.behaviours.search_signs import (
-    SearchReading,
-    Signs,
-    checked_again,
-    gave_up,
-    right_steps,
-    right_verdicts,
-    several_tries,
-    went_back,
-)
 from posttrain.binding import bind
 from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.errors import UserError
 from posttrain.options.behaviours import BehaviourOptions, PatternOptions, Within
+from posttrain.rewards.countdown.grader import Countdown
+from posttrain.rewards.countdown.step_rewards import HIT, MISS, MOST_TRIES, Try, lines_of_tries, read_try
+from posttrain.rewards.parsing.tags import END_THINK
 from posttrain.schemas import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """Signs of one behaviour in one completion."""
+
+    count: int
+    shown: bool
+    """Whether the count is enough to show the behaviour."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchReading:
+    """The tries of a completion, each with the verdict behind it, and whether the thinking has an end."""
+
+    tries: tuple[Try, ...]
+    verdicts: tuple[str, ...]
+    """`!`, `.` or nothing, for each try."""
+    closed: bool
+
+
+def read_search(puzzle: Countdown, text: str) -> SearchReading:
+    lines = [line for _, line in islice(lines_of_tries(text), MOST_TRIES)]
+    verdicts = tuple(line[-1] if line[-1] in HIT + MISS else "" for line in lines)
+    return SearchReading(tuple(read_try(puzzle, line) for line in lines), verdicts, END_THINK in text)
+
+
+def several_tries(search: SearchReading) -> Signs:
+    """Tries; shown by two or more."""
+    return Signs(len(search.tries), len(search.tries) >= 2)
+
+
+def right_steps(search: SearchReading) -> Signs:
+    """Right steps; shown where there are tries and all of them are right to their end."""
+    right = sum(step.right for each in search.tries for step in each.steps)
+    return Signs(right, bool(search.tries) and all(each.complete for each in search.tries))
+
+
+def right_verdicts(search: SearchReading) -> Signs:
+    """Verdicts that agree with what a try comes to; shown where every try has one."""
+    right = sum(
+        each.complete and verdict == (HIT if each.hits else MISS)
+        for each, verdict in zip(search.tries, search.verdicts, strict=True)
+    )
+    return Signs(right, 0 < right == len(search.tries))
+
+
+def checked_again(search: SearchReading) -> Signs:
+    """Complete tries that repeat an earlier one; the order of their steps is ignored."""
+    made = [frozenset(key(each)) for each in search.tries if each.complete]
+    return shown_by_one(len(made) - len(set(made)))
+
+
+def went_back(search: SearchReading) -> Signs:
+    """Tries that keep the first step of the try before and change the rest: a branch is explored again."""
+    keys = [key(each) for each in search.tries]
+    return shown_by_one(sum(bool(a) and a[:1] == b[:1] and a != b for a, b in pairwise(keys)))
+
+
+def gave_up(search: SearchReading) -> Signs:
+    """Thinking that ends although no try hit the target."""
+    return shown_by_one(int(search.closed and bool(search.tries) and not any(each.hits for each in search.tries)))
+
+
+def key(attempt: Try) -> tuple[tuple[str, int, int], ...]:
+    return tuple(step.key for step in attempt.steps)
+
+
+def shown_by_one(count: int) -> Signs:
+    return Signs(count, count >= 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,10 +200,8 @@ def chosen_rows(options: BehaviourOptions) -> dict[str, Row]:
     """The rows that a recipe measures: those of the table in its order, then the recipe's patterns."""
     unknown = [name for name in options.measure if name not in (*KINDS, *TABLE)]
     if unknown:
-        raise UserError(
-            f"behaviours.measure: no behaviour `{unknown[0]}`.  {did_you_mean(unknown[0], (*KINDS, *TABLE))}"
-            "  To add one, write a pattern in behaviours.patterns or in behaviours.file."
-        )
+        hint = f"{did_you_mean(unknown[0], (*KINDS, *TABLE))} To add one, use behaviours.patterns or behaviours.file."
+        raise UserError(f"behaviours.measure: no behaviour `{unknown[0]}`. {hint}")
     rows = {name: row for name, row in TABLE.items() if name in options.measure or row.kind in options.measure}
     for name, row in custom_rows(options):
         if name in TABLE or name in KINDS:
@@ -164,13 +229,8 @@ def custom_row(where: str, name: str, content: object) -> PatternRow:
     if not isinstance(content, Mapping):
         raise UserError(f"{where} = {content!r:.60} should be a mapping, such as {{any: ['\\bhmm\\b']}}.")
     given = bind(PatternOptions, content, where=where)
-    return PatternRow(
-        says=given.says or name.replace("_", " "),
-        patterns=given.any,
-        at_least=given.at_least,
-        within=given.within,
-        kind="custom",
-    )
+    says = given.says or name.replace("_", " ")
+    return PatternRow(says=says, patterns=given.any, at_least=given.at_least, within=given.within, kind="custom")
 
 
 def patterns_in(file: Path) -> Mapping[str, object]:

@@ -1,17 +1,17 @@
-"""Rewards for keeping to `<think>…</think> <answer>…</answer>`, whatever the answer says.
+"""Rewards for the structure `<think>…</think> <answer>…</answer>`, whatever the answer says.
 
-`strict_format` and `last_format` give 1 where a text has the structure of posttrain.rewards.parsing.tags in that mode,
+`strict_format` and `last_format` give 1 if a text has the structure of posttrain.rewards.parsing.tags in that mode,
 else 0.
-`line_format` also asks for each tag on its own line, as templates for instruction-tuned models show it.
-`graded_format` is the course's variant over the strict structure: 1 where the answer, stripped of ASCII white space,
-holds arithmetic characters only (0-9, + - * / ( ) and space), 0.5 where it holds other text as well or nothing at
-all, 0 without the structure.  Unlike the widely copied regular expressions for it, it admits any white space between
-the tags and refuses a decimal point, as the Countdown grader does.
+`line_format` also requires each tag on its own line, as templates for instruction-tuned models show it.
+`graded_format` is the course's variant over the strict structure: 1 if the answer, stripped of ASCII white space,
+has only arithmetic characters (0-9, + - * / ( ) and space), 0.5 if it has other text or is empty, 0 without the
+structure.  Unlike the widely copied regular expressions for it, it allows any white space between the tags and rejects
+a decimal point, as the Countdown grader does.
 
-Known hack: the structure alone earns these, so as the only reward they are learned in place of the task.
+Known hack: the structure alone earns these, so without another reward it is learned in place of the task.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from posttrain.options.countdown import FormatMode
@@ -25,65 +25,57 @@ class FormatOutcome(StrEnum):
 
     FORMATTED = "formatted"
     EXTRA_TEXT = "extra_text"
-    """The structure is there, but the answer is not purely arithmetic."""
+    """The answer is not purely arithmetic."""
     UNFORMATTED = "unformatted"
     TRUNCATED = "truncated"
-    """The structure is not there, and the length limit cut the completion off."""
+    """Unformatted, and the length limit cut the completion off."""
 
 
-SCORES = {
-    FormatOutcome.FORMATTED: 1.0,
-    FormatOutcome.EXTRA_TEXT: 0.5,
-    FormatOutcome.UNFORMATTED: 0.0,
-    FormatOutcome.TRUNCATED: 0.0,
-}
+SCORES = dict.fromkeys(FormatOutcome, 0.0) | {FormatOutcome.FORMATTED: 1.0, FormatOutcome.EXTRA_TEXT: 0.5}
 
 
 def format_outcome(text: str, mode: FormatMode, *, cut_off: bool) -> FormatOutcome:
-    """Whether the text has the structure; the answer may be anything without a tag."""
-    if answer_text(text, mode) is not None:
-        return FormatOutcome.FORMATTED
-    return FormatOutcome.TRUNCATED if cut_off else FormatOutcome.UNFORMATTED
-
-
-def line_outcome(text: str, *, cut_off: bool) -> FormatOutcome:
-    if answer_lines(text) is not None:
-        return FormatOutcome.FORMATTED
-    return FormatOutcome.TRUNCATED if cut_off else FormatOutcome.UNFORMATTED
+    return structured(answer_text(text, mode), cut_off)
 
 
 def arithmetic_structure(text: str, *, cut_off: bool) -> FormatOutcome:
-    """Whether the text has the strict structure, around nothing but arithmetic characters."""
+    """Whether the text has the strict structure, around arithmetic characters only."""
     answer = answer_text(text, "strict")
-    if answer is None:
-        return FormatOutcome.TRUNCATED if cut_off else FormatOutcome.UNFORMATTED
-    arithmetic = ALPHABET.fullmatch(answer.strip(WHITE_SPACE))
-    return FormatOutcome.FORMATTED if arithmetic else FormatOutcome.EXTRA_TEXT
+    if answer is not None and not ALPHABET.fullmatch(answer.strip(WHITE_SPACE)):
+        return FormatOutcome.EXTRA_TEXT
+    return structured(answer, cut_off)
 
 
-def strict_format(*, completions: Sequence[str], finish_reasons: Sequence[str], **_columns: object) -> list[Graded]:
-    """Reward function: 1 where the whole text has the structure."""
-    rows = zip(completions, finish_reasons, strict=True)
-    return format_grades(format_outcome(text, "strict", cut_off=finish == "length") for text, finish in rows)
+def structured(answer: str | None, cut_off: bool) -> FormatOutcome:
+    if answer is not None:
+        return FormatOutcome.FORMATTED
+    return FormatOutcome.TRUNCATED if cut_off else FormatOutcome.UNFORMATTED
 
 
-def last_format(*, completions: Sequence[str], finish_reasons: Sequence[str], **_columns: object) -> list[Graded]:
-    """Reward function: 1 where the text ends in the structure."""
-    rows = zip(completions, finish_reasons, strict=True)
-    return format_grades(format_outcome(text, "last", cut_off=finish == "length") for text, finish in rows)
+Texts = Sequence[str]
 
 
-def line_format(*, completions: Sequence[str], finish_reasons: Sequence[str], **_columns: object) -> list[Graded]:
-    """Reward function: 1 where the whole text has the structure with each tag on a line of its own."""
-    rows = zip(completions, finish_reasons, strict=True)
-    return format_grades(line_outcome(text, cut_off=finish == "length") for text, finish in rows)
+def format_grades(texts: Texts, finish_reasons: Texts, outcome: Callable[[str, bool], FormatOutcome]) -> list[Graded]:
+    rows = zip(texts, finish_reasons, strict=True)
+    outcomes = [outcome(text, finish == "length") for text, finish in rows]
+    return [Graded(SCORES[each], each) for each in outcomes]
 
 
-def graded_format(*, completions: Sequence[str], finish_reasons: Sequence[str], **_columns: object) -> list[Graded]:
+def strict_format(*, completions: Texts, finish_reasons: Texts, **_columns: object) -> list[Graded]:
+    """Reward function: 1 if the whole text has the structure."""
+    return format_grades(completions, finish_reasons, lambda text, cut: format_outcome(text, "strict", cut_off=cut))
+
+
+def last_format(*, completions: Texts, finish_reasons: Texts, **_columns: object) -> list[Graded]:
+    """Reward function: 1 if the text ends in the structure."""
+    return format_grades(completions, finish_reasons, lambda text, cut: format_outcome(text, "last", cut_off=cut))
+
+
+def line_format(*, completions: Texts, finish_reasons: Texts, **_columns: object) -> list[Graded]:
+    """Reward function: 1 if the whole text has the structure with each tag on its own line."""
+    return format_grades(completions, finish_reasons, lambda text, cut: structured(answer_lines(text), cut))
+
+
+def graded_format(*, completions: Texts, finish_reasons: Texts, **_columns: object) -> list[Graded]:
     """Reward function: 1 for the structure around arithmetic, 0.5 around other text, else 0."""
-    rows = zip(completions, finish_reasons, strict=True)
-    return format_grades(arithmetic_structure(text, cut_off=finish == "length") for text, finish in rows)
-
-
-def format_grades(outcomes: Iterable[FormatOutcome]) -> list[Graded]:
-    return [Graded(SCORES[outcome], outcome) for outcome in outcomes]
+    return format_grades(completions, finish_reasons, lambda text, cut: arithmetic_structure(text, cut_off=cut))

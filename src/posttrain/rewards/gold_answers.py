@@ -1,36 +1,36 @@
 r"""The rows' gold answers: as text, and as names.
 
-**As text.**  Text counts as it is, and of a text with a box only what is in the box.  Numbers, those of numpy and
-Decimal included, are written out in digits: 1e-05 is 0.00001 and not Euler's e minus 5, and so are the texts `1e-05`
-and `1e5`.  None, NaN, the text `nan` and pandas' own marks are a row without an answer.  Whatever else there is (bytes,
-lists, dicts, infinity, the texts `None` and `N/A`, a sentence with a number in it) is a mistake in the column, never a
-wrong answer: it is not scored, and named with the reason.
+**As text.**  Text is used unchanged; of a text with a box, only the box's content.  Numbers, including numpy's and
+Decimal, are written in digits: 1e-05 is 0.00001, not Euler's e minus 5, and so are the texts `1e-05` and `1e5`.  None,
+NaN, the text `nan` and pandas' marks are a row without an answer.  Everything else (bytes, lists, dicts, infinity, the
+texts `None` and `N/A`, a sentence with a number in it) is a mistake in the column, never a wrong answer: it is not
+scored, and reported with the reason.
 
-**As names.**  `\text{Monday}`, `Paris` and `ABC` are compared as text, letter case aside, and so are several numbers
-with their units (`1 hour 30 minutes`): to a reader of mathematics letters side by side are a product, in which order
-does not count: `act` would be `cat`.
+**As names.**  `\text{Monday}`, `Paris` and `ABC` are compared as text, ignoring case, and so are several numbers with
+units (`1 hour 30 minutes`).  math-verify would read adjacent letters as a product, in which `act` equals `cat`.
 """
 
 import math
 import re
 from collections.abc import Sequence
 from decimal import Decimal
+from enum import StrEnum
 from functools import lru_cache
 from numbers import Integral, Rational, Real
 from typing import NamedTuple
 
-from posttrain.rewards.grading.answers import Array
+from posttrain.rewards.grading.answers import Array, Graded
 from posttrain.rewards.parsing.exact_numbers import MAX_DIGITS
 from posttrain.rewards.parsing.final_answers import last_boxed
 from posttrain.rewards.parsing.units import WORDS, gold_value, is_compound, plain_words, unit_of
 
 MISSING_TEXTS = {"", "nan", "<na>", "nat"}
 MISSING_TYPES = {"NAType", "NaTType"}
-"""Of pandas, which need not be installed."""
+"""Of pandas, which may be missing."""
 NONE_TEXTS = {"n/a", "#n/a", "none", "null"}
-"""Named, for an export wrote them where an answer should be; one that is meant is set as text: `\\text{None}`."""
+"""Reported, since exports write them for missing answers; write `\\text{None}` to mean it."""
 SCIENTIFIC = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,6}", re.ASCII)
-"""As programs write floats; with Euler's e a product or a sum has a sign or a space in it: `2 e - 5`, `2e^5`."""
+"""Floats as programs write them; Euler's e appears as in `2 e - 5` or `2e^5`."""
 NOT_PROSE = re.compile(
     r"\\(?:text\w*|math\w+|mbox|begin|end|operatorname)\s*\{[^{}]*\}|\\[a-zA-Z]+"
     r"|\b(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|lim|max|min|gcd|lcm|mod|sqrt|or|and)\b",
@@ -39,15 +39,42 @@ NOT_PROSE = re.compile(
 PHRASE = re.compile(r"(?<![\w^])[a-zA-Z]+(?:[ ,.:]+[a-zA-Z]+)*(?![\w(^])", re.ASCII)
 NUMBER_END = re.compile(r"[\d)}]\s*\Z")
 SHORTEST_WORD = 4
-"""Fewer letters side by side may be a product."""
+"""Fewer adjacent letters may be a product."""
+
+
+class AnswerOutcome(StrEnum):
+    """How an answer to a row with a gold answer fared."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    PARTIAL = "partial"
+    """A generator's scorer gives less than full score; paid only with `partial_credit`."""
+    REFUSED = "refused"
+    """Not compared: too long, a chain, a list, a power, nan or the like."""
+    UNREADABLE = "unreadable"
+    """No way of reading understands it, or a generator's scorer raised."""
+    TIME_LIMIT = "time_limit"
+    NO_ANSWER = "no_answer"
+    TRUNCATED = "truncated"
+    """No answer, and the length limit cut the completion off."""
+    NO_GOLD = "no_gold"
+    """The row has no answer, or one that cannot be read: not scored."""
+
+
+def graded_answer(right: bool) -> Graded:
+    return Graded(1.0, AnswerOutcome.CORRECT) if right else Graded(0.0, AnswerOutcome.WRONG)
+
+
+def missing_answer(cut_off: bool) -> Graded:
+    return Graded(0.0, AnswerOutcome.TRUNCATED if cut_off else AnswerOutcome.NO_ANSWER)
 
 
 class GoldAnswer(NamedTuple):
-    """A row's own answer, or why there is none."""
+    """A row's answer, or why there is none."""
 
     text: str | None
     problem: str = ""
-    """What is wrong with it; nothing where the row simply has none."""
+    """What is wrong; empty if the row simply has no answer."""
 
 
 MISSING = GoldAnswer(None)
@@ -59,7 +86,7 @@ def gold_answers(answer: Sequence[object] | None, truth: Sequence[object] | None
 
 
 def gold_answer(value: object) -> GoldAnswer:
-    """What one entry of the column says."""
+    """The answer in one entry of the column."""
     if isinstance(value, str):
         return gold_text(value)
     if value is None or type(value).__name__ in MISSING_TYPES:
@@ -76,11 +103,10 @@ def gold_answer(value: object) -> GoldAnswer:
 
 
 def gold_number(number: Decimal) -> GoldAnswer:
-    """A number in digits."""
     if number.is_nan():
         return MISSING
     if number.is_infinite():
-        return GoldAnswer(None, f"{number} is no number that an answer can be compared with")
+        return GoldAnswer(None, f"{number} cannot be compared with an answer")
     if abs(number.adjusted()) > MAX_DIGITS or len(text := format(number, "f")) > MAX_DIGITS:
         return GoldAnswer(None, f"{number:.3e} has more than {MAX_DIGITS} digits")
     return GoldAnswer(text)
@@ -88,13 +114,13 @@ def gold_number(number: Decimal) -> GoldAnswer:
 
 @lru_cache(maxsize=4096)
 def gold_text(text: str) -> GoldAnswer:
-    """What a text says, which is looked at once for every row that has it."""
+    """The answer in a text."""
     boxed = last_boxed(text)
     text = (text if boxed is None else boxed).strip()
     if text.casefold() in MISSING_TEXTS:
         return MISSING
     if text.casefold() in NONE_TEXTS:
-        return GoldAnswer(None, f"{text!r} says that there is none")
+        return GoldAnswer(None, f"{text!r} means that there is none")
     if SCIENTIFIC.fullmatch(text):
         return gold_number(Decimal(text))
     if is_prose(text):
@@ -104,7 +130,7 @@ def gold_text(text: str) -> GoldAnswer:
 
 def is_prose(text: str) -> bool:
     """Whether there are words around a number that are neither its unit nor a function."""
-    if "####" in text:  # where some data sets put the answer behind the way to it
+    if "####" in text:  # some data sets put it between the solution and the answer
         return True
     whole = WORDS.fullmatch(text)
     plain = NOT_PROSE.sub(" 0 ", whole[1] if whole else text)
@@ -131,9 +157,9 @@ LETTERS_ALONE = re.compile(r"(?:[^\W\d_]|[\s~.()]|\\[,;:! ])*")
 
 @lru_cache(maxsize=4096)
 def gold_name(gold: str) -> tuple[str, bool] | None:
-    r"""A gold answer's name, and whether it is set as text; None where it is not a name.
+    r"""A gold answer's name, and whether it is set as text; None if it is not a name.
 
-    Bare letters are one from three on, or where they are capitals: `xy` is a product, `B` the second choice.
+    Three or more bare letters are a name, and so are capitals: `xy` is a product, `B` the second choice.
     """
     text = gold.strip().strip("$").strip()
     if is_compound(text):
@@ -147,14 +173,14 @@ def gold_name(gold: str) -> tuple[str, bool] | None:
 
 
 def plain_name_of(text: str) -> str:
-    """A name without what may stand around it, and a longer one without letter case."""
+    """A name without signs around it, in lower case if it has several letters."""
     plain = text.strip().strip("$*").strip()
     name = " ".join(plain_words(plain).strip(" .()").split())
     return name.casefold() if len(name) > 1 else name
 
 
 def same_name(answer: str, gold: str) -> bool | None:
-    """Whether an answer is the gold answer's name; None where that has none, or the answer may say it otherwise."""
+    """Whether an answer is the gold answer's name; None if that has none, or the answer may say it differently."""
     name = gold_name(gold)
     if name is None:
         whole = WORDS.fullmatch(answer.strip())

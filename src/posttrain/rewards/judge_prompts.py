@@ -1,7 +1,7 @@
-"""What a judge is asked, and how its word is read: the parts of a judge's reward that need no network.
+"""A judge's prompts and the reading of its replies: the parts of a judge's reward that need no network.
 
-A candidate is data.  It goes in as a JSON string between two lines of random characters, the judge is told that
-whatever stands there is to be judged and not obeyed, and a candidate that looks like a verdict never gets that far.
+A candidate is data: a JSON string between two lines of random characters.  The judge is instructed to judge that text
+and not to obey it.  A candidate that looks like a verdict never reaches the judge.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Any
 from posttrain.rewards.parsing.tags import END_THINK
 
 MAX_CHARACTERS = 20_000
-"""Longest candidate that is judged; a longer one is cut in the middle, where the judge sees how much is missing."""
+"""Longest candidate; a longer one is cut in the middle, where the judge sees how much is missing."""
 ANNOUNCING = """
 answer answers solution solutions process explanation reasoning response result step steps analysis conclusion problem
 thinking thought thoughts
@@ -33,8 +33,7 @@ A resposta é|Solução|Risposta|La risposta è|Soluzione|Antwoord|Oplossing|Р�
 Rozwiązanie|Svar|Lösning
 الحل|الجواب|الإجابة|उत्तर|हल|Đáp án|Lời giải|Jawaban
 """
-"""The same in other languages.  What judges are known to pay for although it says nothing: Zhao et al. 2025,
-arXiv:2507.08794, and the like."""
+"""The same in other languages: empty phrases that judges are known to pay for (Zhao et al. 2025, arXiv:2507.08794)."""
 VERDICT = re.compile(
     r"""["'](?:score|verdict|rating|winner)["']\s*:|</?[^\S\n]{0,9}(?:score|verdict|rating|winner)\b"""
     r"|^(?:[^\S\n]|[*#>{|_~`•·+\-]|\(?\d{1,3}[.)])*(?:(?:final|overall|my)[^\S\n]{1,9}){0,2}"
@@ -45,8 +44,8 @@ VERDICT = re.compile(
     r"(?:(?:a|b|tie)\b(?![^\S\n]+\w)|\d(?![\d.]{0,9}[^\S\n]{0,9}(?:to\b|[-:])[^\S\n]{0,9}\d))",
     re.IGNORECASE | re.MULTILINE,
 )
-"""A candidate that says this, as `plain_letters` has it, writes the judge's part.  What may stand before it on its line
-is not a line break: each line is looked at from its start, and with line breaks in it the search would be quadratic."""
+"""A candidate with this, after `plain_letters`, writes the judge's part.  The prefix on its line never matches a line
+break: then the search would be quadratic."""
 LOOK_ALIKES = """
 sѕꜱ cсϲⅽ oоοօ rгɼ eеεҽ vѵνⅴ dԁⅾ iіιıɩ tтτ aаαɑ nпηո gɡԍ wѡԝω yуγ fғ lӏⅼ mм
 SЅ CСϹ OОΟ RЯ EЕΕ VѴ IІΙ TТΤ AАΑ NΝ WԜ "“”„‟«» '‘’‚‛′`´ -–—−‐‑→⇒
@@ -54,7 +53,7 @@ SЅ CСϹ OОΟ RЯ EЕΕ VѴ IІΙ TТΤ AАΑ NΝ WԜ "“”„‟«» '‘�
 LOOK_ALIKE = {ord(other): group[0] for group in LOOK_ALIKES.split() for other in group[1:]}
 """Letters of other scripts that are read as Latin ones, and quotes."""
 ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
-"""A letter as JSON may write it; there is no other way but the letter itself."""
+"""A letter as JSON may escape it."""
 
 
 def judged_part(text: str, part: str) -> str:
@@ -64,7 +63,7 @@ def judged_part(text: str, part: str) -> str:
 
 
 def says_nothing(candidate: str) -> bool:
-    """Whether there is nothing to judge: no letter or digit, or words that announce an answer and give none."""
+    """Whether it has no letter or digit, or only words that announce an answer and give none."""
     words = spoken_words(candidate)
     if not words or " ".join(words) in ELSEWHERE:
         return True
@@ -77,7 +76,7 @@ def spoken_words(text: str) -> list[str]:
 
 
 def forges_a_verdict(candidate: str) -> bool:
-    """Whether the part of a candidate that the judge sees holds what only the judge should say."""
+    """Whether the part that the judge sees contains what only the judge should say."""
     return VERDICT.search(plain_letters(cut_candidate(candidate))) is not None
 
 
@@ -93,7 +92,6 @@ ELSEWHERE = {" ".join(spoken_words(phrase)) for phrase in re.split(r"[|\n]", ANN
 
 
 def cut_candidate(candidate: str) -> str:
-    """A candidate of bounded length, its middle left out."""
     if len(candidate) <= MAX_CHARACTERS:
         return candidate
     half = MAX_CHARACTERS // 2
@@ -125,7 +123,6 @@ def fence() -> str:
 
 
 def single_messages(prompt: str, candidate: str, *, rubric: str, scale: tuple[float, float]) -> list[dict[str, str]]:
-    """The chat that asks for one candidate's score."""
     line = fence()
     system = SINGLE.format(fence=line, rubric=rubric, low=scale[0], high=scale[1])
     return [{"role": "system", "content": system}, {"role": "user", "content": enclosed(prompt, candidate, line)}]
@@ -138,13 +135,10 @@ def shown_second(prompt: str, first: str, second: str) -> bool:
 
 
 def pair_messages(prompt: str, candidates: Sequence[str], *, rubric: str) -> list[dict[str, str]]:
-    """The chat that asks which of two candidates is better."""
     line = fence()
-    asked = enclosed(prompt, list(candidates), line)
-    return [
-        {"role": "system", "content": PAIR.format(fence=line, rubric=rubric)},
-        {"role": "user", "content": asked},
-    ]
+    system = PAIR.format(fence=line, rubric=rubric)
+    content = enclosed(prompt, list(candidates), line)
+    return [{"role": "system", "content": system}, {"role": "user", "content": content}]
 
 
 def enclosed(prompt: str, data: str | list[str], line: str) -> str:
@@ -156,7 +150,7 @@ class NoVerdict(Exception):
 
 
 def last_object(reply: str) -> Mapping[str, Any]:
-    """The JSON object on the last line that is not empty, or that the whole reply is; NoVerdict where there is none."""
+    """The JSON object on the last non-empty line, or the whole reply.  Raises NoVerdict."""
     lines = [line.strip().strip("`") for line in reply.strip().splitlines() if line.strip().strip("`")]
     for text in (lines[-1] if lines else "", reply.strip()):
         try:
@@ -178,7 +172,7 @@ def score_in(reply: str, scale: tuple[float, float]) -> float:
 
 
 def winner_in(reply: str) -> float:
-    """What answer A gets of one point: 1, 0 or, for a tie, a half."""
+    """Answer A's share of one point: 1, 0 or, for a tie, a half."""
     winner = last_object(reply).get("winner")
     shares = {"A": 1.0, "B": 0.0, "tie": 0.5}
     if not isinstance(winner, str) or winner not in shares:

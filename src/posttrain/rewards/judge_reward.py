@@ -5,12 +5,12 @@
 each completion its share of the points it could win.
 
 **Known hacks, and what stops them.**  Instructions to the judge and verdicts in the answer: an answer is a JSON string
-between fences that it cannot know, and one that looks like a verdict, in JSON's escapes or in letters of other scripts
-too, scores 0 unasked.  Empty answers and words that announce one and give none ("Solution:"): 0 unasked.  A reply
-without a verdict is a failure, never a 0.  A judge that has stopped judging: every so often it is shown an answer that
-is known to be bad and one that is known to be good; where it does not tell them apart a warning is given, and until it
-does its verdicts have the outcome `doubted`.
-Not stopped: what a judge likes and should not, such as length and confident tone.
+between fences that it cannot know.  One that looks like a verdict, also in JSON's escapes or in letters of other
+scripts, scores 0 without a call; so do empty answers and words that announce an answer and give none ("Solution:").
+A reply without a verdict is a failure, never a 0.  A judge that has stopped judging: it is regularly shown an answer
+known to be bad and one known to be good.  If it does not tell them apart, a warning is given, and its verdicts have the
+outcome `doubted` until it does.
+Not stopped: what a judge likes and should not, such as length and a confident tone.
 """
 
 import asyncio
@@ -57,14 +57,14 @@ MAX_REPLY_BYTES = 4 << 20
 
 
 class JudgeOutcome(StrEnum):
-    """What came of a completion."""
+    """How a completion was judged."""
 
     JUDGED = "judged"
     DOUBTED = "doubted"
-    """Judged by a judge that, when it was last tested, rated a bad answer no worse than a good one."""
+    """Judged by a judge that rated a bad answer no worse than a good one when last tested."""
     SAYS_NOTHING = "says_nothing"
     FORGED = "forged"
-    """It holds what only the judge should say."""
+    """It contains what only the judge should say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,46 +74,46 @@ class JudgeReward(Bounded):
     endpoint: str
     """Base of the API, such as http://127.0.0.1:8000/v1; plain http only to this machine."""
     model: str
-    """Name of the model there."""
+    """The model's name there."""
     rubric: str = RUBRIC
     """What is judged, in words."""
     compare: Literal["rubric", "pairs"] = "rubric"
     """rubric: each completion by itself.  pairs: the completions of a prompt against each other."""
     lowest: float = 0.0
     highest: float = 10.0
-    """The scale that the judge is given."""
+    """The judge's scale."""
     part: Literal["answer", "all"] = "answer"
-    """Judge what follows the thinking, or all of a completion."""
+    """Judge the text after the thinking, or all of a completion."""
     key_env: str = ""
-    """Environment variable that holds the API key; it is never logged."""
+    """Environment variable that holds the API key, which is never logged."""
     key_file: str = ""
-    """File that holds it."""
+    """File that holds the API key."""
     at_once: PositiveInt = 8
-    """Calls under way at a time."""
+    """Concurrent calls."""
     timeout_seconds: PositiveFloat = 60.0
-    """For one call, from its beginning to the end of the reply."""
+    """For one call, from its start to the end of the reply."""
     tries: PositiveInt = 3
-    """Calls for one verdict at most."""
+    """Most calls for one verdict."""
     batch_seconds: PositiveFloat = 1800.0
-    """For all verdicts of a batch together; what is missing then has failed."""
+    """For all verdicts of a batch together; verdicts that are missing then have failed."""
     max_tokens: PositiveInt = 512
     """Longest reply."""
     token_budget: NonNegativeInt = 0
-    """Tokens of all calls of a session, as the endpoint counts them, after which the run stops; 0 sets no limit."""
+    """Tokens of all calls of a session, as the endpoint counts them, after which the run stops; 0 means no limit."""
     canary_every: NonNegativeInt = 100
-    """Verdicts between two looks at whether the judge still judges; 0 never looks."""
+    """Verdicts between two tests of whether the judge still judges; 0 means no tests."""
 
     def __post_init__(self) -> None:
         require_no_password(self.endpoint, "endpoint", "Give a key by key_env or key_file.")
         super().__post_init__()
         url = urlsplit(self.endpoint)
-        require(url.scheme in ("http", "https") and bool(url.hostname), self, "endpoint", "is no http(s) address")
+        require(url.scheme in ("http", "https") and bool(url.hostname), self, "endpoint", "is not an http(s) address")
         safe = url.scheme == "https" or url.hostname in LOOPBACK
         require(safe, self, "endpoint", "would send answers and keys unencrypted: use https, or one on this machine")
         require(self.lowest < self.highest, self, "highest", f"must be above lowest = {self.lowest}")
-        require(not (self.key_env and self.key_file), self, "key_file", "and key_env are both given; use one")
+        require(not (self.key_env and self.key_file), self, "key_file", "and key_env are both set; remove one")
         if importlib.util.find_spec("httpx") is None:
-            raise UserError("reward judge: httpx is not installed; `pip install posttrain[judge]`")
+            raise UserError("reward judge: httpx is not installed. Run `pip install posttrain[judge]`.")
 
     @property
     def rows_stand_alone(self) -> bool:
@@ -130,55 +130,43 @@ class JudgeReward(Bounded):
     async def scores(
         self, budget: "JudgeBudget", /, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object
     ) -> list[Graded | ScoringFailure]:
-        """A score for each completion, or why it has none."""
+        """A score for each completion; those that no judge needs to see are settled early."""
         parts = [judged_part(text, self.part) for text in completions]
         early = [settled_early(part) for part in parts]
         open_rows = [index for index, verdict in enumerate(early) if verdict is None]
         async with JudgeBatch(self, budget) as batch:
-            if self.compare == "rubric":
-                scores = await batch.scores([(prompts[i], parts[i]) for i in open_rows])
-            else:
-                scores = await batch.shares([(prompts[i], parts[i]) for i in open_rows])
-        found = dict(zip(open_rows, scores, strict=True))
+            judge = batch.scores if self.compare == "rubric" else batch.shares
+            found = dict(zip(open_rows, await judge([(prompts[i], parts[i]) for i in open_rows]), strict=True))
         outcome = JudgeOutcome.DOUBTED if budget.doubted else JudgeOutcome.JUDGED
-        return [verdict if verdict is not None else judged_grade(found[i], outcome) for i, verdict in enumerate(early)]
+        judged = {i: said if isinstance(said, ScoringFailure) else Graded(said, outcome) for i, said in found.items()}
+        return [verdict or judged[index] for index, verdict in enumerate(early)]
 
     def key(self) -> str:
-        """The API key without blanks around it, or "".  No message shows it."""
-        if self.key_file:
-            path, where = Path(self.key_file), f"reward judge: key_file = {self.key_file}"
-            if not path.is_file():
-                raise UserError(f"{where}: no such file")
-            return require_header_text(path.read_text(encoding="utf-8", errors="replace").strip(), where)
-        if not self.key_env:
+        """The API key, stripped, or "".  No message shows it, since messages go into logs."""
+        if not (self.key_file or self.key_env):
             return ""
-        where = f"reward judge: key_env = {self.key_env}"
-        if self.key_env not in os.environ:
-            raise UserError(f"{where}: this variable is not set")
-        return require_header_text(os.environ[self.key_env].strip(), where)
-
-
-def require_header_text(key: str, where: str) -> str:
-    """The key, if a header can carry it; no message shows the key, since messages go into logs."""
-    if not key:
-        raise UserError(f"{where}: there is no key in it; leave it out for an endpoint that wants none")
-    if not re.fullmatch(r"[!-~]+", key):
-        raise UserError(
-            f"{where}: what it holds is no API key: between blanks at the ends only visible ASCII characters are"
-            " allowed, on one line.  Put the key there and nothing else."
-        )
-    return key
+        name = "key_file" if self.key_file else "key_env"
+        where = f"reward judge: {name} = {getattr(self, name)}"
+        if self.key_file:
+            path = Path(self.key_file)
+            found = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+        else:
+            found = os.environ.get(self.key_env)
+        if found is None:
+            raise UserError(f"{where}: {'no such file' if self.key_file else 'this variable is not set'}.")
+        if not found.strip():
+            raise UserError(f"{where}: is empty. Remove the option if the endpoint needs no key.")
+        if not re.fullmatch(r"[!-~]+", found.strip()):
+            raise UserError(
+                f"{where}: is not an API key. Put only the key there: one line of visible ASCII characters."
+            )
+        return found.strip()
 
 
 def settled_early(part: str) -> Graded | None:
-    """The verdict on a completion that no judge needs to see."""
     if says_nothing(part):
         return Graded(0.0, JudgeOutcome.SAYS_NOTHING)
     return Graded(0.0, JudgeOutcome.FORGED) if forges_a_verdict(part) else None
-
-
-def judged_grade(score: float | ScoringFailure, outcome: JudgeOutcome) -> Graded | ScoringFailure:
-    return score if isinstance(score, ScoringFailure) else Graded(score, outcome)
 
 
 @dataclass
@@ -189,12 +177,12 @@ class JudgeBudget:
     verdicts: int = 0
     next_canary: int = 0
     doubted: bool = False
-    """Whether the last canaries found that it cannot distinguish bad from good."""
+    """Whether it failed the last test."""
 
 
 @dataclass
 class JudgeBatch:
-    """One batch before the judge: its connection, its limits, and when it has to be done."""
+    """One batch before the judge: its connection, limits and deadline."""
 
     reward: JudgeReward
     spent: JudgeBudget
@@ -209,10 +197,7 @@ class JudgeBatch:
         reward, self.key = self.reward, self.reward.key()
         self.slots = asyncio.Semaphore(reward.at_once)
         self.deadline = time.monotonic() + reward.batch_seconds
-        headers = {
-            "Content-Type": "application/json",
-            "Accept-Encoding": "identity",
-        }  # so that a reply is as long as it is
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}  # no compressed bombs
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         self.client = httpx.AsyncClient(headers=headers, timeout=reward.timeout_seconds, trust_env=False)
@@ -226,14 +211,13 @@ class JudgeBatch:
             await self.canaries()
         return list(await asyncio.gather(*(self.score(prompt, part) for prompt, part in rows)))
 
-    async def score(self, prompt: str, part: str) -> float | ScoringFailure:
-        reward = self.reward
-        scale = reward.lowest, reward.highest
-        messages = single_messages(prompt, cut_candidate(part), rubric=reward.rubric, scale=scale)
+    async def score(self, prompt: str, part: str, rubric: str = "") -> float | ScoringFailure:
+        scale = self.reward.lowest, self.reward.highest
+        messages = single_messages(prompt, cut_candidate(part), rubric=rubric or self.reward.rubric, scale=scale)
         return await self.verdict(messages, lambda reply: score_in(reply, scale))
 
     async def shares(self, rows: Sequence[tuple[str, str]]) -> list[float | ScoringFailure]:
-        """Each candidate's share of the points of its pairs; 0.5 where it has no pair."""
+        """Each candidate's share of the points of its pairs; 0.5 if it has no pair."""
         members: dict[str, list[int]] = {}
         for index, (prompt, _) in enumerate(rows):
             members.setdefault(prompt, []).append(index)
@@ -252,7 +236,7 @@ class JudgeBatch:
         return [lost.get(i) or (sum(won) / len(won) if won else 0.5) for i, won in enumerate(points)]
 
     async def compared(self, rows: Sequence[tuple[str, str]], a: int, b: int) -> float | ScoringFailure:
-        """The first candidate's share of one point; which is shown first is drawn by lot, the same each time."""
+        """The first candidate's share of one point; which one is shown first is drawn by lot, the same each time."""
         swapped = shown_second(rows[a][0], rows[a][1], rows[b][1])
         first, second = (b, a) if swapped else (a, b)
         candidates = [cut_candidate(rows[first][1]), cut_candidate(rows[second][1])]
@@ -260,11 +244,11 @@ class JudgeBatch:
         return result if isinstance(result, ScoringFailure) or not swapped else 1 - result
 
     async def verdict(self, messages: list[dict[str, str]], read: Callable[[str], float]) -> float | ScoringFailure:
-        """One verdict, asked for until there is one or no try or time is left."""
-        failure = ScoringFailure("the batch's time is over")
+        """One verdict, retried while tries and time are left."""
+        failure = ScoringFailure("batch_seconds are over")
         for attempt in range(self.reward.tries):
             wait: float | None = 0.0
-            async with self.slots:  # whose holders are done by the deadline
+            async with self.slots:  # whose holders finish by the deadline
                 if self.left() <= 0:
                     break
                 try:
@@ -285,7 +269,7 @@ class JudgeBatch:
         return self.deadline - time.monotonic()
 
     async def reply(self, messages: list[dict[str, str]]) -> str:
-        """The judge's reply.  Raises RetryableFailure where another try may help, else RunError."""
+        """The judge's reply.  Raises RetryableFailure if another try may help, else RunError."""
         reward = self.reward
         self.require_budget()
         body = {"model": reward.model, "messages": messages, "max_tokens": reward.max_tokens, "temperature": 0}
@@ -293,19 +277,19 @@ class JudgeBatch:
         if status in TRY_AGAIN:
             raise RetryableFailure(f"status {status}", wait_seconds)
         if status != 200:
+            said = self.without_key(text)[:300]
             raise RunError(
-                f"reward judge: {reward.endpoint} answers with status {status}: {self.without_key(text)[:300]}\n"
-                "    Check the reward's endpoint, model and key."
+                f"reward judge: {reward.endpoint}: status {status}: {said}\n    Check endpoint, model and key."
             )
         try:
             answer = json.loads(text)
             self.spent.tokens += max(0, int((answer.get("usage") or {}).get("total_tokens") or 0))
             return str(answer["choices"][0]["message"]["content"])
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise RetryableFailure(f"an answer that is not in the format: {self.without_key(text)[:100]!r}") from error
+            raise RetryableFailure(f"a reply in another format: {self.without_key(text)[:100]!r}") from error
 
     async def answer(self, body: str) -> tuple[int, str, float | None]:
-        """Status, text and requested wait of one call, which ends in time and reads a bounded reply."""
+        """Status, text and requested wait of one call, with a time limit and a bounded reply."""
         import httpx
 
         seconds = min(self.reward.timeout_seconds, self.left())
@@ -321,12 +305,9 @@ class JudgeBatch:
         except (httpx.NetworkError, httpx.TimeoutException) as error:
             raise RetryableFailure(f"{type(error).__name__}: {error}") from error
         except httpx.HTTPError as error:
-            raise RetryableFailure(type(error).__name__) from None  # its text may hold the headers, and so the key
-        return (
-            response.status_code,
-            content.decode("utf-8", "replace"),
-            retry_after(response.headers.get("Retry-After")),
-        )
+            raise RetryableFailure(type(error).__name__) from None  # its text may hold the headers, hence the key
+        wait_seconds = retry_after(response.headers.get("Retry-After"))
+        return response.status_code, content.decode("utf-8", "replace"), wait_seconds
 
     def without_key(self, text: str) -> str:
         return text.replace(self.key, "[key]") if self.key else text
@@ -334,33 +315,24 @@ class JudgeBatch:
     def require_budget(self) -> None:
         budget = self.reward.token_budget
         if budget and self.spent.tokens >= budget:
-            raise RunError(
-                f"reward judge: {self.spent.tokens:,} tokens are spent and token_budget = {budget:,}."
-                "  Raise it, or judge fewer completions, and resume the run."
-            )
+            spent = f"{self.spent.tokens:,} tokens are spent and token_budget = {budget:,}"
+            raise RunError(f"reward judge: {spent}. Raise it, or judge fewer completions, and resume the run.")
 
     async def canaries(self) -> None:
-        """Now and then, show the judge a bad and a good answer, and warn where it cannot tell them apart."""
+        """Regularly show the judge a bad and a good answer; warn if it cannot tell them apart."""
         every, spent = self.reward.canary_every, self.spent
         if not every or spent.verdicts < spent.next_canary:
             return
         spent.next_canary = spent.verdicts + every
-        bad, good = await asyncio.gather(*(self.canary(text) for text in (KNOWN_BAD, KNOWN_GOOD)))
+        shown = (self.score(CANARY_TASK, text, "Is the answer correct?") for text in (KNOWN_BAD, KNOWN_GOOD))
+        bad, good = await asyncio.gather(*shown)
         if isinstance(bad, ScoringFailure) or isinstance(good, ScoringFailure):
             return
         spent.doubted = not bad < 0.5 < good
         if spent.doubted:
-            warnings.warn(
-                f"reward judge: {self.reward.model} gives {bad:.2f} to an answer that is known to be bad and {good:.2f}"
-                f" to one that is known to be good, after {spent.verdicts} verdicts.  Its scores may mean nothing: look"
-                " at its replies.",
-                stacklevel=2,
-            )
-
-    async def canary(self, text: str) -> float | ScoringFailure:
-        scale = self.reward.lowest, self.reward.highest
-        messages = single_messages(CANARY_TASK, text, rubric="Is the answer correct?", scale=scale)
-        return await self.verdict(messages, lambda reply: score_in(reply, scale))
+            given = f"{bad:.2f} to an answer known to be bad and {good:.2f} to one known to be good"
+            problem = f"{self.reward.model} gives {given}, after {spent.verdicts} verdicts"
+            warnings.warn(f"reward judge: {problem}. Its scores may mean nothing: read its replies.", stacklevel=2)
 
 
 CANARY_TASK = "How many legs do three spiders have together?"
@@ -369,7 +341,7 @@ KNOWN_BAD = "Great question! Let me solve it step by step. The final answer is c
 
 
 class RetryableFailure(Exception):
-    """A call that failed in a way that may pass."""
+    """A call that failed, but may succeed later."""
 
     def __init__(self, text: str, wait_seconds: float | None = None) -> None:
         super().__init__(text)
@@ -377,7 +349,7 @@ class RetryableFailure(Exception):
 
 
 def retry_after(header: str | None) -> float | None:
-    """Seconds that an endpoint asks to wait; dates are ignored."""
+    """The seconds an endpoint asks to wait; dates are ignored."""
     try:
         return max(0.0, float(header)) if header else None
     except ValueError:
@@ -385,5 +357,5 @@ def retry_after(header: str | None) -> float | None:
 
 
 def backoff(attempt: int) -> float:
-    """Seconds before another try: about 0.5, 1, 2, …, and up to twice that at random, to spread calls out."""
+    """Seconds before a retry: 0.5, 1, 2, … and up to twice that at random, to spread calls out."""
     return float(0.5 * 2**attempt * (1 + random.random()))

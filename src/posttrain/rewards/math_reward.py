@@ -1,43 +1,48 @@
-r"""Rewards for mathematical answers, exact where that can be had and never by evaluating what a model wrote.
+r"""Rewards for mathematical answers: exact where possible, and never by evaluating what a model wrote.
 
-**What is read.**  The answer is looked for behind the last `</think>` and before a `<think>` that is not closed, in
-this order: the last balanced `\boxed{…}`; else the last closed `<answer>…</answer>`; else the last number, unless the
-length limit cut the completion off or it is part of something else (posttrain.rewards.parsing.final_answers).  `x = 5`
-with a single letter is read as 5, also where the gold answer has no letter; where that is `y = 5` it is wrong.  Every
-minus sign is a minus, and so are `negative` and `minus`.  Where the gold answer has no unit, an answer may have one of
-posttrain.rewards.parsing.units (`5^\circ` too), but no percent sign (`5\%`, `5 \text{ percent}`), other word
-(`5 \text{ fifths}`), subscript (`5_3`) or prime (`5'`).  Names (`cat`) are compared as text, and so are several
-numbers with units (`5 feet 3 inches`).
+**What is read.**  After the last `</think>` and before a `<think>` that is not closed, in this order: the last balanced
+`\boxed{…}`; the last closed `<answer>…</answer>`; the last number, unless the length limit cut the completion off or
+the number is part of something else (posttrain.rewards.parsing.final_answers).  `x = 5` with a single letter is read as
+5, also if the gold answer has no letter; if that is `y = 5` it is wrong.  Every minus sign is a minus, and so are
+`negative` and `minus`.  If the gold answer has no unit, an answer may have one of posttrain.rewards.parsing.units
+(`5^\circ` too), but no percent sign (`5\%`, `5 \text{ percent}`), other word (`5 \text{ fifths}`), subscript (`5_3`)
+or prime (`5'`).  Names (`cat`) are compared as text, and so are several numbers with units (`5 feet 3 inches`).
 
 **How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions
-(posttrain.rewards.parsing.exact_numbers): microseconds, no tolerance.  What that does not read goes to math-verify (the
-extra `math`), inside the sandbox, where a process that does not end is killed; decimals go as fractions, and what it
-takes for equal at 15 digits has to agree in 50.
+(posttrain.rewards.parsing.exact_numbers): microseconds, no tolerance.  Everything else goes to math-verify (the extra
+`math`) inside the sandbox, where a process that does not end is killed; decimals are sent as fractions, and what it
+finds equal at 15 digits must agree in 50.
 
 **What earns what.**  CORRECT is worth 1, all else 0.  A row whose gold answer cannot be read
-(posttrain.rewards.gold_answers) is not scored, and named once.
+(posttrain.rewards.gold_answers) is not scored, and reported once.
 
-**Known hacks, and what stops them.**  A false chain (`9 = 5`), several answers where one is asked for, other words or
-letters that math-verify takes for units, characters that it passes over, and whatever else hides an answer from it
-(`\phantom`, a zero-width space): refused by posttrain.rewards.math_verify.  Towers of powers and
-factorials that never end: refused, and killed if they get through.  `100\%` for 100: a percent is a hundredth,
-in words too.
-Answers inside the thinking: only what follows it is read.  A number that is cut off where it is right: not read.
-Text that is slow to read: linear time, bounded length.  Not stopped: an answer that is guessed, or known from the
-data; in prose, words that change a number and are on no list.
+**Known hacks, and what stops them.**  A false chain (`9 = 5`), several answers instead of one, words or letters that
+math-verify mistakes for units, characters that it skips, and whatever else hides an answer from it (`\phantom`, a
+zero-width space): rejected by posttrain.rewards.math_verify.  Towers of powers and factorials that never end: rejected,
+and killed if they get through.  `100\%` for 100: a percent is a hundredth, in words too.  Answers inside the thinking:
+only the text after it is read.  A number cut off where it is right: not read.  Text that is slow to read: linear time,
+bounded length.  Not stopped: an answer that is guessed, or known from the data; in prose, unlisted words that change a
+number.
 
 **What is missed.**  math-verify takes i for a letter, keeps the sides of an equation apart, and does not read `√2`,
-`5²` or `½`; digits in groups between spaces (`1 000`) are not read, and units that are on no list are refused.
-tests/attacks/maths.jsonl has every miss that is known.
+`5²` or `½`; digits in groups between spaces (`1 000`) are not read, and unlisted units are rejected.
+tests/attacks/maths.jsonl has every known miss.
 """
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar
 
-from posttrain.rewards.gold_answers import GoldAnswer, gold_answers, gold_name, same_name
+from posttrain.rewards.gold_answers import (
+    AnswerOutcome,
+    GoldAnswer,
+    gold_answers,
+    gold_name,
+    graded_answer,
+    missing_answer,
+    same_name,
+)
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, SessionReward
@@ -59,35 +64,18 @@ from posttrain.rewards.parsing.final_answers import AS_HYPHEN, answer_in
 from posttrain.rewards.parsing.units import gold_value, measured_value
 
 
-class MathsOutcome(StrEnum):
-    """How an answer fared."""
-
-    CORRECT = "correct"
-    WRONG = "wrong"
-    UNREADABLE = "unreadable"
-    """Neither way of reading makes anything of it."""
-    REFUSED = "refused"
-    """A chain, a list, or a power that is compared with nothing."""
-    TIME_LIMIT = "time_limit"
-    NO_ANSWER = "no_answer"
-    TRUNCATED = "truncated"
-    """No answer, and the length limit cut the completion off."""
-    NO_GOLD = "no_gold"
-    """The row's own answer cannot be read: not scored."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class MathsReward(SessionReward):
     """Reward function: 1 for an answer equal to the column `answer` (or `ground_truth`)."""
 
     symbolic: bool = True
-    """Ask math-verify about answers that are not numbers; without it they are unreadable, and such rows not scored."""
+    """Use math-verify for answers that are not numbers; without it they are unreadable, and such rows not scored."""
     cpu_seconds: float = 3.0
-    """Processor time for one answer there."""
+    """Processor time for one of its answers."""
     rows_stand_alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.symbolic:  # now, and not at the first answer that is not a number, perhaps in step 500
+        if self.symbolic:  # now, not at the first answer that is not a number, perhaps in step 500
             require_math_verify()
 
     def scores(
@@ -101,62 +89,57 @@ class MathsReward(SessionReward):
         ground_truth: Sequence[object] | None = None,
         **_columns: object,
     ) -> list[Graded | ScoringFailure]:
-        """A score for each completion, or why it has none."""
         golds = gold_answers(answer, ground_truth, len(completions))
         rows = list(zip(completions, finish_reasons, (gold.text for gold in golds), strict=True))
         first = [quickly(text, finish == "length", gold) for text, finish, gold in rows]
         questions = [item for item in first if isinstance(item, Question)]
         if not self.symbolic:
-            said: Sequence[ComparisonResult] = [
-                ComparisonResult.UNREADABLE if is_quick(assigned(q.gold)) else ComparisonResult.NO_GOLD
-                for q in questions
-            ]
+            said = [unread_result(assigned(question.gold)) for question in questions]
+        elif questions:
+            said = compare_symbolically(questions, resources.sandboxes, cpu_seconds=self.cpu_seconds)
         else:
-            said = (
-                compare_symbolically(questions, resources.sandboxes, cpu_seconds=self.cpu_seconds) if questions else []
-            )
+            said = []
         answers = iter(said)
         graded = [slowly(next(answers), item) if isinstance(item, Question) else item for item in first]
-        name_unreadable(graded, golds, resources.memory(self, set[str]))
+        warn_of_unreadable(graded, golds, resources.memory(self, set[str]))
         return graded
 
 
 def assigned(answer: str) -> str:
-    """The right side of `x = 5`, or the answer itself."""
+    """The right side of `x = 5`, or the whole answer."""
     found = ASSIGNED.match(answer)
     return answer[found.end() :] if found and answer.count("=") == 1 else answer
 
 
 def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
-    """The verdict where exact numbers decide it, or the question for the slow way."""
+    """The verdict if exact numbers decide it, or the question for math-verify."""
     if gold is None:
-        return Graded(None, MathsOutcome.NO_GOLD)
+        return Graded(None, AnswerOutcome.NO_GOLD)
     found = answer_in(text, cut_off=cut_off)
     if found is None or not found.strip():
-        return Graded(0.0, MathsOutcome.TRUNCATED if cut_off else MathsOutcome.NO_ANSWER)
+        return missing_answer(cut_off)
     if len(found) > MAX_CHARACTERS:
-        return Graded(0.0, MathsOutcome.REFUSED)
+        return Graded(0.0, AnswerOutcome.REFUSED)
     found, gold = found.translate(AS_HYPHEN), gold.translate(AS_HYPHEN)
-    if other_name(found, gold):
-        return score_of_comparison(False)
-    quick = by_value_or_name(assigned(found), assigned(gold))
+    quick = False if other_name(found, gold) else by_value_or_name(assigned(found), assigned(gold))
     if quick is not None:
-        return score_of_comparison(quick)
+        return graded_answer(quick)
     found, gold = with_functions(without_dollars(found)), with_functions(without_dollars(gold))
     if is_refused(found, gold):
-        return Graded(0.0, MathsOutcome.REFUSED)
+        return Graded(0.0, AnswerOutcome.REFUSED)
     if other_letters(found, gold):
-        return score_of_comparison(False)
+        return graded_answer(False)
     return Question(as_asked(gold), as_asked(assigned(found)))
 
 
-def is_quick(gold: str) -> bool:
-    """Whether a gold answer can be compared without math-verify."""
-    return gold_value(gold) is not None or gold_name(gold) is not None
+def unread_result(gold: str) -> ComparisonResult:
+    """Without math-verify, an answer to a gold answer that needs none is unreadable; other rows are not scored."""
+    readable = gold_value(gold) is not None or gold_name(gold) is not None
+    return ComparisonResult.UNREADABLE if readable else ComparisonResult.NO_GOLD
 
 
 def by_value_or_name(found: str, gold: str) -> bool | None:
-    """Whether an answer is the same exact value, with its unit, or the same name; None where neither decides."""
+    """Whether an answer is the same exact value, with its unit, or the same name; None if neither decides."""
     expected = gold_value(gold)
     if expected is not None:
         given = measured_value(found)
@@ -164,34 +147,23 @@ def by_value_or_name(found: str, gold: str) -> bool | None:
     return same_name(found, gold)
 
 
-def score_of_comparison(right: bool) -> Graded:
-    return Graded(1.0, MathsOutcome.CORRECT) if right else Graded(0.0, MathsOutcome.WRONG)
-
-
 def slowly(said: ComparisonResult, question: Question) -> Graded | ScoringFailure:
     match said:
-        case ComparisonResult.SAME:
-            return score_of_comparison(True)
-        case ComparisonResult.DIFFERENT:
-            return score_of_comparison(False)
+        case ComparisonResult.SAME | ComparisonResult.DIFFERENT:
+            return graded_answer(said is ComparisonResult.SAME)
         case ComparisonResult.NO_GOLD:
-            return Graded(None, MathsOutcome.NO_GOLD)
-        case ComparisonResult.TIME_LIMIT:
-            return Graded(0.0, MathsOutcome.TIME_LIMIT)
+            return Graded(None, AnswerOutcome.NO_GOLD)
         case ComparisonResult.LOST:
             return ScoringFailure(f"the sandbox lost the comparison with {question.gold!r}")
-    return Graded(0.0, MathsOutcome.UNREADABLE)
+    return Graded(0.0, AnswerOutcome(said))
 
 
-def name_unreadable(graded: Sequence[Graded | ScoringFailure], golds: Sequence[GoldAnswer], named: set[str]) -> None:
-    """Warn of gold answers that cannot be read, each once."""
-    for verdict_, gold in zip(graded, golds, strict=True):
-        if isinstance(verdict_, Graded) and verdict_.outcome is MathsOutcome.NO_GOLD:
+def warn_of_unreadable(graded: Sequence[Graded | ScoringFailure], golds: Sequence[GoldAnswer], named: set[str]) -> None:
+    """Warn of gold answers that cannot be read, once each."""
+    for verdict, gold in zip(graded, golds, strict=True):
+        if isinstance(verdict, Graded) and verdict.outcome is AnswerOutcome.NO_GOLD:
             problem = gold.problem or (f"{gold.text[:200]!r} cannot be read" if gold.text else "")
             if problem and problem not in named:
                 named.add(problem)
-                warnings.warn(
-                    f"reward maths: the gold answer {problem}; not scored.  A row's `answer` is its final answer alone:"
-                    " a number, an expression in LaTeX or a name.",
-                    stacklevel=2,
-                )
+                rule = "`answer` must be only the final answer: a number, a LaTeX expression or a name."
+                warnings.warn(f"reward maths: the gold answer {problem}; not scored. {rule}", stacklevel=2)

@@ -1,10 +1,9 @@
-"""From marks on tokens and on stretches of text to one number per token: the column of process rewards of a step.
+"""From marks on tokens and spans of text to one number per token: a step's column of process rewards.
 
-A span is in characters of the graded text, which is the prompt's prefill and then the decoded completion.  Its whole
-value goes to the token that completes it, the one with which the text reads as it does up to the span's end: only then
-has the policy done what is paid for, and whoever sums rewards from a token on credits every token of the span.  A
-character that several tokens write, as byte-level pieces do, is complete with the last of them.  The stop token writes
-no text.
+A span is in characters of the graded text, which is the prompt's prefill and then the decoded completion.  The token
+that completes it gets its whole value: only then has the policy done what is paid for, and summing rewards from each
+token on credits every token of the span.  A character that several tokens write, as byte-level pieces do, is complete
+with the last of them.  The stop token writes no text.
 
 Only sampled tokens earn.  A mark on a given token, or a span that ends in given text, counts at the last sampled token
 before it: the policy asked for what follows.  A mark with no sampled token before it, as in the prefill, earns nothing.
@@ -12,6 +11,7 @@ before it: the policy asked for what follows.  A mark with no sampled token befo
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,11 +33,11 @@ class TextDecoder(Protocol):
 def process_rewards(
     groups: Sequence[Group], grades: Grades, tokenizer: TextDecoder
 ) -> Float64[Tensor, " token"] | None:
-    """What each sampled token earns by the marks of all functions, times their weights; None without any.
+    """The weighted marks of all functions on each sampled token; None without marks.
 
         r_t = Σ_k w_k Σ_{marks m of k on token t} m        NaN where no function ended a step
 
-    Sampled tokens of all completions lie one after the other, as in the evidence that credit is made of.
+    The sampled tokens of all completions are concatenated.
     """
     counted = [(name, weight) for name, weight in zip(grades.names, grades.weights.tolist(), strict=True) if weight]
     marked = {name: weight for name, weight in counted if name in grades.marks}
@@ -61,9 +61,9 @@ def process_rewards(
 
 
 def on_tokens(marks: Marks, group: Group, text: "WrittenText") -> Iterator[tuple[int, float]]:
-    """(token, value) for each mark on one completion of the group, in order; a span at the token that completes it.
+    """(token, value) for each mark on one completion, in order; a span at the token that completes it.
 
-    Raises RunError where the completion's text is not what its tokens decode to.
+    Raises RunError if the completion's text is not its decoded tokens.
     """
     yield from ((token, value) for token, value in enumerate(marks.tokens) if value is not None)
     before = len(group.prompt.prefill)
@@ -71,58 +71,50 @@ def on_tokens(marks: Marks, group: Group, text: "WrittenText") -> Iterator[tuple
         if end > before:
             token = text.completed_by(end - before)
             if token is None:
-                raise RunError(
-                    f"prompt {group.prompt.id!r}, sample {text.rollout.sample}: a reward marked a span of the text,"
-                    " which is not what its tokens decode to, so that no token can be told to have written it.  Let the"
-                    " reward give token_rewards in place of spans, or let the engine return the text as decoded."
-                )
+                where = f"prompt {group.prompt.id!r}, sample {text.rollout.sample}: a reward marked a span"
+                remedy = "Use token_rewards in the reward, or let the engine return the decoded text."
+                raise RunError(f"{where}, but the text is not what its tokens decode to. {remedy}")
             yield token, value
 
 
 class WrittenText:
-    """Which token of a completion wrote what of its text."""
+    """Which token of a completion wrote which characters."""
 
     def __init__(self, rollout: Rollout, tokenizer: TextDecoder, pieces: dict[int, str]) -> None:
-        """`pieces` are the texts of single tokens as far as they are known; what is missing is added when needed."""
+        """`pieces` caches the texts of single tokens."""
         self.rollout, self.tokenizer, self.pieces = rollout, tokenizer, pieces
         self.body = list(rollout.sequence.text_tokens)
-        self._ends: list[int] | None = None
-        self._looked = False
 
     def completed_by(self, end: int) -> int | None:
-        """The first token with which the completion's text is there up to `end` characters; None where none is.
+        """The first token that completes the first `end` characters of the text, if any.
 
-        Read off the lengths of single tokens where these make up the text, and else by decoding beginnings: pieces of
-        a character, or tokens that read otherwise at the start, have no length of their own.
+        Uses the lengths of single tokens if these make up the text, and else decodes beginnings: pieces of a character,
+        and tokens that read differently at the start, have no length.
         """
-        ends = self.ends_of_pieces()
-        if ends is not None:
-            return bisect_left(ends, end)
+        if self.ends is not None:
+            return bisect_left(self.ends, end)
         wanted = self.rollout.text[:end]
         found = bisect_left(range(len(self.body)), True, key=lambda token: self.beginning(token)[:end] == wanted)
         return found if found < len(self.body) and self.beginning(found)[:end] == wanted else None
 
     def beginning(self, token: int) -> str:
-        """The text of all tokens up to and with this one."""
+        """The text up to and including this token."""
         return str(self.tokenizer.decode(self.body[: token + 1], skip_special_tokens=False))
 
-    def ends_of_pieces(self) -> list[int] | None:
-        """Where the text of each token ends, or None where the tokens one by one do not make up the text."""
-        if not self._looked:
-            self._looked = True
-            for token in self.body:
-                if token not in self.pieces:
-                    self.pieces[token] = str(self.tokenizer.decode([token], skip_special_tokens=False))
-            pieces = [self.pieces[token] for token in self.body]
-            if "".join(pieces) == self.rollout.text:
-                self._ends = list(accumulate(map(len, pieces)))
-        return self._ends
+    @cached_property
+    def ends(self) -> list[int] | None:
+        """Where each token's text ends; None if single tokens do not make up the text."""
+        for token in self.body:
+            if token not in self.pieces:
+                self.pieces[token] = str(self.tokenizer.decode([token], skip_special_tokens=False))
+        texts = [self.pieces[token] for token in self.body]
+        return list(accumulate(map(len, texts))) if "".join(texts) == self.rollout.text else None
 
 
 def with_penalties(
     steps: Float64[Tensor, " token"] | None, penalties: Float64[Tensor, " token"] | None
 ) -> Float64[Tensor, " token"] | None:
-    """All that single tokens earn: process rewards, 0 where no step ends, and penalties; None of neither."""
+    """The sum of process rewards (0 where no step ends) and penalties; None without both."""
     if steps is None:
         return penalties
     earned = torch.where(steps.isnan(), 0.0, steps)

@@ -41,14 +41,11 @@ BUILT_IN = {
         }.items()
     },
 }
-"""The reward functions of this package as MODULE:FUNCTION, or MODULE:CLASS where they have options.
-
-A module is imported when a recipe asks for it.
-"""
+"""This package's rewards as MODULE:FUNCTION, or MODULE:CLASS if they have options; imported when used."""
 
 
 def load_reward(options: RewardOptions) -> RewardFunction:
-    """The function, or the reward model, that an item of a recipe's `rewards` names, with its weight."""
+    """The function or reward model that an item of a recipe's `rewards` names."""
     if options.model:
         from posttrain.rewards.model import reward_model_of  # it loads transformers
 
@@ -61,15 +58,14 @@ def load_reward(options: RewardOptions) -> RewardFunction:
         source = source_in_file(Path(place), name) if of_file else source_in_module(call, place, name)
         return RewardFunction(name=name, call=call, settings=options, source=source)
     if options.name not in BUILT_IN:
+        others = "Name your function FILE.py:FUNCTION or package.module:FUNCTION, a reward model `model: FOLDER`."
         raise UserError(
-            f"rewards: no reward function `{options.name}`.  {did_you_mean(options.name, BUILT_IN)}"
-            "  A function of your own is FILE.py:FUNCTION or package.module:FUNCTION, a reward model its folder as"
-            " `model: FOLDER`."
+            f"rewards: no reward function `{options.name}`.  {did_you_mean(options.name, BUILT_IN)}  {others}"
         )
     module, _, function = BUILT_IN[options.name].partition(":")
     call = getattr(importlib.import_module(module), function)
     if isinstance(call, type):
         call = bind(call, options.options, where=f"rewards: {options.name}")
     elif options.options:
-        raise UserError(f"rewards: {options.name} has no options, but is given {dict(options.options)}")
+        raise UserError(f"rewards: {options.name} has no options. Remove {dict(options.options)}.")
     return RewardFunction(name=options.name, call=call, settings=options, text_only=True, bounded=True)

@@ -1,37 +1,39 @@
 """Rewards that shape: for length, repetition, copying and other behaviour, in addition to the reward for the task.
 
-Lengths are counted in tokens of the completion, its stop token included.  Everything here is of fixed sign and (but for
-full stops without a limit) bounded, says so, and does nothing to a task's own reward: add it with a weight, or gate it
+Lengths are counted in tokens of the completion, its stop token included.  Every reward here has a fixed sign and
+(except full stops without a limit) bounds, and does nothing to a task's reward: add it with a weight, or gate it
 (`gate` in a recipe).
 
-**Known hacks.**  A penalty alone is minimised by saying nothing; pair it with a reward for the task.  A reward for
-being short within a group pays for wrong answers too unless it is gated by the task's reward.  Blocklists and refusal
+**Known hacks.**  A penalty alone is minimised by saying nothing: pair it with a reward for the task.  A reward for
+being short within a group also pays for wrong answers unless it is gated by the task's reward.  Blocklists and refusal
 phrases are examples, not a defence: a policy finds other words.
 """
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
 from posttrain.errors import require
 from posttrain.options.bounds import Bounded, PositiveInt
 
 Ids = Sequence[Sequence[int]]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoftOverlong:
-    """In [-1, 0]: 0 up to `max_tokens - cache_tokens`, then falling in a line to -1 at `max_tokens`, and -1 beyond.
+    """In [-1, 0]: 0 up to `max_tokens - cache_tokens`, then linear down to -1 at `max_tokens`, and -1 beyond.
 
     r(y) = ((L_max - L_cache) - |y|) / L_cache in between.   Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 13
     """
 
     max_tokens: int
-    """Length at which the penalty is whole: usually the completion limit."""
+    """Length of the full penalty: usually the completion limit."""
     cache_tokens: int
-    """Over how many tokens before that it grows."""
+    """Number of tokens before that over which it grows."""
 
     def __post_init__(self) -> None:
         require(0 < self.cache_tokens <= self.max_tokens, self, "cache_tokens", "must be > 0 and at most max_tokens")
@@ -43,11 +45,11 @@ class SoftOverlong:
 
 @dataclass(frozen=True, kw_only=True)
 class CosineLength(Bounded):
-    """A correct answer is worth more when short, a wrong one loses less when long.
+    """A correct answer is worth more if it is short, a wrong one loses less if it is long.
 
         r = w_L + (w_0 - w_L) / 2 · (1 + cos(π · min(|y|, L) / L))     w_0 at length 0, w_L at `max_tokens` and beyond
 
-    Whether an answer is correct is what another reward says, which the recipe names: `of: countdown`.
+    Another reward, which the recipe names, decides what is correct: `of: countdown`.
     Yeo et al. 2025, arXiv:2502.03373, eq. 1, with the length clamped.
     """
 
@@ -82,7 +84,7 @@ class CosineLength(Bounded):
 class GroupLength:
     """In [-.5, .5], relative to the group: the shortest correct answer gets .5, the longest -.5, a wrong one at most 0.
 
-        λ = .5 - (|y| - min) / (max - min);   r = λ if correct, else min(0, λ)     0 where all are of one length
+        λ = .5 - (|y| - min) / (max - min);   r = λ if correct, else min(0, λ)     0 if all have the same length
 
     Kimi k1.5, arXiv:2501.12599, section 2.3.3.
     """
@@ -120,14 +122,12 @@ class Repetition(Bounded):
     ngram: PositiveInt = 4
 
     def __call__(self, /, *, completion_ids: Ids, **_columns: object) -> list[float]:
-        return [self.value(ids) for ids in completion_ids]
+        grams = [list(ngrams(ids, self.ngram)) for ids in completion_ids]
+        return [len(set(each)) / len(each) - 1 if each else 0.0 for each in grams]
 
-    def value(self, ids: Sequence[int]) -> float:
-        count = len(ids) - self.ngram + 1
-        if count <= 0:
-            return 0.0
-        distinct = set(zip(*(islice(ids, start, None) for start in range(self.ngram)), strict=False))
-        return len(distinct) / count - 1
+
+def ngrams(items: Sequence[Item], size: int) -> Iterator[tuple[Item, ...]]:
+    return zip(*(islice(items, start, None) for start in range(size)), strict=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +142,12 @@ class TruncationPenalty:
 
 @dataclass(frozen=True, kw_only=True)
 class Blocklist:
-    """In [-1, 0]: minus 1 where any of the phrases occurs, letter case aside.  An example."""
+    """In [-1, 0]: minus 1 if any of the phrases occurs, ignoring case.  An example."""
 
     phrases: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        require(bool(self.phrases) and all(self.phrases), self, "phrases", "must be texts, none of them empty")
+        require(bool(self.phrases) and all(self.phrases), self, "phrases", "must be one or more non-empty texts")
 
     def __call__(self, /, *, completions: Sequence[str], **_columns: object) -> list[float]:
         phrases = [phrase.casefold() for phrase in self.phrases]
@@ -159,7 +159,7 @@ REFUSALS = ("i cannot", "i can't", "i'm sorry", "i am sorry", "as an ai", "i'm u
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """In [-1, 0]: minus 1 where the first `characters` hold a phrase with which models decline.  An example."""
+    """In [-1, 0]: minus 1 if the first `characters` contain a phrase with which models decline.  An example."""
 
     characters: int = 200
 
@@ -178,12 +178,8 @@ class CopiedPrompt(Bounded):
         return [self.value(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
 
     def value(self, prompt: str, text: str) -> float:
-        said, given = self.grams(text), set(self.grams(prompt))
-        return -sum(gram in given for gram in said) / len(said) if said else 0.0
-
-    def grams(self, text: str) -> list[tuple[str, ...]]:
-        words = text.split()
-        return list(zip(*(words[start:] for start in range(self.ngram)), strict=False))
+        written, given = list(ngrams(text.split(), self.ngram)), set(ngrams(prompt.split(), self.ngram))
+        return -sum(gram in given for gram in written) / len(written) if written else 0.0
 
 
 SCRIPTS = {
@@ -202,7 +198,7 @@ SCRIPTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageDrift:
-    """In [-1, 0]: minus the share of letters outside of the scripts that are wanted.  An example, by Unicode ranges."""
+    """In [-1, 0]: minus the share of letters outside of the wanted scripts.  An example, by Unicode ranges."""
 
     scripts: tuple[str, ...] = ("latin",)
 
@@ -222,15 +218,13 @@ class LanguageDrift:
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodCount(Bounded):
-    """The number of ASCII full stops, the course's toy reward: up to `most`, as a share of it, or all of them.
+    """The number n of ASCII full stops, the course's toy reward.
 
-    r = min(n, most) / most, in [0, 1];  r = n where `most` is null, as in the course.
+    r = min(n, most) / most, in [0, 1];  r = n if `most` is null, as in the course.
     """
 
     most: PositiveInt | None = 10
 
     def __call__(self, /, *, completions: Sequence[str], **_columns: object) -> list[float]:
-        return [self.value(text.count(".")) for text in completions]
-
-    def value(self, count: int) -> float:
-        return float(count) if self.most is None else min(count, self.most) / self.most
+        counts = [text.count(".") for text in completions]
+        return [float(count) if self.most is None else min(count, self.most) / self.most for count in counts]

@@ -150,8 +150,7 @@ class ProcessPool:
     def _look(self, now: float) -> None:
         """Enforce the limits of every process, and the server's duty to end those that we end."""
         for process in list(self.running.values()):
-            if process.outgoing:
-                process.flush()
+            process.channel.flush()
             if process.condemned is not None:
                 if now - process.condemned > SERVER_PATIENCE_SECONDS:
                     self._lose()  # stopped, or stuck: its processes end with it

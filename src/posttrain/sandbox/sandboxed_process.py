@@ -1,17 +1,16 @@
 """One process in the sandbox, seen from outside: what it was given, what it has said, what it has used."""
 
 import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from posttrain.sandbox.execution import Execution, Exit, Process
-from posttrain.sandbox.inside.frames import MAX_BYTES
+from posttrain.sandbox.inside.frames import ChannelClosed
+from posttrain.sandbox.message_stream import READ_BYTES, MessageStream, MessageTooLong
 from posttrain.sandbox.processor_waits import PATIENCE, ProcessWaits
 
 PIPE_BYTES = 1 << 12
-READ_BYTES = 1 << 16
 LAST_READS = 16
 """More than what a pipe or a socket holds of a process that is gone."""
 NOT_SEALED = 97
@@ -44,14 +43,12 @@ class SandboxedProcess:
         self.condemned: float | None = None
         """When we asked for its end, if we did."""
         self.starved = self.overflowed = self.broken = False
-        self.incoming, self.outgoing = bytearray(), bytearray()
         self.output, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.errors, errors = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for end in (output, errors):
             os.set_blocking(end, True)
-        self.channel, channel = socket.socketpair()
-        self.channel.setblocking(False)
-        self.given = [readable(asked.stdin), output, errors, channel.detach()]
+        self.channel = MessageStream()
+        self.given = [readable(asked.stdin), output, errors, self.channel.theirs.detach()]
         """Descriptors for the process: input, output, errors, channel."""
         self.send(asked.source.encode("utf-8", "surrogatepass"))
 
@@ -74,38 +71,17 @@ class SandboxedProcess:
         self.on_end(self, why)
 
     def send(self, payload: bytes) -> None:
-        self.outgoing += len(payload).to_bytes(4, "little") + payload
-        self.flush()
-
-    def flush(self) -> None:
-        try:
-            while self.outgoing:
-                del self.outgoing[: self.channel.send(self.outgoing)]
-        except BlockingIOError:
-            return
-        except OSError:  # it has closed its end: its affair
-            self.outgoing.clear()
+        self.channel.send(payload)
 
     def read_channel(self) -> bool:
         """Read what it sent and pass complete messages on; False at the end."""
         try:
-            part = self.channel.recv(READ_BYTES)
-        except BlockingIOError:
-            return True
-        except OSError:
+            for payload in self.channel.messages():
+                self.take(payload)
+        except ChannelClosed as closed:
+            self.broken |= isinstance(closed, MessageTooLong)
             return False
-        self.incoming += part
-        while len(self.incoming) >= 4:
-            length = int.from_bytes(self.incoming[:4], "little")
-            if length > MAX_BYTES:
-                self.broken = True
-                return False
-            if len(self.incoming) < 4 + length:
-                break
-            payload = bytes(self.incoming[4 : 4 + length])
-            del self.incoming[: 4 + length]
-            self.take(payload)
-        return bool(part)
+        return True
 
     def take(self, payload: bytes) -> None:
         """One message: first the sandbox's own, then those of the program's side."""

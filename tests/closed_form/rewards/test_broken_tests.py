@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from posttrain.commands.check_task import main
-from posttrain.errors import UserError
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.code.unit_tests import CallTests, read_tests
 from posttrain.rewards.grading.resources import default_resources
 from posttrain.tasks.programs_task import program_row
 from posttrain.tasks.row_files.rows import DatasetRow
+from tests.support.refusals import refused
 
 GOOD = {"kind": "asserts", "entry": "add", "tests": ["x = add(1, 2)", "assert x == 3"]}
 
@@ -26,32 +26,32 @@ def calls(**changed: object) -> dict[str, object]:
     ("tests", "named"),
     [
         (GOOD | {"tests": "assert add(1, 2) == 3"}, "tests = 'assert add"),
-        (GOOD | {"tests": [1]}, r"tests\[0\] = 1: must be text"),
+        (GOOD | {"tests": [1]}, "tests[0] = 1: must be text"),
         (GOOD | {"entry": "add it"}, "entry = 'add it'"),
         (GOOD | {"entry": []}, "entry = "),
-        (GOOD | {"set_up": "x = 1"}, "set_up: no such key; did you mean `setup`"),
-        (calls(cases=[{"args": "12", "expected": 3}]), r"cases\[0\].args = '12'"),
-        (calls(cases=[{"args": {"a": 1}, "expected": 3}]), r"cases\[0\].args = "),
-        (calls(cases=[{"arguments": [1], "expected": 3}]), r"cases\[0\].arguments: no such key; did you mean `args`"),
-        (calls(cases=[{"args": [1]}]), r"cases\[0\]: has no `expected`"),
-        (calls(cases=[{"args": [1], "expected": object()}]), r"cases\[0\].expected: a value of type object"),
+        (GOOD | {"set_up": "x = 1"}, "set_up: … `setup`"),
+        (calls(cases=[{"args": "12", "expected": 3}]), "cases[0].args = '12'"),
+        (calls(cases=[{"args": {"a": 1}, "expected": 3}]), "cases[0].args = "),
+        (calls(cases=[{"arguments": [1], "expected": 3}]), "cases[0].arguments: … `args`"),
+        (calls(cases=[{"args": [1]}]), "cases[0]: has no `expected`"),
+        (calls(cases=[{"args": [1], "expected": object()}]), "cases[0].expected: a value of type object"),
         (calls(cases="no"), "cases = 'no'"),
         (calls(tolerance=float("inf")), "tolerance = inf"),
         (calls(tolerance=float("nan")), "tolerance = nan"),
         (calls(tolerance=-1), "tolerance = -1"),
-        (calls(tolerance=1e30), r"tolerance = 1e\+30: must be a number from 0 to 1"),
+        (calls(tolerance=1e30), "tolerance = 1e+30 … from 0 to 1"),
         (calls(tolerance=True), "tolerance = True"),
-        ({"kind": "stdio", "cases": [{"input": "1", "output": 3}]}, r"cases\[0\].output = 3"),
+        ({"kind": "stdio", "cases": [{"input": "1", "output": 3}]}, "cases[0].output = 3"),
         ({"kind": "other"}, "kind"),
         ("{", "line 1"),
-        (3, "must be an object"),
+        (3, "kind = None"),
     ],
 )
 def test_malformed_tests_are_told_by_row_and_key(tests: object, named: str) -> None:
-    with pytest.raises(UserError, match=f"rows.jsonl:7: tests: .*{named}"):
+    with refused("rows.jsonl:7: tests: ", *named.split(" … ")):
         CodeReward().check_rows([("rows.jsonl:7", {"tests": tests})], default_resources())
     if isinstance(tests, dict):
-        with pytest.raises(UserError, match=f"rows.jsonl:7: tests: .*{named}"):
+        with refused("rows.jsonl:7: tests: ", *named.split(" … ")):
             program_row(DatasetRow("rows.jsonl:7", {"prompt": "p", "tests": tests}))
 
 
@@ -73,24 +73,24 @@ def test_a_key_without_a_value_is_what_tables_have() -> None:
     [
         (GOOD | {"setup": "import no_such"}, "the setup raises ModuleNotFoundError"),
         (GOOD | {"setup": "x ="}, "the setup raises SyntaxError"),
-        (GOOD | {"tests": ["import no_such\nassert add(1, 2) == 3"]}, r"tests\[0\] raises ModuleNotFoundError"),
-        (GOOD | {"tests": ["assert add(1, 2) == 3", "assert add(1 =="]}, r"tests\[1\] raises SyntaxError"),
+        (GOOD | {"tests": ["import no_such\nassert add(1, 2) == 3"]}, "tests[0] raises ModuleNotFoundError"),
+        (GOOD | {"tests": ["assert add(1, 2) == 3", "assert add(1 =="]}, "tests[1] raises SyntaxError"),
         (GOOD | {"tests": ["assert ad(1, 2) == 3"]}, "no test names add"),
-        (GOOD | {"tests": ["assert ad(1, 2) == 3  # add"]}, r"tests\[0\] raises NameError"),
-        (GOOD | {"tests": ["assert 1 == 2, add"]}, r"tests\[0\] raises AssertionError"),
+        (GOOD | {"tests": ["assert ad(1, 2) == 3  # add"]}, "tests[0] raises NameError"),
+        (GOOD | {"tests": ["assert 1 == 2, add"]}, "tests[0] raises AssertionError"),
         (GOOD | {"tests": ["add"]}, "no test calls add"),
         (
             GOOD | {"tests": ["assert add({}, object()) == 3"]},
-            r"tests\[0\] calls a function with what is no plain data: ",
+            "tests[0] calls a function with values that are not plain data",
         ),
-        (GOOD | {"tests": ["assert add(1, 2) == 3", "assert False"]}, r"tests\[1\] raises AssertionError"),
+        (GOOD | {"tests": ["assert add(1, 2) == 3", "assert False"]}, "tests[1] raises AssertionError"),
         (
             GOOD | {"tests": ["assert add(1, 2) == 3", "assert add(n, 2) == 3"]},
-            r"tests\[1\] raises NameError: name 'n'",
+            "tests[1] raises NameError: name 'n'",
         ),
-        (GOOD | {"tests": ["x = add(1, 2)", "import os; os._exit(0)"]}, r"tests\[1\] ends its process"),
+        (GOOD | {"tests": ["x = add(1, 2)", "import os; os._exit(0)"]}, "tests[1] ends its process"),
         (GOOD | {"setup": "import os; os._exit(0)"}, "the setup ends its process"),
-        (GOOD | {"setup": "while True: pass"}, "the setup comes to no end"),
+        (GOOD | {"setup": "while True: pass"}, "the setup does not end"),
         (calls() | {"x": None}, ""),
         (GOOD, ""),
         (GOOD | {"tests": ["try: add()\nexcept TypeError: pass"]}, ""),
@@ -109,7 +109,7 @@ def test_a_row_whose_tests_no_program_can_pass_is_named(tests: object, named: st
     if not named:
         reward.check_rows(rows, default_resources())
         return
-    with pytest.raises(UserError, match=rf"1 row\(s\) have tests .*\n  bad:2: tests: {named}"):
+    with refused("1 row(s)", f"bad:2: tests: {named}"):
         reward.check_rows(rows, default_resources())
 
 
@@ -119,7 +119,7 @@ def test_each_test_has_the_time_that_a_run_gives_it() -> None:
     reward = CodeReward(cpu_seconds=0.4)
     reward.check_rows([("r:1", row)], default_resources())
     endless = GOOD | {"tests": ["assert add(1, 2) == 3", "while True: pass"]}
-    with pytest.raises(UserError, match=r"tests\[1\] comes to no end within 0.4 s"):
+    with refused("tests[1] does not end within 0.4 s"):
         reward.check_rows([("r:1", {"tests": endless})], default_resources())
 
 
@@ -129,9 +129,7 @@ def test_a_rows_own_solution_has_to_pass() -> None:
 
     for right in ("def add(a, b): return a + b", "So:\n```python\ndef add(a, b): return a + b\n```", "Add them up."):
         CodeReward().check_rows(row(right), default_resources())
-    with pytest.raises(
-        UserError, match=r"r:1: tests: the row's own `solution` does not pass them: test 1 of 1 is wrong"
-    ):
+    with refused("r:1: tests: ", "`solution`", "test 1 of 1 is wrong"):
         CodeReward().check_rows(row("def add(a, b): return a - b"), default_resources())
 
 
@@ -157,5 +155,5 @@ def test_check_task_looks_at_rows_of_programs(tmp_path: Path, capsys: pytest.Cap
     assert "nothing is wrong with the tests of its 1 rows" in capsys.readouterr().out
     file.write_text(json.dumps({"prompt": "Write add.", "tests": GOOD | {"setup": "import no_such"}}))
     for name in ("code", "programs"):
-        with pytest.raises(UserError, match=r"rows.jsonl:1: tests: the setup raises ModuleNotFoundError"):
+        with refused("rows.jsonl:1: tests: the setup raises ModuleNotFoundError"):
             main([name, "--rows", str(file)])

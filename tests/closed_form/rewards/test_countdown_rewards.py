@@ -2,10 +2,10 @@
 
 import pytest
 
-from posttrain.errors import UserError
 from posttrain.records import Finish
 from posttrain.rewards.countdown.grader import Countdown, Outcome, countdown, countdown_last, countdown_outcome
 from posttrain.rewards.format import FormatOutcome, graded_format, last_format, strict_format
+from tests.support.refusals import refused
 
 RIGHT = "<think>hm</think>\n<answer>(17-5)*3</answer>"
 WRONG = "<think>hm</think>\n<answer>17-5*3</answer>"
@@ -74,17 +74,17 @@ def test_a_number_given_once_cannot_be_used_twice_under_either_rule() -> None:
 @pytest.mark.parametrize(
     ("numbers", "target", "rule", "said"),
     [
-        ([17, 5, 3], "36", "all", "target = '36': must be a whole number"),
+        ([17, 5, 3], "36", "all", "target = '36'"),
         ([17, 5, 3], 36.0, "all", "target = 36.0"),
-        (["17", "5", "3"], 36, "all", "list of whole numbers"),
-        ("17 5 3", 36, "all", "list of whole numbers"),
-        ([17, -5, 3], 36, "all", ">= 0"),
+        (["17", "5", "3"], 36, "all", "whole numbers"),
+        ("17 5 3", 36, "all", "whole numbers"),
+        ([17, -5, 3], 36, "all", "numbers = [17, -5, 3]"),
         ([17, 5, 3], 36, "any", "must be all or subset"),
     ],
 )
 def test_columns_that_no_answer_could_meet_are_an_error_and_not_a_zero(numbers, target, rule, said) -> None:
     columns = {"completions": [RIGHT], "finish_reasons": ["stop"]}
-    with pytest.raises(UserError, match=said):
+    with refused(said):
         countdown(numbers=[numbers], target=[target], rule=[rule], **columns)
 
 

@@ -1,12 +1,10 @@
 """Answers to generated problems and to choices: where they stand, and what is the same answer."""
 
 import json
-import re
 from typing import Any
 
 import pytest
 
-from posttrain.errors import UserError
 from posttrain.options.dataset import DatasetOptions, GeneratedOptions
 from posttrain.options.generator import GeneratorOptions
 from posttrain.options.row_source import MixtureSourceOptions
@@ -26,6 +24,7 @@ from posttrain.rewards.generated_reward import GeneratedReward
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.sandbox.inside import plain
+from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -257,5 +256,5 @@ def test_a_choice_or_a_short_answer_is_paid_where_it_is_the_row_s(
     ],
 )
 def test_rows_are_of_a_file_or_of_a_generator(made: Any, says: str) -> None:
-    with pytest.raises(UserError, match=re.escape(says)):
+    with refused(*says.split(" … ")):
         made()

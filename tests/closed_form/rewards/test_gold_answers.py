@@ -8,12 +8,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from posttrain.errors import UserError
 from posttrain.options.reward import RewardOptions
-from posttrain.rewards.gold_answers import gold_answer
+from posttrain.rewards.gold_answers import AnswerOutcome, gold_answer
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.math_reward import MathsOutcome, MathsReward
+from posttrain.rewards.math_reward import MathsReward
 from posttrain.rewards.reward_registry import load_reward
+from tests.support.refusals import refused
 
 QUICK = MathsReward(symbolic=False)
 
@@ -49,7 +49,7 @@ def graded(answer: str, gold: object) -> Graded:
     ],
 )
 def test_a_number_is_written_out_and_its_right_answer_is_paid(gold: object, answer: str) -> None:
-    assert graded(answer, gold) == (1.0, MathsOutcome.CORRECT)
+    assert graded(answer, gold) == (1.0, AnswerOutcome.CORRECT)
     for other in ("e-5", "e-05", "e+22", "1e-05", "n^2a", "nan"):
         assert graded(other, gold).score == 0.0
 
@@ -61,7 +61,7 @@ def test_a_missing_answer_is_not_scored_and_nobody_is_warned(gold: object) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for answer in ("5", "n^2a", "nan", ""):
-            assert graded(answer, gold) == (None, MathsOutcome.NO_GOLD)
+            assert graded(answer, gold) == (None, AnswerOutcome.NO_GOLD)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_a_missing_answer_is_not_scored_and_nobody_is_warned(gold: object) -> No
         ([5], "is a list"),
         ((1, 2), "is a tuple"),
         (5 + 0j, "is a complex"),
-        (float("inf"), "Infinity is no number"),
+        (float("inf"), "Infinity"),
         (10**4000, "more than 300 digits"),
         (1e-308 / 7, "more than 300 digits"),
         ("The answer is 5", "'The answer is 5' is a sentence"),
         ("Answer: 5", "is a sentence"),
-        ("N/A", "'N/A' says that there is none"),
-        (r"\boxed{None}", "'None' says that there is none"),
+        ("N/A", "'N/A' means that there is none"),
+        (r"\boxed{None}", "'None' means that there is none"),
         ("1e400", "more than 300 digits"),
         ("She has 5 apples left over today", "is a sentence"),
         ("so 3 + 4 = 7\n#### 7", "#### 7' is a sentence"),
@@ -112,14 +112,14 @@ def test_functions_units_and_products_in_a_gold_answer_are_no_prose() -> None:
 @pytest.mark.parametrize("name", ["math", "maths"])
 def test_without_its_extra_the_reward_is_refused_when_it_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(UserError, match=r"math-verify, which is not installed.*\n.*posttrain\[math\].*symbolic: false"):
+    with refused("math-verify", "posttrain[math]", "symbolic: false"):
         load_reward(RewardOptions(name=name))
-    with pytest.raises(UserError, match="math-verify"):
+    with refused("math-verify"):
         MathsReward()
     assert load_reward(RewardOptions(name=name, options={"symbolic": False})).name == name
 
 
 def test_without_its_extra_a_judge_is_refused_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(UserError, match=r"httpx is not installed; `pip install posttrain\[judge\]`"):
+    with refused("httpx", "posttrain[judge]"):
         load_reward(RewardOptions(name="judge", options={"endpoint": "http://127.0.0.1/v1", "model": "m"}))

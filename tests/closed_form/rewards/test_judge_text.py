@@ -12,6 +12,7 @@ from posttrain.rewards.judge_prompts import (
     score_in,
     winner_in,
 )
+from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_what_the_judge_is_not_shown_is_no_forgery_and_what_it_is_shown_is() -> 
 
 @pytest.mark.parametrize("winner", ['["A"]', '{"A": 1}', "null", "true", "1", '"C"', '"a"', "[" * 500 + "]" * 500])
 def test_a_winner_that_is_none_of_the_three_is_no_verdict(winner: str) -> None:
-    with pytest.raises(NoVerdict, match="winner = "):
+    with refused("winner = ", error=NoVerdict):
         winner_in(f'{{"winner": {winner}}}')
 
 

@@ -5,7 +5,8 @@ import warnings
 import pytest
 
 from posttrain.rewards import math_verify as maths_slowly
-from posttrain.rewards.math_reward import MathsOutcome, MathsReward
+from posttrain.rewards.gold_answers import AnswerOutcome
+from posttrain.rewards.math_reward import MathsReward
 from posttrain.rewards.math_verify import (
     ComparisonResult,
     Question,
@@ -19,7 +20,7 @@ from posttrain.rewards.parsing.final_answers import answer_in, last_boxed
 from posttrain.sandbox.sandboxes import Sandboxes
 from tests.support.timing import LINEAR, time_ratio
 
-CORRECT, WRONG, REFUSED = MathsOutcome.CORRECT, MathsOutcome.WRONG, MathsOutcome.REFUSED
+CORRECT, WRONG, REFUSED = AnswerOutcome.CORRECT, AnswerOutcome.WRONG, AnswerOutcome.REFUSED
 QUICK = MathsReward(symbolic=False)
 
 
@@ -78,7 +79,7 @@ def test_where_the_answer_is(text: str, expected: str | None) -> None:
         ("5" * 2000, "5", REFUSED),
     ],
 )
-def test_what_an_answer_earns(answer: str, gold: str, expected: MathsOutcome) -> None:
+def test_what_an_answer_earns(answer: str, gold: str, expected: AnswerOutcome) -> None:
     assert outcome(rf"\boxed{{{answer}}}", gold) == (float(expected is CORRECT), expected)
 
 
@@ -187,16 +188,16 @@ def test_how_math_verify_is_asked() -> None:
 
 
 def test_what_is_missing_has_a_name() -> None:
-    assert outcome("", "5") == (0.0, MathsOutcome.NO_ANSWER)
-    assert outcome("well", "5", finish="length") == (0.0, MathsOutcome.TRUNCATED)
-    assert outcome("5", None) == (None, MathsOutcome.NO_GOLD)
-    assert outcome(r"\boxed{\sqrt{2}}", "2") == (0.0, MathsOutcome.UNREADABLE)
+    assert outcome("", "5") == (0.0, AnswerOutcome.NO_ANSWER)
+    assert outcome("well", "5", finish="length") == (0.0, AnswerOutcome.TRUNCATED)
+    assert outcome("5", None) == (None, AnswerOutcome.NO_GOLD)
+    assert outcome(r"\boxed{\sqrt{2}}", "2") == (0.0, AnswerOutcome.UNREADABLE)
 
 
 def test_a_gold_answer_that_cannot_be_read_is_not_scored_and_named_once() -> None:
     gold = r"\sqrt{777}"
     with pytest.warns(UserWarning, match=r"sqrt\{777\}.*not scored"):
-        assert outcome("5", gold) == (None, MathsOutcome.NO_GOLD)
+        assert outcome("5", gold) == (None, AnswerOutcome.NO_GOLD)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         outcome("5", gold)
@@ -234,7 +235,7 @@ SLOW = MathsReward(cpu_seconds=1.0)
         ("x^2y^3", "y^3x^2", CORRECT),
     ],
 )
-def test_what_is_no_plain_number_is_compared_in_the_sandbox(answer: str, gold: str, expected: MathsOutcome) -> None:
+def test_what_is_no_plain_number_is_compared_in_the_sandbox(answer: str, gold: str, expected: AnswerOutcome) -> None:
     (found,) = SLOW(completions=[rf"\boxed{{{answer}}}"], finish_reasons=["stop"], answer=[gold])
     assert found == (float(expected is CORRECT), expected)
 
@@ -245,7 +246,7 @@ def test_a_comparison_that_does_not_end_is_killed_and_the_others_of_its_process_
     golds = [r"2\sqrt{2}", r"(x^{333}+1)^{3}+(x+1)^{998}+1", r"3\sqrt{2}"]
     found = SLOW(completions=texts, finish_reasons=["stop"] * 3, answer=golds)
     assert [found[0], found[2]] == [(1.0, CORRECT)] * 2
-    assert found[1] in [(0.0, MathsOutcome.TIME_LIMIT), (0.0, WRONG)]
+    assert found[1] in [(0.0, AnswerOutcome.TIME_LIMIT), (0.0, WRONG)]
 
 
 def test_of_questions_that_share_a_process_only_the_one_that_hangs_or_crashes_is_lost(

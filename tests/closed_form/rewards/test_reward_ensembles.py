@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from posttrain.config import as_recipe, load_recipe
-from posttrain.errors import UserError
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.model import RewardModel, RewardModelEnsemble, combined_scores, reward_models_in
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.named_inputs import named_files
+from tests.support.refusals import refused
 from tests.support.reward_models import reward_folder
 
 SCORES = torch.tensor([[1.0, -2.0, 3.0], [3.0, -2.0, 0.0], [2.0, -2.0, 0.0]], dtype=torch.float64)
@@ -85,12 +85,12 @@ def test_options_of_one_reward_model_hold_for_all_of_them(folders: list[str]) ->
     ],
 )
 def test_an_ensemble_that_is_none_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         RewardOptions(**given)
 
 
 def test_one_model_is_no_ensemble(folders: list[str]) -> None:
-    with pytest.raises(UserError, match="an ensemble of 1"):
+    with refused("ensemble of 1"):
         RewardModelEnsemble([RewardModel(folders[0])])
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.options.grading import GradingOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.sandbox import SandboxOptions
@@ -24,6 +24,7 @@ from posttrain.rewards.grading.score_cache import Cache
 from posttrain.rewards.judge_reward import JudgeReward
 from posttrain.rewards.math_reward import MathsReward
 from posttrain.rewards.reward_registry import load_reward
+from tests.support.refusals import refused
 from tests.support.reward_rows import CHAT, group
 from tests.support.sequences import resampled
 from tests.support.worker_rows import function_of
@@ -221,7 +222,7 @@ def test_rows_that_cannot_be_compared_are_asked_about_or_named_where_a_recipe_wa
     groups = [group(["a", "a"], columns={"when": {1}})]
     for _ in range(2):
         assert grade(groups, [reward_function(Unsure())]).num_cached == 0
-    with pytest.raises(UserError, match="'many' is to be cached, and the column 'when' holds what cannot be compared"):
+    with refused("'many'", "'when'", "`cache`"):
         grade(groups, [function_of(tmp_path, SOURCE, "many", cache=True)])
 
 
@@ -233,7 +234,7 @@ def test_a_cache_that_fails_keeps_no_score_from_the_journal(tmp_path: Path, monk
     holder = sqlite3.connect(tmp_path / "scores.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")  # others may read
     seen: list[Any] = []
-    with pytest.raises(RunError, match="another process has been writing to it"):
+    with refused("another process", error=RunError):
         grade(
             [with_finish(group(["bb"]))],
             [function],
@@ -296,17 +297,15 @@ def filled(folder: Path) -> Path:
 
 def test_a_file_that_is_no_cache_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database, and much longer than the header of one would be. " * 20)
-    with pytest.raises(
-        RunError, match=r"cache_file = .*text: file is not a database\.  Remove the file or name another"
-    ):
+    with refused("cache_file = ", "file is not a database", error=RunError):
         Cache(10, str(tmp_path / "text"))
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE scores (key, said, seal)")
     other.commit()
     other.close()
-    with pytest.raises(RunError, match="no cache of scores, or one of another version"):
+    with refused("another version", error=RunError):
         Cache(10, str(tmp_path / "other.db"))
-    with pytest.raises(RunError, match="unable to open database file"):
+    with refused("unable to open database file", error=RunError):
         Cache(10, str(tmp_path / "no_such_folder" / "scores.db"))
 
 
@@ -326,7 +325,7 @@ def test_a_damaged_file_ends_the_run_and_never_gives_a_wrong_score(tmp_path: Pat
         database.execute(f"UPDATE scores SET {says} WHERE key = x'37'")
         database.commit()
         database.close()
-    with pytest.raises(RunError, match=r"cache_file = .*scores\.db: .*Remove the file or name another"):
+    with refused("cache_file = ", "scores.db", error=RunError):
         read_all(file)
 
 
@@ -371,9 +370,9 @@ def test_a_file_that_another_process_holds_is_told_of(tmp_path: Path, monkeypatc
     kept = Cache(1000, str(file))
     holder = sqlite3.connect(file, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(RunError, match=r"scores\.db: another process has been writing to it for 0.1 s"):
+    with refused("scores.db", "0.1 s", error=RunError):
         kept.known([b"1"])
-    with pytest.raises(RunError, match="another process has been writing to it"):
+    with refused("another process", error=RunError):
         kept.remember({b"new": Score(1.0)})
     holder.execute("ROLLBACK")
     holder.close()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posttrain.errors import UserError
+from tests.support.refusals import refused
 from tests.support.reward_rows import CHAT, graded, group, scores
 
 
@@ -17,7 +17,7 @@ def test_a_function_of_one_completion_is_given_its_text_and_the_columns_that_it_
     ]
     assert scores(rows, graded_one) == [[1, 0], [1, 0]]
     assert scores([group(["1+2=3"], columns={"numbers": (1, 2), "target": 3})], graded_one) == [[1]]
-    with pytest.raises(UserError, match="needs an argument 'nums'"):
+    with refused("'nums'"):
         graded([group(["1"], columns={"target": 3})], graded_one)
 
 

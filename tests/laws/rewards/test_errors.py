@@ -10,6 +10,7 @@ from posttrain.errors import RunError
 from posttrain.records import Grades
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.grade import RewardFunction, ScoringFailure, grade, reward_function
+from tests.support.refusals import refused
 from tests.support.reward_rows import Outcome, graded, group, scores
 
 
@@ -51,7 +52,7 @@ def test_a_value_that_is_no_score_stops_the_run_and_names_its_row(returned: list
 )
 def test_anything_but_one_score_per_completion_stops_the_run(returned: object) -> None:
     groups = [group(["a", "b"])]
-    with pytest.raises(RunError, match=r"^reward '<lambda>' returned .* for 2 completions; it must return"):
+    with refused("reward '<lambda>'", "2 completions", error=RunError):
         graded(groups, lambda completions: returned)
     assert graded(groups, lambda completions: returned, on_error="none").num_failures == 2
 
@@ -72,7 +73,7 @@ def crash_at(bad: str) -> list[Any]:
 @pytest.mark.parametrize("crashing", crash_at("c"))
 def test_an_exception_stops_the_run_at_the_row_that_causes_it_and_stays_attached(crashing: Any) -> None:
     groups = [group(["a", "b"], id="fine"), group(["x", "c"], id="culprit"), group(["c", "d"], id="later")]
-    with pytest.raises(RunError, match="prompt 'culprit', sample 1: raised ZeroDivisionError") as caught:
+    with refused("prompt 'culprit', sample 1: ", "ZeroDivisionError", error=RunError) as caught:
         graded(groups, crashing)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert scores(groups, crashing, on_error="none") == [[1, 1], [1, None], [None, 1]]
@@ -115,7 +116,7 @@ def test_scoring_that_keeps_failing_is_left_out_and_counted_up_to_one_in_twenty(
     assert result.num_failures == 1
     assert result.rewards.isnan().sum() == 1
     journalled: list[Grades] = []
-    with pytest.raises(RunError, match=r"'judge': scoring failed for 2 of 20 .* 3 times; at most 5% .* error 500"):
+    with refused("'judge'", "2 of 20", "3 tries", "5%", "error 500", error=RunError):
         graded([group(["ok"] * 18 + ["bad"] * 2)], judge, journal=lambda groups, grades: journalled.append(grades))
     assert journalled[0].num_failures == 2  # paid-for scores are kept even then
 
@@ -126,7 +127,7 @@ def test_a_failing_judge_is_not_hidden_by_other_functions_that_work() -> None:
 
     works = [RewardFunction(name=f"works {i}", call=lambda completions: [0.0] * len(completions)) for i in range(9)]
     # 1 of 10 of the judge's scores, though 1 of 100 of all.
-    with pytest.raises(RunError, match="1 of 10 completions"):
+    with refused("1 of 10", error=RunError):
         grade([group(["x"] + ["y"] * 9)], [*works, reward_function(judge)])
 
 
@@ -134,5 +135,5 @@ def test_the_failure_that_is_told_is_the_last_one() -> None:
     def failing(response: str) -> Any:
         return ScoringFailure(f"error of {response}")
 
-    with pytest.raises(RunError, match=r"3 of 3 .* The last failure: error of c\."):
+    with refused("3 of 3", "error of c.", error=RunError):
         graded([group(["a", "b", "c"])], failing)

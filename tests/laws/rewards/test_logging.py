@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.options.grading import GradingOptions
 from posttrain.records import Grades
 from posttrain.rewards.grading.function import ScoringFailure, TrainerState, reward_function, with_distinct_names
@@ -21,6 +21,7 @@ from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.runs.run_folder import RunFolder
 from posttrain.training.metrics import logged_metrics
+from tests.support.refusals import refused
 from tests.support.reward_rows import graded, group
 from tests.support.worker_rows import function_of
 
@@ -180,21 +181,21 @@ ENDLESS.append(ENDLESS)
 @pytest.mark.parametrize(
     ("log", "says"),
     [
-        (lambda extra, _: extra("n", [1]), r"log_extra of 'n' was given 1 values for the 2 completions"),
-        (lambda extra, _: extra("n", "ab"), r"was given 'ab' \(str\); give a list of one value for each"),
-        (lambda extra, _: extra("n", {1, 2}), "give a list of one value"),
-        (lambda extra, _: extra("n", 3), "give a list of one value"),
-        (lambda extra, _: extra("n", Unreadable()), "its values cannot be read"),
-        (lambda extra, _: extra("n", [object(), 1]), "which cannot be written down.*give numbers, texts"),
-        (lambda extra, _: extra("n", [b"x", 1]), "which cannot be written down"),
-        (lambda extra, _: extra("n", [{1: 2}, 1]), "a mapping's keys are texts"),
-        (lambda extra, _: extra("n", [ENDLESS, 1]), "which cannot be written down"),
-        (lambda extra, _: extra("n", [10**5000, 1]), "which cannot be written down"),
+        (lambda extra, _: extra("n", [1]), "log_extra of 'n' … 1 values for the 2 completions"),
+        (lambda extra, _: extra("n", "ab"), "got 'ab' (str); give a list"),
+        (lambda extra, _: extra("n", {1, 2}), "give a list with one value"),
+        (lambda extra, _: extra("n", 3), "give a list with one value"),
+        (lambda extra, _: extra("n", Unreadable()), "value cannot be read"),
+        (lambda extra, _: extra("n", [object(), 1]), "cannot be written … numbers, texts"),
+        (lambda extra, _: extra("n", [b"x", 1]), "cannot be written"),
+        (lambda extra, _: extra("n", [{1: 2}, 1]), "keys must be texts"),
+        (lambda extra, _: extra("n", [ENDLESS, 1]), "cannot be written"),
+        (lambda extra, _: extra("n", [10**5000, 1]), "cannot be written"),
         (lambda extra, _: [extra("n", [1, 2]), extra("n", [1, 2])], "called twice in one call"),
-        (lambda extra, _: extra("", [1, 2]), "its first argument is a name"),
-        (lambda extra, _: extra(7, [1, 2]), "its first argument is a name"),
-        (lambda _, metric: metric("a\nb", 1), "its first argument is a name"),
-        (lambda _, metric: metric("n", "1"), r"was given '1' \(str\); give a number, or NaN"),
+        (lambda extra, _: extra("", [1, 2]), "must be a name"),
+        (lambda extra, _: extra(7, [1, 2]), "must be a name"),
+        (lambda _, metric: metric("a\nb", 1), "must be a name"),
+        (lambda _, metric: metric("n", "1"), "got '1' (str); give a number, or NaN"),
         (lambda _, metric: metric("n", None), "give a number, or NaN"),
         (lambda _, metric: metric("n", [1.0]), "give a number, or NaN"),
         (lambda _, metric: metric("n", torch.ones(2)), "give a number, or NaN"),
@@ -202,16 +203,16 @@ ENDLESS.append(ENDLESS)
 )
 @pytest.mark.parametrize("on_error", ["stop", "none"])
 def test_what_cannot_be_logged_ends_the_run_and_blames_no_completion(log: Any, says: str, on_error: Any) -> None:
-    with pytest.raises(RunError, match=f"^reward 'mine': .*{says}") as told:
+    with refused("reward 'mine': ", *says.split(" … "), error=RunError) as told:
         graded([group(["a", "b"])], logging(log), on_error=on_error)
     assert "sample" not in str(told.value)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_mistake_is_told_from_a_worker_and_where_the_function_catches_it(tmp_path: Path, workers: int) -> None:
-    for name, says in (("short", "was given 2 values for the 1 completions"), ("caught", r"was given 'many' \(str\)")):
+    for name, says in (("short", "got 2 values for the 1 completions"), ("caught", "got 'many' (str)")):
         function = function_of(tmp_path, SOURCE, name, workers=workers)
-        with pytest.raises(RunError, match=f"^reward '{name}': .*{says}"):
+        with refused(f"reward '{name}': ", says, error=RunError):
             grade([group(["a"])], [function])
 
 
@@ -223,7 +224,7 @@ def test_nothing_is_taken_once_the_call_is_over() -> None:
         return [0.0 for _ in completions]
 
     graded([group(["a"])], keeps)
-    with pytest.raises(RunError, match="was called after the call that it belongs to had returned"):
+    with refused("after its call had returned", error=RunError):
         kept[0]("n", 1)
 
 
@@ -256,7 +257,7 @@ def test_a_remembered_score_brings_what_was_logged_of_its_completion(tmp_path: P
 @pytest.mark.parametrize("name", ["log_metric", "trainer_state"])
 def test_a_remembered_score_may_hang_on_no_step_and_no_call(tmp_path: Path, name: str) -> None:
     source = f"def mine(completions, {name}):\n    return [1.0 for _ in completions]\n"
-    with pytest.raises(UserError, match=rf"needs an argument '{name}'.*are remembered.*leave `cache` out"):
+    with refused(f"needs an argument '{name}'", "remove `cache`"):
         grade([group(["a"])], [function_of(tmp_path, source, cache=True)])
     source = f"def mine(completions, {name}=None, **more):\n    return [float({name} is None) for _ in completions]\n"
     assert grade([group(["a"])], [function_of(tmp_path, source, cache=True)]).rewards.tolist() == [[1.0]]

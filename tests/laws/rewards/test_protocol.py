@@ -16,6 +16,7 @@ from posttrain.errors import RunError
 from posttrain.rewards.grading.answers import DetailedGrade, Graded
 from posttrain.rewards.grading.function import TrainerState
 from posttrain.rewards.grading.grade import grade, reward_function
+from tests.support.refusals import refused
 from tests.support.reward_rows import CHAT, Outcome, graded, group, scores
 
 # What a function is given.
@@ -260,5 +261,5 @@ def test_details_that_are_no_json_are_refused() -> None:
     def bad(*, completions: Sequence[str], **_: object) -> list[Graded]:
         return [DetailedGrade(1.0, Outcome.RIGHT, {"n": object()}) for _ in completions]
 
-    with pytest.raises(RunError, match="details that are no JSON"):
+    with refused("details", error=RunError):
         graded([group(["x", "x"])], bad)

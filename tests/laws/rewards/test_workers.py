@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.rewards.grading.resources import default_resources
+from tests.support.refusals import refused
 from tests.support.reward_rows import CHAT, group
 from tests.support.worker_rows import function_of, told
 
@@ -159,7 +160,7 @@ def test_a_score_that_a_worker_could_not_get_is_tried_again_and_left_out(tmp_pat
 
 def test_an_exception_in_a_worker_keeps_its_traceback(tmp_path: Path) -> None:
     function = function_of(tmp_path, FUNCTIONS, "raises", workers=1)
-    with pytest.raises(RunError, match="sample 1: raised ZeroDivisionError: division by zero") as caught:
+    with refused("sample 1", "ZeroDivisionError: division by zero", error=RunError) as caught:
         grade([group(["a", "bb"])], [function])
     assert type(caught.value.__cause__).__name__ == "ZeroDivisionError"
     assert 'return [1 / (text != "bb")' in caught.value.__cause__.__notes__[0]
@@ -217,9 +218,9 @@ def test_a_module_level_function_given_in_python_runs_in_workers_too(
 
 def test_a_column_that_cannot_be_sent_is_named(tmp_path: Path) -> None:
     function = function_of(tmp_path, "def mine(completions, when):\n    return [0.0]\n", workers=1)
-    with pytest.raises(UserError, match=r"column 'when' holds what cannot be sent to one: a value of type set"):
+    with refused("'mine'", "'when'", "set", "`workers`"):
         grade([group(["a"], columns={"when": {1}})], [function])
-    with pytest.raises(UserError, match="column 'when' holds what cannot be sent"):
+    with refused("'when'"):
         grade([group(["a"], columns={"when": 10**5000})], [function])
 
 
@@ -229,16 +230,16 @@ def test_a_file_that_changes_during_a_run_is_not_taken_up_by_the_next_worker(tmp
     (tmp_path / "my_rewards.py").write_text("def mine(response):\n    return 2.0\n")
     assert grade([group(["a"])], [function]).scores.item() == 1.0  # the worker that runs has the old one
     default_resources().close()
-    with pytest.raises(RunError, match=r"my_rewards\.py has changed since `mine` was loaded"):
+    with refused("my_rewards.py", "`mine`", error=RunError):
         grade([group(["a"])], [function])
 
 
 def test_a_file_that_loads_here_and_not_in_a_worker_stops_the_run(tmp_path: Path) -> None:
     source = "import sys\nassert 'torch' in sys.modules, 'only here'\n\ndef mine(response):\n    return 1.0\n"
-    with pytest.raises(RunError, match=r"reward 'mine': in a worker, .*AssertionError: only here"):
+    with refused("'mine'", "AssertionError: only here", error=RunError):
         grade([group(["a"])], [function_of(tmp_path, source, workers=1)])
     ends = "import os, sys\nif 'torch' not in sys.modules:\n    os._exit(3)\n\ndef mine(response):\n    return 1.0\n"
-    with pytest.raises(RunError, match=r"its worker exited with 3, before its worker had loaded .*my_rewards\.py"):
+    with refused("exited with 3", "my_rewards.py", error=RunError):
         grade([group(["a"])], [function_of(tmp_path, ends, workers=1)])
 
 

@@ -2,20 +2,20 @@
 
 **What is run.**  The last closed Python fence or `<code>…</code>` outside of `<think>`, else the last fence without a
 language (posttrain.rewards.parsing.tags), on the row's `tests` (posttrain.rewards.code.unit_tests): standard
-input and output, calls of a function, or asserts.  A row without tests is not scored; one whose tests no program can
-pass is refused before training (posttrain.rewards.code.row_checks).
+input and output, calls of a function, or asserts.  A row without tests is not scored.  A row whose tests no program can
+pass is rejected before training (posttrain.rewards.code.row_checks).
 
-**What earns what.**  `code` gives 1 where every test passes, else 0; with `score: fraction` the share of tests that
+**What earns what.**  `code` gives 1 if every test passes, else 0; with `score: fraction` the share of tests that
 pass; with `syntax_credit` that much to a program that compiles and passes nothing.  `code_course` is the course's own
-reward, off unless named: it runs nothing, gives 1 to a `<code>` block that Python can parse and .3 to one that it
-cannot, and 0 to a text with any of a few words that could do harm.
+reward: it runs nothing, gives 1 to a `<code>` block that Python can parse, .3 to one that it cannot, and 0 to a text
+with any of a few words that could do harm.
 
 **Known hacks, and what stops them.**  Reading the expected values: they never enter the program's process.  A result
-that equals everything: only plain values cross, each as one of an exact type.  Ending early with status 0: a test
-passes by what was printed or returned, never by the exit status.  Tests found in memory and rewritten: they run in
-another process.  Printing every possible answer: outputs are compared whole.  A slow machine: verdicts go by processor
-time.  Not stopped: a program that holds the expected outputs by heart, where the prompt shows them (hide them), and
-whatever the tests do not test.  `code_course` can be had with `<code>0</code>`.
+that equals everything: only plain values cross, each of an exact type.  Ending early with status 0: a test passes by
+what was printed or returned, never by the exit status.  Tests found in memory and rewritten: they run in another
+process.  Printing every possible answer: outputs are compared whole.  A slow machine: verdicts use processor time.
+Not stopped: a program that knows the expected outputs by heart because the prompt shows them (hide them), and whatever
+the tests do not test.  `code_course` pays for `<code>0</code>`.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from posttrain.errors import require
 from posttrain.options.bounds import Bounded
-from posttrain.rewards.code.program_result import ProgramResult, TestOutcome
+from posttrain.rewards.code.program_result import CodeOutcome, ProgramResult
 from posttrain.rewards.code.row_checks import NamedRow, require_passable
 from posttrain.rewards.code.unit_test_runs import RUN_KINDS, UnitTestRun
 from posttrain.rewards.code.unit_tests import Tests, read_tests
@@ -41,31 +41,9 @@ from posttrain.sandbox.sandboxes import Sandboxes
 
 LOST = "the sandbox lost a process that it was running"
 STARVED = (
-    "a program waited too long for a processor, twice: this machine is too busy.  Run fewer programs at once"
-    " (sandbox.at_once), or stop what else runs here"
+    "a program waited too long for a processor, twice: this machine is too busy. Run fewer programs at once"
+    " (sandbox.at_once), or stop other programs here"
 )
-
-
-class CodeOutcome(StrEnum):
-    """How a completion's program fared: the first failed test's way of failing, or what kept it from running."""
-
-    PASSED = "passed"
-    WRONG = "wrong"
-    RAISED = "raised"
-    TIME_LIMIT = "time_limit"
-    PROGRAM_LIMIT = "program_limit"
-    """All tests together took longer than `program_seconds`."""
-    OUTPUT_LIMIT = "output_limit"
-    THREAD_LIMIT = "thread_limit"
-    NOT_PLAIN = "not_plain"
-    SYNTAX_ERROR = "syntax_error"
-    TOO_LONG = "too_long"
-    """A program of more than 100,000 characters, which is not run."""
-    NO_CODE = "no_code"
-    TRUNCATED = "truncated"
-    """No program, and the length limit cut the completion off."""
-    NOT_TESTED = "not_tested"
-    """The row has no tests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,33 +51,27 @@ class CodeReward(Bounded, SessionReward):
     """Reward function: programs against their rows' tests."""
 
     score: Literal["binary", "fraction"] = "binary"
-    """binary: all tests or nothing, and the first failure ends it; fraction: the share of tests that pass."""
+    """binary: all tests or nothing, stopping at the first failure; fraction: the share of tests that pass."""
     syntax_credit: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """What a program that compiles and passes no test is worth; it can be had without solving anything."""
+    """Score of a program that compiles and passes no test; it can be earned without solving anything."""
     cpu_seconds: Annotated[float, Gt(0), Le(3600)] = 2.0
     """Processor time for one test."""
     program_seconds: float = 60.0
-    """By the clock, for all tests of a program together: what sleeps uses no processor time."""
+    """By the clock, for all tests of a program together: a sleeping program uses no processor time."""
     memory_mib: Annotated[int, Ge(16)] = 512
-    """Address space of a process beyond the interpreter's own."""
+    """Address space of a process beyond the interpreter's."""
     modules: tuple[str, ...] = ()
-    """Imported in the sandbox besides the standard library's most used: programs cannot read modules from disk."""
+    """Imported in the sandbox besides the most used of the standard library: programs cannot read modules from disk."""
     fences: Fences = "any"
-    """any: where no fence names Python and there is no `<code>`, the last fence without a language counts; python: it
-    never does."""
+    """any: the last fence without a language counts if none names Python and there is no `<code>`; python: never."""
     rows_stand_alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.cpu_seconds <= self.program_seconds <= 24 * 3600,
-            self,
-            "program_seconds",
-            f"must be at least cpu_seconds = {self.cpu_seconds}, and at most {24 * 3600}",
-        )
+        holds = self.cpu_seconds <= self.program_seconds <= 24 * 3600
+        require(holds, self, "program_seconds", f"must be from cpu_seconds = {self.cpu_seconds} to {24 * 3600}")
 
     def check_rows(self, rows: Sequence[NamedRow], resources: Resources) -> None:
-        """Refuse rows whose tests no program can pass.  Raises UserError."""
         if any(columns.get("tests") is not None for _, columns in rows):
             run_of = partial(self.run_of, stop_at_failure=True)
             require_passable(resources.sandboxes.importing(self.modules), rows, self.limits(), run_of)
@@ -114,7 +86,6 @@ class CodeReward(Bounded, SessionReward):
         tests: Sequence[object],
         **_columns: object,
     ) -> list[Graded | ScoringFailure]:
-        """A score for each completion, or why it has none."""
         read = {id(column): None if column is None else read_tests(column) for column in tests}  # a group has one
         found: list[Graded | UnitTestRun] = [
             self.prepared(text, finish == "length", read[id(column)])
@@ -124,7 +95,7 @@ class CodeReward(Bounded, SessionReward):
         return [item if isinstance(item, Graded) else self.graded(next(results)) for item in found]
 
     def prepared(self, text: str, cut_off: bool, tests: Tests | None) -> Graded | UnitTestRun:
-        """A program ready to be run, or the verdict where there is nothing to run."""
+        """A program ready to run, or the verdict if there is nothing to run."""
         if tests is None:
             return Graded(None, CodeOutcome.NOT_TESTED)
         source = program_in(text, self.fences)
@@ -143,7 +114,7 @@ class CodeReward(Bounded, SessionReward):
         )
 
     def results(self, sandboxes: Sandboxes, judgings: Sequence[UnitTestRun]) -> list[ProgramResult]:
-        """Run them all; programs that waited too long for a processor run once more, one at a time."""
+        """Run them all; programs that waited too long for a processor run again, one at a time."""
         if not judgings:
             return []
         sandbox = sandboxes.importing(self.modules)
@@ -151,29 +122,27 @@ class CodeReward(Bounded, SessionReward):
         finished = []
         for judging in judgings:
             if judging.result.starved:
-                judging = judging.afresh()  # in its place
+                judging = judging.afresh()
                 sandbox.converse([judging])
             finished.append(judging.result)
         return finished
 
     def graded(self, result: ProgramResult) -> Graded | ScoringFailure:
-        if result.lost:
-            return ScoringFailure(LOST)
-        if result.starved:
-            return ScoringFailure(STARVED)
+        if result.lost or result.starved:
+            return ScoringFailure(LOST if result.lost else STARVED)
         assert result.complete, result
         assert result.count > 0, result
-        passed = sum(outcome is TestOutcome.PASSED for outcome in result.outcomes)
+        passed = sum(outcome is CodeOutcome.PASSED for outcome in result.outcomes)
         if passed == len(result.outcomes):
             return DetailedGrade(1.0, CodeOutcome.PASSED, details_of(result))
-        failed = next(outcome for outcome in result.outcomes if outcome is not TestOutcome.PASSED)
+        failed = next(outcome for outcome in result.outcomes if outcome is not CodeOutcome.PASSED)
         score = passed / len(result.outcomes) if self.score == "fraction" else 0.0
         score = max(score, self.syntax_credit if result.compiled else 0.0)
-        return DetailedGrade(score, CodeOutcome(failed), details_of(result))
+        return DetailedGrade(score, failed, details_of(result))
 
 
 UNWANTED = ("import os", "import sys", "import subprocess", "eval(", "exec(", "open(")
-"""Words that the course's reward refuses.  They are not a defence, which is why it runs nothing."""
+"""Words that the course's reward rejects.  They are not a defence, which is why it runs nothing."""
 
 
 class CourseOutcome(StrEnum):
@@ -185,12 +154,8 @@ class CourseOutcome(StrEnum):
     NO_CODE = "no_code"
 
 
-COURSE_SCORES = {
-    CourseOutcome.PARSES: 1.0,
-    CourseOutcome.BROKEN: 0.3,
-    CourseOutcome.UNWANTED: 0.0,
-    CourseOutcome.NO_CODE: 0.0,
-}
+COURSE_SCORES = {CourseOutcome.PARSES: 1.0, CourseOutcome.BROKEN: 0.3}
+"""Other outcomes score 0."""
 
 
 @dataclass(frozen=True)
@@ -200,27 +165,24 @@ class CourseReward(SessionReward):
     def scores(
         self, resources: Resources, /, *, completions: Sequence[str], **_columns: object
     ) -> list[Graded | ScoringFailure]:
-        """A score for each completion, or why it has none."""
+        """A score for each completion; only blocks without unwanted words reach the sandbox."""
         sources = [course_source(text) for text in completions]
         wanted = [source for source in sources if source is not None and not unwanted(source)]
         asked = [Process(kind="syntax", source=source) for source in wanted]
         executions = iter(run_all(resources.sandboxes.importing(), asked) if asked else [])
-        graded: list[Graded | ScoringFailure] = []
-        for source in sources:
-            if source is None:
-                graded.append(worth(CourseOutcome.NO_CODE))
-            elif unwanted(source):
-                graded.append(worth(CourseOutcome.UNWANTED))
-            else:
-                graded.append(course_graded(next(executions)))
-        return graded
+        return [
+            course_grade(CourseOutcome.NO_CODE if source is None else CourseOutcome.UNWANTED)
+            if source is None or unwanted(source)
+            else course_graded(next(executions))
+            for source in sources
+        ]
 
 
 code_course = CourseReward()
 
 
 def course_source(text: str) -> str | None:
-    """What is between the first `<code>` and the `</code>` after it."""
+    """The text between the first `<code>` and the `</code>` after it."""
     start = text.find(CODE)
     end = text.find(END_CODE, start) if start >= 0 else -1
     return text[start + len(CODE) : end].strip() if end >= 0 else None
@@ -231,24 +193,18 @@ def unwanted(source: str) -> bool:
 
 
 def course_graded(execution: Execution) -> Graded | ScoringFailure:
-    """The score of a block from whether Python can parse it."""
-    if execution.exit is Exit.LOST:
-        return ScoringFailure(LOST)
-    if execution.starved:
-        return ScoringFailure(STARVED)
-    return worth(CourseOutcome.PARSES if execution.compiled else CourseOutcome.BROKEN)
+    if execution.exit is Exit.LOST or execution.starved:
+        return ScoringFailure(STARVED if execution.starved else LOST)
+    return course_grade(CourseOutcome.PARSES if execution.compiled else CourseOutcome.BROKEN)
 
 
-def worth(outcome: CourseOutcome) -> Graded:
-    return Graded(COURSE_SCORES[outcome], outcome)
+def course_grade(outcome: CourseOutcome) -> Graded:
+    return Graded(COURSE_SCORES.get(outcome, 0.0), outcome)
 
 
 def details_of(result: ProgramResult) -> dict[str, object]:
-    """Outcome and processor seconds of each test, and the largest memory of any process."""
+    tests = zip(result.outcomes, result.cpu_seconds, strict=True)
     return {
-        "tests": [
-            {"outcome": str(outcome), "cpu_seconds": round(seconds, 4)}
-            for outcome, seconds in zip(result.outcomes, result.cpu_seconds, strict=True)
-        ],
+        "tests": [{"outcome": str(outcome), "cpu_seconds": round(seconds, 4)} for outcome, seconds in tests],
         "memory_bytes": result.memory_bytes,
     }

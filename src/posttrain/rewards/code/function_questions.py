@@ -1,6 +1,6 @@
-"""Questions to a function of ours inside the sandbox, several to a process; one that dies is replaced for those left.
+"""Questions to one of our functions in the sandbox, several per process; a process that dies is replaced.
 
-What the function reads is text that is parsed and never run, so questions may share a process as programs may not.
+The function parses text and never runs it, so questions may share a process, unlike programs.
 """
 
 import json
@@ -20,21 +20,21 @@ class Unanswered(StrEnum):
     """Why a question has no answer."""
 
     RAISED = "raised"
-    """The function raised, or gave no plain value."""
+    """The function raised, or returned a value that is not plain."""
     CRASHED = "crashed"
     """Its process ran out of memory or of stack."""
     TIME_LIMIT = "time_limit"
     LOST = "lost"
-    """The sandbox failed, or the process waited too long for a processor: it says nothing about the question."""
+    """The sandbox failed, or the process waited too long for a processor: the question is not at fault."""
 
 
 ENDINGS = {Exit.CPU_LIMIT: Unanswered.TIME_LIMIT, Exit.WALL_LIMIT: Unanswered.LOST}
-"""What the end of a process says about the question that it was at; any other end is CRASHED."""
+"""What the end of a process means for its current question; any other end is CRASHED."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxFunction:
-    """A function of ours in the sandbox."""
+    """One of our functions in the sandbox."""
 
     name: str
     source: str
@@ -42,7 +42,7 @@ class SandboxFunction:
 
 
 class FunctionQuestions:
-    """A conversation that has some questions, each a list of arguments, answered by one process."""
+    """A conversation: some questions, each a list of arguments, to one process at a time."""
 
     def __init__(self, function: SandboxFunction, questions: Sequence[Sequence[object]], cpu_seconds: float) -> None:
         self.function, self.questions, self.cpu_seconds = function, questions, cpu_seconds
@@ -78,7 +78,7 @@ class FunctionQuestions:
         if execution.exit is Exit.LOST or not self.loaded:
             self.said += [Unanswered.LOST] * self.left
             return
-        # The function only computes: it reaches a limit by the clock where it had no processor.
+        # The function only computes: if it reached the limit by the clock, it had no processor.
         self.said.append(ENDINGS.get(execution.exit, Unanswered.CRASHED))
         if self.left:
             self.begin(sandbox)
@@ -87,7 +87,7 @@ class FunctionQuestions:
 def answers(
     sandbox: Sandbox, function: SandboxFunction, questions: Sequence[Sequence[object]], *, cpu_seconds: float
 ) -> list[object]:
-    """What the function says to each question, or Unanswered; in the questions' order."""
+    """The function's answer to each question, or Unanswered."""
     parts = [questions[start : start + TOGETHER] for start in range(0, len(questions), TOGETHER)]
     conversations = [FunctionQuestions(function, part, cpu_seconds) for part in parts]
     sandbox.converse(conversations)

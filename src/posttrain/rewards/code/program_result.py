@@ -1,4 +1,4 @@
-"""What is known of a program while its tests run: the outcome of each, and how long all of it has taken."""
+"""A program's results while its tests run: the outcome of each, and the time they take together."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -8,10 +8,8 @@ from posttrain.sandbox.execution import Conversation, Execution, Exit, Limits, P
 from posttrain.sandbox.processor_waits import PATIENCE, waited_here
 
 
-class TestOutcome(StrEnum):
-    """How a program fared in one test."""
-
-    __test__ = False  # pytest: not a test class
+class CodeOutcome(StrEnum):
+    """How a program fared in a test; of a completion, how its first failed test failed, or why it did not run."""
 
     PASSED = "passed"
     WRONG = "wrong"
@@ -20,31 +18,37 @@ class TestOutcome(StrEnum):
     """An exception, a crash or an exit status other than 0."""
     TIME_LIMIT = "time_limit"
     PROGRAM_LIMIT = "program_limit"
-    """All tests together took longer than a program may."""
+    """All tests together took longer than `program_seconds`."""
     OUTPUT_LIMIT = "output_limit"
     THREAD_LIMIT = "thread_limit"
     NOT_PLAIN = "not_plain"
     """The result is not plain data, so it cannot be compared."""
     NOT_RUN = "not_run"
     """An earlier test failed, and no more were needed."""
+    TOO_LONG = "too_long"
+    """A program of more than 100,000 characters, which is not run."""
+    NO_CODE = "no_code"
+    TRUNCATED = "truncated"
+    """No program, and the length limit cut the completion off."""
+    NOT_TESTED = "not_tested"
+    """The row has no tests."""
 
 
 ENDINGS = {
-    Exit.CPU_LIMIT: TestOutcome.TIME_LIMIT,
-    Exit.WALL_LIMIT: TestOutcome.TIME_LIMIT,
-    Exit.OUTPUT_LIMIT: TestOutcome.OUTPUT_LIMIT,
-    Exit.THREAD_LIMIT: TestOutcome.THREAD_LIMIT,
+    Exit.CPU_LIMIT: CodeOutcome.TIME_LIMIT,
+    Exit.WALL_LIMIT: CodeOutcome.TIME_LIMIT,
+    Exit.OUTPUT_LIMIT: CodeOutcome.OUTPUT_LIMIT,
+    Exit.THREAD_LIMIT: CodeOutcome.THREAD_LIMIT,
 }
-"""What the end of a process says of the test that it was in; any other end is RAISED."""
+"""What the end of a process means for its current test; any other end is RAISED."""
 
 
-def outcome_of_end(execution: Execution) -> TestOutcome:
-    """What the end of a process that did not pass says."""
+def outcome_of_end(execution: Execution) -> CodeOutcome:
     if not execution.compiled and execution.exit is Exit.FINISHED and execution.status == 1:
-        return TestOutcome.SYNTAX_ERROR
+        return CodeOutcome.SYNTAX_ERROR
     if execution.most:
-        return TestOutcome.PROGRAM_LIMIT
-    return ENDINGS.get(execution.exit, TestOutcome.RAISED)
+        return CodeOutcome.PROGRAM_LIMIT
+    return ENDINGS.get(execution.exit, CodeOutcome.RAISED)
 
 
 @dataclass(slots=True)
@@ -52,44 +56,41 @@ class ProgramResult:
     """A program's results, test by test, as they come in."""
 
     count: int
-    """Tests that there are."""
+    """Number of tests."""
     stop_at_failure: bool
-    """Whether the first failure leaves the other tests NOT_RUN."""
-    outcomes: list[TestOutcome] = field(default_factory=list)
+    """Whether the other tests are NOT_RUN after the first failure."""
+    outcomes: list[CodeOutcome] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
     memory_bytes: int = 0
     """Largest of any of its processes."""
     compiled: bool = False
     lost: bool = False
-    """The sandbox failed; what is recorded says nothing."""
+    """The sandbox failed, so the outcomes mean nothing."""
     starved: bool = False
-    """It was ended after waiting too long for a processor; what is recorded says nothing."""
+    """It was ended after waiting too long for a processor, so the outcomes mean nothing."""
 
     @property
     def at(self) -> int:
-        """The index of the test that is next, or running."""
+        """The index of the next or running test."""
         return len(self.outcomes)
 
     @property
     def complete(self) -> bool:
         return self.at == self.count
 
-    def record(self, outcome: TestOutcome, cpu_seconds: float) -> bool:
-        """Add a test's result; returns whether there is another test to run."""
+    def record(self, outcome: CodeOutcome, cpu_seconds: float) -> None:
         self.outcomes.append(outcome)
         self.cpu_seconds.append(cpu_seconds)
-        if outcome is not TestOutcome.PASSED and self.stop_at_failure:
-            self.fill(TestOutcome.NOT_RUN)
-        return not self.complete
+        if outcome is not CodeOutcome.PASSED and self.stop_at_failure:
+            self.fill(CodeOutcome.NOT_RUN)
 
-    def fill(self, outcome: TestOutcome) -> None:
-        """Give all tests that are left the same result."""
+    def fill(self, outcome: CodeOutcome) -> None:
+        """Give all remaining tests the same outcome."""
         left = self.count - self.at
         self.outcomes += [outcome] * left
         self.cpu_seconds += [0.0] * left
 
     def note(self, execution: Execution) -> None:
-        """Add what the end of a process shows."""
         self.memory_bytes = max(self.memory_bytes, execution.memory_bytes)
         self.compiled |= execution.compiled
         self.lost |= execution.exit is Exit.LOST
@@ -97,21 +98,21 @@ class ProgramResult:
 
 
 class ProgramClock:
-    """Holds a program to the seconds that it may take for all of its tests together.
+    """Limits the seconds that a program may take for all of its tests together.
 
-    They are seconds by the clock, without those in which its processes, or we, waited for a processor.
+    They are seconds by the clock, without those in which its processes, or ours, waited for a processor.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.began: float | None = None
         self.granted = 0.0
-        """Seconds on top, for what starting takes where each run starts anew."""
+        """Extra seconds for starting, in sandboxes where each run starts anew."""
         self.processes: list[StartedProcess] = []
         self.waited_here = 0.0
 
     def start(self, sandbox: Sandbox, conversation: Conversation, asked: Process) -> StartedProcess:
-        """Start a process with the seconds that are left; the clock runs from the first one on."""
+        """Start a process with the remaining seconds; the first one starts the clock."""
         now = time.monotonic()
         if self.began is None:
             self.began, self.waited_here = now, waited_here()
@@ -122,7 +123,7 @@ class ProgramClock:
         return process
 
     def message(self, sandbox: Sandbox) -> None:
-        """Add the time that a message costs where each run starts anew."""
+        """Add the time that a message costs in sandboxes where each run starts anew."""
         self.granted += sandbox.start_seconds
 
     def until(self) -> float:
@@ -130,16 +131,13 @@ class ProgramClock:
         waited = waited_here() - self.waited_here + sum(each.waited_seconds() for each in self.processes)
         return self.began + self.limits.most_seconds + self.granted + waited
 
-    def over(self) -> bool:
-        return time.monotonic() >= self.until()
-
     def fill(self, result: ProgramResult) -> bool:
-        """Where time is up, mark the tests left as not run; returns whether none is left to run."""
+        """If time is up, mark the remaining tests as not run; returns whether none remains."""
         assert self.began is not None
         if result.complete or result.starved:
             return True
-        if self.over():
-            result.fill(TestOutcome.PROGRAM_LIMIT)
+        if time.monotonic() >= self.until():
+            result.fill(CodeOutcome.PROGRAM_LIMIT)
             return True
         result.starved = time.monotonic() > self.began + PATIENCE * self.limits.most_seconds + self.granted
         return result.starved

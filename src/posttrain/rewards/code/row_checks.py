@@ -1,8 +1,8 @@
-"""Whether any program can pass a row's tests, found out before training: broken tests would score all programs 0.
+"""Checks before training whether any program can pass a row's tests: broken tests would score all programs 0.
 
-The tests are read, and those that are Python run once in the sandbox against a function that raises whatever it is
-asked.  A test that fails before it asks anything would fail for every program.  Where a row has a reference program in
-the column `solution`, that one has to pass.
+The tests are read.  Tests that are Python run once in the sandbox against a function that raises at every call: a test
+that fails before its first call would fail for every program.  If a row has a reference program in the column
+`solution`, that one has to pass.
 """
 
 import json
@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from posttrain.errors import UserError
-from posttrain.rewards.code.program_result import TestOutcome
+from posttrain.rewards.code.program_result import CodeOutcome
 from posttrain.rewards.code.unit_test_runs import UnitTestRun, with_time
 from posttrain.rewards.code.unit_tests import AssertTests, CallTests, StdioTests, Tests, read_tests
 from posttrain.rewards.parsing.tags import program_in
@@ -21,21 +21,20 @@ from posttrain.sandbox.execution import Execution, Exit, Limits, Process, Sandbo
 NamedRow = tuple[str, Mapping[str, object]]
 """A row's name, and its columns."""
 RunOf = Callable[[str, Tests], UnitTestRun]
-"""Makes a run of a program on tests."""
 SOLUTION = "solution"
 NO_CALL = ["error", "RuntimeError", "there is no program yet"]
 NEVER_RUNS = {"SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "ImportError"}
-"""Errors that have nothing to do with what an earlier test left behind."""
+"""Errors that do not depend on an earlier test."""
 MOST_NAMED = 5
 
 
 class AssertTestCheck:
-    """Runs setup and tests without a program, and notes what fails of itself."""
+    """Runs setup and tests without a program, and notes what fails by itself."""
 
     def __init__(self, tests: AssertTests, limits: Limits) -> None:
         self.tests, self.limits = tests, limits
         self.results: list[tuple[bool, list[str]]] = []
-        """Of the setup, then of each test: whether it asked for the function, and what it came to."""
+        """Of the setup, then of each test: whether it called the function, and its result."""
         self.asked = False
         self.fault = ""
 
@@ -49,7 +48,7 @@ class AssertTestCheck:
         sandbox.start(self, Process(kind="tests", source=json.dumps(names), limits=limits))
 
     def cpu_seconds(self, number: int) -> float:
-        """The setup and the first test share theirs, as in a run."""
+        # the setup and the first test share theirs, as in a run
         return self.limits.cpu_seconds * (len(self.tests) + 1 if number < 2 else 1)
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
@@ -70,7 +69,7 @@ class AssertTestCheck:
             return  # says nothing of the tests
         early = at <= len(self.tests) and not self.asked and self.stands_alone(at)
         if early and execution.exit in (Exit.CPU_LIMIT, Exit.WALL_LIMIT):
-            self.fault = f"{self.place(at)} comes to no end within {self.cpu_seconds(at):g} s"
+            self.fault = f"{self.place(at)} does not end within {self.cpu_seconds(at):g} s"
         elif early:
             self.fault = f"{self.place(at)} ends its process ({execution.exit}), whatever the program is"
         else:
@@ -84,9 +83,7 @@ class AssertTestCheck:
         asked_before = False
         for number, (asked, said) in enumerate(self.results):
             if said[0] == "not_plain" and not asked:
-                return (
-                    f"{self.place(number)} calls a function with what is no plain data: {said[2]}; no program is asked"
-                )
+                return f"{self.place(number)} calls a function with values that are not plain data: {said[2]}"
             if said[0] == "error" and not asked and (said[1] in NEVER_RUNS or self.stands_alone(number, said)):
                 return f"{self.place(number)} raises {said[1]}: {said[2]}, whatever the program is"
             asked_before |= asked
@@ -95,9 +92,9 @@ class AssertTestCheck:
         return ""
 
     def stands_alone(self, number: int, said: Sequence[str] = ()) -> bool:
-        """Whether nothing that a call before it has brought can be what it fails of, by the names that both have.
+        """Whether it cannot fail because of an earlier call, judged by the names that both use.
 
-        A test may use what an earlier one left, which without a program is nothing: run by itself it would fail too.
+        A test may use what an earlier one made, which does not exist without a program.
         """
         texts = [self.tests.setup, *self.tests.tests]
         asked = [at for at in range(number) if self.results[at][0]]
@@ -107,10 +104,10 @@ class AssertTestCheck:
         if said and said[1] == "NameError" and (missing := re.match(r"name '(\w+)' is not defined", said[2])):
             known = identifiers_in("\n".join(texts[:number])) | bound(texts[number])
             return missing[1] not in known and not re.search(r"\bimport\s*\*", earlier)
-        own = identifiers_in(texts[number])
-        if own & identifiers_in(self.tests.setup):  # which may hold for it what others have left
-            own |= identifiers_in(self.tests.setup)
-        return not own & (identifiers_in(earlier) - self.only_called(earlier))
+        used = identifiers_in(texts[number])
+        if used & identifiers_in(self.tests.setup):  # through which tests may share values
+            used |= identifiers_in(self.tests.setup)
+        return not used & (identifiers_in(earlier) - self.only_called(earlier))
 
     def only_called(self, text: str) -> set[str]:
         """Tested functions that a text only calls."""
@@ -119,7 +116,7 @@ class AssertTestCheck:
 
 
 class SolutionCheck:
-    """A row's own program on the row's tests."""
+    """A row's solution on the row's tests."""
 
     def __init__(self, solution: str, tests: Tests, run_of: RunOf) -> None:
         fenced = program_in(solution)
@@ -128,19 +125,19 @@ class SolutionCheck:
 
     @property
     def fault(self) -> str:
-        """Why it does not pass, or ""; text that is not a program says nothing."""
+        """Why it does not pass, or ""; text that is not a program proves nothing."""
         result = self.conversation.result
-        failed = [at for at, outcome in enumerate(result.outcomes) if outcome is not TestOutcome.PASSED]
+        failed = [at for at, outcome in enumerate(result.outcomes) if outcome is not CodeOutcome.PASSED]
         if result.lost or result.starved or not failed:
             return ""
         outcome = result.outcomes[failed[0]]
-        if self.prose and outcome is TestOutcome.SYNTAX_ERROR:
+        if self.prose and outcome is CodeOutcome.SYNTAX_ERROR:
             return ""
         return f"the row's own `{SOLUTION}` does not pass them: test {failed[0] + 1} of {result.count} is {outcome}"
 
 
 def require_passable(sandbox: Sandbox, rows: Iterable[NamedRow], limits: Limits, run_of: RunOf) -> None:
-    """Refuse rows whose tests cannot be read, or that no program can pass.  Raises UserError with their names."""
+    """Reject rows whose tests cannot be read, or that no program can pass.  Raises UserError with their names."""
     faults: list[str] = []
     checks: list[tuple[str, AssertTestCheck | SolutionCheck]] = []
     sound: list[tuple[str, Mapping[str, object], Tests]] = []
@@ -153,9 +150,8 @@ def require_passable(sandbox: Sandbox, rows: Iterable[NamedRow], limits: Limits,
             faults.append(f"{where}: {error}")
             continue
         if isinstance(tests, AssertTests):
-            unnamed = unnamed_entry(tests)
-            if unnamed:
-                faults.append(f"{where}: tests: no test names {unnamed}, so every program would be scored alike")
+            if unnamed := unnamed_entry(tests):
+                faults.append(f"{where}: tests: no test names {unnamed}, so every program would score the same")
                 continue
             checks.append((where, AssertTestCheck(tests, limits)))
         sound.append((where, columns, tests))
@@ -164,53 +160,42 @@ def require_passable(sandbox: Sandbox, rows: Iterable[NamedRow], limits: Limits,
             checks.append((where, SolutionCheck(solution, tests, run_of)))
     if checks:
         sandbox.converse([check.conversation for _, check in checks])
-    found = {where: check.fault for where, check in reversed(checks) if check.fault}  # of two, what came first
-    faults += [
-        f"{where}: tests: {found[where]}" for where in dict.fromkeys(where for where, _ in checks) if where in found
-    ]
+    found = {where: check.fault for where, check in reversed(checks) if check.fault}  # the first of two faults
+    order = dict.fromkeys(where for where, _ in checks)
+    faults += [f"{where}: tests: {found[where]}" for where in order if where in found]
     if faults:
-        refuse(faults)
-    name_unprompted(sound)
-
-
-def refuse(faults: Sequence[str]) -> None:
-    raise UserError(
-        f"{len(faults)} row(s) have tests that no program can be judged by.  Mend them, or leave the rows out."
-        + shown_faults(faults)
-    )
+        remedy = f"Correct them, or remove the rows.{shown_faults(faults)}"
+        raise UserError(f"{len(faults)} row(s) have tests that cannot judge any program. {remedy}")
+    warn_of_unprompted_names(sound)
 
 
 def identifiers_in(text: str) -> set[str]:
-    """The names in a piece of Python, those in its strings and comments included."""
+    """The names in some Python, including its strings and comments."""
     return set(re.findall(r"[^\W\d]\w*", text)) - set(keyword.kwlist)
 
 
 def bound(text: str) -> set[str]:
-    """The names that a piece of Python may give a value to, and some more."""
+    """The names that some Python may assign to, and some more."""
     targets = re.findall(r"^(.*[^=!<>\n])?=(?!=)|\b(?:for|def|class|import|as)\b(.*)", text, re.MULTILINE)
     return identifiers_in("\n".join(part for parts in targets for part in parts))
 
 
-def name_unprompted(rows: Sequence[tuple[str, Mapping[str, object], Tests]]) -> None:
-    """Warn, once, of functions that are asked for and that the row's prompt does not name: no program could know."""
+def warn_of_unprompted_names(rows: Sequence[tuple[str, Mapping[str, object], Tests]]) -> None:
+    """Warn, once, of functions that tests call but the row's prompt does not name."""
     faults = []
     for where, columns, tests in rows:
         prompt = columns.get("prompt")
         if prompt is None or columns.get(SOLUTION) or isinstance(tests, StdioTests):
             continue
         names = [tests.entry] if isinstance(tests, CallTests) else tests.entry
-        told = identifiers_in(re.sub(r"\\[nrt]", " ", str(prompt)))  # of messages: as Python shows them
-        faults += [f"{where}: {name}" for name in names if name not in told]
+        named = identifiers_in(re.sub(r"\\[nrt]", " ", str(prompt)))  # of messages: as Python shows them
+        faults += [f"{where}: {name}" for name in names if name not in named]
     if faults:
-        warnings.warn(
-            f"reward code: {len(faults)} function(s) that the tests call and that the prompt does not name, so that a"
-            " program can only guess; is `entry` spelt right?" + shown_faults(faults),
-            stacklevel=2,
-        )
+        problem = f"{len(faults)} function(s) are called by the tests, but the prompt does not name them"
+        warnings.warn(f"reward code: {problem}. Is `entry` spelled right?{shown_faults(faults)}", stacklevel=2)
 
 
 def shown_faults(faults: Sequence[str]) -> str:
-    """The first few, each on a line, and the number of others."""
     more = f"\n  and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
     return "\n  " + "\n  ".join(faults[:MOST_NAMED]) + more
 

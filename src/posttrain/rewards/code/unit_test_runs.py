@@ -1,7 +1,7 @@
-"""Running a program against its tests, as conversations with the sandbox.
+"""Runs a program against its tests, as conversations with the sandbox.
 
-What is expected never enters the process of the program.  Only plain data crosses, and what passes is decided here, or
-for asserts in a second process that the program cannot reach: its ending well says nothing.
+Expected values never enter the program's process.  Only plain data crosses.  A test passes by what is compared here, or
+for asserts in a second process that the program cannot reach; the program's exit status proves nothing.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from posttrain.errors import UserError
-from posttrain.rewards.code.program_result import ProgramClock, ProgramResult, TestOutcome, outcome_of_end
+from posttrain.rewards.code.program_result import CodeOutcome, ProgramClock, ProgramResult, outcome_of_end
 from posttrain.rewards.code.unit_tests import (
     AssertTests,
     CallCase,
@@ -32,17 +32,16 @@ class UnitTestRun:
         self.result = ProgramResult(len(tests), stop_at_failure)
         self.clock = ProgramClock(limits)
         self.used = 0.0  # processor time when the running test began
-        self.asked = True  # an answer of the program's is due
+        self.asked = True  # the program owes an answer
 
     def afresh(self) -> "UnitTestRun":
-        """A new run of the same program on the same tests."""
         return type(self)(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
 
     def begin(self, sandbox: Sandbox) -> None:
         raise NotImplementedError
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
-        """A process that only prints sends nothing else that counts."""
+        """Messages of a process that only prints are ignored."""
 
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         raise NotImplementedError
@@ -68,14 +67,14 @@ class StdioTestRun(UnitTestRun):
             outcome = outcome_of_end(execution)
         else:
             right = same_output(execution.stdout.decode("utf-8", "replace"), self.tests.cases[self.result.at].printed)
-            outcome = TestOutcome.PASSED if right else TestOutcome.WRONG
+            outcome = CodeOutcome.PASSED if right else CodeOutcome.WRONG
         self.result.record(outcome, execution.cpu_seconds)
         if not self.clock.fill(self.result):
             self.begin(sandbox)
 
 
 class CallTestRun(UnitTestRun):
-    """A program whose function is called once for each test; a process that dies is replaced for the tests left."""
+    """A program whose function is called once for each test; a process that dies is replaced."""
 
     tests: CallTests
     loaded = False
@@ -87,19 +86,19 @@ class CallTestRun(UnitTestRun):
         process.allow(self.limits.cpu_seconds)
 
     def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
-        if not self.asked:  # it writes to the channel by itself; `ended` says what follows from that
+        if not self.asked:  # it writes to the channel unasked; `ended` handles this
             process.end()
             return
         self.asked = False
         said, detail = call_result(payload)
         if not self.loaded:
             self.loaded = True
-            if said is not TestOutcome.PASSED:  # its own source failed: so would every call
+            if said is not CodeOutcome.PASSED:  # its source failed: so would every call
                 self.result.fill(said)
         else:
             now = process.cpu_seconds()
-            late = now - self.used > self.limits.cpu_seconds  # noticed late, where the machine was busy
-            outcome = TestOutcome.TIME_LIMIT if late else self.compared(said, detail)
+            late = now - self.used > self.limits.cpu_seconds  # noticed late on a busy machine
+            outcome = CodeOutcome.TIME_LIMIT if late else self.compared(said, detail)
             self.result.record(outcome, now - self.used)
             self.used = now
         if not self.clock.fill(self.result):
@@ -108,11 +107,11 @@ class CallTestRun(UnitTestRun):
         else:
             process.end()
 
-    def compared(self, said: TestOutcome, detail: object) -> TestOutcome:
-        if said is not TestOutcome.PASSED:
+    def compared(self, said: CodeOutcome, detail: object) -> CodeOutcome:
+        if said is not CodeOutcome.PASSED:
             return said
         right = same_value(detail, self.tests.cases[self.result.at].expected, self.tests.tolerance)
-        return TestOutcome.PASSED if right else TestOutcome.WRONG
+        return CodeOutcome.PASSED if right else CodeOutcome.WRONG
 
     def call(self, process: StartedProcess, case: CallCase) -> None:
         self.asked = True
@@ -133,12 +132,12 @@ class CallTestRun(UnitTestRun):
 
 
 class AssertTestRun(UnitTestRun):
-    """Two processes: the program, and the tests, whose calls are carried from the one to the other and back."""
+    """Two processes, the program and the tests; the tests' calls are passed on to the program, its results back."""
 
     tests: AssertTests
     program: StartedProcess | None = None
     tester: StartedProcess | None = None
-    ending: TestOutcome | None = None
+    ending: CodeOutcome | None = None
     """How the program's process ended, once it has."""
     of_ended = 0.0
     """Processor time of the program's process, once it has ended."""
@@ -164,13 +163,13 @@ class AssertTestRun(UnitTestRun):
         said, detail = call_result(payload)
         if self.tester is not None:
             self.reply(reply_of(said, detail))
-        elif said is TestOutcome.PASSED:
+        elif said is CodeOutcome.PASSED:
             names = {"entry": self.tests.entry, "setup": self.tests.setup, "tests": self.tests.tests}
             in_all = (self.result.count + 1) * self.limits.cpu_seconds
             asked = Process(kind="tests", source=json.dumps(names), limits=with_time(self.limits, in_all))
             self.used = self.cpu_seconds()
             self.tester = self.clock.start(sandbox, self, asked)
-        else:  # its own source failed
+        else:  # its source failed
             self.result.fill(said)
             self.finish()
 
@@ -199,17 +198,16 @@ class AssertTestRun(UnitTestRun):
             self.program.send(said.encode("utf-8", "surrogatepass"))
 
     def cpu_seconds(self) -> float:
-        """Processor time of the program and the tests, as far as it is known."""
+        """Processor time of the program and the tests, as far as known."""
         running = [each for each in (self.program if self.ending is None else None, self.tester) if each is not None]
         return self.of_ended + sum(each.cpu_seconds() for each in running)
 
-    def reported_outcome(self, result: list[object]) -> TestOutcome:
-        """The outcome of one test, as the tests' process reports it."""
+    def reported_outcome(self, result: list[object]) -> CodeOutcome:
         if result[0] == "value":
-            return TestOutcome.PASSED
+            return CodeOutcome.PASSED
         if result == GONE:
-            return self.ending or TestOutcome.RAISED
-        return TestOutcome.WRONG if result[1] == "AssertionError" else TestOutcome.RAISED
+            return self.ending or CodeOutcome.RAISED
+        return CodeOutcome.WRONG if result[1] == "AssertionError" else CodeOutcome.RAISED
 
     def reply(self, said: Sequence[object]) -> None:
         assert self.tester is not None
@@ -228,18 +226,17 @@ class AssertTestRun(UnitTestRun):
             if self.tester is None:
                 self.result.fill(self.ending)
             elif not self.result.complete:
-                self.reply(GONE)  # it was in a call, or will hear it at the next
+                self.reply(GONE)  # a call was under way, or the next one gets this
         elif not self.result.complete and not self.result.lost:
-            # The tests did not come to their end: their own loop, or a program that answers without end.
+            # The tests did not finish: a loop of theirs, or a program that never stops answering.
             self.result.fill(outcome_of_end(execution))
             self.finish()
 
 
 def call_message(entry: str, case: CallCase) -> bytes:
-    """A call as a message.  Raises UserError where its arguments cannot cross."""
     message = plain.dump([entry, list(case.arguments), dict(case.named)])
     if len(message) > MAX_BYTES:
-        raise UserError(f"tests: arguments for {entry} of {len(message):,} bytes; a call may have {MAX_BYTES:,}")
+        raise UserError(f"tests: arguments for {entry} have {len(message):,} bytes; at most {MAX_BYTES:,} are allowed.")
     return message
 
 
@@ -254,27 +251,26 @@ def with_time(limits: Limits, cpu_seconds: float) -> Limits:
     return replace(limits, cpu_seconds=cpu_seconds)
 
 
-def call_result(payload: bytes) -> tuple[TestOutcome, object]:
+def call_result(payload: bytes) -> tuple[CodeOutcome, object]:
     """A program's reply to a call, which a hostile program may have written itself."""
     try:
         said = json.loads(payload)
         match said:
             case ["value", str(written)]:
-                return TestOutcome.PASSED, plain.load(written.encode("utf-8", "surrogatepass"))
+                return CodeOutcome.PASSED, plain.load(written.encode("utf-8", "surrogatepass"))
             case ["error", str(kind), str(message)]:
-                return TestOutcome.RAISED, (kind, message)
+                return CodeOutcome.RAISED, (kind, message)
     except (ValueError, RecursionError, plain.NotPlainError):
-        return TestOutcome.NOT_PLAIN, ""
-    return TestOutcome.NOT_PLAIN, ""
+        return CodeOutcome.NOT_PLAIN, ""
+    return CodeOutcome.NOT_PLAIN, ""
 
 
-def reply_of(said: TestOutcome, detail: object) -> list[object]:
-    """A call's result as the tests' process reads it."""
-    if said is TestOutcome.PASSED:
+def reply_of(said: CodeOutcome, detail: object) -> list[object]:
+    if said is CodeOutcome.PASSED:
         return ["value", plain.dump(detail).decode("utf-8", "surrogatepass")]  # what was read can be written
     if isinstance(detail, tuple):
         return ["error", *detail]
-    return ["error", "RuntimeError", "the result is no plain data"]
+    return ["error", "RuntimeError", "the result is not plain data"]
 
 
 RUN_KINDS: dict[type, type[UnitTestRun]] = {

@@ -1,4 +1,4 @@
-"""What a program is tested by: a row's `tests` column, read and checked."""
+"""A program's tests: a row's `tests` column, read and checked."""
 
 import difflib
 import json
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.errors import UserError
+from posttrain.rewards.grading.answers import safe_text
 from posttrain.sandbox.inside import plain
 
 FORMS = """{"kind": "stdio", "cases": [{"input": "1 2", "output": "3"}]}
@@ -18,7 +19,7 @@ FORMS = """{"kind": "stdio", "cases": [{"input": "1 2", "output": "3"}]}
 
 @dataclass(frozen=True, slots=True)
 class StdioCase:
-    """Text that a program reads, and the text that it must print."""
+    """A program's input, and the output that it must print."""
 
     given: str
     printed: str
@@ -26,7 +27,7 @@ class StdioCase:
 
 @dataclass(frozen=True, slots=True)
 class CallCase:
-    """Arguments of a function, and what it must return."""
+    """A function's arguments, and the value that it must return."""
 
     arguments: tuple[object, ...]
     named: Mapping[str, object]
@@ -50,7 +51,7 @@ class CallTests:
     entry: str
     cases: tuple[CallCase, ...]
     tolerance: float = 0.0
-    """How far a float may be off, relative to the larger of it and 1."""
+    """Allowed error of a float, relative to the larger of it and 1."""
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -58,11 +59,11 @@ class CallTests:
 
 @dataclass(frozen=True, slots=True)
 class AssertTests:
-    """Statements about functions; they run where the program does not."""
+    """Statements about functions; they run in another process than the program."""
 
     entry: tuple[str, ...]
     setup: str
-    """Run once before all of them, for helpers and imports."""
+    """Helpers and imports, run once before all tests."""
     tests: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -76,24 +77,28 @@ def read_tests(column: object) -> Tests:
     """The tests of one row: a mapping, or its JSON text.  Raises UserError."""
     try:
         given: Any = json.loads(column) if isinstance(column, str) else column
-        if not isinstance(given, Mapping) or given.get("kind") not in READERS:
-            raise BrokenTests(f"must be an object whose `kind` is one of {', '.join(READERS)}")
-        tests = READERS[given["kind"]](given)
-        if not len(tests):
-            raise BrokenTests("no cases, so every program would pass; leave the row's tests out or add one")
+        kind: Any = given.get("kind") if isinstance(given, Mapping) else None
+        tests = READERS[obeying("kind", kind, kind in READERS, f"one of {', '.join(READERS)}")](given)
+        obeying("tests", [], len(tests) > 0, "at least one test, else every program would pass")
     except (BrokenTests, ValueError) as error:  # of json: a ValueError
         raise UserError(
-            f"tests: {error}\n    given: {shown_value(column, 200)}\n    they are one of\n    {FORMS}"
+            f"tests: {error}\n    given: {shown_value(column, 200)}\n    Use one of\n    {FORMS}"
         ) from error
     return tests
 
 
 class BrokenTests(Exception):
-    """Tests that no program could be judged by; the text says which key, what it holds and what it must."""
+    """Tests that cannot judge a program; the text gives the key, its value and the rule."""
+
+
+def obeying(place: str, value: Any, holds: bool, rule: str) -> Any:
+    """The value, if it obeys the rule; else raises BrokenTests."""
+    if not holds:
+        raise BrokenTests(f"{place} = {shown_value(value)}: must be {rule}")
+    return value
 
 
 def stdio_tests(given: Mapping[str, Any]) -> StdioTests:
-    """Tests of what a program prints."""
     require_keys(given, "", {"kind", "cases"})
     cases = []
     for where, case in numbered(given, "cases"):
@@ -108,30 +113,29 @@ def call_tests(given: Mapping[str, Any]) -> CallTests:
     cases = []
     for where, case in numbered(given, "cases"):
         require_keys(case, where, {"args", "kwargs", "expected"})
-        arguments, named = case.get("args"), case.get("kwargs")
-        arguments, named = () if arguments is None else arguments, {} if named is None else named
-        if not isinstance(arguments, list | tuple):
-            raise BrokenTests(f"{where}.args = {shown_value(arguments)}: must be a list of arguments, such as [1, 2]")
-        if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
-            raise BrokenTests(f"{where}.kwargs = {shown_value(named)}: must be an object of named arguments")
-        if "expected" not in case:
-            raise BrokenTests(f"{where}: has no `expected`")
-        arguments = tuple(plain_value(value, f"{where}.args[{at}]") for at, value in enumerate(arguments))
-        named = {name: plain_value(value, f"{where}.kwargs.{name}") for name, value in named.items()}
-        cases.append(CallCase(arguments, named, plain_value(case["expected"], f"{where}.expected")))
-    return CallTests(function_name(given.get("entry"), "entry"), tuple(cases), tolerance_of(given.get("tolerance")))
+        positional, named = (empty if case.get(key) is None else case[key] for key, empty in DEFAULT_ARGUMENTS)
+        obeying(f"{where}.args", positional, isinstance(positional, list | tuple), "a list, such as [1, 2]")
+        texts = isinstance(named, Mapping) and all(isinstance(name, str) for name in named)
+        obeying(f"{where}.kwargs", named, texts, "an object of named arguments")
+        arguments = tuple(plain_value(value, f"{where}.args[{at}]") for at, value in enumerate(positional))
+        by_name = {name: plain_value(value, f"{where}.kwargs.{name}") for name, value in named.items()}
+        cases.append(CallCase(arguments, by_name, plain_value(value_of(case, where, "expected"), f"{where}.expected")))
+    return CallTests(function_name(given.get("entry")), tuple(cases), tolerance_of(given.get("tolerance")))
+
+
+DEFAULT_ARGUMENTS: tuple[tuple[str, Any], ...] = (("args", ()), ("kwargs", {}))
 
 
 def assert_tests(given: Mapping[str, Any]) -> AssertTests:
     """Statements about functions."""
     require_keys(given, "", {"kind", "entry", "setup", "tests"})
-    entry, tests = given.get("entry"), given.get("tests")
+    entry: Any = given.get("entry")
+    tests: Any = given.get("tests")
     names = entry if isinstance(entry, list | tuple) and entry else [entry]
-    if not isinstance(tests, list | tuple):
-        raise BrokenTests(f"tests = {shown_value(tests)}: must be a list of texts, one for each test")
+    obeying("tests", tests, isinstance(tests, list | tuple), "a list of texts, one for each test")
     numbered_texts = {f"tests[{at}]": test for at, test in enumerate(tests)}
     return AssertTests(
-        tuple(function_name(name, "entry") for name in names),
+        tuple(function_name(name) for name in names),
         "" if given.get("setup") is None else text_of(given, "", "setup"),
         tuple(text_of(numbered_texts, "", where) for where in numbered_texts),
     )
@@ -144,52 +148,44 @@ READERS: dict[str, Callable[[Mapping[str, Any]], Tests]] = {
 }
 
 
-def require_keys(given: object, where: str, known: set[str]) -> None:
-    """Refuse an unknown key, unless it is empty as in a table where another row has a value."""
-    if not isinstance(given, Mapping):
-        raise BrokenTests(f"{where} = {shown_value(given)}: must be an object with {', '.join(sorted(known))}")
+def require_keys(given: Any, where: str, known: set[str]) -> None:
+    """Reject an unknown key, unless it is null, as in a table whose other rows have a value there."""
+    listed = ", ".join(sorted(known))
+    obeying(where, given, isinstance(given, Mapping), f"an object with {listed}")
     for key, value in given.items():
         if key not in known and value is not None:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.4)
-            hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(sorted(known))}"
-            raise BrokenTests(f"{where + '.' if where else ''}{key}: no such key; {hint}")
+            hint = f"Did you mean `{near[0]}`?" if near else f"Use {listed}."
+            raise BrokenTests(f"{where + '.' if where else ''}{key}: no such key. {hint}")
 
 
 def numbered(given: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    """The cases, each with its path."""
-    cases = given.get(name)
-    if not isinstance(cases, list | tuple):
-        raise BrokenTests(f"{name} = {shown_value(cases)}: must be a list of objects")
+    cases: Any = given.get(name)
+    obeying(name, cases, isinstance(cases, list | tuple), "a list of objects")
     return [(f"{name}[{at}]", case) for at, case in enumerate(cases)]
 
 
-def text_of(given: Mapping[str, Any], where: str, key: str) -> str:
-    """The text under a key."""
-    place = f"{where}.{key}" if where else key
+def value_of(given: Mapping[str, Any], where: str, key: str) -> Any:
     if key not in given:
         raise BrokenTests(f"{where}: has no `{key}`")
-    value = given[key]
-    if not isinstance(value, str):
-        raise BrokenTests(f"{place} = {shown_value(value)}: must be text")
-    return value
+    return given[key]
 
 
-def function_name(value: object, key: str) -> str:
-    if not isinstance(value, str) or not value.isidentifier() or keyword.iskeyword(value):
-        raise BrokenTests(f"{key} = {shown_value(value)}: must be the name of a function, such as add")
-    return value
+def text_of(given: Mapping[str, Any], where: str, key: str) -> str:
+    value = value_of(given, where, key)
+    text: str = obeying(f"{where}.{key}" if where else key, value, isinstance(value, str), "text")
+    return text
 
 
-def tolerance_of(value: object) -> float:
-    """How far a float may be off."""
-    if value is None:
-        return 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise BrokenTests(
-            f"tolerance = {shown_value(value)}: must be a number from 0 to 1, such as 1e-6: it is relative to the"
-            " numbers"
-        )
-    return float(value)
+def function_name(value: object) -> str:
+    is_name = isinstance(value, str) and value.isidentifier() and not keyword.iskeyword(value)
+    return str(obeying("entry", value, is_name, "the name of a function, such as add"))
+
+
+def tolerance_of(value: Any) -> float:
+    value = 0.0 if value is None else value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(obeying("tolerance", value, is_number and 0 <= value <= 1, "a number from 0 to 1, such as 1e-6"))
 
 
 def plain_value(value: object, where: str) -> object:
@@ -197,14 +193,11 @@ def plain_value(value: object, where: str) -> object:
     try:
         return plain.load(plain.dump(value))
     except plain.NotPlainError as error:
-        raise BrokenTests(f"{where}: {error}; give numbers, texts, lists and objects") from error
+        raise BrokenTests(f"{where}: {error}. Use numbers, texts, lists and objects.") from error
 
 
 def shown_value(value: object, most: int = 60) -> str:
-    try:
-        written = repr(value)
-    except ValueError:  # an integer beyond what Python writes out
-        return f"a {type(value).__name__} of too many digits to show"
+    written = safe_text(value, repr)
     return written if len(written) <= most else written[:most] + "…"
 
 
@@ -212,7 +205,7 @@ WHITE_SPACE = " \t\n\r\v\f"
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Equal line by line; white space at the ends of lines and blank lines at the end do not count."""
+    """Equal line by line, ignoring white space at the ends of lines and blank lines at the end."""
     return lines(printed) == lines(expected)
 
 
@@ -235,15 +228,14 @@ def same_value(actual: object, expected: object, tolerance: float = 0.0) -> bool
             and actual.keys() == expected.keys()
             and all(same_value(actual[key], expected[key], tolerance) for key in expected)
         )
-    if isinstance(expected, bool) or isinstance(actual, bool):
-        return isinstance(expected, bool) and isinstance(actual, bool) and actual == expected
-    if isinstance(expected, int | float) and isinstance(actual, int | float):
+    is_bool = isinstance(expected, bool) or isinstance(actual, bool)
+    if not is_bool and isinstance(expected, int | float) and isinstance(actual, int | float):
         return same_number(actual, expected, tolerance)
     return type(actual) is type(expected) and actual == expected
 
 
 def same_number(actual: float, expected: float, tolerance: float) -> bool:
-    """Whether two numbers are equal, or near enough where a tolerance is given and one of them is a float."""
+    """Whether two numbers are equal, or within the tolerance if one of them is a float."""
     if actual == expected or (actual != actual and expected != expected):
         return True
     if tolerance == 0 or (isinstance(actual, int) and isinstance(expected, int)):

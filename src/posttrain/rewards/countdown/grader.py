@@ -1,30 +1,30 @@
 """Countdown's puzzle, the verdict on an answer to it, and credit for coming near.
 
-**What is read.**  The graded text is the prefilled start of the answer plus the completion, its stop token removed.
+**What is read.**  The graded text is the prefilled start of the answer plus the completion, without its stop token.
 Its answer is found by the structure of posttrain.rewards.parsing.tags, in mode `strict` or `last`; stripped of ASCII
-white space at both ends, it must be an expression of posttrain.rewards.parsing.arithmetic.
+white space, it must be an expression of posttrain.rewards.parsing.arithmetic.
 
-**What earns what.**  CORRECT is worth 1, every other outcome 0.  The first of these that holds is the outcome:
+**What earns what.**  CORRECT is worth 1, every other outcome 0.  The outcome is the first of these that holds:
 
-- TRUNCATED: the structure is not there, and the completion was cut off by the length limit.
-- NO_ANSWER: the structure is not there, and no `<answer>` is followed by an `</answer>`.
-- MALFORMED: an answer is given, but outside the structure, or it is not an expression (an empty one included).
+- TRUNCATED: the structure is missing, and the length limit cut the completion off.
+- NO_ANSWER: the structure is missing, and no `<answer>` is followed by an `</answer>`.
+- MALFORMED: the answer is outside the structure, or is not an expression (an empty one included).
 - WRONG_NUMBERS: the multiset of literals is not that of the given numbers (`all`), or not within it (`subset`).
 - WRONG_VALUE: the exact value is not the target, or there is a division by zero.
 - CORRECT.
 
-`CountdownCredit` is an option for tasks that are too hard to be solved by chance: WRONG_VALUE, with the numbers used as
-the rule says, is worth `credit · max(0, 1 - |value - target| / max(target, 1))`.
+`CountdownCredit` is for tasks that are too hard to solve by chance: WRONG_VALUE, with the numbers used by the rule, is
+worth `credit · max(0, 1 - |value - target| / max(target, 1))`.
 
 **Known hacks, and what stops them.**  Code and giant powers in the answer: parsed, never evaluated.  One number used
 twice: multisets.  A near miss or a float tolerance: exact fractions.  Several answers: `strict` admits one, `last`
-the last.  Text that is slow to read: linear time.  Not stopped: a guess without any thinking earns the same as a
+takes the last.  Text that is slow to read: linear time.  Not stopped: a guess without thinking earns as much as a
 search.
 
 Problems are generated (posttrain.tasks.countdown.problems); there is no data and no licence.
 With credit, near is cheaper than right: a policy learns to add the numbers up, which is often near, and stops searching
-as soon as a try is close.  Its reward rises while its accuracy does not: watch the held-out accuracy, keep the credit
-small, or let its weight fall to 0 (`weight_to`).
+once a try is close.  Its reward rises while its accuracy does not: watch the held-out accuracy, keep the credit small,
+or let its weight fall to 0 (`weight_to`).
 """
 
 import operator
@@ -46,7 +46,7 @@ from posttrain.rewards.parsing.tags import WHITE_SPACE, answer_text, gives_answe
 RULES = get_args(NumbersRule)
 INTEGERS = frozenset((int,))
 Column = Sequence[object]
-"""A column of a data set, not yet checked."""
+"""A data set's column, not yet checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Countdown:
 
 
 class Outcome(StrEnum):
-    """How an answer fared; the module says when each one holds."""
+    """How an answer fared, by the rules above."""
 
     CORRECT = "correct"
     WRONG_VALUE = "wrong_value"
@@ -71,7 +71,7 @@ class Outcome(StrEnum):
 
 
 def countdown_outcome(puzzle: Countdown, text: str, *, mode: FormatMode = "strict", cut_off: bool = False) -> Outcome:
-    """Whether a text solves the puzzle, or the first way in which it fails; `cut_off`: the length limit ended it."""
+    """Whether a text solves the puzzle, or how it fails; `cut_off`: the length limit ended it."""
     answer = answer_text(text, mode)
     if answer is None:
         if cut_off:
@@ -89,7 +89,7 @@ def countdown_outcome(puzzle: Countdown, text: str, *, mode: FormatMode = "stric
 
 
 def uses_given_numbers(used: Sequence[str], puzzle: Countdown) -> bool:
-    """Whether the literals keep to the rule; compared as text, so that no hostile literal becomes an integer."""
+    """Whether the literals obey the rule; compared as text, so that no hostile literal becomes an integer."""
     unused = [str(number) for number in puzzle.numbers]
     for literal in used:
         if literal not in unused:
@@ -130,20 +130,19 @@ def puzzles(numbers: Column, target: Column, rule: Column | None) -> list[Countd
 
 
 def puzzle(numbers: Any, target: object, rule: object) -> Countdown:
-    """The puzzle that a row of a data set holds; a target of "36" would otherwise be a zero for every completion."""
-    given = as_integers(numbers)
+    """A row's puzzle.  Raises UserError: a target of "36" would otherwise score 0 for every completion."""
+    given, goal = as_integers(numbers), target if type(target) is int else as_integer(target)
     if given is None or (given and min(given) < 0):
-        raise UserError(f"numbers = {numbers!r}: must be a list of whole numbers >= 0, as answers can write them")
-    goal = target if type(target) is int else as_integer(target)
+        raise UserError(f"numbers = {numbers!r}: must be a list of whole numbers, at least 0")
     if goal is None:
-        raise UserError(f"target = {target!r}: must be a whole number, neither text nor true or false")
+        raise UserError(f"target = {target!r}: must be a whole number, not text or a boolean")
     if rule not in RULES:
         raise UserError(f"rule = {rule!r}: must be all or subset")
     return Countdown(given, goal, cast(NumbersRule, rule))
 
 
 def as_integers(values: Any) -> tuple[int, ...] | None:
-    """The whole numbers in a list, a tuple or an array, where it is one and holds nothing else."""
+    """The whole numbers of a list, a tuple or an array; None for anything else."""
     is_list = isinstance(values, (list, tuple))  # `list | tuple` would be made anew for every row
     if is_list and INTEGERS.issuperset(map(type, values)):
         return tuple(values)
@@ -155,7 +154,7 @@ def as_integers(values: Any) -> tuple[int, ...] | None:
 
 
 def as_integer(value: Any) -> int | None:
-    """The whole number that a value is, numpy's and torch's too; a truth value is none."""
+    """A value's whole number, also numpy's and torch's; None for a boolean."""
     if type(value) is int:
         return value
     if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")) or not hasattr(value, "__index__"):
@@ -169,7 +168,6 @@ def as_integer(value: Any) -> int | None:
 def scores(
     mode: FormatMode, completions: Sequence[str], finish_reasons: Sequence[str], problems: Sequence[Countdown]
 ) -> list[Graded]:
-    """One score and outcome per completion."""
     rows = zip(problems, completions, finish_reasons, strict=True)
     outcomes = [countdown_outcome(puzzle, text, mode=mode, cut_off=finish == "length") for puzzle, text, finish in rows]
     return [Graded(float(outcome is Outcome.CORRECT), outcome) for outcome in outcomes]
@@ -177,24 +175,24 @@ def scores(
 
 @dataclass(frozen=True, kw_only=True)
 class CountdownCredit(Bounded):
-    """Reward function: 1 for a correct answer, and up to `credit` for one that is near."""
+    """Reward function: 1 for a correct answer, up to `credit` for a near one."""
 
     credit: Annotated[float, Gt(0), Lt(1)] = 0.1
-    """What an answer very near the target earns."""
+    """Score of an answer very near the target."""
     mode: FormatMode = "strict"
-    """How much of a text has to keep to the structure."""
+    """How much of a text must have the structure."""
 
     def __call__(
         self, /, *, completions: Sequence[str], numbers: Column, target: Column, **columns: Any
     ) -> list[Graded]:
         grader = countdown if self.mode == "strict" else countdown_last
         verdicts = grader(completions=completions, numbers=numbers, target=target, **columns)
-        return [self.credited(*row) for row in zip(verdicts, completions, target, strict=True)]
-
-    def credited(self, graded: Graded, text: str, target: Any) -> Graded:
-        if graded.outcome is not Outcome.WRONG_VALUE:
-            return graded
-        return Graded(self.credit * nearness(target, text, self.mode), graded.outcome)
+        return [
+            Graded(self.credit * nearness(cast(int, goal), text, self.mode), graded.outcome)
+            if graded.outcome is Outcome.WRONG_VALUE
+            else graded
+            for graded, text, goal in zip(verdicts, completions, target, strict=True)
+        ]
 
 
 def nearness(target: int, text: str, mode: FormatMode) -> float:

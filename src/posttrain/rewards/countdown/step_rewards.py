@@ -1,28 +1,28 @@
-"""Countdown's process reward: for single steps and tries of a search, apart from what the answer earns.
+"""Countdown's process reward: for single steps and tries of a search, apart from the answer.
 
 **What is read.**  The thinking: the text between `<think>` (or the beginning) and `</think>` (or the end).  Its lines
-are tries in the bundled model's notation: steps `a+b=c,c*d=e`, with or without a verdict behind; other lines are
+are tries in the bundled model's notation: steps `a+b=c,c*d=e`, with or without a verdict after them; other lines are
 skipped.  Lines are parsed, never evaluated, in linear time; tries beyond the first MOST_TRIES are not read.
 
-A step is right when its numbers are on the table, once each, and its result is correct: an integer, not below 0.  It
-takes them off the table and puts the result there.  A try is complete when all of its steps are right and, under the
-rule `all`, one number is left; it hits when the last result is then the target.  A try is read up to its first fault:
-what rests on a wrong step is neither right nor wrong.
+A step is right if its numbers are on the table, once each, and its result is correct: an integer, not below 0.  It
+takes them off the table and puts the result there.  A try is complete if all its steps are right and, under the rule
+`all`, one number is left; it hits if the last result is then the target.  A try is read up to its first fault: what
+follows a wrong step is neither right nor wrong.
 
 **What earns what.**  The score is 0.  Spans are marked, in the order of the text:
 
-- a right step that is new in this completion: `step`; made again: 0;
+- a right step that is new in this completion: `step`; a repeated one: 0;
 - a wrong step: minus `cost`;
-- a complete try that is new in this completion: `hit` for the first that reaches the target, else `attempt`; made
-  again: minus `cost`.  The mark is on the whole line.
+- a complete try that is new in this completion: `hit` for the first that reaches the target, else `attempt`; a
+  repeated one: minus `cost`.  The mark is on the whole line.
 
-Earnings in all stop at `most`, and so do charges: then marks are 0.  The answer, which earns 1, always weighs more, as
-long as this reward's weight is at most that of the answer's.
+Total earnings stop at `most`, and so do total charges: later marks are 0.  The answer, which earns 1, always weighs
+more, as long as this reward's weight is at most that of the answer's.
 
-**Known hacks, and what stops them.**  One right step, or one try, over and over: paid once, also with its numbers the
-other way round.  Sums about other numbers: they are not on the table.  Every sum that there is: `most`.  Big numbers:
-nine digits.  Not stopped: making up new tries without looking for the target, which pays `attempt` until `most`, and a
-hit that is then not given as the answer; look at the accuracy.
+**Known hacks, and what stops them.**  One right step, or one try, repeated: paid once, also with its numbers swapped.
+Sums about other numbers: they are not on the table.  Every possible sum: `most`.  Big numbers: nine digits.  Not
+stopped: new tries that do not look for the target, which pay `attempt` until `most`, and a hit that is not given as the
+answer; watch the accuracy.
 """
 
 import re
@@ -41,7 +41,7 @@ from posttrain.rewards.parsing.arithmetic import apply
 from posttrain.rewards.parsing.tags import END_THINK, THINK
 
 MOST_TRIES = 1000
-"""A search of the bundled model has about seven tries, and a completion of 400 tokens has room for about 50."""
+"""The bundled model makes about seven tries; 400 tokens have room for about 50."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +49,20 @@ class CountdownSteps(Bounded):
     """Reward function: process rewards for the steps and tries of a Countdown search; its score is 0."""
 
     step: float = 0.02
-    """What a right step earns that is new in its completion."""
+    """Reward of a right step that is new in its completion."""
     attempt: float = 0.02
-    """What a complete try earns that is new and misses."""
+    """Reward of a complete try that is new and misses."""
     hit: float = 0.2
-    """What the first try earns that reaches the target."""
+    """Reward of the first try that reaches the target."""
     cost: float = 0.05
-    """What a wrong step is charged, and a try that was made before."""
+    """Charge for a wrong step, and for a repeated try."""
     most: Annotated[float, Gt(0), Lt(1)] = 0.5
-    """The most that a completion earns, and the most that it is charged."""
+    """Most that a completion earns in all, and most that it is charged."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("step", "attempt", "hit", "cost"):
-            require(0 <= getattr(self, name) <= self.most, self, name, f"must be in [0, most], and most = {self.most}")
+            require(0 <= getattr(self, name) <= self.most, self, name, f"must be from 0 to most = {self.most}")
 
     def __call__(
         self,
@@ -92,7 +92,7 @@ class CountdownSteps(Bounded):
         return spans
 
     def marks(self, puzzle: Countdown, text: str) -> Iterator[Span]:
-        """The value of each step and try without `most`, in the order in which they end."""
+        """The value of each step and try without `most`, in order of their ends."""
         steps_made, tries_made, found = set[tuple[str, int, int]](), set[frozenset[tuple[str, int, int]]](), False
         for start, line in islice(lines_of_tries(text), MOST_TRIES):
             attempt = read_try(puzzle, line)
@@ -110,7 +110,7 @@ class CountdownSteps(Bounded):
 
 
 def lines_of_tries(text: str) -> Iterator[tuple[int, str]]:
-    """(start, line) of the lines of a completion's thinking that begin with a step, white space around left out."""
+    """(start, line) of the stripped lines of a completion's thinking that begin with a step."""
     opened = text.find(THINK)
     start = 0 if opened < 0 else opened + len(THINK)
     closed = text.find(END_THINK, start)
@@ -122,7 +122,7 @@ def lines_of_tries(text: str) -> Iterator[tuple[int, str]]:
 
 
 HIT, MISS = "!", "."
-"""The verdict of whoever searches on a try: it found the target, or it did not."""
+"""The searcher's verdict on a try: whether it found the target."""
 STEP = re.compile(r"([0-9]{1,9})([-+*/])([0-9]{1,9})=([0-9]{1,9})", re.ASCII)
 
 
@@ -134,7 +134,7 @@ class Equation:
     end: int
     """Its characters in the line are [start, end)."""
     key: tuple[str, int, int]
-    """Operator and numbers; the order of the numbers is kept only where it matters."""
+    """Operator and numbers, sorted if their order does not matter."""
     right: bool
 
 
@@ -143,7 +143,7 @@ class Try:
     """One line of a search."""
 
     steps: tuple[Equation, ...]
-    """Up to the first that is wrong, or is not a step."""
+    """Up to the first that is wrong or not a step."""
     complete: bool
     hits: bool
 
@@ -169,7 +169,6 @@ def read_try(puzzle: Countdown, line: str) -> Try:
 
 
 def taken(table: list[int], number: int) -> bool:
-    """Take a number off the table, if it is there."""
     if number not in table:
         return False
     table.remove(number)

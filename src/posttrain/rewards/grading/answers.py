@@ -1,6 +1,6 @@
-"""Reading what a reward function returned: one finite score per completion, or what is wrong with it.
+"""Reads what a reward function returned: one finite score per completion, or what is wrong with it.
 
-Loads neither torch nor numpy, so that a worker process starts at once.
+Imports neither torch nor numpy, so that a worker process starts quickly.
 """
 
 import json
@@ -20,10 +20,9 @@ EXCERPT = 200
 NO_LISTS = (str, bytes, bytearray, memoryview, Mapping)
 """Iterables that are not lists of scores."""
 TIMES = ("m", "M")
-"""The kinds of numpy's times and of their differences, which would pass for whole numbers."""
-
+"""The kinds of numpy's times and time differences, which would pass for whole numbers."""
 LARGEST = 1e100
-"""Of a number that a reward function gives: sums and squares of so many of them are still numbers."""
+"""Largest number a reward function may give: sums and squares of them stay finite."""
 TOO_LARGE = f"too large to be averaged and squared; give at most {LARGEST:g}: divide all scores by a constant"
 
 Given = TypeVar("Given")
@@ -36,16 +35,14 @@ class Score(NamedTuple):
     value: float
     """NaN where it said nothing."""
     outcome: str = ""
-    """How the completion fared, where the function says so."""
     details: Mapping[str, object] | None = None
-    """More detail for the journal."""
+    """For the journal."""
     extra: Mapping[str, object] | None = None
-    """What it logged of this completion, by column."""
+    """What it logged about this completion, by column."""
     metrics: Mapping[str, float] | None = None
-    """What it logged of the call that gave this score, by name."""
+    """What it logged about the call that gave this score, by name."""
     marks: Mapping[str, list[Any]] | None = None
-    """What tokens and spans earn in addition, as JSON: `tokens`, a number or null each, and `spans` of [start, end,
-    value]."""
+    """Extra rewards as JSON: `tokens`, a number or null each, and `spans` of [start, end, value]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class InvalidScore:
 
 
 class OutOfTime(ScoringFailure):
-    """There was no time left for a call, or too many before had failed."""
+    """No call was made: no time was left, or too many had failed before."""
 
 
 Verdict = Score | ScoringFailure | InvalidScore
@@ -82,7 +79,7 @@ class Array(Protocol):
 
 
 def verdicts_in(result: object, *, one_by_one: bool, count: int) -> list[Verdict] | InvalidScore:
-    """One verdict for each of `count` completions, or what is wrong with the result as a whole."""
+    """One verdict for each of `count` completions, or what is wrong with the whole result."""
     if one_by_one:
         return [read_score(result)]
     wrong = f"{{}} for {count} completions; it must return a list of scores"
@@ -99,7 +96,7 @@ def verdicts_in(result: object, *, one_by_one: bool, count: int) -> list[Verdict
 
 
 def score_list(result: object) -> list[object] | str:
-    """The values of a list, or a text on what was returned instead."""
+    """The values of a list, or a text about what was returned instead."""
     if isinstance(result, list):
         return result
     if isinstance(result, Set):
@@ -145,14 +142,11 @@ def with_marks(said: Verdict, given: "ProcessReward") -> Verdict:
     if not isinstance(said, Score):
         return said
     if math.isnan(said.value):
-        return InvalidScore(
-            "returned a ProcessReward whose score is None; give 0.0 where only steps pay, and None instead of the"
-            " ProcessReward where the function does not apply"
-        )
-    tokens = numbers_in("token_rewards", given.token_rewards)
+        rule = "give 0.0 if only steps pay, and None instead of a ProcessReward if the function does not apply"
+        return InvalidScore(f"returned a ProcessReward whose score is None; {rule}")
+    tokens, spans = numbers_in("token_rewards", given.token_rewards), spans_in(given.spans)
     if isinstance(tokens, InvalidScore):
         return tokens
-    spans = spans_in(given.spans)
     if isinstance(spans, InvalidScore):
         return spans
     return said._replace(marks={"tokens": tokens, "spans": spans} if tokens or spans else None)
@@ -200,7 +194,7 @@ def spans_in(given: object) -> list[Any] | InvalidScore:
 
 
 def score_number(value: Any) -> float | str | None:
-    """The number that a value is, None where it stands for none (masked by numpy, too), or a word for its type."""
+    """A value's number; None for None and for numpy's masked values; or a text about its type."""
     if value is None:
         return None
     if isinstance(value, Array) and math.prod(value.shape) == 1:
@@ -230,19 +224,19 @@ def value_and_type(value: object) -> str:
 
 
 class Graded(NamedTuple):
-    """A score together with the way in which the completion earned or missed it."""
+    """A score, and how the completion earned or missed it."""
 
     score: float | None
-    """None where the function does not apply to this completion: it then counts neither for nor against it."""
+    """None if the function does not apply to this completion: the score then does not count."""
     outcome: StrEnum
-    """Its rate is a metric, so that a parser's mistake shows as a jump in one outcome and not as a silent zero."""
+    """Its rate is a metric: a parser's mistake shows as a jump in one outcome, not as a silent zero."""
 
 
 class DetailedGrade(Graded):
-    """A verdict with more to say of it; in all else it is one without."""
+    """A Graded with details."""
 
     details: Mapping[str, object]
-    """Plain JSON: goes into the run's scores.jsonl and nowhere else."""
+    """Plain JSON, written to the run's scores.jsonl only."""
 
     def __new__(cls, score: float | None, outcome: StrEnum, details: Mapping[str, object]) -> "DetailedGrade":
         made = super().__new__(cls, score, outcome)
@@ -251,7 +245,7 @@ class DetailedGrade(Graded):
 
 
 class Span(NamedTuple):
-    """A stretch of the graded text, its characters `start` up to but not `end`, and what it earns."""
+    """Characters [start, end) of the graded text, and what they earn."""
 
     start: int
     end: int
@@ -259,17 +253,17 @@ class Span(NamedTuple):
 
 
 class ProcessReward(NamedTuple):
-    """A score, and what single tokens or stretches of the text earn in addition: a reward for single steps.
+    """A score, and what single tokens or spans of the text earn in addition: a reward for single steps.
 
-    Both kinds of marks may be given; they add up.  What is marked has the function's weight, as the score has.
+    Both kinds of marks may be given; they add up.  The function's weight applies to marks as to the score.
     """
 
     score: "float | Graded"
-    """0.0 where only steps pay."""
+    """0.0 if only steps pay."""
     token_rewards: Sequence[float | None] = ()
-    """One for each of `completion_ids`, the stop token included, None where no step ends; empty where none is given."""
+    """Empty, or one for each of `completion_ids`, the stop token included; None where no step ends."""
     spans: Sequence[Span | tuple[int, int, float]] = ()
-    """A span's value is earned by the token that completes it; where the prompt's prefill holds all of it, by none."""
+    """The token that completes a span earns its value; a span that lies in the prompt's prefill earns nothing."""
 
 
 class FunctionError(Exception):
@@ -277,21 +271,21 @@ class FunctionError(Exception):
 
 
 def invoke(call: Callable[..., object], arguments: Mapping[str, object]) -> object:
-    """The function's result, perhaps an awaitable.  Raises FunctionError, ScoringFailure and RunError."""
+    """The function's result or awaitable.  Raises FunctionError, ScoringFailure and RunError."""
     try:
         result = call(**arguments)
         return list(result) if isinstance(result, Iterator) else result
     except (ScoringFailure, RunError, KeyboardInterrupt):
-        raise  # for the person, as Ctrl-C is from them: no row is at fault, and no score may stand in for it
-    except BaseException as error:  # `sys.exit`, say, would end the run with the status of one that is done
+        raise  # for the user: no row is at fault, and no score may replace it
+    except BaseException as error:  # `sys.exit`, say, would end the run as if it were finished
         raise FunctionError from error
 
 
 async def settled(awaitable: Awaitable[object]) -> object:
-    """The result of an awaitable; what would end the event loop, which others share, becomes a FunctionError."""
+    """The awaitable's result; an exception that would end the shared event loop becomes a FunctionError."""
     try:
         return await awaitable
-    except (SystemExit, KeyboardInterrupt) as error:  # no Ctrl-C: that is the main thread's, and no worker's
+    except (SystemExit, KeyboardInterrupt) as error:  # not Ctrl-C, which only the main thread gets
         raise FunctionError from error
 
 
@@ -305,7 +299,6 @@ def as_raised(result: object) -> object:
 
 
 def function_error(cause: BaseException) -> FunctionError:
-    """The error of a function that raised `cause`."""
     failed = FunctionError()
     failed.__cause__ = cause
     return failed

@@ -1,7 +1,7 @@
 """What a reward function logs in addition to its scores: `log_extra(column, values)` and `log_metric(name, value)`.
 
-Both belong to one call, and are kept with the scores that this call gave: what a call has logged that failed, or was
-made again, is gone with it, so that nothing is counted twice.  Loads neither torch nor numpy: workers have it too.
+Logs belong to one call and are kept with its scores: logs of a call that failed or was repeated are dropped, so nothing
+is counted twice.  Imports neither torch nor numpy: workers use it too.
 """
 
 import json
@@ -15,6 +15,7 @@ from posttrain.rewards.grading.answers import (
     TOO_LARGE,
     FunctionError,
     InvalidScore,
+    Read,
     Score,
     Verdict,
     read_safely,
@@ -28,7 +29,7 @@ LOGS = ("log_extra", "log_metric")
 
 
 class CallLog:
-    """Takes what a function logs in one call, and says at once what is wrong with it."""
+    """Takes what a function logs in one call; raises RunError at once for invalid logs."""
 
     def __init__(self, reward: str, count: int) -> None:
         self.reward, self.count = reward, count
@@ -43,60 +44,56 @@ class CallLog:
 
     def log_extra(self, column: str, values: object) -> None:
         """Keep a plain value for each completion of the call."""
-        asked = f"log_extra of {column!r:.60}"
-        self.require_name(asked, column)
-        try:
-            found = read_safely(score_list, values)
-        except FunctionError as failed:
-            self.refuse(f"{asked}: its values cannot be read: {value_and_type(failed.__cause__)}")
+        where = self.place("log_extra", column)
+        found = self.read(where, score_list, values)
         if isinstance(found, str):
-            self.refuse(f"{asked} was given {value_and_type(values)}; give a list of one value for each completion")
+            self.refuse(f"{where}: got {value_and_type(values)}; give a list with one value per completion")
         if len(found) != self.count:
-            self.refuse(
-                f"{asked} was given {len(found)} values for the {self.count} completions of the call; give one for"
-                " each, None where there is none"
-            )
+            problem = f"got {len(found)} values for the {self.count} completions of the call"
+            self.refuse(f"{where}: {problem}; give one each, None if there is none")
         if column in self.extra:
-            self.refuse(f"{asked} was called twice in one call; collect the values and log them once")
-        self.extra[column] = [self.plain(asked, value) for value in found]
+            self.refuse(f"{where}: was called twice in one call; log all values once")
+        self.extra[column] = [self.plain(where, value) for value in found]
 
     def log_metric(self, name: str, value: object) -> None:
         """Keep a number of the call; NaN means that there is none."""
-        asked = f"log_metric of {name!r:.60}"
-        self.require_name(asked, name)
-        try:
-            number = read_safely(score_number, value)
-        except FunctionError as failed:
-            self.refuse(f"{asked}: its value cannot be read: {value_and_type(failed.__cause__)}")
+        where = self.place("log_metric", name)
+        number = self.read(where, score_number, value)
         if number is None or isinstance(number, str):
-            self.refuse(f"{asked} was given {value_and_type(value)}; give a number, or NaN where there is none")
+            self.refuse(f"{where}: got {value_and_type(value)}; give a number, or NaN if there is none")
         if math.isfinite(number) and abs(number) > LARGEST:
-            self.refuse(f"{asked} was given {number:g}, {TOO_LARGE}")
+            self.refuse(f"{where}: got {number:g}, {TOO_LARGE}")
         if not math.isnan(number):
             self.numbers.setdefault(name, []).append(number)
 
-    def require_name(self, asked: str, name: object) -> None:
-        """Refuse an invalid name, and any log after the call has returned."""
+    def place(self, log: str, name: object) -> str:
+        """Where an error is; rejects an invalid name, and any log after the call has returned."""
+        where = f"{log} of {name!r:.60}"
         if self.over:
-            self.refuse(f"{asked} was called after the call that it belongs to had returned")
+            self.refuse(f"{where}: was called after its call had returned")
         if not isinstance(name, str) or not name or not name.isprintable():
-            self.refuse(f"{asked}: its first argument is a name, which is a printable text; here it is {name!r:.60}")
+            self.refuse(f"{where}: the first argument must be a name, a printable text")
+        return where
 
-    def plain(self, asked: str, value: object) -> object:
+    def read(self, where: str, read: Callable[[object], Read], value: object) -> Read:
+        try:
+            return read_safely(read, value)
+        except FunctionError as failed:
+            self.refuse(f"{where}: the value cannot be read: {value_and_type(failed.__cause__)}")
+
+    def plain(self, where: str, value: object) -> object:
         try:
             return as_plain(value)
         except (TypeError, ValueError, RecursionError) as error:
-            self.refuse(
-                f"{asked} was given {value_and_type(value)}, which cannot be written down ({error}); give numbers,"
-                " texts, truth values, None, or lists and mappings of these"
-            )
+            what = f"got {value_and_type(value)}, which cannot be written as JSON ({error})"
+            self.refuse(f"{where}: {what}; give numbers, texts, booleans, None, lists or mappings")
 
-    def refuse(self, says: str) -> NoReturn:
-        self.problem = f"reward {self.reward!r}: {says}."
+    def refuse(self, problem: str) -> NoReturn:
+        self.problem = f"reward {self.reward!r}: {problem}."
         raise RunError(self.problem)
 
     def close(self) -> None:
-        """Refuse further logs.  Raises RunError for a mistake that the function has caught."""
+        """Reject further logs.  Raises RunError for an error that the function has caught."""
         self.over = True
         if self.problem:
             raise RunError(self.problem)
@@ -121,14 +118,14 @@ def mean(values: list[float]) -> float:
 
 
 def as_plain(value: object) -> object:
-    """A value in terms of JSON.  Raises TypeError or ValueError where it has none."""
+    """A value as JSON has it.  Raises TypeError or ValueError if it cannot."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
         return str(value)
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise TypeError("a mapping's keys are texts")
+            raise TypeError("a mapping's keys must be texts")
         return {str(key): as_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [as_plain(item) for item in value]

@@ -1,4 +1,4 @@
-"""One call of a reward function: the rows that it is about, and the arguments that its signature asks for."""
+"""One call of a reward function: its rows, and the arguments that its signature asks for."""
 
 import difflib
 import itertools
@@ -18,6 +18,7 @@ from posttrain.rewards.grading.answers import (
     Array,
     FunctionError,
     InvalidScore,
+    OutOfTime,
     Score,
     Verdict,
     WorkerAnswer,
@@ -59,15 +60,13 @@ def sooner(*deadlines: Deadline) -> Deadline:
 
 
 NOT_CACHED = {"trainer_state", "log_metric"}
-"""Arguments that a function is not given whose scores are remembered: they belong to a step, and to one call."""
+"""Arguments that a cached function may not have: they belong to a step, or to one call."""
 STANDS_FOR = {"ground_truth": "answer", "nums": "numbers"}
-"""Parameters of functions of one response, and the columns that they take where none has their name."""
+"""Parameters of functions of one response, and the columns used if none has the parameter's name."""
 WITHHELD = ("prompt", "completion")
 """Columns that functions of lists do not see: they get the rendered prompt and what was sampled instead."""
-
-
 GIVEN = ("prompts", "completions", "completion_ids", "finish_reasons", "trainer_state", *LOGS)
-"""Arguments that take precedence over columns of these names, which no function of lists ever sees."""
+"""Arguments that win over columns of these names, which no function of lists ever sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +76,10 @@ class RolloutRow:
     group: Group
     rollout: Rollout
     base: float | None = None
-    """The score of the reward that the function looks at, where it looks at one that scored."""
+    """The score of the reward that `of` names, if it has one."""
 
     @property
     def text(self) -> str:
-        """The graded text: the prefilled start of the answer and the completion."""
         return self.group.graded_text(self.rollout)
 
 
@@ -91,7 +89,15 @@ class Bounds:
 
     until: Deadline = NEVER
     may_lose: float = 0.0
-    """Completions lost to deadlines and crashes at a time; with one more the rest are not asked about."""
+    """Completions that may be lost to deadlines and crashes; with one more, the rest are not scored."""
+
+    def refusal(self, rows_lost: int = 0) -> OutOfTime | None:
+        """Why no further call may be made, if so."""
+        if self.until.passed:
+            return OutOfTime(self.until.says)
+        if rows_lost > self.may_lose:
+            return OutOfTime(f"not asked, since {rows_lost} completions before were lost to deadlines or crashes")
+        return None
 
 
 UNBOUNDED = Bounds()
@@ -116,7 +122,6 @@ class Call:
         object.__setattr__(self, "log", CallLog(self.function.name, len(self.rows)))
 
     def deadline(self) -> Deadline:
-        """The deadline of a call that begins now."""
         each, rows = self.function.settings.item_seconds, len(self.rows)
         of = "" if rows == 1 else f" for each of {rows} completions"
         return sooner(after(each * rows, f"it took longer than item_seconds = {each:g}{of}"), self.bounds.until)
@@ -127,7 +132,7 @@ Result = object | FunctionError | ScoringFailure | WorkerAnswer
 
 
 def calls_for(call: Call) -> list[Call]:
-    """The calls that score the rows of one: one for all of them, or for each; in workers, for each prompt's."""
+    """One call split up: for each row, in workers for each prompt's rows, else one for all rows."""
     if call.wanted.one_by_one:
         return [replace(call, rows=(row,)) for row in call.rows]
     if call.function.settings.workers:
@@ -137,7 +142,7 @@ def calls_for(call: Call) -> list[Call]:
 
 
 def reward_arguments(call: Call) -> dict[str, object]:
-    """The arguments that the function's signature asks for; every one is made anew for this call."""
+    """The arguments in the function's signature, all made anew for this call."""
     wanted = call.wanted
     if wanted.one_by_one:
         values = single_arguments(call.rows[0], call.function) | run_arguments(call)
@@ -152,7 +157,6 @@ def reward_arguments(call: Call) -> dict[str, object]:
 
 
 def run_arguments(call: Call) -> dict[str, object]:
-    """Arguments that belong to no completion: the run's state, and the functions to log by."""
     given = {"trainer_state": call.trainer_state, **call.log.arguments()}
     cached = call.function.settings.cache
     return {name: value for name, value in given.items() if not (cached and name in NOT_CACHED)}
@@ -188,20 +192,17 @@ def column(name: str, rows: Iterable[RolloutRow]) -> list[object]:
     return [private_copy(row.group.prompt.columns.get(name)) for row in rows]
 
 
-SIMPLE = frozenset((str, int, float, bool, complex, bytes, range, type(None)))
-"""Immutable types."""
-
-
+IMMUTABLE = frozenset((str, int, float, bool, complex, bytes, range, type(None)))
 UNCOPIED = (TypeError, AttributeError, ValueError, RuntimeError, CopyError)
-"""What `deepcopy` raises for what has no copy, such as a lock or a tensor with a gradient's history."""
+"""What `deepcopy` raises for values that cannot be copied, such as a lock or a tensor with a gradient's history."""
 
 
 def private_copy(value: Any) -> object:
-    """A copy of a value that could be changed: `numbers.remove(3)` in a reward must not alter the problem."""
+    """A copy of a mutable value: `numbers.remove(3)` in a reward must not alter the problem."""
     kind = type(value)
-    if kind in SIMPLE:
+    if kind in IMMUTABLE:
         return value
-    if kind in (list, tuple) and SIMPLE.issuperset(map(type, value)):
+    if kind in (list, tuple) and IMMUTABLE.issuperset(map(type, value)):
         return value.copy() if kind is list else value
     if kind is memoryview:  # which cannot be copied and stay one of the same memory
         return memoryview(bytearray(value)) if not value.readonly else value
@@ -232,34 +233,34 @@ def reward_completion(row: RolloutRow, function: RewardFunction) -> object:
 
 
 def require_arguments(call: Call, offered: Set[str]) -> None:
-    """Refuse a function with a required argument that does not exist."""
     for name in sorted(call.wanted.required - offered):
-        near = difflib.get_close_matches(name, offered, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else "Rename the parameter, give it a default, or add the column."
-        if name == "ground_truth":
-            hint = "It is taken from a column `ground_truth` or `answer`; add one of these to the dataset."
-            if not call.wanted.one_by_one:
-                near_by = "answer" in offered
-                hint = "A function of lists has columns under their own names: "
-                hint += "call the parameter `answer`." if near_by else "add a column `ground_truth` to the dataset."
-        if name in NOT_CACHED:
-            hint = "Its scores are remembered (`cache`), so that none may hang on a step or a call: leave `cache` out."
-        if name in WITHHELD and any(name in row.group.prompt.columns for row in call.rows):
-            hint = (
-                f"The column `{name}` of the rows is withheld, since `{name}s` are what this run samples.  Rename it by"
-            )
-            hint += f" task.columns, such as {{own_{name}: {name}}}, and call the parameter `own_{name}`."
+        there = ", ".join(sorted(offered))
         raise UserError(
-            f"reward {call.function.name!r} needs an argument {name!r}, but there are only"
-            f" {', '.join(sorted(offered))}. {hint}"
+            f"reward {call.function.name!r} needs an argument {name!r}, but there are only {there}."
+            f" {argument_hint(call, name, offered)}"
         )
 
 
-def read_result(call: Call, result: Result) -> list[Verdict] | InvalidScore:
-    """One verdict per row of the call, or what is wrong with all of them together.
+def argument_hint(call: Call, name: str, offered: Set[str]) -> str:
+    """How to give a function an argument that is missing."""
+    if name in WITHHELD and any(name in row.group.prompt.columns for row in call.rows):
+        return (
+            f"The column `{name}` is withheld, since this run samples {name}s. Rename it by task.columns, such as"
+            f" {{own_{name}: {name}}}, and call the parameter `own_{name}`."
+        )
+    if name in NOT_CACHED:
+        return "Scores that are cached must not depend on the step or the call: remove `cache`."
+    if name == "ground_truth" and call.wanted.one_by_one:
+        return "It is taken from a column `ground_truth` or `answer`; add one of these to the dataset."
+    if name == "ground_truth":
+        remedy = "call the parameter `answer`" if "answer" in offered else "add a column `ground_truth` to the dataset"
+        return f"A function of lists gets columns under their own names: {remedy}."
+    near = difflib.get_close_matches(name, offered, n=1)
+    return f"Did you mean {near[0]!r}?" if near else "Rename the parameter, give it a default, or add the column."
 
-    Scores have with them what the call logged of them, and marks that are on their completion.
-    """
+
+def read_result(call: Call, result: Result) -> list[Verdict] | InvalidScore:
+    """One verdict per row of the call, with what the call logged of it, or what is wrong with all of them."""
     verdicts = call.log.kept_with(verdicts_of(call, result))
     if isinstance(verdicts, InvalidScore):
         return verdicts
@@ -267,20 +268,18 @@ def read_result(call: Call, result: Result) -> list[Verdict] | InvalidScore:
 
 
 def misplaced_marks(row: RolloutRow, said: Verdict) -> InvalidScore | None:
-    """What is wrong with marks outside of the completion; None where nothing is."""
+    """What is wrong with marks outside of the completion, if anything."""
     if not isinstance(said, Score) or said.marks is None:
         return None
-    given, num_tokens, num_characters = len(said.marks["tokens"]), len(row.rollout.tokens), len(row.text)
-    if given not in (0, num_tokens):
-        return InvalidScore(
-            f"returned {given} token_rewards for a completion of {num_tokens} tokens; give one for each of"
-            " completion_ids, the stop token included, None where no step ends"
-        )
+    num_marks, num_tokens, num_characters = len(said.marks["tokens"]), len(row.rollout.tokens), len(row.text)
+    if num_marks not in (0, num_tokens):
+        rule = "give one for each of completion_ids, the stop token included (None where no step ends)"
+        return InvalidScore(f"returned {num_marks} token_rewards for a completion of {num_tokens} tokens; {rule}")
     for place, (start, end, _) in enumerate(said.marks["spans"]):
         if not 0 <= start < end <= num_characters:
+            given = f"spans[{place}] = characters {start} to {end} of a text of {num_characters}"
             return InvalidScore(
-                f"returned spans[{place}] = characters {start} to {end} of a text of {num_characters}; a span is"
-                " [start, end) of the graded text, with 0 <= start < end <= its length"
+                f"returned {given}; a span is [start, end), with 0 <= start < end <= length of the text"
             )
     return None
 
@@ -298,33 +297,22 @@ def verdicts_of(call: Call, result: Result) -> list[Verdict] | InvalidScore:
 
 
 def run_error(call: Call, problem: InvalidScore, row: RolloutRow | None) -> RunError:
-    """The error that stops the run, with the row where it is known; raise it from the problem's cause."""
+    """The error that stops the run, with the row if it is known; raise it from the problem's cause."""
     where = f"reward {call.function.name!r}"
     if row is None:
         return RunError(f"{where} {problem.text}")
+    reads_chats = type(problem.cause).__name__ == "TypeError" and "string indices must be integers" in problem.text
+    hint = f"\n    {CHAT_HINT}" if reads_chats and row.group.prompt.messages is None else ""  # also from a worker
     return RunError(
         f"{where}, prompt {row.group.prompt.id!r}, sample {row.rollout.sample}: {problem.text}"
-        f"\n    The completion: {text_excerpt(row.text)}{chat_hint(problem, row)}"
-        '\n    To go on without such scores set rollout.on_reward_error = none, or grade(on_error="none") in'
-        " Python: they are then left out and counted."
+        f"\n    The completion: {text_excerpt(row.text)}{hint}"
+        '\n    To leave such scores out and count them, set rollout.on_reward_error = none, or grade(on_error="none").'
     )
 
 
-def chat_hint(problem: InvalidScore, row: RolloutRow) -> str:
-    """The remedy where a function that reads conversations got plain text."""
-    is_type_error = type(problem.cause).__name__ == "TypeError"  # of a worker's too, which has this name alone
-    if (
-        not is_type_error
-        or "string indices must be integers" not in problem.text
-        or row.group.prompt.messages is not None
-    ):
-        return ""
-    return f"\n    {CHAT_HINT}"
-
-
 CHAT_HINT = (
-    "It reads messages, and gets text, as the prompts are plain text: make conversations of them by"
-    " task.prompt_format = chat (--task.prompt-format chat), or let it read the text."
+    "It reads messages, but the prompts are plain text: set task.prompt_format = chat"
+    " (--task.prompt-format chat), or let it read text."
 )
 
 

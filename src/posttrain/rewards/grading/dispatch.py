@@ -1,7 +1,7 @@
 """Makes the calls of a round: in the trainer's process in order, asynchronous ones at once, others in workers.
 
 Asynchronous calls run on an event loop in a background thread, each until its deadline, while workers do theirs.  A
-call in the trainer's process cannot be ended, so a slow one is reported, and changes to the process are undone.
+call in the trainer's process cannot be ended.  A slow one is reported, and changes to the process are undone.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ import math
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from posttrain.errors import RunError
-from posttrain.rewards.grading.answers import FunctionError, OutOfTime, as_raised, invoke, settled
+from posttrain.rewards.grading.answers import FunctionError, as_raised, invoke, settled
 from posttrain.rewards.grading.calls import Call, Deadline, Result, reward_arguments
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, bind_resources
@@ -33,33 +33,35 @@ def dispatch(calls: Sequence[Call], resources: Resources) -> list[Result]:
     with warning_when_slow(calls):
         results = [None if call.function.settings.workers else call_here(call, resources) for call in calls]
         waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
-        in_workers: dict[str, list[int]] = {}
+        in_workers: dict[str, dict[int, Call]] = {}
         for index, call in enumerate(calls):
             if call.function.settings.workers:
-                in_workers.setdefault(call.function.name, []).append(index)
+                in_workers.setdefault(call.function.name, {})[index] = call
         if not waiting and not in_workers:
             return results
-        names = ", ".join(dict.fromkeys(repr(calls[index].function.name) for index in waiting))
+        names = names_of(calls[index] for index in waiting)
         started = [(calls[index], results[index]) for index in waiting]
-        with requiring_open_stdout(names), restoring_torch_state(), awaiting(started) as finished:
-            pools = [resources.workers.pool_for(calls[indices[0]].function) for indices in in_workers.values()]
+        with requiring_open_stdout(names), restoring_torch_state(), awaiting(started, names) as finished:
             jobs = [
-                Job(pool, [calls[index] for index in indices])
-                for pool, indices in zip(pools, in_workers.values(), strict=True)
+                Job(resources.workers.pool_for(next(iter(of_function.values())).function), of_function)
+                for of_function in in_workers.values()
             ]
             finish_jobs(jobs)
-            for indices, job in zip(in_workers.values(), jobs, strict=True):
-                for index, result in zip(indices, job.results, strict=True):
-                    results[index] = result
-            for index, result in zip(waiting, finished(), strict=True):
-                results[index] = result
-    return results
+            found = dict(zip(waiting, finished(), strict=True))
+            for job in jobs:
+                found |= job.results
+    return [found.get(index, result) for index, result in enumerate(results)]
+
+
+def names_of(calls: Iterable[Call]) -> str:
+    return ", ".join(dict.fromkeys(repr(call.function.name) for call in calls))
 
 
 def call_here(call: Call, resources: Resources) -> Result:
     """The call's result, its awaitable, or what it raised."""
-    if call.bounds.until.passed:
-        return OutOfTime(call.bounds.until.says)
+    refusal = call.bounds.refusal()
+    if refusal is not None:
+        return refusal
     arguments = reward_arguments(call)
     try:
         with requiring_open_stdout(repr(call.function.name)), restoring_torch_state():
@@ -69,16 +71,15 @@ def call_here(call: Call, resources: Resources) -> Result:
 
 
 @contextmanager
-def awaiting(started: Sequence[tuple[Call, Any]]) -> Iterator[Callable[[], list[Result]]]:
+def awaiting(started: Sequence[tuple[Call, Any]], names: str) -> Iterator[Callable[[], list[Result]]]:
     """Run the awaitables of calls in the background; yields a function that waits for their results.
 
-    Leaving without asking for results cancels them.
+    Leaving before that cancels them.
     """
     if not started:
         yield list
         return
     deadlines = [call.deadline() for call, _ in started]
-    names = ", ".join(dict.fromkeys(repr(call.function.name) for call, _ in started))
 
     async def together() -> list[object]:
         pairs = zip(started, deadlines, strict=True)
@@ -91,9 +92,9 @@ def awaiting(started: Sequence[tuple[Call, Any]]) -> Iterator[Callable[[], list[
         try:
             done = future.result(None if last == math.inf else max(0.0, last) + GRACE_SECONDS)
         except TimeoutError as error:
+            problem = f"reward {names}: cannot be ended at its deadline: it never gives control back to its event loop."
             raise RunError(
-                f"reward {names}: nothing can end it at its deadline, as it never gives control back to its event loop."
-                "  Await what takes long (asyncio.sleep and not time.sleep), or give it workers."
+                f"{problem} Await what takes long (asyncio.sleep, not time.sleep), or set workers."
             ) from error
         return [as_raised(result) for result in done]
 
@@ -156,11 +157,11 @@ def shared_loop() -> LoopThread:
 @contextmanager
 def warning_when_slow(calls: Sequence[Call]) -> Iterator[None]:
     """Warn, after a while, of functions among the calls that have no deadline."""
-    endless = [call.function for call in calls if not call.function.bounded and math.isinf(call.deadline().at)]
+    endless = [call for call in calls if not call.function.bounded and math.isinf(call.deadline().at)]
     if not endless:
         yield
         return
-    timer = threading.Timer(PATIENCE_SECONDS, warn_of, [", ".join(dict.fromkeys(repr(each.name) for each in endless))])
+    timer = threading.Timer(PATIENCE_SECONDS, warn_of, [names_of(endless)])
     timer.daemon = True
     timer.start()
     try:
@@ -170,11 +171,9 @@ def warning_when_slow(calls: Sequence[Call]) -> Iterator[None]:
 
 
 def warn_of(names: str) -> None:
-    """Name the functions without a deadline, and how to give them one."""
     warnings.warn(
-        f"reward {names}: still waiting for it after {PATIENCE_SECONDS:g} s, and it has no deadline.  To have one that"
-        " takes too long ended, give it `workers: 1` and `item_seconds` in the recipe, or"
-        " reward_function(call, workers=1, item_seconds=...) in Python.",
+        f"reward {names}: still running after {PATIENCE_SECONDS:g} s, and it has no deadline. To set one, give it"
+        " `workers: 1` and `item_seconds` (reward_function(call, workers=1, item_seconds=...) in Python).",
         RuntimeWarning,
         stacklevel=1,
     )
@@ -182,22 +181,19 @@ def warn_of(names: str) -> None:
 
 @contextmanager
 def requiring_open_stdout(names: str) -> Iterator[None]:
-    """Refuse functions that close the standard output, which the run prints to."""
+    """Reject functions that close the standard output, which the run prints to."""
     closed = stdout_is_closed()
     try:
         yield
     finally:
         if stdout_is_closed() and not closed:
             sys.stdout = sys.stderr  # for what is printed until the end
-            raise RunError(
-                f"reward {names}: closed the standard output, which the run prints to.  Leave it open, or give the"
-                " reward `workers: 1` in the recipe, reward_function(call, workers=1) in Python."
-            )
+            remedy = "Leave it open, or set `workers: 1` (reward_function(call, workers=1) in Python)."
+            raise RunError(f"reward {names}: closed the standard output, which the run prints to. {remedy}")
 
 
 def stdout_is_closed() -> bool:
-    """Whether printing would fail; a program without a standard output prints nothing anyway."""
-    return sys.stdout is not None and sys.stdout.closed
+    return sys.stdout is not None and sys.stdout.closed  # a program without a standard output prints nothing
 
 
 @contextmanager

@@ -1,7 +1,6 @@
-"""What a reward function is, and what it asks to be called with."""
+"""A reward function, its source, and the arguments that it is called with."""
 
 import functools
-import importlib
 import inspect
 import itertools
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from posttrain.binding import bind, code_digest, object_in_file, object_in_module
-from posttrain.errors import RunError, UserError, exit_call
+from posttrain.errors import RunError, UserError
 from posttrain.options.reward import RewardSettings
 
 
@@ -22,19 +21,16 @@ class FunctionSource:
     place: str
     """An absolute path that ends in .py, or the dotted name of a module."""
     name: str
-    """A name there, dotted where it is within a class."""
+    """Dotted inside a class."""
     file: str
     """The file that defines it."""
     digest: str
-    """The SHA-256 of the file, and of those in its folder that it imports, when it was loaded."""
+    """The SHA-256 of the file and of the files in its folder that it imports, when it was loaded."""
 
     def require_unchanged(self) -> None:
-        """Refuse to use a function whose file has changed since it was loaded."""
         if code_digest(Path(self.file)) != self.digest:
-            raise RunError(
-                f"{self.file} has changed since `{self.name}` was loaded from it, or a file that it imports has,"
-                " and a run keeps its rewards.  Put it back as it was and resume the run, or start another."
-            )
+            remedy = "A run keeps its rewards: restore the file and resume the run, or start a new run."
+            raise RunError(f"{self.file}, or a file it imports, has changed since `{self.name}` was loaded. {remedy}")
 
 
 def source_in_file(file: Path, name: str) -> FunctionSource:
@@ -42,50 +38,51 @@ def source_in_file(file: Path, name: str) -> FunctionSource:
 
 
 def source_in_module(call: object, place: str, name: str) -> FunctionSource:
-    """The source of a function that a recipe names as package.module:FUNCTION, which may come from another module."""
+    """The source of package.module:FUNCTION, which may be defined in another module."""
     defines = call.__module__ if inspect.isfunction(call) else place
     file = getattr(sys.modules.get(defines), "__file__", None) or ""
     return FunctionSource(place=place, name=name, file=file, digest=code_digest(Path(file)))
 
 
-@functools.cache  # as it was when first asked for: a file may change after its function has been imported
+@functools.cache  # the first answer is kept: a file may change after its function has been imported
 def source_of(call: Callable[..., object], reward: str) -> FunctionSource:
-    """The source of a function that Python code handed over.  Raises UserError where no name leads back to it."""
-    remedy = (
-        "  Write it as a `def` at the top of a file of its own and import it from there, or name it in the recipe as"
-        " FILE.py:FUNCTION."
-    )
+    """The source of a function given in Python.  Raises UserError if no name leads back to it."""
     if not inspect.isfunction(call):
-        kind = type(call).__name__
-        raise UserError(f"reward {reward!r} is a {kind}, which neither a worker nor a cache finds by name.{remedy}")
+        raise unfindable(reward, f"it is a {type(call).__name__}")
     module, name = call.__module__, call.__qualname__
-    if module == "__main__" or "<" in name:
-        where = "in the program that was started" if module == "__main__" else "inside another function, or a lambda"
-        raise UserError(f"reward {reward!r} is {where}, where neither a worker nor a cache finds it by name.{remedy}")
+    if module == "__main__":
+        raise unfindable(reward, "it is in the program that was started")
+    if "<" in name:
+        raise unfindable(reward, "it is inside another function, or a lambda")
     found: object = sys.modules.get(module)
     file = getattr(found, "__file__", None)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not call or file is None:
-        raise UserError(f"reward {reward!r}: {module}:{name} is not this function.{remedy}")
+        raise unfindable(reward, f"{module}:{name} is not this function")
     return FunctionSource(place=module, name=name, file=file, digest=code_digest(Path(file)))
+
+
+def unfindable(reward: str, why: str) -> UserError:
+    remedy = "Import it from a file where it is a top-level `def`, or name it in the recipe as FILE.py:FUNCTION."
+    return UserError(f"reward {reward!r}: no worker or cache can find it by name: {why}. {remedy}")
 
 
 class ScoringFailure(Exception):
     """Scoring itself failed (a killed worker, a judge's error 500), which says nothing about the completion.
 
-    A reward function raises it for the whole call, or returns it in place of the scores it could not get.  These are
-    asked for again twice, then left out and counted; never are they a 0.
+    A reward function raises it for the whole call, or returns it in place of a score it could not get.  Such scores are
+    retried twice, then treated as missing (never as 0) and counted.
     """
 
 
 @runtime_checkable
 class Cacheable(Protocol):
-    """A reward of this package that may be remembered."""
+    """A reward of this package whose scores may be cached."""
 
     @property
     def rows_stand_alone(self) -> bool:
-        """Whether a completion's score depends on nothing but the completion and its row."""
+        """Whether a completion's score depends only on the completion and its row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +95,7 @@ class RewardFunction:
     settings: RewardSettings = field(default_factory=RewardSettings)
     """When it counts and how much, in which process it is called and for how long."""
     text_only: bool = False
-    """Give it prompts and completions as text also where the prompt is a conversation."""
+    """Give it prompts and completions as text even if the prompt is a conversation."""
     bounded: bool = False
     """It always returns: it takes linear time, or has its own limits."""
     source: FunctionSource | None = None
@@ -106,25 +103,19 @@ class RewardFunction:
 
     def __post_init__(self) -> None:
         if not callable(self.call) or isinstance(self.call, type):
-            raise UserError(
-                f"reward {self.name!r}: {self.call!r} cannot score completions. Give a function, or an object with a"
-                " __call__ method (an instance, not its class)."
-            )
+            remedy = "Give a function, or an object with a __call__ method (an instance, not its class)."
+            raise UserError(f"reward {self.name!r}: {self.call!r} cannot score completions. {remedy}")
 
     def find_source(self) -> FunctionSource:
-        """Where another process finds it by name.  Raises UserError where it cannot."""
         return self.source or source_of(self.call, self.name)
 
     def unconditional(self) -> "RewardFunction":
-        """The function without gate, `of`, clip and schedule."""
         plain = replace(self.settings, gate="", of="", clip=None, weight_to=None, over_steps=0)
         return replace(self, settings=plain)
 
     @property
     def is_async(self) -> bool:
-        call = self.call
-        while isinstance(call, functools.partial):
-            call = call.func
+        call = innermost(self.call)
         return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
 
 
@@ -136,10 +127,9 @@ def reward_function(
     text_only: bool = False,
     **settings: object,
 ) -> RewardFunction:
-    """A callable as a reward function, by default under its own name: `__name__`, or the class of an object.
+    """A callable as a reward function; its default name is `__name__`, or an object's class.
 
-    `settings` are what a recipe says of a reward beside its name and weight, the fields of
-    posttrain.options.reward.RewardSettings: `gate="solved"`, `clip=(0, 1)`, `workers=2`.
+    `settings` are fields of posttrain.options.reward.RewardSettings: `gate="solved"`, `clip=(0, 1)`, `workers=2`.
     """
     named = name or name_of_callable(call)
     made = bind(RewardSettings, {"weight": weight, **settings}, where=f"reward {named!r}")
@@ -149,35 +139,39 @@ def reward_function(
 def with_distinct_names(functions: Sequence[RewardFunction]) -> tuple[RewardFunction, ...]:
     """The functions with distinct names: `solved`, `solved_2`, `solved_3`.
 
-    The first keeps the name, and is the one that gates and `of` mean by it; a name that another function has is left
-    to that one.
+    The first one keeps the name, to which gates and `of` refer; no function is renamed to a name that another has.
     """
-    own = {function.name for function in functions}
+    taken = {function.name for function in functions}
     named: dict[str, RewardFunction] = {}
     for function in functions:
         others = (f"{function.name}_{number}" for number in itertools.count(2))
-        names = itertools.chain([function.name], (name for name in others if name not in own))
+        names = itertools.chain([function.name], (name for name in others if name not in taken))
         name = next(name for name in names if name not in named)
         named[name] = function if name == function.name else replace(function, name=name)
     return tuple(named.values())
 
 
 def name_of_callable(call: object) -> str:
-    """A function's name, or an object's class; of what functools.partial holds."""
-    while isinstance(call, functools.partial):
-        call = call.func
+    call = innermost(call)
     return str(getattr(call, "__name__", type(call).__name__))
 
 
+def innermost(call: object) -> object:
+    """What functools.partial holds."""
+    while isinstance(call, functools.partial):
+        call = call.func
+    return call
+
+
 TEXTS = {"texts", "responses"}
-"""What functions of lists may call all completions as text."""
+"""Parameters of functions of lists that get all completions as text."""
 OF_ALL = TEXTS | {"prompts", "completions", "completion_ids"}
-"""What only a function of lists asks for."""
+"""Parameters that only functions of lists have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keywords:
-    """The keywords of a function's signature."""
+    """The parameters of a function."""
 
     required: frozenset[str]
     optional: frozenset[str]
@@ -186,7 +180,7 @@ class Keywords:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether it scores one completion per call rather than lists of all.
+        """Whether it scores one completion per call, not a list.
 
         `(response, ground_truth) -> float`, `(completion) -> float`, `(completion, nums, target) -> float`
         """
@@ -198,11 +192,11 @@ class Keywords:
 
 
 def keywords(function: RewardFunction) -> Keywords:
-    """The keywords of a function's signature."""
+    """The parameters of a function.  Raises UserError for one that cannot be called by keyword."""
     try:
         parameters = inspect.signature(function.call).parameters.values()
     except (TypeError, ValueError) as error:
-        raise UserError(f"reward {function.name!r} does not say its parameters; wrap it in a `def`") from error
+        raise UserError(f"reward {function.name!r} has no readable signature. Wrap it in a `def`.") from error
     required, optional, takes_any = set[str](), set[str](), False
     for parameter in parameters:
         match parameter.kind:
@@ -211,51 +205,37 @@ def keywords(function: RewardFunction) -> Keywords:
             case inspect.Parameter.KEYWORD_ONLY | inspect.Parameter.POSITIONAL_OR_KEYWORD:
                 (required if parameter.default is parameter.empty else optional).add(parameter.name)
             case inspect.Parameter.POSITIONAL_ONLY if parameter.default is parameter.empty:
-                raise UserError(
-                    f"reward {function.name!r} takes {parameter.name!r} by position only, but reward functions are"
-                    " called by keyword; remove the `/` from its signature"
-                )
+                where = f"reward {function.name!r} takes {parameter.name!r} by position only"
+                raise UserError(f"{where}, but is called by keyword. Remove the `/` from its signature.")
     return Keywords(frozenset(required), frozenset(optional), takes_any)
 
 
 def may_be_cached(function: RewardFunction) -> bool:
-    standing = as_standing(function.call)
-    return function.settings.cache if standing is None else standing.rows_stand_alone
-
-
-def as_standing(call: object) -> Cacheable | None:
-    return call if isinstance(call, Cacheable) else None
+    call: object = function.call
+    return call.rows_stand_alone if isinstance(call, Cacheable) else function.settings.cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
-    """A run's progress, under the names that transformers' TrainerState has for it; outside of a run all is 0."""
+    """A run's progress, named as in transformers' TrainerState; 0 outside of a run."""
 
     global_step: int = 0
     """Steps finished: 0 while completions of the first one are scored."""
     max_steps: int = 0
     """Steps of the whole run."""
     epoch: float | None = None
-    """Passes over the training rows so far; None where prompts are made and not read."""
+    """Passes over the training rows so far; None if prompts are generated."""
     is_world_process_zero: bool = True
-    """Whether this process is the one that prints, which a run of one process is."""
+    """Always true: a run has one process."""
     is_local_process_zero: bool = True
-    """The same of one machine."""
 
 
 def function_at(place: str, name: str) -> object:
-    """The function of a source, in another process than the one that made the source."""
+    """The function of a source, loaded in another process."""
     if place.endswith(".py"):
         return load_function(f"{place}:{name}")
-    try:
-        found: object = importlib.import_module(place)
-    except SystemExit as leave:
-        raise UserError(f"rewards: module {place} cannot be imported: it calls {exit_call(leave)}") from leave
-    except Exception as error:
-        raise UserError(f"rewards: module {place} cannot be imported: {type(error).__name__}: {error}") from error
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
+    first, *rest = name.split(".")
+    return functools.reduce(getattr, rest, object_in_module(f"{place}:{first}", where="rewards"))
 
 
 def load_function(path: str) -> Callable[..., object]:
@@ -263,8 +243,6 @@ def load_function(path: str) -> Callable[..., object]:
     place, _, name = path.rpartition(":")
     found = object_in_file(path, where="rewards") if place.endswith(".py") else object_in_module(path, where="rewards")
     if not callable(found) or isinstance(found, type):
-        raise UserError(
-            f"rewards: `{name}` in {place} is a {type(found).__name__} and cannot score completions; name a function,"
-            " or an object with a __call__ method"
-        )
+        what = f"`{name}` in {place} is a {type(found).__name__} and cannot score completions"
+        raise UserError(f"rewards: {what}. Name a function, or an object with a __call__ method.")
     return found

@@ -1,4 +1,4 @@
-"""Which rewards score which rows: `where`, `gate` and `of` decide, and rows that no reward applies to are reported."""
+"""Which rewards score which rows: `where`, `gate` and `of` decide; rows to which no reward applies are reported."""
 
 import math
 import warnings
@@ -14,9 +14,9 @@ from posttrain.rewards.grading.calls import RolloutRow
 from posttrain.rewards.grading.function import RewardFunction
 
 GATED = "gated"
-"""Outcome of a row that a function does not score because its gate is shut."""
+"""Outcome of a row whose gate is shut."""
 MOST_NAMED = 5
-"""Rows that a run warns about; more are only counted, as `frac_unscored`."""
+"""Rows that a run warns about; others are only counted, as `frac_unscored`."""
 
 
 def dependency_rounds(functions: Sequence[RewardFunction]) -> list[list[int]]:
@@ -25,17 +25,16 @@ def dependency_rounds(functions: Sequence[RewardFunction]) -> list[list[int]]:
     needs = [{name for name in (function.settings.gate, function.settings.of) if name} for function in functions]
     for function, needed in zip(functions, needs, strict=True):
         for name in sorted(needed - set(names)):
-            raise UserError(
-                f"reward {function.name!r} waits for a reward {name!r}, but there are only {', '.join(names)}."
-                "  Add it, with weight 0 if it is to count for nothing itself."
-            )
+            where = f"reward {function.name!r} waits for a reward {name!r}, but there are only {', '.join(names)}."
+            raise UserError(f"{where} Add it (with weight 0 if it should not count).")
     done: set[str] = set()
     ordered: list[list[int]] = []
     left = list(range(len(functions)))
     while left:
         ready = [index for index in left if needs[index] <= done]
         if not ready:
-            raise UserError(f"rewards {', '.join(names[index] for index in left)} wait for each other")
+            waiting = ", ".join(names[index] for index in left)
+            raise UserError(f"rewards {waiting} wait for each other. Remove one `gate` or `of`.")
         ordered.append(ready)
         left = [index for index in left if index not in ready]
         done |= {names[index] for index in ready}
@@ -45,7 +44,7 @@ def dependency_rounds(functions: Sequence[RewardFunction]) -> list[list[int]]:
 def row_for(
     row: RolloutRow, index: int, function: RewardFunction, verdicts: Mapping[str, Sequence[Verdict]]
 ) -> RolloutRow | Score:
-    """The row as the function sees it, or its score where `where` or the gate decides without a call."""
+    """The row as the function sees it, or its score if `where` or the gate decides without a call."""
     terms = function.settings
     if not terms.applies(row.group.prompt.columns):
         return UNSCORED
@@ -64,7 +63,7 @@ def row_for(
 def require_rewarded_rows(
     rows: Sequence[tuple[str, Mapping[str, object]]], functions: Sequence[RewardFunction]
 ) -> None:
-    """Refuse a row (name, columns) that no reward with a weight scores, by its `where` or its gate's."""
+    """Reject a row (name, columns) that no reward with a weight scores, by its `where` or its gate's."""
     rounds, paying = dependency_rounds(functions), [each for each in functions if has_weight(each.settings)]
     if not paying:
         return
@@ -72,11 +71,10 @@ def require_rewarded_rows(
     without = [row for row in rows if not names & applying_rewards(row[1], functions, rounds)]
     if without:
         where, columns = without[0]
-        more = f" and of {len(without) - 1} other rows" if len(without) > 1 else ""
+        others = f" and {len(without) - 1} others" if len(without) > 1 else ""
         reasons = "; ".join(why_not(each, columns) for each in paying)
         raise UserError(
-            f"{where}: no reward applies to a completion of this row{more}: {reasons}.  Add a reward for such rows,"
-            " widen a `where`, or leave the rows out."
+            f"{where}: no reward applies to this row{others}: {reasons}. Add a reward, widen a `where`, or remove it."
         )
 
 
@@ -97,42 +95,36 @@ def applying_rewards(
 
 
 def why_not(function: RewardFunction, columns: Mapping[str, object]) -> str:
-    """Why a reward does not score a row."""
     terms = function.settings
     for name, value in terms.where.items():
         if columns.get(name) != value:
             found = f"{columns[name]!r:.40}" if name in columns else "no such column"
-            return f"{function.name} is for {name} = {value!r:.40}, and here is {found}"
+            return f"{function.name} is for {name} = {value!r:.40}, but this row has {found}"
     return f"{function.name} waits for its gate {terms.gate}"
 
 
 class UnscoredRows:
-    """Reports, once each, prompts where every function with a weight returned None for all completions."""
+    """Reports, once each, prompts for which every function with a weight returned None for all completions."""
 
     def __init__(self, what_then: OnUnscoredRow) -> None:
         self.what_then = what_then
         self.named: set[str] = set()
 
     def look_at(self, groups: Sequence[Group], grades: Grades) -> None:
-        """Warn of the first few such prompts, or raise RunError; silent in a step where scoring failed."""
+        """Warn of the first few such prompts, or raise RunError; silent in a step whose scoring failed."""
         if grades.num_failures:
             return
-        functions = [name for name, weight in zip(grades.names, grades.weights.tolist(), strict=True) if weight]
+        functions = ", ".join(name for name, weight in zip(grades.names, grades.weights, strict=True) if weight)
         for group, unscored in zip(groups, grades.rewards.isnan().all(dim=1).tolist(), strict=True):
-            if unscored and functions and group.prompt.id not in self.named:
-                self._report(group, functions)
-
-    def _report(self, group: Group, functions: Sequence[str]) -> None:
-        message = (
-            f"prompt {group.prompt.id}: no reward applies: {', '.join(functions)} said None of all"
-            f" {len(group.rollouts)} completions, so that nothing is learned from this row"
-        )
-        if self.what_then == "stop":
-            raise RunError(
-                f"{message}.  Add a reward for such rows, or leave them out; with grading.on_unscored_row = warn the"
-                " run goes on without them."
+            if not unscored or not functions or group.prompt.id in self.named:
+                continue
+            count = len(group.rollouts)
+            message = (
+                f"prompt {group.prompt.id}: no reward applies: {functions} returned None for all {count} completions"
             )
-        self.named.add(group.prompt.id)
-        if len(self.named) <= MOST_NAMED:
-            last = "; further rows like it are not named" if len(self.named) == MOST_NAMED else ""
-            warnings.warn(f"{message}{last}.", RuntimeWarning, stacklevel=1)
+            if self.what_then == "stop":
+                raise RunError(f"{message}. Add a reward, remove such rows, or set grading.on_unscored_row = warn.")
+            self.named.add(group.prompt.id)
+            if len(self.named) <= MOST_NAMED:
+                last = " Further rows like it are not named." if len(self.named) == MOST_NAMED else ""
+                warnings.warn(f"{message}, so it trains on nothing here.{last}", RuntimeWarning, stacklevel=1)

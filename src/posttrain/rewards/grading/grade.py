@@ -1,26 +1,27 @@
-"""Scoring completions with the reward functions that people already write.
+"""Scores completions with the reward functions that people already write.
 
-**How a function is called.**  Once per batch and by keyword, with what its signature asks for (everything, if it has
-`**kwargs`): `prompts`, `completions`, `completion_ids`, `finish_reasons` and every dataset column, as lists with one
-entry per completion; `trainer_state`, a posttrain.rewards.grading.function.TrainerState; and, to log by,
-`log_extra(column, values)` and `log_metric(name, value)` of posttrain.rewards.grading.call_log.  For a plain prompt
-prompts and completions are strings.  For a conversation `prompts[i]` is the list of messages and `completions[i]` is
+**How a function is called.**  Once per batch and by keyword, with the arguments in its signature (all of them, if it
+has `**kwargs`): `prompts`, `completions`, `completion_ids`, `finish_reasons` and every dataset column, as lists with
+one entry per completion; `trainer_state`, a posttrain.rewards.grading.function.TrainerState; and, for logging,
+`log_extra(column, values)` and `log_metric(name, value)` of posttrain.rewards.grading.call_log.  For a plain prompt,
+prompts and completions are strings.  For a conversation, `prompts[i]` is the list of messages and `completions[i]` is
 `[{"role": "assistant", "content": ...}]`.  A completion's text is what was prefilled plus what was sampled, tags kept,
 stop token removed.  A function with a parameter `response` scores one completion per call:
 `(response, ground_truth) -> float`, where `ground_truth` is the column of that name or `answer`.
 
-**What it returns.**  One `float | int | bool | None | Graded | ProcessReward` per completion; None where it does not
-apply.  A ProcessReward also says what single tokens, or spans of the text, earn.  A function may be `async`
-or return an awaitable: all of these run concurrently.
+**What it returns.**  One `float | int | bool | None | Graded | ProcessReward` per completion; None if it does not
+apply.  A ProcessReward also says what single tokens, or spans of the text, earn.  A function may be `async` or return
+an awaitable: all of these run concurrently.
 
 **What goes wrong.**  An exception, a wrong length, NaN, inf or another type stops the run and names the completion
-(`rollout.on_reward_error: none`, here `on_error="none"`: scored as None and counted).  A `ScoringFailure` is tried
-again twice, then None and counted; more than 5% of them in one function's scores stop the run
+(`rollout.on_reward_error: none`, here `on_error="none"`: scored as None and counted).  A `ScoringFailure` is retried
+twice, then None and counted; more than 5% of them in one function's scores stop the run
 (`grading.max_failure_share`).
 
 **Where and for how long.**  In the trainer's process and without a limit, unless its options say otherwise
-(posttrain.options.reward): in `workers`, processes that a deadline or a crash ends without harm, and that call
-a function of lists once for each prompt.  What a deadline or a crash leaves without a score is a failure like others.
+(posttrain.options.reward): in `workers`, processes that a deadline or a crash ends without harm, and that call a
+function of lists once for each prompt.  A completion that a deadline or a crash leaves without a score is a failure
+like others.
 """
 
 import math
@@ -66,7 +67,7 @@ from posttrain.rewards.grading.score_cache import Cache, keys_of
 __all__ = ["Journal", "OnError", "RewardFunction", "ScoringFailure", "grade", "reward_function"]
 
 RETRY_WAITS_SECONDS = (0.5, 2.0)
-"""Pauses before a failed scoring is tried again."""
+"""Pauses before failed scoring is retried."""
 DEFAULTS = GradingOptions()
 
 OnError = Literal["stop", "none"]
@@ -89,19 +90,20 @@ def grade(
 
         reward = Σ_k weight_k · score_k   over the functions of non-zero weight that scored; NaN where none did
 
-    Weights are those of the step, and scores are clipped where a function's terms say so.
-
-    `journal` gets all scores before anything uses them, even where too many failures then stop the run.  `resources`
-    are the session's; the default is one set per process with default options.  Functions that ask for it get
-    `trainer_state`; the default is that of a run before this step.
+    Weights are those of the step; scores are clipped if a function's terms say so.  `journal` gets all scores before
+    anything uses them, even if too many failures then stop the run.  `resources` are the session's; the default is one
+    set per process.  The default `trainer_state` is that of a run before this step.
     """
     if not functions:
-        raise UserError(
-            "no reward function: name one under `rewards` in the recipe (such as `my_rewards.py:solved`), or give"
-            " rewards=[...] in Python"
-        )
+        remedy = "Name one under `rewards` in the recipe (such as `my_rewards.py:solved`), or give rewards=[...]."
+        raise UserError(f"no reward function. {remedy}")
     functions = with_distinct_names(functions)
-    require_equal_sizes(groups)
+    for group in groups:
+        if (size := len(group.rollouts)) != (first := len(groups[0].rollouts)):
+            sizes = (
+                f"that of prompt {group.prompt.id!r} has {size} completions, that of {groups[0].prompt.id!r} {first}"
+            )
+            raise UserError(f"groups: {sizes}. All must have the same number: call grade(...) once for each size.")
     for function in functions:
         require_enforceable(function, grading)
     rows = [RolloutRow(group, rollout) for group in groups for rollout in group.rollouts]
@@ -117,19 +119,8 @@ def grade(
     return grades
 
 
-def require_equal_sizes(groups: Sequence[Group]) -> None:
-    """Refuse groups of different sizes, before any function is called."""
-    for group in groups:
-        if len(group.rollouts) != len(groups[0].rollouts):
-            raise UserError(
-                f"groups: that of prompt {group.prompt.id!r} has {len(group.rollouts)} completions, that of"
-                f" {groups[0].prompt.id!r} {len(groups[0].rollouts)}; all have as many as each other.  Call grade(...)"
-                " once for each size."
-            )
-
-
 def require_enforceable(function: RewardFunction, grading: GradingOptions) -> None:
-    """Refuse time limits that nothing could enforce, and workers or a cache for a function without a name to load."""
+    """Reject time limits that cannot be enforced, and workers or a cache for a function that has no name to load."""
     settings = function.settings
     if settings.workers or settings.cache:
         function.find_source()
@@ -140,11 +131,10 @@ def require_enforceable(function: RewardFunction, grading: GradingOptions) -> No
         limits["grading.seconds"] = grading.seconds
     for name, value in limits.items():
         if value:
-            raise UserError(
+            where = (
                 f"{name} = {value:g} cannot end reward {function.name!r}, a plain function in the trainer's process."
-                "  Give it `workers: 1` or more in the recipe, reward_function(call, workers=1) in Python, or make it"
-                " an `async def`."
             )
+            raise UserError(f"{where} Set `workers: 1` (reward_function(call, workers=1)), or make it an `async def`.")
 
 
 class PendingScores:
@@ -168,15 +158,15 @@ class PendingScores:
         no_time = OutOfTime(self.bounds.until.says)
         self.verdicts: list[Verdict] = [row if isinstance(row, Score) else no_time for row in rows]
         self.unscored = list(self.rows)
-        """Indices of rows without a score; after each try those where scoring failed."""
+        """Indices of rows without a score; after each try, those whose scoring failed."""
         self.keys: dict[int, bytes] = {}
-        """The cache's key of each row that has one."""
+        """The cache key of each row that has one."""
         self.duplicates: dict[int, int] = {}
-        """Rows that look to the function like an earlier one, and the index of that one."""
+        """Rows that look like an earlier one to the function, and that row's index."""
         if cache is not None:
             self._look_up(cache)
         self.num_cached = len(self.rows) - len(self.unscored)
-        """Rows that need no call: their score is known, or will be that of a duplicate."""
+        """Rows that need no call: the score is cached, or is a duplicate's."""
 
     def _look_up(self, cache: Cache) -> None:
         keys = zip(self.rows, keys_of(self.function, list(self.rows.values()), cache.sandbox), strict=True)
@@ -193,7 +183,6 @@ class PendingScores:
 
     @property
     def open(self) -> bool:
-        """Whether a row is without a score and time is left."""
         return bool(self.unscored) and not self.bounds.until.passed
 
     def calls(self) -> list[Call]:
@@ -201,14 +190,13 @@ class PendingScores:
         return calls_for(Call(self.function, rows, keywords(self.function), self.bounds, self.trainer_state))
 
     def take(self, fresh: Sequence[Verdict]) -> None:
-        """Record the verdicts of the calls; rows that failed are tried again, those without a call first."""
+        """Record the calls' verdicts; failed rows are retried, those that were never called first."""
         for index, verdict in zip(self.unscored, fresh, strict=True):
             self.verdicts[index] = verdict
         failed = [index for index in self.unscored if isinstance(self.verdicts[index], ScoringFailure)]
         self.unscored = sorted(failed, key=lambda index: not isinstance(self.verdicts[index], OutOfTime))
 
     def conclude(self) -> list[Verdict]:
-        """The verdicts on all rows, duplicates included."""
         for index, first in self.duplicates.items():
             self.verdicts[index] = self.verdicts[first]
         return self.verdicts
@@ -227,7 +215,7 @@ def score_rows(
     resources: Resources,
     trainer_state: object,
 ) -> list[PendingScores]:
-    """The verdicts of each function on each row: a score, or a failure that came back after every retry."""
+    """The verdicts of each function on each row: a score, or a failure after every retry."""
     until = after(grading.seconds, f"grading.seconds = {grading.seconds:g} for all rewards of a batch were over")
     verdicts: dict[str, list[Verdict]] = {}
     pending: dict[int, PendingScores] = {}
@@ -244,7 +232,7 @@ def score_rows(
 
 
 def call_with_retries(pending: Sequence[PendingScores], on_error: OnError, resources: Resources) -> None:
-    """Call the functions of a round, and again where scoring failed, while there is time."""
+    """Call the functions of a round; retry rows whose scoring failed while there is time."""
     for wait in (0.0, *RETRY_WAITS_SECONDS):
         still = [waiting for waiting in pending if waiting.open]
         if not still:
@@ -264,8 +252,8 @@ def checked_verdicts(
 ) -> list[Verdict]:
     """The verdicts of a call; an invalid score stops the run, or stays with its row.
 
-    Where a call of several rows raised, each half of them is called again, to find the rows behind it: "stop" ends with
-    the error of the first such row, or without a row where no half repeats the error.
+    If a call of several rows raised, each half of them is called again to find the rows that cause it: "stop" raises
+    the error of the first such row, or names no row if neither half repeats the error.
     """
     if not isinstance(answer, InvalidScore):
         for row, verdict in zip(call.rows, answer, strict=True):
@@ -313,7 +301,7 @@ def as_grades(groups: Sequence[Group], pending: Sequence[PendingScores], step: i
 def by_group(
     scores: Mapping[str, Sequence[Score]], size: int, read: Callable[[Score], Read]
 ) -> dict[str, tuple[tuple[Read, ...], ...]]:
-    """What `read` finds in each score, by function and group; functions where it finds nothing are left out."""
+    """What `read` finds in each score, by function and group; functions for which it finds nothing are omitted."""
     found = {name: [read(score) for score in column] for name, column in scores.items()}
     return {
         name: tuple(tuple(column[start : start + size]) for start in range(0, len(column), size))
@@ -323,7 +311,6 @@ def by_group(
 
 
 def marks_in(score: Score) -> Marks | None:
-    """The rewards of single tokens and spans."""
     if score.marks is None:
         return None
     spans = tuple((start, end, value) for start, end, value in score.marks["spans"])
@@ -341,13 +328,12 @@ def weighted_sum(
 
 
 def require_few_failures(function: RewardFunction, verdicts: Sequence[Verdict], share: float) -> None:
-    """Stop where so many scores failed that those left may be a biased selection."""
+    """Stop if so many scores failed that the rest may be a biased selection."""
     failures = [verdict for verdict in verdicts if isinstance(verdict, ScoringFailure)]
     if len(failures) > share * len(verdicts):
         last = next((each for each in reversed(failures) if not isinstance(each, OutOfTime)), failures[-1])
+        tries, at_most = 1 + len(RETRY_WAITS_SECONDS), f"at most {100 * share:g}% may fail (grading.max_failure_share)"
         raise RunError(
-            f"reward {function.name!r}: scoring failed for {len(failures)} of {len(verdicts)} completions, each tried"
-            f" up to {1 + len(RETRY_WAITS_SECONDS)} times; at most {100 * share:g}% may fail in a step"
-            f" (grading.max_failure_share). The last failure: {safe_text(last, str)}. Mend what is behind it and resume"
-            " the run."
+            f"reward {function.name!r}: scoring failed for {len(failures)} of {len(verdicts)} completions after up to"
+            f" {tries} tries; {at_most}. The last failure: {safe_text(last, str)}. Fix its cause and resume the run."
         ) from last

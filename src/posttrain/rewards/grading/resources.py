@@ -1,9 +1,8 @@
-"""What scoring keeps open from batch to batch, and what it remembers: owned by a session, and ended with it.
+"""What scoring keeps open and remembers from batch to batch: owned by a session, and closed with it.
 
-A session makes its own from its config and hands it to `grade`; a reward that needs some of it says so by
-`NeedsResources` and is bound to them when it is called.  So two sessions in one process, one after the other or side by
-side in threads, share nothing.  What is called outside any session (a plain `CodeReward()(...)`, `grade` without
-resources) works with `default_resources()`, which no session uses or changes.
+A session makes its resources from its config and passes them to `grade`; a reward that needs some of them implements
+`NeedsResources` and is bound to them when it is called.  Two sessions in one process therefore share nothing.  Calls
+outside any session (a plain `CodeReward()(...)`, `grade` without resources) use `default_resources()`.
 """
 
 import functools
@@ -23,10 +22,9 @@ Kept = TypeVar("Kept")
 
 
 class Resources:
-    """Sandboxes, workers, caches of scores, and what rewards remember; nothing is opened before it is needed.
+    """Sandboxes, workers, score caches, and what rewards remember; each is opened when first needed.
 
-    For one thread at a time.  What is open is closed by `close`, at the end of a `with`, when nobody holds this any
-    longer, and at the exit of the process.
+    For one thread at a time.  Closed by `close`, at the end of a `with`, by garbage collection and at exit.
     """
 
     def __init__(self, sandbox: SandboxOptions | None = None) -> None:
@@ -43,23 +41,17 @@ class Resources:
         self.close()
 
     def memory(self, reward: Hashable, kind: Callable[[], Kept]) -> Kept:
-        """A reward's state from batch to batch, made by `kind` on first use; equal rewards share it."""
+        """A reward's state, made by `kind` on first use; equal rewards share it."""
         return cast(Kept, self._memory.setdefault((reward, kind), kind()))
 
     def close(self) -> None:
-        """End every process, close every file and forget; later use opens them again."""
+        """End processes, close files and forget everything; later use opens them again."""
         self._memory.clear()
         close_all(self.sandboxes, self.workers, self.caches)
 
 
-class Closable(Protocol):
-    """Something that can be open."""
-
-    def close(self) -> None: ...
-
-
-def close_all(*opened: Closable) -> None:
-    """Close each, even where closing another fails."""
+def close_all(*opened: Sandboxes | WorkerPools | ScoreCaches) -> None:
+    """Close each, even if closing another fails."""
     with ExitStack() as stack:
         for each in opened:
             stack.callback(each.close)
@@ -70,13 +62,13 @@ class NeedsResources(Protocol):
     """A reward that runs programs, or remembers something from batch to batch."""
 
     def with_resources(self, resources: Resources) -> Callable[..., object]:
-        """The reward bound to the session's resources, with the same arguments."""
+        """The reward bound to a session's resources, with the same arguments."""
         ...
 
 
 @runtime_checkable
 class ChecksRows(Protocol):
-    """A reward that can find rows, before training, for which no completion could be scored."""
+    """A reward that can find rows before training whose completions could not be scored."""
 
     def check_rows(self, rows: Sequence[tuple[str, Mapping[str, object]]], resources: Resources) -> None:
         """Check rows (name, columns).  Raises UserError that names the invalid ones."""
@@ -88,7 +80,7 @@ def row_check(call: object) -> ChecksRows | None:
 
 
 class CallSignature:
-    """The signature by which a `SessionReward` is called; that of the class is its constructor's."""
+    """The signature of a `SessionReward`'s call; the class keeps its constructor's."""
 
     def __get__(self, reward: "SessionReward | None", owner: type) -> inspect.Signature | None:
         if reward is None:
@@ -98,9 +90,9 @@ class CallSignature:
 
 
 class SessionReward:
-    """A reward that scores on a session's resources, and called directly on those of the process.
+    """A reward that scores on a session's resources, or on those of the process when called directly.
 
-    A subclass defines `scores(resources, /, *, completions, …)`; the other parameters are the reward's signature.
+    A subclass defines `scores(resources, /, *, completions, …)`; its other parameters are the reward's signature.
     """
 
     scores: Callable[..., Any]

@@ -1,10 +1,9 @@
-"""Scores by the content of what was scored, so that nothing is asked twice: in memory, or in a file.
+"""A cache of scores by content, in memory or in a file, so that no completion is scored twice.
 
-Only for rewards that score each completion by itself: those of this package that say so (`Standing`), and functions for
-which a recipe says `cache: true`.  A key is the SHA-256 of the reward's name, of what decides its scores (its options,
-the source that it is made of, the sandbox that is used and the versions of the modules that programs may import
-there) and of all the arguments that it is given for the row.  Only scores are remembered: no failure and no mistake.
-An image or a service that changes behind its name is not noticed.
+Only for rewards that score each completion by itself: those of this package that say so (`Cacheable`), and functions
+with `cache: true` in the recipe.  A key is the SHA-256 of the reward's name, of what decides its scores (options,
+source, sandbox, and the versions of modules that programs may import there) and of all its arguments for the row.
+Failures and invalid scores are not cached.  An image or a service that changes behind its name is not noticed.
 """
 
 import functools
@@ -25,15 +24,15 @@ from posttrain.options.grading import GradingOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import WITHHELD, RolloutRow, reward_completion, reward_prompt
-from posttrain.rewards.grading.function import Keywords, RewardFunction, as_standing, keywords, may_be_cached
+from posttrain.rewards.grading.function import Cacheable, Keywords, RewardFunction, keywords, may_be_cached
 from posttrain.rewards.grading.worker_messages import NotWritableError, message_bytes, to_json
 
 FORMAT = 1
-"""Of the file; another one is refused."""
+"""The file's format; any other is rejected."""
 APPLICATION = 0x70547243
 """Marks a file as ours in SQLite's header."""
 LOCK_SECONDS = 10.0
-"""How long another process's writing is waited for."""
+"""How long to wait for another process that writes."""
 
 
 @runtime_checkable
@@ -41,36 +40,34 @@ class NeedsModules(Protocol):
     """A reward whose programs may import modules of this environment."""
 
     @property
-    def modules(self) -> Sequence[str]:
-        """Names of modules."""
+    def modules(self) -> Sequence[str]: ...
 
 
 class Cache:
-    """Scores by key, the oldest forgotten first; open until closed."""
+    """Scores by key; the oldest are dropped first."""
 
     def __init__(self, entries: int, file: str = "", *, sandbox: SandboxOptions | None = None) -> None:
         """`sandbox` is where the programs of the scored completions run."""
         self.entries, self.file = entries, str(Path(file).absolute()) if file else ""
         self.sandbox = sandbox or SandboxOptions()
-        with self._told():
+        with self._reporting():
             self.database = sqlite3.connect(
                 self.file or ":memory:", timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False
             )
-        try:
-            with self._told():
+            try:
                 self._prepare()
-        except BaseException:
-            self.database.close()
-            raise
+            except BaseException:
+                self.database.close()
+                raise
 
     def _prepare(self) -> None:
-        """Make the table in a new file; refuse any other file."""
+        """Make the table in a new file; reject files that are not caches."""
         self.database.execute("BEGIN IMMEDIATE")
         (application,) = self.database.execute("PRAGMA application_id").fetchone()
         (version,) = self.database.execute("PRAGMA user_version").fetchone()
         (tables,) = self.database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and (application, version) != (APPLICATION, FORMAT):
-            raise self._unusable("it is no cache of scores, or one of another version")
+            raise self._unusable("it is not a cache of scores, or has another version")
         if not tables:
             self.database.execute(f"PRAGMA application_id = {APPLICATION}")
             self.database.execute(f"PRAGMA user_version = {FORMAT}")
@@ -80,9 +77,8 @@ class Cache:
         self.database.execute("COMMIT")
 
     def known(self, keys: Iterable[bytes]) -> dict[bytes, Score]:
-        """The remembered scores among the keys."""
         found = {}
-        with self._told():
+        with self._reporting():
             for key in set(keys):
                 row = self.database.execute("SELECT said, seal FROM scores WHERE key = ?", (key,)).fetchone()
                 if row is not None:
@@ -90,9 +86,9 @@ class Cache:
         return found
 
     def remember(self, scores: Mapping[bytes, Score]) -> None:
-        """Add scores, and forget the oldest beyond `entries`."""
+        """Add scores; drop the oldest beyond `entries`."""
         rows = [(key, score_text(score), seal(key, score_text(score))) for key, score in scores.items()]
-        with self._told():
+        with self._reporting():
             self.database.execute("BEGIN IMMEDIATE")
             try:
                 self.database.executemany("INSERT OR IGNORE INTO scores (key, said, seal) VALUES (?, ?, ?)", rows)
@@ -107,44 +103,39 @@ class Cache:
         self.database.close()
 
     def _opened(self, key: bytes, said: object, sealed: object) -> Score:
-        """A remembered score.  Raises RunError where its seal does not match."""
         if not isinstance(said, str) or sealed != seal(key, said):
-            raise self._unusable("a score in it has been damaged")
+            raise self._unusable("a score in it is damaged")
         value, *more = json.loads(said)
         return Score(math.nan if value is None else value, *more)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _reporting(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
-                raise self._unusable(f"another process has been writing to it for {LOCK_SECONDS:g} s") from error
-            raise self._unusable(str(error)) from error
+            locked = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+            busy = f"another process has been writing to it for {LOCK_SECONDS:g} s"
+            raise self._unusable(busy if locked else str(error)) from error
 
     def _unusable(self, why: str) -> RunError:
         where = f"grading.cache_file = {self.file}" if self.file else "the cache of scores"
-        return RunError(f"{where}: {why}.  Remove the file or name another, and resume the run.")
+        return RunError(f"{where}: {why}. Remove the file or name another, and resume the run.")
 
 
 def require_use_for_cache(functions: Iterable[RewardFunction], grading: GradingOptions) -> None:
-    """Refuse a cache file where no reward's scores may be remembered."""
     if grading.cache_file and not any(map(may_be_cached, functions)):
-        raise UserError(
-            f"grading.cache_file = {grading.cache_file}: no reward here is remembered.  Leave it out, or set"
-            " `cache: true` on a reward that scores each completion by itself."
-        )
+        remedy = "Remove it, or set `cache: true` on a reward that scores each completion by itself."
+        raise UserError(f"grading.cache_file = {grading.cache_file}: no reward here may be cached. {remedy}")
 
 
 def score_text(score: Score) -> str:
-    """A score as JSON text."""
     value = None if math.isnan(score.value) else score.value
     more = [score.extra, None, score.marks] if score.marks else [score.extra] if score.extra is not None else []
     return json.dumps([value, score.outcome, score.details, *more])
 
 
 def seal(key: bytes, said: str) -> bytes:
-    """Shows that a score was written for this key and has not changed since."""
+    """Proves that a score was written for this key and has not changed."""
     return hashlib.sha256(key + said.encode()).digest()[:8]
 
 
@@ -168,9 +159,9 @@ class ScoreCaches:
 
 
 def keys_of(function: RewardFunction, rows: Sequence[RolloutRow], sandbox: SandboxOptions) -> list[bytes | None]:
-    """The key of each row: equal for rows that look the same to the function, None where they cannot be compared.
+    """The key of each row: equal for rows that look the same to the function, None if they cannot be compared.
 
-    `sandbox` is where programs run.  Raises UserError where that is a row of a function that a recipe wants remembered.
+    `sandbox` is where programs run.  Raises UserError for the latter if the recipe sets `cache: true`.
     """
     source, wanted = identity(function, sandbox), keywords(function)
     everywhere = {name: None for row in rows for name in row.group.prompt.columns if name not in WITHHELD}
@@ -179,24 +170,19 @@ def keys_of(function: RewardFunction, rows: Sequence[RolloutRow], sandbox: Sandb
     for row in rows:
         given = row.group.prompt.columns
         if id(row.group) not in columns:  # once for all completions of a prompt: tests can be long
-            told = dict(given) if wanted.one_by_one else {name: given.get(name) for name in everywhere}
-            columns[id(row.group)] = digest_of_columns(function, wanted, told)
+            seen = dict(given) if wanted.one_by_one else {name: given.get(name) for name in everywhere}
+            columns[id(row.group)] = digest_of_columns(function, wanted, seen)
         of_columns = columns[id(row.group)]
-        own: list[object] = [
-            reward_prompt(row, function),
-            reward_completion(row, function),
-            row.rollout.finish,
-            row.base,
-        ]
+        shown = [reward_prompt(row, function), reward_completion(row, function), row.rollout.finish, row.base]
         if wanted.wants("completion_ids"):
-            own.append(list(row.rollout.tokens))
-        content = message_bytes([function.name, source, of_columns, to_json(own)])
+            shown.append(list(row.rollout.tokens))
+        content = message_bytes([function.name, source, of_columns, to_json(shown)])
         keys.append(None if of_columns is None else hashlib.sha256(content).digest())
     return keys
 
 
 def digest_of_columns(function: RewardFunction, wanted: Keywords, columns: Mapping[str, object]) -> str | None:
-    """The SHA-256 of the columns that a function asks for, None where they cannot be compared."""
+    """The SHA-256 of the columns that a function asks for, None if they cannot be compared."""
     truth = {"answer"} if wanted.wants("ground_truth") else set()
     digest = hashlib.sha256()
     for name in sorted(name for name in columns if wanted.wants(name) or name in truth):
@@ -205,26 +191,25 @@ def digest_of_columns(function: RewardFunction, wanted: Keywords, columns: Mappi
         except NotWritableError as error:
             if not function.settings.cache:
                 return None
-            raise UserError(
-                f"reward {function.name!r} is to be cached, and the column {name!r} holds what cannot be compared:"
-                f" {error}.  Give it as numbers, texts, lists and mappings, or leave out `cache`."
-            ) from None
+            where = f"reward {function.name!r}: cannot be cached: the column {name!r} holds {error}"
+            raise UserError(f"{where}. Use numbers, texts, lists and mappings, or remove `cache`.") from None
     return digest.hexdigest()
 
 
 def identity(function: RewardFunction, sandbox: SandboxOptions) -> list[str]:
-    """What decides a function's scores apart from its arguments."""
-    if as_standing(function.call) is not None:
-        place = replace(sandbox, at_once=0)  # how many run side by side decides no score
-        modules = function.call.modules if isinstance(function.call, NeedsModules) else ()
-        return [repr(function.call), repr(place), *installed_versions(tuple(modules)), *package()]
+    """What decides a function's scores, apart from its arguments."""
+    call: object = function.call
+    if isinstance(call, Cacheable):
+        place = replace(sandbox, at_once=0)  # does not change a score
+        modules = call.modules if isinstance(call, NeedsModules) else ()
+        return [repr(call), repr(place), *installed_versions(tuple(modules)), *package()]
     source = function.find_source()
     return [source.file, source.name, source.digest]
 
 
 @functools.cache
 def installed_versions(modules: tuple[str, ...]) -> tuple[str, ...]:
-    """NAME==VERSION of what is installed behind modules; nothing for those of Python itself."""
+    """NAME==VERSION of the packages that install the modules, but for the standard library."""
     if not modules:
         return ()
     installed = importlib.metadata.packages_distributions()
@@ -234,11 +219,9 @@ def installed_versions(modules: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.cache
 def package() -> tuple[str, ...]:
-    """The rewards of this package and what they run on: all their sources, Python, and math-verify."""
-    digest = hashlib.sha256()
-    for file in sorted(
-        file for name in ("rewards", "sandbox") for file in (Path(__file__).parents[2] / name).rglob("*.py")
-    ):
+    """This package's rewards and what they run on: all their sources, Python, and math-verify."""
+    digest, root = hashlib.sha256(), Path(__file__).parents[2]
+    for file in sorted([*root.glob("rewards/**/*.py"), *root.glob("sandbox/**/*.py")]):
         digest.update(file.read_bytes())
     try:
         verify = importlib.metadata.version("math-verify")

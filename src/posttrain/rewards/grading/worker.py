@@ -1,6 +1,6 @@
 """Calls of reward functions in worker processes, which a deadline or a crash ends without harm to the run.
 
-Each worker has at most one call.  Calls wait until a worker of their pool is idle; one that is lost with its worker
+Each worker has at most one call.  Calls wait until a worker of their pool is idle; a call that is lost with its worker
 becomes a failure, and is counted.
 """
 
@@ -10,21 +10,21 @@ import math
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from posttrain.errors import RunError, UserError
-from posttrain.rewards.grading.answers import OutOfTime
 from posttrain.rewards.grading.call_log import LOGS
 from posttrain.rewards.grading.calls import NEVER, Call, Deadline, Result, after, reward_arguments
 from posttrain.rewards.grading.function import FunctionSource, RewardFunction, ScoringFailure, TrainerState
-from posttrain.rewards.grading.worker_messages import NotWritableError, message_bytes, result_from, to_json
+from posttrain.rewards.grading.worker_messages import MOST_BYTES, NotWritableError, message_bytes, result_from, to_json
+from posttrain.sandbox.inside.frames import ChannelClosed
+from posttrain.sandbox.message_stream import MessageStream
 
 ROOT = Path(__file__).parents[3]
 """The folder that holds this package."""
@@ -32,11 +32,6 @@ START_SECONDS = 120.0
 """How long a worker may take to import what the function needs."""
 END_SECONDS = 5.0
 """How long a killed process may take to end."""
-READ_BYTES = 1 << 16
-
-
-class WorkerLost(Exception):
-    """The process has ended, or sends what is not a message."""
 
 
 class Worker:
@@ -49,84 +44,32 @@ class Worker:
         """Whether it waits for a call."""
         self.deadline = after(START_SECONDS, f"it was not ready to be called within {START_SECONDS:g} s")
         """When its current work has to be done."""
-        self.incoming, self.outgoing = bytearray(), bytearray()
-        self.socket, theirs = socket.socketpair()
+        self.channel = MessageStream(most=MOST_BYTES)
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "posttrain.rewards.grading.worker_main", str(os.getpid())],
-                stdin=theirs.fileno(),
+                stdin=self.channel.theirs.fileno(),
                 stdout=2,
                 env={**os.environ, "PYTHONPATH": path},
                 start_new_session=True,  # the terminal's Ctrl-C is ours to handle, and its children end with it
             )
         except BaseException:
-            self.socket.close()
+            self.channel.close()
             raise
-        finally:
-            theirs.close()
-        self.socket.setblocking(False)
-        self.send(message_bytes({"place": source.place, "name": source.name, "path": sys.path}))
-
-    def fileno(self) -> int:
-        return self.socket.fileno()
+        self.channel.theirs.close()
+        self.channel.send(message_bytes({"place": source.place, "name": source.name, "path": sys.path}))
 
     def call(self, payload: bytes, deadline: Deadline) -> None:
         assert self.idle
         self.idle, self.deadline = False, deadline
-        self.send(payload)
-
-    def send(self, payload: bytes) -> None:
-        """Send a message as far as the socket takes it; `flush` sends the rest."""
-        self.outgoing += len(payload).to_bytes(4, "little") + payload
-        self.flush()
-
-    def flush(self) -> None:
-        try:
-            while self.outgoing:
-                del self.outgoing[: self.socket.send(self.outgoing)]
-        except BlockingIOError:
-            return
-        except OSError:  # it has ended, as reading from it will show
-            self.outgoing.clear()
-
-    def messages(self) -> Iterator[dict[str, Any]]:
-        """The messages that have arrived.  Raises WorkerLost."""
-        try:
-            part = self.socket.recv(READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            raise WorkerLost from error
-        if not part:
-            raise WorkerLost
-        self.incoming += part
-        while len(self.incoming) >= 4:
-            end = 4 + int.from_bytes(self.incoming[:4], "little")
-            if len(self.incoming) < end:
-                return
-            payload = bytes(self.incoming[4:end])
-            del self.incoming[:end]
-            try:
-                message = json.loads(payload)
-            except ValueError as error:
-                raise WorkerLost from error
-            yield message
-
-    def has_ended(self) -> bool:
-        """Whether an idle process has ended."""
-        try:
-            return not self.socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        self.channel.send(payload)
 
     def close(self) -> int:
         """End it and all processes that it has started; returns its exit status, the real one where it had ended."""
-        self.socket.close()
+        self.channel.close()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # before waiting: until then nobody else has its number
+            os.killpg(self.process.pid, signal.SIGKILL)  # before waiting: until then no other process has its number
         try:
             return self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:  # stuck in the kernel, as on a file system that does not answer
@@ -141,9 +84,9 @@ class WorkerPool:
         self.workers: list[Worker] = []
 
     def idle(self, wanted: int) -> Worker | None:
-        """A worker that waits for a call; where there is none, up to `wanted` are started."""
+        """A worker that waits for a call; if there is none, starts up to `wanted`."""
         for worker in [worker for worker in self.workers if worker.idle]:
-            if not worker.has_ended():
+            if not worker.channel.has_ended():
                 return worker
             self.drop(worker)  # killed between two batches: no call is lost
         while len(self.workers) < min(self.size, wanted):
@@ -152,7 +95,6 @@ class WorkerPool:
         return None
 
     def drop(self, worker: Worker) -> int:
-        """End a worker; returns its exit status."""
         self.workers.remove(worker)
         return worker.close()
 
@@ -180,60 +122,47 @@ class WorkerPools:
 class Job:
     """Some calls of one function under the same bounds, and their results."""
 
-    def __init__(self, pool: WorkerPool, calls: Sequence[Call]) -> None:
-        self.pool, self.calls = pool, calls
-        self.name, self.bounds = calls[0].function.name, calls[0].bounds
-        self.results: list[Result] = [None] * len(calls)
-        self.waiting = deque(range(len(calls)))
+    def __init__(self, pool: WorkerPool, calls: Mapping[int, Call]) -> None:
+        """`calls` and `results` are by the calls' places in the round."""
+        first, *_ = calls.values()
+        self.pool, self.calls, self.name, self.bounds = pool, calls, first.function.name, first.bounds
+        self.results: dict[int, Result] = {}
+        self.waiting = deque(calls)
         self.under_way: dict[Worker, int] = {}
         self.rows_lost = 0
 
-    @property
-    def unfinished(self) -> bool:
-        return bool(self.waiting or self.under_way)
-
     def feed(self) -> None:
-        """Give every idle worker a call; fail those that wait once there is no time, or too many rows are lost."""
+        """Give every idle worker a call; waiting calls fail once their bounds refuse them."""
         while self.waiting:
-            if self.bounds.until.passed:
-                self.results[self.waiting.popleft()] = OutOfTime(self.bounds.until.says)
-                continue
-            if self.rows_lost > self.bounds.may_lose:
-                says = f"not asked, since {self.rows_lost} completions before were lost to deadlines or crashes"
-                self.results[self.waiting.popleft()] = OutOfTime(says)
-                continue
+            refusal = self.bounds.refusal(self.rows_lost)
+            if refusal is not None:
+                self.results |= dict.fromkeys(self.waiting, refusal)
+                self.waiting.clear()
+                return
             worker = self.pool.idle(len(self.waiting) + len(self.under_way))
             if worker is None:
                 return
-            index = self.waiting.popleft()
-            self.under_way[worker] = index
+            index = self.under_way[worker] = self.waiting.popleft()
             worker.call(payload(self.calls[index]), self.calls[index].deadline())
 
     def hear(self, worker: Worker) -> None:
         """Take a worker's messages, or record that it has ended."""
-        worker.flush()
+        worker.channel.flush()
         try:
-            for message in worker.messages():
-                self.take(worker, message)
-        except WorkerLost:
+            for message in worker.channel.messages():
+                self.take(worker, json.loads(message))
+        except (ChannelClosed, json.JSONDecodeError, UnicodeDecodeError):
             status = self.pool.drop(worker)
             signalled = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
             self.lose(worker, f"its worker {signalled}")
 
     def take(self, worker: Worker, message: dict[str, Any]) -> None:
-        """Ready, or the answer to its call."""
         if "refused" in message:
             raise RunError(f"reward {self.name!r}: in a worker, {message['refused']}")
         worker.idle, worker.deadline = True, NEVER
-        if not worker.ready:
-            worker.ready = True
-            return
-        self.results[self.under_way.pop(worker)] = result_from(message)
-
-    def expire(self, worker: Worker) -> None:
-        """End a worker that is past its deadline."""
-        self.pool.drop(worker)
-        self.lose(worker, worker.deadline.says)
+        if worker.ready:
+            self.results[self.under_way.pop(worker)] = result_from(message)
+        worker.ready = True
 
     def lose(self, worker: Worker, why: str) -> None:
         """Record that a worker's call has no answer."""
@@ -250,7 +179,7 @@ def finish_jobs(jobs: Sequence[Job]) -> None:
         while True:
             for job in jobs:
                 job.feed()
-            if not any(job.unfinished for job in jobs):
+            if not any(job.waiting or job.under_way for job in jobs):
                 return
             wait(jobs)
     except BaseException:
@@ -261,33 +190,34 @@ def finish_jobs(jobs: Sequence[Job]) -> None:
 
 def wait(jobs: Sequence[Job]) -> None:
     """Wait until a worker sends something or a deadline passes, and handle it."""
-    busy = {worker.fileno(): (job, worker) for job in jobs for worker in job.pool.workers if not worker.idle}
+    busy = {worker.channel.fileno(): (job, worker) for job in jobs for worker in job.pool.workers if not worker.idle}
     poll = select.poll()
     for descriptor, (_, worker) in busy.items():
-        poll.register(descriptor, select.POLLIN | (select.POLLOUT if worker.outgoing else 0))
+        poll.register(descriptor, select.POLLIN | (select.POLLOUT if worker.channel.outgoing else 0))
     left = [worker.deadline.left() for _, worker in busy.values()]
-    left += [job.bounds.until.left() for job in jobs if job.waiting]
-    soonest = min(left)
+    soonest = min(left + [job.bounds.until.left() for job in jobs if job.waiting])
     for descriptor, _ in poll.poll(None if math.isinf(soonest) else max(0, math.ceil(1000 * soonest))):
         job, worker = busy[descriptor]
         job.hear(worker)
     for job, worker in busy.values():
         if worker in job.pool.workers and worker.deadline.passed:
-            job.expire(worker)
+            job.pool.drop(worker)
+            job.lose(worker, worker.deadline.says)
 
 
 def payload(call: Call) -> bytes:
-    """A call as a message.  Raises UserError where an argument cannot be sent."""
+    """A call as a message.  Raises UserError for an argument that cannot be sent."""
     given = reward_arguments(call)
+    logs = [name for name in LOGS if given.pop(name, None) is not None]
     request: dict[str, object] = {"one_by_one": call.wanted.one_by_one, "count": len(call.rows)}
-    request |= {"reward": call.function.name, "logs": [name for name in LOGS if given.pop(name, None) is not None]}
-    where = f"reward {call.function.name!r} runs in a worker, and"
+    request |= {"reward": call.function.name, "logs": logs}
+    where = f"reward {call.function.name!r} runs in a worker"
     if "trainer_state" in given:
         state = given.pop("trainer_state")
         if not isinstance(state, TrainerState):
+            kind = type(state).__name__
             raise UserError(
-                f"{where} asks for a `trainer_state` that cannot be sent to one: {type(state).__name__}."
-                "  Leave out `workers`, or the argument."
+                f"{where}: a `trainer_state` of type {kind} cannot be sent. Remove `workers` or the argument."
             )
         request["trainer_state"] = asdict(state)
     arguments = {}
@@ -296,8 +226,6 @@ def payload(call: Call) -> bytes:
             arguments[name] = to_json(value)
             message_bytes(arguments[name])
         except NotWritableError as error:
-            raise UserError(
-                f"{where} the column {name!r} holds what cannot be sent to one: {error}.  Give it as numbers, texts,"
-                " lists and mappings, or leave out `workers`."
-            ) from None
+            remedy = "Use numbers, texts, lists and mappings, or remove `workers`."
+            raise UserError(f"{where}: the column {name!r} cannot be sent: it holds {error}. {remedy}") from None
     return message_bytes({"arguments": arguments, **request})

@@ -1,7 +1,7 @@
 """A worker: a separate interpreter that calls one reward function, one call at a time, until its socket closes.
 
-python -m posttrain.rewards.grading.worker_main PARENT.  Its standard input is the socket, and its standard
-output is our standard error, so that whatever a function prints is seen and mistaken for no answer.
+python -m posttrain.rewards.grading.worker_main PARENT.  Its standard input is the socket.  Its standard output is the
+parent's standard error, so that whatever a function prints is shown and never taken for an answer.
 """
 
 import ctypes
@@ -43,15 +43,15 @@ def serve_calls() -> None:
     """Load the function, then answer calls."""
     die_with(int(sys.argv[1]))
     channel = socket.socket(fileno=os.dup(0))
-    os.dup(0)  # never closed, so that the socket ends with the process and not while it is still winding up
+    os.dup(0)  # never closed, so that the socket ends with the process, not while it is still shutting down
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     try:
-        asked = receive_message(channel)
-        sys.path[:] = asked["path"]
+        source = receive_message(channel)
+        sys.path[:] = source["path"]
         try:
-            call: Any = function_at(asked["place"], asked["name"])
+            call: Any = function_at(source["place"], source["name"])
         except UserError as error:
             frames.send(channel, message_bytes({"refused": str(error)}))
             return
@@ -68,7 +68,7 @@ def receive_message(channel: socket.socket) -> dict[str, Any]:
 
 
 def answer_request(call: Callable[..., object], request: dict[str, Any]) -> dict[str, object]:
-    """The answer to a call."""
+    """Make a call and give its answer."""
     arguments = {name: value_from(written) for name, written in request["arguments"].items()}
     log = CallLog(request["reward"], request["count"])
     arguments |= {name: take for name, take in log.arguments().items() if name in request["logs"]}
@@ -80,11 +80,11 @@ def answer_request(call: Callable[..., object], request: dict[str, Any]) -> dict
             result = as_raised(awaited(result))
     except (ScoringFailure, FunctionError) as failure:
         result = failure
-    except KeyboardInterrupt as error:  # the function's own: a worker has no terminal
+    except KeyboardInterrupt as error:  # raised by the function: a worker has no terminal
         result = function_error(error)
     except RunError as error:
         return {"stop": str(error)}
-    if log.problem:  # that the function has caught
+    if log.problem:  # which the function has caught
         return {"stop": log.problem}
     if isinstance(result, ScoringFailure):
         return {"failure": safe_text(result, str)}
@@ -97,8 +97,8 @@ def answer_request(call: Callable[..., object], request: dict[str, Any]) -> dict
 
 
 def awaited(awaitable: Awaitable[object]) -> object:
-    """The result of an awaitable, or the exception that it ends with."""
-    import asyncio  # half of the time that a worker takes to start
+    """The result of an awaitable, or its exception."""
+    import asyncio  # half of a worker's start time
 
     async def result() -> object:
         (one,) = await asyncio.gather(settled(awaitable), return_exceptions=True)
@@ -109,24 +109,23 @@ def awaited(awaitable: Awaitable[object]) -> object:
 
 @functools.cache
 def loop() -> Any:
-    """One event loop for all calls, since clients that a function keeps belong to the loop that made them."""
+    """One event loop for all calls: clients that a function keeps belong to the loop that made them."""
     import asyncio
 
     return asyncio.new_event_loop()
 
 
 def die_with(parent: int) -> None:
-    """End with the parent process, however that ends; on Linux, with its thread that started this one."""
+    """End with the parent process, however that ends; on Linux, with the thread that started this process."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it went before we asked
+        if os.getppid() != parent:  # it ended before the call
             os._exit(1)
-    else:
+    else:  # no signal at a parent's end
         threading.Thread(target=watch, args=(parent,), daemon=True).start()
 
 
 def watch(parent: int) -> None:
-    """End once the parent changes, for systems that do not signal a parent's end."""
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
     os._exit(1)

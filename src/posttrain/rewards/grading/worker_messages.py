@@ -1,4 +1,4 @@
-"""What passes between us and a worker: JSON, which keeps arguments and verdicts as they are, and never code.
+"""Messages between us and a worker: JSON that keeps arguments and verdicts exactly, and never code.
 
 To it: first {"place", "name", "path"}, then for each call {"arguments", "one_by_one", "count", "reward", "logs"}, with
 {"trainer_state"} where the function asks for it.
@@ -18,11 +18,11 @@ SCALARS = (type(None), bool, int, float, str)
 
 
 class NotWritableError(Exception):
-    """A value that JSON has no word for."""
+    """A value that JSON cannot hold."""
 
 
 class RaisedInWorker(Exception):
-    """An exception of the function's, in another process; each has a subclass with the name that it had there."""
+    """An exception in a worker; each gets a subclass with its original name."""
 
 
 def message_bytes(message: object) -> bytes:
@@ -33,7 +33,7 @@ def message_bytes(message: object) -> bytes:
 
 
 def to_json(value: Any) -> Any:
-    """A value in terms of JSON, where a tuple differs from a list and a key 1 from a key "1"."""
+    """A value as JSON in which a tuple differs from a list and a key 1 from a key "1"."""
     if isinstance(value, SCALARS):
         return value
     if type(value) is list:

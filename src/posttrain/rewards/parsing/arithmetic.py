@@ -5,31 +5,26 @@ The language: non-negative integers in the digits 0-9, `+ - * /`, parentheses an
     sum = product {("+" | "-") product}      product = factor {("*" | "/") factor}
     factor = {"+" | "-"} (digits | "(" sum ")")
 
-Both loops associate to the left.  Leading zeros are allowed and count for nothing.  Two literals side by side,
-implicit multiplication (`2(3)`), `**`, `//` and `()` are not in the language.  An expression of more than
-MAX_CHARACTERS is refused unread.
+Both loops associate to the left.  Leading zeros are ignored.  Two literals side by side, implicit multiplication
+(`2(3)`), `**`, `//` and `()` are not in the language.  An expression of more than MAX_CHARACTERS is rejected unread.
 
-The parser is Dijkstra's shunting yard (1961): two stacks and no recursion, so that depth costs memory and nothing
-else.  It makes no integers: a caller looks at the literals first and evaluates only what it expects, so no big number
-is ever built.
+The parser is Dijkstra's shunting yard (1961): two stacks and no recursion, so that depth only costs memory.  It makes
+no integers: a caller checks the literals first and evaluates only those it expects, so no big number is ever built.
 """
 
 import re
 
 MAX_CHARACTERS = 10_000
 """Longest expression that is read.  An honest one over six numbers has about 30."""
-
 ALPHABET = re.compile(r"[0-9+\-*/() ]+")
 TOKEN = re.compile(r"[0-9]+|[-+*/()]")
-
 NEGATE = "~"
-"""The sign in -x, as it is written in postfix."""
-
+"""The sign of -x in postfix."""
 PRECEDENCE = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2, NEGATE: 3}
 
 
 def postfix(expression: str) -> list[str] | None:
-    """The expression in postfix order, its literals without leading zeros; None where it is not in the language."""
+    """The expression in postfix order, literals without leading zeros; None if it is not in the language."""
     if len(expression) > MAX_CHARACTERS or not ALPHABET.fullmatch(expression):
         return None
     output: list[str] = []
@@ -67,14 +62,13 @@ def postfix(expression: str) -> list[str] | None:
 
 
 def literals(tokens: list[str]) -> list[str]:
-    """The numbers of a postfix expression, without leading zeros, from left to right."""
     return [token for token in tokens if token not in PRECEDENCE]
 
 
 def value(tokens: list[str]) -> tuple[int, int] | None:
-    """Exact value of a postfix expression as (numerator, denominator ≠ 0), not reduced; None where it divides by zero.
+    """Exact value of a postfix expression as (numerator, denominator ≠ 0), not reduced; None for a division by zero.
 
-    Its literals must have been found acceptable: what is not bounded here is bounded by them.
+    The caller must have checked the literals, which bound all else.
     """
     stack: list[tuple[int, int]] = []
     for token in tokens:
@@ -100,7 +94,7 @@ def value(tokens: list[str]) -> tuple[int, int] | None:
 
 
 def apply(operator: str, a: int, b: int) -> int | None:
-    """The result of `a operator b` where it is a non-negative integer, else None."""
+    """The result of `a operator b` if it is a non-negative integer."""
     match operator:
         case "+":
             return a + b

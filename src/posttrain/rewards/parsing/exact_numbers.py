@@ -1,9 +1,9 @@
 r"""Exact values of short mathematical answers: numbers, and tuples, sets and lists of numbers.
 
-Read are integers (`12`, `-3`, `1,234`), decimals (`.5`, `1.50`), fractions (`3/4`, `\frac{3}{4}`), mixed numbers
-(`1\frac{1}{2}`, `1 1/2`), percents (`50%` is 1/2), and these in `(…)`, `[…]`, `{…}` or side by side between commas.
-Signs of money, `\left`, `\,` and the like are passed over, and keep digits apart but for groups of three.  Everything
-else is not read, and left to whoever reads more.  Time is linear in the text.
+It reads integers (`12`, `-3`, `1,234`), decimals (`.5`, `1.50`), fractions (`3/4`, `\frac{3}{4}`), mixed numbers
+(`1\frac{1}{2}`, `1 1/2`), percents (`50%` is 1/2), and these in `(…)`, `[…]`, `{…}` or separated by commas.  Currency
+signs, `\left`, `\,` and the like count as blanks, and separate digits unless these come in groups of three.
+Everything else is not read here.  Time is linear in the text.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Literal
 
 MAX_CHARACTERS = 1000
 MAX_DIGITS = 300
-"""Longest number that is read; a longer one is left alone, so no comparison is costly."""
+"""Longest number that is read, so that no comparison is costly."""
 
 Shape = Literal["value", "tuple", "set", "list", "closed", "left_open", "right_open"]
 
@@ -34,12 +34,12 @@ class ExactValue:
 
 
 PASSED_OVER = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![a-zA-Z])|\\[,;!: ]|\\?\$|[~€£¥₹]")
-"""As a blank: between digits it keeps them apart, so that `1\\quad2` is not 12."""
+"""Counts as a blank: `1\\quad2` is not 12."""
 GAP = r"(?:\\[,;!: ]|~|\{,\}|\\!,|,\\!)"
 GROUPED = re.compile(
     rf"(?<![\d.,])\d{{1,3}}(?:{GAP}\d{{3}})+(?!\d)|(?<=\d)\.\d{{3}}(?:{GAP}\d{{3}})*{GAP}\d{{1,3}}(?!\d)", re.ASCII
 )
-"""Digits in threes, which spaces or `{,}` may keep apart."""
+"""Digits in threes, with spaces or `{,}` between them."""
 NO_DIGIT = re.compile(r"[^\d.]", re.ASCII)
 DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 DECIMAL = rf"(?:{DIGITS}(?:\.\d*)?|\.\d+)"
@@ -60,7 +60,7 @@ BRACKETS: dict[tuple[str, str], Shape] = {
 
 
 def exact(text: str) -> ExactValue | None:
-    """The value of an answer, or None where it is not one of these."""
+    """The value of an answer, if it is one of these."""
     if len(text) > MAX_CHARACTERS:
         return None
     plain = text
@@ -93,13 +93,13 @@ def ungrouped(text: str) -> str:
 
 
 def separated(text: str) -> list[str]:
-    """The parts between commas; a comma between two groups of three digits separates only with a space."""
+    """The parts between commas with spaces or semicolons, else between any commas."""
     spaced = [part.strip() for part in re.split(r",\s+|;", text)]
     return spaced if len(spaced) > 1 else [part.strip() for part in text.split(",")]
 
 
 def exact_number(text: str) -> Fraction | None:
-    """One number, or None."""
+    """The value of one number, if the text is one."""
     if len(text) > MAX_DIGITS:
         return None
     found = NUMBER.fullmatch(text.strip())
@@ -127,7 +127,6 @@ def exact_number(text: str) -> Fraction | None:
 
 
 def fraction_parts(text: str) -> tuple[int, int]:
-    r"""Top and bottom of a `\frac`."""
     found = BRACED.fullmatch(text)
     assert found is not None, text
     top, bottom, short_top, short_bottom = found.groups()

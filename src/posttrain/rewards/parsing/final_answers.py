@@ -1,39 +1,33 @@
-r"""Where the final answer of a completion is: in the last box, in the last `<answer>`, or the last number.
+r"""Finds the final answer of a completion: in the last box, in the last `<answer>`, or the last number.
 
-**The last number of a text**, where it stands by itself.  A number that is part of something else is not an answer:
-`2^5`, `x_5`, `1e5`, `sqrt 2`, `1,234,56`, `5 million`, `≠ 5`, `at most 5`, `1 over 5`, `5 squared`, `5!!`, `5 k`, the
-end of a sum, `-(5)`.  No earlier number is taken in its place.  A minus right before a number belongs to it, whichever
-of Unicode's it is, and so does `negative` or `minus` where it is not a subtraction; `5 1/2` is a mixed number.  A unit
-(`5 dollars`, `5cm`), a degree sign and asterisks (`**5**`) may stand next to it.  Other words may too, but for those
-that make another number of it: a list of them (`WORD_BEFORE`, `WORD_BEHIND`), since what people write behind a number
-has no end.
+**The last number of a text**, unless it is part of something else, as in `2^5`, `x_5`, `1e5`, `sqrt 2`, `1,234,56`,
+`5 million`, `≠ 5`, `at most 5`, `1 over 5`, `5 squared`, `5!!`, `5 k`, the end of a sum, `-(5)`.  No earlier number is
+taken in its place.  Any of Unicode's minus signs right before a number belongs to it, and so does `negative` or `minus`
+if it is not a subtraction; `5 1/2` is a mixed number.  A unit (`5 dollars`, `5cm`), a degree sign and asterisks
+(`**5**`) may be next to it.  Other words may too, unless they make it another number: these are listed (`WORD_BEFORE`,
+`WORD_BEHIND`), since what people write after a number has no end.
 """
 
 import re
 
 from posttrain.rewards.parsing.exact_numbers import DECIMAL
-from posttrain.rewards.parsing.tags import ANSWER, END_ANSWER, END_THINK, THINK
+from posttrain.rewards.parsing.tags import after_thinking, last_answer
 from posttrain.rewards.parsing.units import unit_of
 
 BOXED = "\\boxed"
 
 
 def answer_in(text: str, *, cut_off: bool = False) -> str | None:
-    """The final answer of a text, or None; of a text that was cut off the last number may be part of another."""
-    text = text[text.rfind(END_THINK) + len(END_THINK) :] if END_THINK in text else text
-    text = text.partition(THINK)[0]
+    """The final answer of a text, or None; if the text was cut off, its last number may be part of another."""
+    text = after_thinking(text)
     boxed = last_boxed(text)
-    if boxed is not None:
-        return boxed
-    end = text.rfind(END_ANSWER)
-    start = text.rfind(ANSWER, 0, end) if end >= 0 else -1
-    if start >= 0:
-        return text[start + len(ANSWER) : end]
-    return None if cut_off else last_number(text)
+    if boxed is None:
+        boxed = last_answer(text)
+    return boxed if boxed is not None or cut_off else last_number(text)
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last balanced `\boxed{…}` holds; the braces of a text are counted once."""
+    r"""The content of the last balanced `\boxed{…}`; braces are counted once."""
     ends: dict[int, int] = {}
     opened: list[int] = []
     for place in re.finditer(r"\\.|[{}]", text, re.DOTALL):
@@ -54,24 +48,24 @@ def last_boxed(text: str) -> str | None:
 SPACE = r"(?:[^\S\n]|~|\\[,;:! ])"
 LAST_NUMBER = re.compile(rf"{DECIMAL}(?:/\d+)?(?:{SPACE}?\\?%)?", re.ASCII)
 TAIL = 4000
-"""Characters at the end of a text in which a last number is looked for."""
+"""Characters at the end of a text that are searched for a last number."""
 NEAR = 40
 """Characters around it that can make it part of something else."""
 BESIDE = 20
-"""Characters before it in which signs are looked for."""
+"""Characters before it that are searched for signs."""
 MINUS = "-\N{MINUS SIGN}\N{EN DASH}\N{SMALL HYPHEN-MINUS}\N{FULLWIDTH HYPHEN-MINUS}"
 DASHES = "\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{FIGURE DASH}\N{EM DASH}\N{HORIZONTAL BAR}"
 AS_HYPHEN = str.maketrans(dict.fromkeys(MINUS, "-"))
 SIGNED = re.compile(rf"(?:(?<=[=:(\[{{$*])|(?<![^\s])){SPACE}*(-){SPACE}*\Z")
-"""A minus that is a sign: nothing comes before it."""
+"""A minus that is a sign: it has no left operand."""
 MARKS = r"(?:[\s$*~({[\"'“‘]|\\[,;:! (\[]|\\(?:text|textrm|textbf|mathrm|mathbf|mbox)\s*\{|\})*"
-"""What may stand between a word and a number."""
+"""What may be between a word and a number."""
 SIGN_WORD = re.compile(rf"(?<![\w-])(?:negative|minus|neg\.?)(?!\w){MARKS}\Z", re.IGNORECASE)
 OPERAND = re.compile(
     r"(?:[\d\]}!%²³]|(?<![\w'’\\])(?!a\s)[a-z]|\([^()]*[+*/^-][^()]*\)|\\(?:pi|infty|theta))[^\S\n$*]*\$?[^\S\n]*\Z",
     re.ASCII,
 )
-"""What a minus takes something from."""
+"""The left operand of a minus."""
 OPERATION = r"(?:[-+*/×·÷±∓⋅∗∘⊕⊗]|\*\*|\\(?:times|cdot|div|pm|mp|ast|star))"
 FUNCTION = (
     r"(?:sqrt|cbrt|log|ln|lg|exp|(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|frac|dfrac|tfrac|cfrac|binom|bar|overline"
@@ -89,13 +83,13 @@ WORD_BEFORE = (
     r"|(?<!\w)(?:one|two|three|four|five|six|seven|eight|nine|ten|twenty|thirty|forty|fifty)(?:\s+(?:and|over|by|in|of))?"
     r"|moins|menos|meno)"
 )
-"""Words that make another number of the one behind them, or a bound of it, or none."""
+"""Words that make the number after them another number, a bound, or no number."""
 PAIRED_BEFORE = re.compile(
     rf"(?:\d[\s$*]*(?:to|through|out\s+of|of|in|by|per|or|vs\.?|x)|\d{SPACE}+:|between\s+\S+\s+and){MARKS}\Z"
     rf"|[(\[{{]\s*[-+]?[\d./]+(?:\s*,\s*[-+]?[\d./]+)*\s*,\s*[-+]?{MARKS}\Z",
     re.ASCII | re.IGNORECASE,
 )
-"""A first number that makes a ratio, a range, a choice or a tuple of it."""
+"""A first number that makes it a ratio, a range, a choice or a tuple."""
 AND_BEFORE = re.compile(rf"\band{MARKS}\Z", re.IGNORECASE)
 """`5 and 1/2`."""
 PART_BEFORE = re.compile(
@@ -131,7 +125,7 @@ WORD_BEHIND = (
     r"|pi|tau|reciprocal|inverse|opposite|(?:degrees?\s+)?(?:\w+\s+)?(?:below|under)\s+zero"
     r"|less\s+than|more\s+than|in\s+base|base)\b|,?\s*(?:is|was|are)(?:\s+(?:not|wrong|incorrect|false|impossible|too)\b|n[’']t\b)"
 )
-"""Words that make another number of the one before them, or a bound of it, or none."""
+"""Words that make the number before them another number, a bound, or no number."""
 LETTER_BEHIND = rf"(?:{SPACE}|\$)+(?!(?-i:[msghdtlLNJWVACF])\b|(?-i:[aAI])\s+\w)[a-z](?![\w'’]|\.\w)"
 """`5 k` and `5 i`; units of one letter and the words `a` and `I` may follow."""
 PART_BEHIND = re.compile(
@@ -151,7 +145,7 @@ ATTACHED = re.compile(r"(?:µ|μ)?[a-zA-Z]{2,12}(?:/[a-zA-Z]{1,12})?(?![\w^/²³
 
 
 def last_number(text: str) -> str | None:
-    """The last number as text, with its sign and its percent sign; None where it is part of something else."""
+    """The last number as text, with its sign and percent sign; None if it is part of something else."""
     tail = text[-TAIL:].translate(AS_HYPHEN)
     if "^" in tail:
         tail = UNIT_POWER.sub(without_power, tail)
@@ -174,9 +168,7 @@ def last_number(text: str) -> str | None:
         behind = behind[percent.end() :]
     if PART_BEFORE.search(before[-BESIDE:]) or WORDS_BEFORE.search(before) or PAIRED_BEFORE.search(before):
         return None
-    if is_part(behind):
-        return None
-    if "/" in found[0] and AND_BEFORE.search(before):
+    if is_part(behind) or ("/" in found[0] and AND_BEFORE.search(before)):
         return None
     if re.match(r"\d{3}", found[0]) and GROUP_BEFORE.search(before) and sign is None:
         return None
@@ -186,15 +178,12 @@ def last_number(text: str) -> str | None:
 
 
 def without_power(found: "re.Match[str]") -> str:
-    """A unit without its power; anything else unchanged."""
     named = len(found[2]) > 1 or "{" in found[1]
     return found[1] if named and unit_of(found[2]) else found[0]
 
 
 def is_part(behind: str) -> bool:
-    """Whether what follows makes a number part of something else; a unit that is attached to it does not."""
+    """Whether the text after a number makes it part of something else; an attached unit does not."""
     unit = ATTACHED.match(behind)
-    if unit is not None and unit_of(unit[0]):
-        behind = behind[unit.end() :]
-        return bool(PART_BEHIND.match(behind))
-    return PART_BEHIND.match(behind) is not None
+    start = unit.end() if unit is not None and unit_of(unit[0]) else 0
+    return PART_BEHIND.match(behind[start:]) is not None

@@ -1,26 +1,26 @@
 """Where the parts of a completion are: `<think>…</think> <answer>…</answer>`, and the program that it gives.
 
-**Tags** are these four ASCII literals, letter for letter; anything else (`<Think>`, `<answer >`, `< /think>`) is text.
+**Tags** are exactly these four ASCII literals; anything else (`<Think>`, `<answer >`, `< /think>`) is text.
 White space is ASCII white space: space, tab, line feed, carriage return, form feed, vertical tab.
 
 - `strict`: the whole text is one `<think>…</think>`, white space, one `<answer>…</answer>`, in white space.  No other
   tag occurs.
-- `lines`: `strict`, and each of the four is a line of its own, with a line, which may be empty, between those of a pair
-  and none between `</think>` and `<answer>`.  Lines end in a line feed; what Python's `str.strip` takes off may stand
-  around the whole.
+- `lines`: `strict`, and each of the four is on its own line, with at least one line, perhaps empty, between those of a
+  pair and none between `</think>` and `<answer>`.  Lines end in a line feed; the whole may be padded with anything that
+  Python's `str.strip` removes.
 - `last`: the last four tags of the text are those four in that order, with only white space (or nothing) between
   `</think>` and `<answer>`.  Text and tags before them are ignored, and text after them.
 
-In all, a tag too many inside or after the four breaks the structure.
+In every mode, an extra tag inside or after the four breaks the structure.
 
 **A program** is the last closed Python fence, or `<code>…</code>`, outside of the thinking.  A fence opens with a line
 of three or more backticks and `python`, `py` or `python3`, and closes with a line of at least as many backticks and
-nothing else.  Where there is neither such a fence nor `<code>`, the last closed fence that names no language may count
-(`fences="any"`): next to a program it is more likely what the program prints.  Text between `<think>` and `</think>`
-does not count, nor does text before a first `</think>` without a `<think>` (its start was part of the prompt), nor text
-after a `<think>` that is not closed.
+nothing else.  Without such a fence or `<code>`, the last closed fence that names no language may count
+(`fences="any"`): next to a program it is more likely the program's output.  Not read: text between `<think>` and
+`</think>`, text before a first `</think>` without a `<think>` (which was part of the prompt), and text after a
+`<think>` that is not closed.
 
-Reading is linear in the text whatever it holds: every character is read a fixed number of times.
+Reading takes time linear in any text: every character is read a fixed number of times.
 """
 
 import re
@@ -38,7 +38,7 @@ BETWEEN_LINES = f"\n{END_THINK}\n{ANSWER}\n"
 
 
 def answer_text(text: str, mode: FormatMode) -> str | None:
-    """The text between the answer tags; None where the text lacks the structure."""
+    """The text between the answer tags; None without the structure."""
     start = text.rfind(THINK)
     if start < 0:
         return None
@@ -61,9 +61,9 @@ def answer_text(text: str, mode: FormatMode) -> str | None:
 
 
 def answer_lines(text: str) -> str | None:
-    """The lines between those of the answer tags; None where the text lacks the structure on lines of its own.
+    """The lines between those of the answer tags; None without the structure in mode `lines`.
 
-    It is what `<think>\\n…\\n</think>\\n<answer>\\n…\\n</answer>` matches as a whole, less what holds another tag.
+    The structure is a full match of `<think>\\n…\\n</think>\\n<answer>\\n…\\n</answer>` without another tag.
     """
     stripped = text.strip()
     middle = stripped.find(BETWEEN_LINES)
@@ -73,6 +73,18 @@ def answer_lines(text: str) -> str | None:
     if not (opened and closed) or answer_text(stripped, "strict") is None:
         return None
     return stripped[answer : -len(LAST_LINE)]
+
+
+def after_thinking(text: str) -> str:
+    """The text after the last `</think>` and before a `<think>` that is not closed."""
+    return text[text.rfind(END_THINK) + len(END_THINK) if END_THINK in text else 0 :].partition(THINK)[0]
+
+
+def last_answer(text: str) -> str | None:
+    """The content of the last closed `<answer>`."""
+    end = text.rfind(END_ANSWER)
+    start = text.rfind(ANSWER, 0, end) if end >= 0 else -1
+    return text[start + len(ANSWER) : end] if start >= 0 else None
 
 
 def gives_answer(text: str) -> bool:
@@ -90,7 +102,7 @@ Fences = Literal["any", "python"]
 
 
 def program_in(text: str, fences: Fences = "any") -> str | None:
-    """The program's source, or None where there is none."""
+    """The program's source, if any."""
     named: str | None = None
     nameless: str | None = None
     for part in outside_thinking(text):

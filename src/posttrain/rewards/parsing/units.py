@@ -1,14 +1,14 @@
-r"""Exact values with a unit, a sign in words, or `\text{…}` around them, and the list of units that are read.
+r"""Exact values with a unit, a sign in words, or `\text{…}` around them, and the list of known units.
 
-`5 \text{ cm}`, `60 km/h`, `90^\circ`, `\text{5}`, `negative 5` and `5 million` are read.  A unit is of the list below;
-another word makes no value, unless a gold answer has it.  `percent` is not a unit but a percent sign, on either side:
-`5 percent` is 1/20, and neither 5 nor the answer to a row whose gold answer is 5.
+It reads `5 \text{ cm}`, `60 km/h`, `90^\circ`, `\text{5}`, `negative 5` and `5 million`.  A unit must be listed below;
+with another word there is no value, unless a gold answer has that word.  `percent` is not a unit but a percent sign, on
+either side: `5 percent` is 1/20, and neither 5 nor the answer to a row whose gold answer is 5.
 
-The list says what is allowed, since words that change a number are endless.  A line of `UNITS` is one unit with all its
-names, so that `5 centimeters` is `5 cm`; `COUNTED` is what exercises count.  Plurals are understood.  Names of one or
-two letters are read as they are written (`M` is a million and not a metre), others in any case.  `square` and `cubic`,
-powers, `per` and `/` put units together; a digit that is not a power makes no unit, since `5 feet 3 inches` is not 5
-feet.  A missing unit costs a right answer: add it.
+The list says what is allowed, since words that change a number are endless.  `UNITS` separates units by `|`; the names
+of one unit are synonyms, so that `5 centimeters` is `5 cm`.  `COUNTED` is what exercises count.  Plurals are known.
+Names of one or two letters are case-sensitive (`M` is a million, not a metre), others are not.  `square` and `cubic`,
+powers, `per` and `/` combine units; a digit that is not a power makes no unit, since `5 feet 3 inches` is not 5 feet.
+A missing unit costs a right answer: add it.
 """
 
 import re
@@ -18,89 +18,17 @@ from functools import lru_cache
 from posttrain.rewards.parsing.exact_numbers import MAX_CHARACTERS, ExactValue, exact
 
 UNITS = """
-m meter metre
-cm centimeter centimetre
-mm millimeter millimetre
-km kilometer kilometre
-nm nanometer nanometre
-µm μm micrometer micrometre micron
-in inch inches
-ft foot feet
-yd yard
-mi mile
-ly lightyear
-g gram gramme gm
-mg milligram
-kg kilogram kilo
-t tonne ton
-lb lbs pound
-oz ounce
-mol mole
-s sec second
-ms millisecond
-min mins minute
-h hr hrs hour
-d day
-wk week
-mo month
-yr yrs year
-decade
-century centuries
-l L liter litre
-ml mL milliliter millilitre
-dl dL deciliter
-gal gallon
-qt quart
-pt pint
-cup
-tsp teaspoon
-tbsp tablespoon
-ha hectare
-acre
-N newton
-J joule
-kJ kilojoule
-W watt
-kW kilowatt
-kWh
-V volt
-A amp ampere
-Ω ohm
-Hz hertz
-kHz
-MHz
-GHz
-Pa pascal
-kPa
-atm
-bar
-cal calorie
-kcal
-kelvin
-C °C celsius
-F °F fahrenheit
-degree deg degrees °
-rad radian
-byte
-kB KB kilobyte
-MB megabyte
-GB gigabyte
-TB terabyte
-bit
-dollar usd $
-cent ¢
-euro eur €
-£ gbp
-rupee rs inr ₹
-yen ¥
-yuan rmb
-peso
-ruble
-penny pennies pence
-nickel
-dime
-unit
-point
+m meter metre | cm centimeter centimetre | mm millimeter millimetre | km kilometer kilometre |
+nm nanometer nanometre | µm μm micrometer micrometre micron | in inch inches | ft foot feet | yd yard | mi mile |
+ly lightyear | g gram gramme gm | mg milligram | kg kilogram kilo | t tonne ton | lb lbs pound | oz ounce |
+mol mole | s sec second | ms millisecond | min mins minute | h hr hrs hour | d day | wk week | mo month |
+yr yrs year | decade | century centuries | l L liter litre | ml mL milliliter millilitre | dl dL deciliter |
+gal gallon | qt quart | pt pint | cup | tsp teaspoon | tbsp tablespoon | ha hectare | acre | N newton | J joule |
+kJ kilojoule | W watt | kW kilowatt | kWh | V volt | A amp ampere | Ω ohm | Hz hertz | kHz | MHz | GHz |
+Pa pascal | kPa | atm | bar | cal calorie | kcal | kelvin | C °C celsius | F °F fahrenheit |
+degree deg degrees ° | rad radian | byte | kB KB kilobyte | MB megabyte | GB gigabyte | TB terabyte | bit |
+dollar usd $ | cent ¢ | euro eur € | £ gbp | rupee rs inr ₹ | yen ¥ | yuan rmb | peso | ruble |
+penny pennies pence | nickel | dime | unit | point
 """
 COUNTED = """
 adult animal apple apartment arrangement article attempt bag ball balloon banana basket bead bean bear bed bee
@@ -134,20 +62,20 @@ BEFORE = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
 BEHIND = {"squared": "^2", "cubed": "^3"}
 POWER = {"²": "2", "³": "3"}
 SHORT = 2
-"""Names of no more letters are read as they are written."""
+"""Names up to this length are case-sensitive."""
 PIECE = re.compile(
     r"(?P<word>[^\W\d_²³]+|[°$¢€£¥₹][CF]?(?![^\W\d_]))(?:\s*(?:\^\s*\{?\s*(?P<power>[2-4])\s*\}?|(?P<raised>[²³])))?"
     r"|(?P<joint>[/·*.-])|(?P<other>\S)"
 )
 LONGEST = 100
-"""Characters of a phrase that is looked at."""
+"""A longer phrase is not a unit."""
 
 
 def names() -> dict[str, str]:
-    """Every name as it may be written, with the one that stands for its unit."""
+    """Every name, with the first name of its unit."""
     found = {"mph": "mi /h", "kmph": "km /h", "kph": "km /h", "kmh": "km /h"}
-    for line in UNITS.strip().splitlines():
-        first, *others = line.split()
+    for synonyms in UNITS.split("|"):
+        first, *others = synonyms.split()
         found |= {name if len(name) <= SHORT else name.casefold(): first for name in (first, *others)}
     return {word: word for word in COUNTED.split()} | found
 
@@ -156,7 +84,7 @@ NAMES = names()
 
 
 def unit_of(phrase: str) -> str | None:
-    """A unit in its plainest form, nothing for nothing, and None for words that are not known as one."""
+    """A unit in its plainest form, "" for an empty phrase, None for words that are not a known unit."""
     parts: list[str] = []
     pending, below = "", False
     if len(phrase) > LONGEST:
@@ -186,7 +114,6 @@ def unit_of(phrase: str) -> str | None:
 
 
 def one_unit(word: str) -> str | None:
-    """What a single word stands for: as it is written, and longer ones in any case and without a plural's ending."""
     if len(word) <= SHORT:
         return NAMES.get(word)
     plain = word.casefold()
@@ -206,7 +133,7 @@ UNKNOWN_UNIT = re.compile(
     rf"[\d)}}%]\$?(?:\s+[a-zA-Z]{{3,}}[a-zA-Z ]*\}}?|(?:(?:\s|~|\\[,;:! ])*{SET_AS_TEXT}[^{{}}\d]*\}})+)[\s.$]*$",
     re.ASCII,
 )
-"""Words behind a gold answer's number, which may be a unit that is on no list; `3x + \\sqrt{y}` has none."""
+"""Words after a gold answer's number that may be an unlisted unit; `3x + \\sqrt{y}` has none."""
 ANOTHER_NUMBER = re.compile(r"(?<![\^_{\d])\d")
 """A digit after words that is not a power: `5 feet 3 inches`."""
 PERCENT = re.compile(r"(?:per\s?cent\b|pct\b\.?|\\?%)\s*", re.IGNORECASE)
@@ -218,7 +145,7 @@ NO_UNIT = re.compile(
     r"|more|less|fewer|least|most|or|and|not|plus|minus|root|mod|base|factorial|k|bn|mil|mio)s?\b",
     re.IGNORECASE,
 )
-"""Words of a gold answer that make another number of the one before them, which then is not the answer without them."""
+"""Words of a gold answer that change the number before them, which is then not the answer without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +155,14 @@ class Measured:
     value: ExactValue
     unit: str = ""
     known: bool = True
-    """Whether the unit is one that an answer may add."""
+    """Whether the unit is listed, so that an answer may add it."""
 
     @property
     def has_another_number(self) -> bool:
         return not self.known and ANOTHER_NUMBER.search(self.unit) is not None
 
     def same(self, answer: "Measured") -> bool | None:
-        """Whether an answer says the same; None where its words are not known and not these."""
+        """Whether an answer says the same; None if its words are unknown and not these."""
         if answer.unit and answer.unit != self.unit:
             if not answer.known:
                 return None
@@ -245,7 +172,7 @@ class Measured:
 
 
 def measured_value(text: str) -> Measured | None:
-    """The value of an answer with its unit, or None where it is not one of these."""
+    """The value of an answer with its unit, if it is one of these."""
     value = exact(text)
     if value is not None:
         return Measured(value)
@@ -262,7 +189,7 @@ def sign_as_text(found: "re.Match[str]") -> str:
 
 
 def value_with_unit(plain: str) -> Measured | None:
-    """The value before the first letter outside of a command, and the unit from there on."""
+    """The value before the first letter outside of a command, and the unit after it."""
     at = unit_start(plain)
     value = exact(plain[:at])
     if value is None:
@@ -286,10 +213,7 @@ def unit_start(plain: str) -> int:
 
 @lru_cache(maxsize=4096)
 def gold_value(gold: str) -> Measured | None:
-    """A gold answer's value, which is asked about once for every completion of its group.
-
-    Its words need not be on the list, for it is trusted; those that make another number of it are no unit of it.
-    """
+    """A gold answer's value.  Its unit need not be listed, but words that change the number are not a unit."""
     found = measured_value(gold)
     if found is None or not found.unit:
         return found
@@ -299,12 +223,11 @@ def gold_value(gold: str) -> Measured | None:
 
 
 def plain_words(text: str) -> str:
-    """A text with single blanks, and without LaTeX around words."""
     return " ".join(SPACES.sub(" ", WORDS.sub(r" \1 ", text.strip().strip("$"))).split())
 
 
 def is_compound(text: str) -> bool:
-    """Whether a text is several numbers with units of the list between them: `1 hour 30 minutes`, `5 feet 4`."""
+    """Whether a text is several numbers with listed units between them: `1 hour 30 minutes`, `5 feet 4`."""
     sign, *phrases = DIGITS.split(plain_words(text))
     return (
         len(phrases) > 1
