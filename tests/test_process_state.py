@@ -17,7 +17,7 @@ KEPT_FOR_THE_PROCESS = {
     "posttrain.models.chat_templates.LIMIT": "the bound on the template that is being rendered",
     "posttrain.models.chat_templates.MEMORY": "the limit on memory while templates are rendered",
     "posttrain.sandbox.replay_script.texts": "sources of this package, which do not change while it runs",
-    "posttrain.rewards.grading.worker_main.loop": "in a worker, which is a process of one function",
+    "posttrain.rewards.grading.worker_process.loop": "in a worker, which is a process of one function",
     "posttrain.runs.threads._PROCESS": "torch's number of threads is the process's, and this is how sessions agree",
 }
 OF_A_PROCESS_OF_ITS_OWN = {

@@ -88,7 +88,7 @@ import sys
 from pathlib import Path
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.grade import grade
-from posttrain.rewards.reward_registry import load_reward
+from posttrain.rewards.grading.function import load_reward
 from tests.support.reward_rows import group
 
 if __name__ == "__main__":
@@ -235,7 +235,7 @@ def test_a_trainer_that_ends_well_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_where_no_system_tells_of_a_parents_end_a_thread_looks_for_it(tmp_path: Path) -> None:
     watching = (
-        "import os, pathlib, sys; from posttrain.rewards.grading.worker_main import watch;"
+        "import os, pathlib, sys; from posttrain.rewards.grading.worker_process import watch;"
         f" pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid())); watch(os.getppid())"
     )
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {watching!r}])"

@@ -25,7 +25,7 @@ from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import WITHHELD, RolloutRow, reward_completion, reward_prompt
 from posttrain.rewards.grading.function import Cacheable, Keywords, RewardFunction, keywords, may_be_cached
-from posttrain.rewards.grading.worker_messages import NotWritableError, message_bytes, to_json
+from posttrain.rewards.grading.worker_process import NotWritableError, message_bytes, to_json
 
 FORMAT = 1
 """The file's format; any other is rejected."""

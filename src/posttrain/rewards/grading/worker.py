@@ -22,7 +22,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.rewards.grading.call_log import LOGS
 from posttrain.rewards.grading.calls import NEVER, Call, Deadline, Result, after, reward_arguments
 from posttrain.rewards.grading.function import FunctionSource, RewardFunction, ScoringFailure, TrainerState
-from posttrain.rewards.grading.worker_messages import MOST_BYTES, NotWritableError, message_bytes, result_from, to_json
+from posttrain.rewards.grading.worker_process import MOST_BYTES, NotWritableError, message_bytes, result_from, to_json
 from posttrain.sandbox.inside.frames import ChannelClosed
 from posttrain.sandbox.message_stream import MessageStream
 
@@ -48,7 +48,7 @@ class Worker:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "posttrain.rewards.grading.worker_main", str(os.getpid())],
+                [sys.executable, "-P", "-m", "posttrain.rewards.grading.worker_process", str(os.getpid())],
                 stdin=self.channel.theirs.fileno(),
                 stdout=2,
                 env={**os.environ, "PYTHONPATH": path},
