@@ -313,64 +313,6 @@ def test_the_same_options_build_the_same_function_as_calling_it() -> None:
     assert torch.equal(advantage(built, REWARDS), group_centred(REWARDS))
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (
-            {},
-            (
-                "algorithm.name is missing.  There are: reinforce, rloo, grpo, dr_grpo, dapo, gspo, cispo, ppo, maxrl,"
-                " distill."
-            ),
-        ),
-        ({"name": "gpro"}, "algorithm.name = 'gpro': no such algorithm.  Did you mean `grpo` or `gspo`?"),
-        ({"name": "q_learning"}, "algorithm.name = 'q_learning': no such algorithm.  There are: reinforce, rloo, grpo"),
-        ({"name": 3}, "algorithm.name = 3: no such algorithm."),
-        ({"name": ["grpo"]}, "algorithm.name = ['grpo']: no such algorithm."),
-        ({"name": "grpo", "clip_hi": 0.3}, "algorithm.clip_hi: no such field.  Did you mean `clip_high`?"),
-        (
-            {"name": "rloo", "zzz": 1},
-            "algorithm.zzz: no such field.  There are: token_weights, clip_low, clip_high, reward_range,",
-        ),
-        ({"name": "grpo", "clip_high": "wide"}, "algorithm.clip_high = 'wide' should be a number"),
-        ({"name": "grpo", "clip_high": True}, "algorithm.clip_high = true should be a number"),
-        ({"name": "grpo", "clip_low": 1.5}, "algorithm: clip_low = 1.5"),
-        (
-            {"name": "grpo", "dual_clip": 1.1},
-            "algorithm: dual_clip = 1.1: it bounds the ratio beyond 1 + clip_high = 1.2",
-        ),
-        ({"name": "grpo", "dual_clip": math.nan}, "algorithm: dual_clip = nan"),
-        ({"name": "grpo", "deviation_epsilon": -1}, "algorithm: deviation_epsilon = -1.0: it is added to a deviation"),
-        ({"name": "grpo", "deviation": "none", "deviation_epsilon": 1e-4}, "deviation_epsilon = 0.0001 with deviation"),
-        ({"name": "cispo", "deviation": "none", "deviation_over": "batch"}, "deviation_over = batch with deviation ="),
-        ({"name": "grpo", "deviation": "sampel"}, "'population', 'sample' or 'none'.  Did you mean `sample`?"),
-        (
-            {"name": "grpo", "kl": 0.1},
-            "algorithm.kl = 0.1 should be a mapping of names to values: coefficient, estimator, place, importance",
-        ),
-        ({"name": "grpo", "kl": {}}, "algorithm.kl.coefficient is missing"),
-        (
-            {"name": "grpo", "kl": {"coeficient": 1}},
-            "algorithm.kl.coeficient: no such field.  Did you mean `coefficient`?",
-        ),
-        ({"name": "grpo", "kl": {"coefficient": 0}}, "algorithm.kl.coefficient = 0.0: must be above 0"),
-        ({"name": "grpo", "kl": {"coefficient": math.nan}}, "algorithm.kl.coefficient = nan"),
-        ({"name": "grpo", "kl": {"coefficient": 1, "estimator": "k4"}}, "algorithm.kl.estimator = 'k4'"),
-        ({"name": "grpo", "kl": {"coefficient": 1, "estimator": "full", "place": "reward"}}, "Use k1 in the reward"),
-        ({"name": "dapo", "resample": {"max_rounds": 0}}, "algorithm.resample.max_rounds = 0"),
-        ({"name": "dapo", "resample": {"max_rounds": 2.0}}, "max_rounds = 2.0 should be a whole number"),
-        ({"name": "dapo", "overlong": {"buffer": 0}}, "algorithm.overlong.buffer = 0.0"),
-        ({"name": "dapo", "overlong": {"buffer": 1.1}}, "algorithm.overlong.buffer = 1.1"),
-        ({"name": "dapo", "overlong": {"penalty": 0}}, "algorithm.overlong.penalty = 0.0"),
-    ],
-    ids=str,
-)
-def test_a_mistake_is_answered_with_where_what_and_the_remedy(config, message) -> None:
-    with pytest.raises(UserError) as error:
-        build_algorithm(config)
-    assert message in str(error.value)
-
-
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_every_one_token_estimator_can_stand_in_either_place(estimator) -> None:
     kl = {"coefficient": 1, "estimator": estimator}

@@ -7,7 +7,6 @@ import torch
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.token_weights import mean_over_sequences
-from posttrain.errors import UserError
 from tests.support.tiny import token_loss
 
 COURSE = {
@@ -81,15 +80,6 @@ def test_the_kl_of_completions_is_reported_beside_the_kl_per_token() -> None:
         for level in ("completion", "token")
     )
     assert (whole.metric_name, token.metric_name) == ("loss/kl", "kl")
-
-
-def test_levels_that_say_nothing_are_refused() -> None:
-    for kl, remedy in (
-        ({"estimator": "k1", "place": "reward"}, "Leave level out, or use place = loss"),
-        ({"estimator": "full"}, "Use k1, k2 or k3, or level = token"),
-    ):
-        with pytest.raises(UserError, match=remedy):
-            build_algorithm({"name": "grpo", "kl": {"coefficient": 1, "level": "completion", **kl}})
 
 
 def test_a_token_is_pulled_by_its_whole_completion() -> None:

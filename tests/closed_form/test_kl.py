@@ -9,7 +9,6 @@ from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.kl import ESTIMATORS, k1, k2, k3, of_completions
 from posttrain.algorithms.terms import KlTerm, TokenView, kl_term
 from posttrain.batch import TokenColumns
-from posttrain.errors import UserError
 from posttrain.models.logprobs import distribution_kl
 from tests.support.sequences import known
 
@@ -136,12 +135,3 @@ def test_estimates_of_a_completion_share_its_ratio() -> None:
     root = math.sqrt(6)
     assert values == pytest.approx([root * k[0], root * k[1]], rel=1e-12)
     assert slopes == pytest.approx([root * (1 / 2 + sum(k) / 2), root * (-1 + sum(k) / 2)], rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"place": "reward"}, "a reward has no ratio"), ({"estimator": "full"}, "not that of a sampled token")],
-)
-def test_only_an_estimate_in_the_loss_is_weighed(options, message) -> None:
-    with pytest.raises(UserError, match=message):
-        KlTerm(coefficient=1.0, importance="token", **options)

@@ -5,7 +5,6 @@ import torch
 
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import build_algorithm
-from posttrain.errors import UserError
 from tests.support.tiny import gradient
 
 
@@ -38,13 +37,3 @@ def test_a_truncated_completion_of_rloo_earns_no_token_rewards() -> None:
         algorithm = build_algorithm({"name": "rloo", "mask_truncated": mask})
         assert algorithm.masks_truncated == mask
         assert algorithm.credit(evidence).advantages.tolist() == [expected, -expected]
-
-
-def test_options_of_rloo_that_cannot_go_together_are_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"clip_low = 0\.2 with token_weights = sum_over_sequence: .* mean_over_sequences"
-    ):
-        build_algorithm({"name": "rloo", "clip_low": 0.2})
-    for other in ({"normalize_advantages": True}, {"reward_range": [0, 1]}):
-        with pytest.raises(UserError, match=r"are of whole completions\.  Use credit: completion"):
-            build_algorithm({"name": "rloo", "credit": "reward_to_go", **other})

@@ -7,7 +7,7 @@ import torch
 
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import build_algorithm
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 
 nan = math.nan
 
@@ -138,21 +138,6 @@ def test_a_completion_that_nothing_scored_has_no_steps() -> None:
     unscored = evidence([[0.5, 0.5, nan]], [*OF_STEPS, [9.0]], steps=[*STEPS, [9.0]])
     actual = advantages({"name": "grpo", "credit": "steps"}, unscored)
     assert actual == [[0.0, -1.0, -1.0, 0.0], [0.0, 0.0, -1.0], [0.0]]
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"step_weight": 0.5}, "step_weight = 0.5 with credit = completion"),
-        ({"credit": "steps", "step_weight": 0.0}, "step_weight = 0.0: it is a factor"),
-        ({"credit": "steps", "step_weight": math.inf}, "step_weight = inf: it is a factor"),
-        ({"credit": "steps", "reward_aggregation": "normalize_then_sum"}, "Use sum_then_normalize"),
-        ({"credit": "reward_to_go", "deviation_over": "batch"}, "use deviation_over: group"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(options: dict[str, object], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        build_algorithm({"name": "grpo", **options})
 
 
 def test_scores_that_are_normalised_one_by_one_have_no_place_for_token_rewards() -> None:

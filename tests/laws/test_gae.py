@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posttrain.algorithms.gae import (
-    GaeOptions,
     ValuedTokens,
     adaptive_lambda,
     discounted_sums,
@@ -21,7 +20,6 @@ from posttrain.algorithms.gae import (
     whitening_of,
 )
 from posttrain.course.formulas import compute_advantages
-from posttrain.errors import UserError
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 SHARES = st.floats(0, 1)
@@ -174,17 +172,3 @@ def test_rounding_is_not_blown_up_to_deviation_one() -> None:
     just_enough = torch.tensor([-1e-5, 1e-5] * 10, dtype=torch.float64)
     found = whitened(just_enough, counted, whitening_of(just_enough, counted))
     assert found.tolist() == pytest.approx([-1, 1] * 10)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"gamma": 1.1}, "gamma = 1.1"),
-        ({"lambda_policy": -0.1}, "lambda_policy = -0.1"),
-        ({"lambda_value": float("nan")}, "lambda_value = nan"),
-        ({"length_adaptive": 0.0}, "length_adaptive = 0.0"),
-    ],
-)
-def test_what_is_no_share_is_refused(options, says) -> None:
-    with pytest.raises(UserError, match=says):
-        GaeOptions(**options)

@@ -14,7 +14,6 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.losses import ClipRange, clipped_surrogate
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.algorithms.terms import LossTerm, TokenView, policy_term
-from posttrain.errors import UserError
 from posttrain.models import forward as forward_module
 from posttrain.models.policy import Policy
 from posttrain.needs import MissingColumn, Need
@@ -240,13 +239,6 @@ def test_a_term_of_the_entropy_is_differentiated() -> None:
     loss = 0.1 * (logprobs.exp() * logprobs).sum(-1).mean()
     parts = torch.autograd.grad(loss, list(policy.model.parameters()))
     assert relative_distance(actual, torch.cat([part.flatten() for part in parts])) <= 1e-10
-
-
-def test_values_are_refused_where_nothing_can_give_them() -> None:
-    algorithm = build_algorithm(PLAIN_DAPO)
-    wanting = replace(OWN_TERM, needs=frozenset({Need.VALUES}))
-    with pytest.raises(UserError, match=r"algorithm dapo: it needs values, and critic = None"):
-        with_terms(algorithm, wanting)
 
 
 # The update does not know which algorithm runs.

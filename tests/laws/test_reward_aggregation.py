@@ -12,7 +12,6 @@ from posttrain.algorithms.advantages import group_zscore
 from posttrain.algorithms.aggregation import decoupled_zscore, scores_differ, sums_differ
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import build_algorithm
-from posttrain.errors import UserError
 from posttrain.records import Grades
 
 nan = math.nan
@@ -152,17 +151,3 @@ def test_every_algorithm_that_normalises_by_group_can_normalise_first(name: str)
     credited = build_algorithm(plain | {"reward_aggregation": "normalize_then_sum"}).credit(evidence).advantages
     # z is (2, -1, -1) / sqrt 2 and (-1, 2, -1) / sqrt 2: once and twice that is (0, 3, -3) / sqrt 2; deviation sqrt 3.
     assert credited.tolist() == pytest.approx([0, 0, 1.5**0.5, -(1.5**0.5)], abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        ({"name": "grpo", "kl": {"coefficient": 0.1, "place": "reward"}}, "use kl.place = loss"),
-        ({"name": "dapo"}, "Write `overlong: null`"),
-        ({"name": "grpo", "deviation": "none"}, "use population or sample"),
-        ({"name": "cispo", "deviation_over": "batch"}, "deviation_over = batch; use group"),
-    ],
-)
-def test_what_needs_the_sum_of_rewards_is_refused_beside_it(options: dict[str, object], rule: str) -> None:
-    with pytest.raises(UserError, match=rule):
-        build_algorithm(options | {"reward_aggregation": "normalize_then_sum"})

@@ -1,9 +1,9 @@
 """How much better than expected each rollout was: rewards in, advantages out, one function per rule.
 
-A NaN reward means that nothing scored the rollout: it leaves every statistic and gets advantage 0.  Rewards are
-measured from the smallest one before they are averaged, so rewards that are all equal centre to exactly 0: the
-mean of equal floats can miss them by an ulp, and dividing by that residue would turn "no information" into ±1.  Nor
-is it information that .1 + .2 and .3 differ: rewards as close as rounding leaves equal sums count as equal.
+A NaN reward means that nothing scored the rollout: no statistic counts it and its advantage is 0.  Rewards are measured
+from the smallest one before they are averaged, so equal rewards centre to exactly 0: the mean of equal floats can be an
+ulp off, and dividing by that residue would turn "no information" into ±1.  Rewards that differ only by rounding, such
+as .1 + .2 and .3, count as equal.
 """
 
 from collections.abc import Callable
@@ -84,8 +84,8 @@ def batch_scaled(
 
         A_ij = (r_ij - mean_k r_ik) / (std_kl r_kl + ε)        TRL 1.16, scale_rewards = "batch"
 
-    A prompt that is nearly always solved does not weigh more than others for it, as it does under `group_zscore`.
-    A group whose rewards are all equal is exactly 0.
+    A prompt that is nearly always solved does not weigh more than others, unlike under `group_zscore`.  A group
+    whose rewards are all equal is exactly 0.
     """
     apart = group_centred(rewards.reshape(1, -1))
     largest = apart.abs().amax()
@@ -100,15 +100,13 @@ def standardised(
 ) -> Callable[[Tensor], Tensor]:
     """The rule of advantages that divides the centred reward as the options of an algorithm say.
 
-    Raises UserError for an ε that is negative, and for options of a deviation where there is none.
+    Raises UserError for options of a deviation where there is none.
     """
-    if not epsilon >= 0:
-        raise UserError(f"deviation_epsilon = {epsilon}: it is added to a deviation; use 0 or more.")
     if deviation != "none":
         return partial({"group": group_zscore, "batch": batch_scaled}[over], deviation=deviation, epsilon=epsilon)
     if over != "group" or epsilon:
         name, value = ("deviation_over", over) if over != "group" else ("deviation_epsilon", epsilon)
-        raise UserError(f"{name} = {value} with deviation = none: nothing is divided by a deviation.  Leave one out.")
+        raise UserError(f"{name} = {value}: deviation = none divides by nothing. Remove one of them.")
     return group_centred
 
 
@@ -118,19 +116,16 @@ def over_mean(rewards: Float[Tensor, "prompt group"]) -> Float[Tensor, "prompt g
         A_ij = (r_ij - mean_k r_ik) / mean_k r_ik        Tajwar et al. 2026 (MaxRL), arXiv:2602.02710, algorithm 1
 
     For rewards of 0 and 1 the expected gradient is that of -Σ_k (1-p)^k / k for k < G, p the chance of a success: the
-    first terms of log p, where `group_centred` has but the first, p.  A group whose rewards are all equal is exactly 0,
-    one of zeros among them, and so is one with fewer than two scored rollouts.
+    first terms of log p, where `group_centred` has only the first, p.  A group whose rewards are all equal is exactly
+    0, also one of zeros, and so is one with fewer than two scored rollouts.
 
     Raises RunError for a reward below 0: the mean may then be 0 or of the other sign.
     """
-    lowest = torch.where(rewards.isnan(), 0.0, rewards).min()
-    if lowest < 0:
-        raise RunError(
-            f"maxrl: a reward of {lowest.item():g}.  Advantages are divided by the mean of a group, which must not be"
-            " below 0: give rewards of 0 and more, such as 1 for a right answer and 0 for others, or use grpo."
-        )
+    counted = raw(rewards)
+    if (lowest := counted.min()) < 0:
+        raise RunError(f"maxrl: a reward of {lowest.item():g}. It divides by mean rewards: use rewards ≥ 0, or grpo.")
     centred = group_centred(rewards)
-    mean = torch.where(rewards.isnan(), 0.0, rewards).sum(dim=1, keepdim=True) / (~rewards.isnan()).sum(1, keepdim=True)
+    mean = counted.sum(dim=1, keepdim=True) / (~rewards.isnan()).sum(1, keepdim=True)
     return torch.where(centred != 0, centred / mean, 0.0)
 
 
@@ -157,8 +152,8 @@ def leave_one_out_zscore(rewards: Float[Tensor, "prompt group"], *, epsilon: flo
     advantages = leave_one_out(rewards)
     if int(compared.sum()) < 2:
         return torch.zeros_like(advantages)
-    of = advantages[compared]
-    return torch.where(compared, (advantages - of.mean()) / (of.std() + epsilon), 0.0)
+    kept = advantages[compared]
+    return torch.where(compared, (advantages - kept.mean()) / (kept.std() + epsilon), 0.0)
 
 
 def informative(rewards: Float[Tensor, "prompt group"]) -> Bool[Tensor, " prompt"]:

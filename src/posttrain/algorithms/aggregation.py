@@ -24,15 +24,15 @@ def decoupled_zscore(
 ) -> Float[Tensor, "prompt group"]:
     """Each function's scores standardised in their group, then their weighted sum in units of its own deviation.
 
-        z_kij = (s_kij - mean_l s_kil) / (std_l s_kil + ε)  each function alone, over the rollouts that it scored
+        z_kij = (s_kij - mean_l s_kil) / (std_l s_kil + ε)  each function by itself, over the rollouts that it scored
         S_ij  = Σ_k w_k z_kij                               A_ij = S_ij / (std_lm S_lm + ε)
 
-    Liu et al. 2026 (GDPO), arXiv:2601.05242, which also takes the mean of S over the step off: that mean is 0, as each
-    function's z adds up to 0 in every group, and taking its rounding off would give groups without information an
+    Liu et al. 2026 (GDPO), arXiv:2601.05242, which also subtracts the mean of S over the step: that mean is 0, as each
+    function's z adds up to 0 in every group, and subtracting its rounding would give groups without information an
     advantage.  Which function's scores spread wider no longer matters, only weights do; with the sum, (1, 0) and (0, 1)
     would be worth the same.  std_lm goes over all rollouts that a function of non-zero weight scored; both deviations
     divide by their number (population), or by one less (sample), and have ε added, 0 in the paper and 1e-4 in TRL.
-    S that is rounding alone, as of two functions that cancel, is exactly 0, and so is a rollout that nothing scored.
+    S that is only rounding, as of two functions that cancel, is exactly 0, and so is a rollout that nothing scored.
     """
     counted = ~scores.isnan() & (weights != 0)[:, None, None]
     z = torch.stack([group_zscore(column, deviation=deviation, epsilon=epsilon) for column in scores])
@@ -54,11 +54,11 @@ def per_function(
     def credit(evidence: Evidence) -> Credit:
         if evidence.token_rewards is not None:
             raise RunError(
-                "reward_aggregation = normalize_then_sum normalises the scores of each function, and a reward gave"
-                " token rewards or spans beside its score, which belong to none of them.  Use sum_then_normalize."
+                "reward_aggregation = normalize_then_sum normalises scores, and a reward also gave token rewards or"
+                " spans. Use sum_then_normalize."
             )
-        given = advantage(evidence.scores, evidence.weights)
-        return Credit(given.flatten().repeat_interleave(evidence.lengths.flatten()))
+        advantages = advantage(evidence.scores, evidence.weights)
+        return Credit(advantages.flatten().repeat_interleave(evidence.lengths.flatten()))
 
     return credit
 
@@ -71,11 +71,10 @@ def sums_differ(grades: Grades) -> Bool[Tensor, " prompt"]:
 
 
 def totals_differ(grades: Grades) -> Bool[Tensor, " prompt"]:
-    """Whether two scored rollouts of a group earned different totals, rewards and steps together."""
     return informative(grades.totals)
 
 
 def scores_differ(grades: Grades) -> Bool[Tensor, " prompt"]:
-    """Whether a function of non-zero weight tells two rollouts of a group apart, be their rewards the same or not."""
+    """Whether a function of non-zero weight scores two rollouts of a group differently."""
     columns = grades.clipped[grades.weights != 0]
     return torch.stack([informative(column) for column in columns]).any(dim=0) if len(columns) else sums_differ(grades)

@@ -8,69 +8,57 @@ then two numbers: the first is clipped by the surrogate, the second truncated or
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from annotated_types import Ge, Lt
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posttrain.algorithms.losses import RatioLevel, log_ratio
 from posttrain.algorithms.terms import LossTerm, TokenView
-from posttrain.errors import UserError
 from posttrain.needs import Need
+from posttrain.options.bounds import Bounded, Share
+from posttrain.options.rules import Rule
 
 TRUNCATE = 2.0
 MASK_LEVEL: RatioLevel = "sequence_mean"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Correction:
-    """What becomes of samples whose log-probs are not those of the policy that the step starts from."""
+class Correction(Bounded):
+    """Weights and masks for samples whose log-probs are not those of the policy that the step starts from."""
 
     level: RatioLevel | None = "token"
-    """What weighs a token's loss: π_prox/μ of the token (token), or of its completion, the geometric mean over tokens
-    (sequence_mean) or the product (sequence_product).  Null weighs nothing, so that only the mask acts."""
-    truncate: float | None = TRUNCATE
-    """Largest weight, C: min(π_prox/μ, C).  Null leaves weights as they are, unbiased and of any size."""
-    mask_low: float | None = None
-    """Least π_prox/μ, at `mask_level`, of what is trained on; null is no such bound."""
-    mask_high: float | None = None
-    """Largest; null is no such bound."""
+    """The weight of a token's loss: π_prox/μ of the token (token), or of its completion, the geometric mean over tokens
+    (sequence_mean) or the product (sequence_product).  Null for no weights, only the mask."""
+    truncate: Annotated[float, Ge(1), Lt(math.inf)] | None = TRUNCATE
+    """Largest weight, C: min(π_prox/μ, C).  Null for no bound: unbiased weights of any size."""
+    mask_low: Share | None = None
+    """Least π_prox/μ, at `mask_level`, of what is trained on; null for no bound."""
+    mask_high: Annotated[float, Ge(1), Lt(math.inf)] | None = None
+    """Largest π_prox/μ, at `mask_level`; null for no bound."""
     mask_level: RatioLevel = MASK_LEVEL
     """token leaves single tokens out, the others whole completions."""
 
-    def __post_init__(self) -> None:
-        if self.truncate is not None and not 1 <= self.truncate < math.inf:
-            raise UserError(
-                f"truncate = {self.truncate}: the largest weight, and where nothing is wrong weights are 1; use 1 or"
-                " more, or null for no bound."
-            )
-        low, high = self.mask_low, self.mask_high
-        if low is not None and not 0 <= low <= 1:
-            raise UserError(f"mask_low = {low}: the least ratio, and 1 must pass; use 0 to 1, or null for no bound.")
-        if high is not None and not 1 <= high < math.inf:
-            raise UserError(f"mask_high = {high}: the largest ratio, and 1 must pass; use 1 or more, or null.")
-        if self.level is None and low is None and high is None:
-            raise UserError(
-                "level = null weighs nothing, and without mask_low or mask_high nothing is masked: write"
-                " `correction: null`, or give one of them."
-            )
-        if self.level is None and self.truncate not in (TRUNCATE, None):
-            raise UserError(f"truncate = {self.truncate} with level = null: nothing is weighed.  Leave truncate out.")
-        if self.mask_level != MASK_LEVEL and low is None and high is None:
-            raise UserError(
-                f"mask_level = {self.mask_level} without mask_low or mask_high: nothing is masked.  Give a bound, or"
-                " leave mask_level out."
-            )
+    rules = (
+        Rule("level", lambda o: o.level or o.masks, "needs mask_low or mask_high, or write `correction: null`."),
+        Rule("truncate", lambda o: o.level or o.truncate in (TRUNCATE, None), "needs a level.  Leave it out."),
+        Rule("mask_level", lambda o: o.masks or o.mask_level == MASK_LEVEL, "needs mask_low or mask_high."),
+    )
+
+    @property
+    def masks(self) -> bool:
+        return self.mask_low is not None or self.mask_high is not None
 
 
 class Corrected(NamedTuple):
-    """What a correction makes of the tokens of some completions."""
+    """The weights of the tokens of some completions."""
 
     weights: Float[Tensor, " token"]
-    """What multiplies the loss of each token; 0 where it is masked."""
+    """The factor of each token's loss; 0 where it is masked."""
     truncated: Bool[Tensor, " token"]
-    """Tokens whose weight the bound holds back, and which no mask leaves out."""
+    """Tokens that are not masked and whose weight is above the bound."""
     masked: Bool[Tensor, " token"]
 
 
@@ -81,14 +69,14 @@ def correction_weights(
     *,
     correction: Correction,
 ) -> Corrected:
-    """How much each token counts, as a sample of μ that is to stand for π_prox (dimensionless, without gradient).
+    """The weight of each token as a sample of π_prox that μ drew (dimensionless, without gradient).
 
         w = min(π_prox/μ, C)                            Ionides 2008; Yao et al. 2025 (TIS)
         w = 0 where π_prox/μ is outside [low, high]     of the token (IcePop) or of its completion (MIS)
 
     Exactly 1 where π_prox = μ.  Without bounds and with `sequence_product` the mean of w f is that of f under π_prox,
-    for any f of the completion; the other levels leave out how earlier tokens came about.  What is masked stays in the
-    divisors of token weights, so that the others do not come to weigh more.
+    for any f of the completion; the other levels leave out how earlier tokens were drawn.  Masked tokens still count in
+    the divisors of token weights, so the others do not weigh more.
     """
 
     def log_weight(level: RatioLevel) -> Tensor:
@@ -99,18 +87,15 @@ def correction_weights(
     high = math.inf if correction.mask_high is None else math.log(correction.mask_high)
     masked = (by_mask < low) | (by_mask > high)
     bound = math.inf if correction.truncate is None else math.log(correction.truncate)
-    own = torch.zeros_like(by_mask) if correction.level is None else log_weight(correction.level)
-    truncated = (own > bound) & ~masked
-    # Bounded before exp: beyond any number, 0 · inf would be none.
-    weights = torch.where(masked, -math.inf, own.clamp(max=bound)).exp()
+    logs = torch.zeros_like(by_mask) if correction.level is None else log_weight(correction.level)
+    truncated = (logs > bound) & ~masked
+    # Bounded before exp: where exp overflows, 0 · inf would be NaN.
+    weights = torch.where(masked, -math.inf, logs.clamp(max=bound)).exp()
     return Corrected(weights, truncated, masked)
 
 
 def corrected(term: LossTerm, correction: Correction | None) -> LossTerm:
-    """The term for samples of an older policy: weighed by π_prox/μ, and π/π_prox in place of its ratio π/μ.
-
-    As it is without a correction.
-    """
+    """The term for samples of an older policy: weighed by π_prox/μ, and π/π_prox in place of its ratio π/μ."""
     if correction is None:
         return term
 
@@ -146,5 +131,5 @@ def corrected(term: LossTerm, correction: Correction | None) -> LossTerm:
 
 
 def since_the_step_began(view: TokenView) -> TokenView:
-    """The tokens as though the policy that the step starts from had sampled them."""
+    """The tokens as if the policy that the step starts from had sampled them."""
     return replace(view, columns=replace(view.columns, behaviour_logprobs=view.columns.proximal_logprobs))

@@ -1,9 +1,8 @@
-"""Credit per token: from what is known of a step's rollouts to advantages, and to returns where there are values.
+"""Credit per token: from evidence about a step's rollouts to advantages, and to returns where there are values.
 
-Sampled tokens of all completions lie one after the other, group after group, as in a batch.  A token that was given,
-such as a tool's reply, is not among them: no rule can credit it, and every length is that of what was sampled.  A rule
-that gives one advantage to a whole completion is lifted by `per_rollout`; a rule that looks at tokens reads the token
-columns of the evidence itself.
+Sampled tokens of all completions lie one after the other, group after group, as in a batch.  A given token, such as one
+of a tool's reply, is not among them: no rule can credit it, and no length counts it.  `per_rollout` lifts a rule that
+gives one advantage to a whole completion; other rules read the token columns of the evidence.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,27 +21,24 @@ from posttrain.needs import StepColumns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence(StepColumns):
-    """What is known of the rollouts of a step before anything is learned from them.
-
-    `known` has the columns that the algorithm declares as `credit_needs`, and log μ.
-    """
+    """The rollouts of a step; `known` has the columns that the algorithm declares as `credit_needs`, and log μ."""
 
     rewards: Float64[Tensor, "prompt group"]
     """Weighted sums of the scores; NaN where nothing scored a rollout."""
     scores: Float64[Tensor, "function prompt group"]
     """Score of each reward function, clipped where the recipe says so; NaN where it does not apply."""
     weights: Float64[Tensor, " function"]
-    """What each function's scores count in `rewards`; 0 for one that is only reported."""
+    """The weight of each function's scores in `rewards`; 0 for one that is only reported."""
     lengths: Int64[Tensor, "prompt group"]
     """Tokens that the policy sampled in each completion, the stop token included; at least 1."""
     max_completion_tokens: int
     """The limit that completions were sampled under."""
     token_rewards: Float64[Tensor, " token"] | None = None
-    """What single tokens earn beside the reward of their completion: process rewards, and a KL penalty."""
+    """Rewards of single tokens, added to the reward of their completion: process rewards, and a KL penalty."""
     step_rewards: Float64[Tensor, " token"] | None = None
     """The process rewards among them, by the weights of their functions; NaN on tokens that end no step."""
     truncated: Bool[Tensor, "prompt group"] | None = None
-    """Completions that a limit cut off; None where nobody says."""
+    """Completions that a limit cut off; None where that is unknown."""
 
     @property
     def behaviour_logprobs(self) -> Float64[Tensor, " token"]:
@@ -51,7 +47,7 @@ class Evidence(StepColumns):
 
     @property
     def final_values(self) -> Float64[Tensor, "prompt group"]:
-        """What a value head expects after the last token of each completion that was cut off; 0 for the others."""
+        """The value after the last token of each completion that was cut off; 0 for the others."""
         return self.column("final_values")
 
     @property
@@ -62,7 +58,7 @@ class Evidence(StepColumns):
 
     @property
     def token_reward_totals(self) -> Float64[Tensor, "prompt group"]:
-        """What the tokens of each completion earn together; 0 where there are no token rewards."""
+        """The sum of each completion's token rewards; 0 where there are none."""
         totals = torch.zeros(self.lengths.numel(), dtype=torch.float64)
         if self.token_rewards is not None:
             totals = totals.index_add(0, self.rollout, self.token_rewards)
@@ -80,21 +76,19 @@ UNWHITENED = Whitening()
 
 
 class Credit(NamedTuple):
-    """What an algorithm makes of the evidence, token by token."""
+    """The result of a credit rule, token by token."""
 
     advantages: Float64[Tensor, " token"]
     """0 on every token of a completion that nothing scored."""
     returns: Float64[Tensor, " token"] | None = None
-    """What a value head should have expected before each token; None for algorithms without values."""
+    """The target of the value before each token; None for algorithms without values."""
     value_range: Float64[Tensor, " token"] | None = None
-    """How far from what it expected a value may move in this step before a clipped value loss holds it; None: as far as
-    it likes."""
+    """How far a value may move in this step before a clipped value loss holds it; None means no limit."""
     whitening: Whitening | None = None
-    """What the advantages were whitened by, over the whole step; None for algorithms that do not whiten."""
+    """How the advantages were whitened, over the whole step; None for algorithms that do not whiten."""
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns of numbers, one for each token, by name."""
         return {"advantages": self.advantages, "returns": self.returns, "value_range": self.value_range}
 
 
@@ -117,28 +111,16 @@ def per_rollout(advantage: Callable[[Tensor], Tensor], *, shaping: Shaping | Non
             rewards = shaping(rewards, evidence.lengths, max_completion_tokens=evidence.max_completion_tokens)
         if evidence.token_rewards is not None:
             rewards = rewards + evidence.token_reward_totals
-        given = advantage(rewards)
-        if not isinstance(given, Tensor) or given.shape != rewards.shape:
-            shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        found = advantage(rewards)
+        if not isinstance(found, Tensor) or found.shape != rewards.shape:
+            name = getattr(advantage, "__name__", advantage)
+            shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise RunError(
-                f"advantage rule {getattr(advantage, '__name__', advantage)}: returned {shape} for rewards"
-                f" {list(rewards.shape)}; return a tensor of one advantage for each reward, [prompt group]."
+                f"advantage rule {name}: returned {shape}; return one advantage for each reward, {list(rewards.shape)}."
             )
-        return Credit(given.flatten().repeat_interleave(evidence.lengths.flatten()))
+        return Credit(found.flatten().repeat_interleave(evidence.lengths.flatten()))
 
     return credit
-
-
-def clipped_rewards(
-    rewards: Float64[Tensor, "prompt group"],
-    lengths: Int64[Tensor, "prompt group"],
-    *,
-    max_completion_tokens: int,
-    least: float,
-    most: float,
-) -> Float64[Tensor, "prompt group"]:
-    """Rewards within bounds, as a shaping: before a KL is taken off them.  Unscored (NaN) stays unscored."""
-    return rewards.clamp(least, most)
 
 
 def truncated_earn_nothing(rule: CreditRule) -> CreditRule:
@@ -154,12 +136,12 @@ def truncated_earn_nothing(rule: CreditRule) -> CreditRule:
 
 
 CreditLevel = Literal["completion", "reward_to_go", "steps"]
-"""What a token is credited with: all that its completion earned, what is earned from it on, or steps from it on."""
+"""A token is credited with: all that its completion earned, what is earned from it on, or the steps from it on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """What centred rewards are divided by."""
+    """The divisor of centred rewards."""
 
     deviation: Deviation | Literal["none"] = "none"
     epsilon: float = 0.0
@@ -168,7 +150,7 @@ class Scale:
 
 UNSCALED = Scale()
 ADVANTAGE_EPSILON = 1e-4
-"""What is added to a deviation of advantages over a step, in units of reward; TRL's."""
+"""Added to a deviation of advantages over a step, in units of reward; TRL's."""
 
 
 def credit_at(
@@ -180,7 +162,7 @@ def credit_at(
     step_weight: float = 1.0,
     whole_step: bool = False,
 ) -> CreditRule:
-    """The rule for this level of credit; without token rewards all are `completion`, the rule for whole completions."""
+    """The rule for this level of credit; without token rewards every level is `completion`."""
     match level:
         case "completion":
             return per_rollout(completion)
@@ -196,17 +178,16 @@ def leave_one_out_credit(
     reward_range: tuple[float, float] | None,
     normalize_advantages: bool,
 ) -> CreditRule:
-    """RLOO's rule: the sum of rewards, within a range, above the mean of the siblings', normalised where asked for."""
+    """RLOO's rule: the sum of rewards, bounded, above the mean of the siblings', optionally normalised.
+
+    The bounds act before a KL is subtracted.  Unscored (NaN) stays unscored.
+    """
     if level != "completion" and (reward_range is not None or normalize_advantages):
-        raise UserError(
-            f"credit = {level}: reward_range and normalize_advantages are of whole completions.  Use credit:"
-            " completion, or leave them out."
-        )
+        raise UserError(f"credit = {level}: reward_range and normalize_advantages need credit: completion.")
     rule = partial(leave_one_out_zscore, epsilon=ADVANTAGE_EPSILON) if normalize_advantages else leave_one_out
     if reward_range is None:
         return credit_at(level, rule, centre=leave_one_out)
-    least, most = reward_range
-    return per_rollout(rule, shaping=partial(clipped_rewards, least=least, most=most))
+    return per_rollout(rule, shaping=lambda rewards, lengths, **_: rewards.clamp(*reward_range))
 
 
 def reward_to_go(
@@ -220,14 +201,13 @@ def reward_to_go(
 
         G_it = r_i + Σ_{s≥t} r_is        A_it = (G_it - b_it) / (σ + ε)        b_it from G_k,min(t, |y_k|)
 
-    r_i: the reward of completion i, earned with its last token; r_is: token rewards.  `centre` takes a baseline off the
-    group's G at each place t, as it does off rewards; a sibling that has ended stands there with what it ended with.
-    For b the mean of the others, `leave_one_out`, the expected gradient is the true one: what came before a token is
-    no consequence of it (Williams 1992; Sutton et al. 2000, NeurIPS 12), and neither is what siblings earn.
-    σ² is the mean over the group's completions of the mean over their tokens of (G_it - b_it)², times n/(n - 1) for
-    `sample`; there is no division for `none`.  Without token rewards, `completion` gives the advantages; it is to be
-    what `centre` and σ come to on completions that earn with their last token alone.  With `whole_step` all completions
-    of the step are one group.
+    r_i: the reward of completion i, earned with its last token; r_is: token rewards.  `centre` subtracts a baseline
+    from the group's G at each place t, as from rewards; a sibling that has ended counts with its last G.  For b the
+    mean of the others, `leave_one_out`, the expected gradient is the true one: a token causes nothing that came before
+    it (Williams 1992; Sutton et al. 2000, NeurIPS 12), and nothing that siblings earn.  σ² is the mean over the group's
+    completions of the mean over their tokens of (G_it - b_it)², times n/(n - 1) for `sample`; `none` does not divide.
+    Without token rewards, `completion` gives the advantages; it must equal what `centre` and σ give for completions
+    that earn only with their last token.  With `whole_step` all completions of the step are one group.
     """
     plain = per_rollout(completion)
 
@@ -249,10 +229,7 @@ def reward_to_go(
 
 
 def returns_to_go(rewards: Float64[Tensor, " group"], token_rewards: Sequence[Tensor]) -> Float64[Tensor, "time group"]:
-    """G_it = r_i + Σ_{s≥t} r_is up to the end of the longest completion; of one that has ended, its last.
-
-    Token rewards are a tensor of each completion's.
-    """
+    """G_it = r_i + Σ_{s≥t} r_is up to the end of the longest completion; after the end of one, its last."""
     longest = max(len(part) for part in token_rewards)
     columns: list[Tensor] = []
     for reward, part in zip(rewards, token_rewards, strict=True):
@@ -283,10 +260,10 @@ def step_advantages(
         A_it = A(r_i) + w Σ_{j: end(j) ≥ t} (s_ij - mean S) / (std S + ε)        S: all steps of the group's completions
 
     Shao et al. 2024, arXiv:2402.03300, §4.1.3, whose advantage is the sum alone; A(r_i), the rule for whole
-    completions, is added so that an outcome can count beside its steps, and `step_weight` is w.  A step that earned 0
-    is one of S, a token that ends no step is none.  Steps that all earned the same, or a single one, are exactly 0.
-    The sum grows with the number of steps: it favours many steps above the group's mean, and few below it.  A KL
-    penalty counts into r_i.
+    completions, is added so that an outcome can count as well, and `step_weight` is w.  A step that earned 0 counts in
+    S, a token that ends no step does not.  Steps that all earned the same, or a single one, are exactly 0.  The sum
+    grows with the number of steps: it favours many steps above the group's mean, and few below it.  A KL penalty counts
+    in r_i.
     """
     rule = per_rollout(completion)
     normalised = standardised(scale.deviation, over="group", epsilon=scale.epsilon)
@@ -304,7 +281,7 @@ def step_advantages(
         sums: list[Tensor] = []
         for row in range(len(evidence.rewards)):
             of_group = parts[row * size : (row + 1) * size]
-            above = normalised(torch.cat(of_group)[None])[0]  # NaN is no step, and comes back as 0
+            above = normalised(torch.cat(of_group)[None])[0]  # NaN marks no step, and becomes 0
             sums += [part.flip(0).cumsum(0).flip(0) for part in above.split([len(part) for part in of_group])]
         return Credit(outcome + step_weight * torch.cat(sums))
 
@@ -314,7 +291,7 @@ def step_advantages(
 def mean_of_rollouts(
     tokens: Float64[Tensor, " token"], lengths: Int64[Tensor, "prompt group"]
 ) -> Float64[Tensor, "prompt group"]:
-    """One number for each completion from one for each of its tokens: their mean, and exactly x where all are x."""
+    """The mean of each completion's tokens, and exactly x where all are x."""
     parts = tokens.split(lengths.flatten().tolist())
     means = [part[0] if bool((part == part[0]).all()) else part.mean() for part in parts]
     return torch.stack(means).view(lengths.shape)

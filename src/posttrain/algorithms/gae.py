@@ -8,56 +8,46 @@ Schulman et al. 2016, "High-dimensional continuous control using generalized adv
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Gt
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posttrain.algorithms.credit import UNWHITENED, Whitening
-from posttrain.errors import UserError
+from posttrain.options.bounds import Bounded, Share
+from posttrain.options.rules import Unused
 
 LEAST_DEVIATION = 1e-6
-"""Of rewards, returns and advantages, in units of reward; what spreads less is rounding, and nothing is measured in
-it."""
+"""Of rewards, returns and advantages, in units of reward; a smaller one is rounding and nothing is divided by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GaeOptions:
-    """How advantages and value targets are made of rewards and values."""
+class GaeOptions(Bounded):
+    """How advantages and value targets are computed from rewards and values."""
 
     estimator: Literal["gae", "one_step"] = "gae"
     """gae: sums of all later surprises, γλ apart.  one_step: the next value in place of what came (a course's rule);
-    the λ below then play no part."""
-    gamma: float = 1.0
+    the λ below are then unused."""
+    gamma: Share = 1.0
     """Discount of a reward per token that it comes later; 1 is none."""
-    lambda_policy: float = 0.95
+    lambda_policy: Share = 0.95
     """λ of the policy's advantages: 1 is the whole return (no bias), 0 the next value alone (least variance)."""
-    lambda_value: float = 1.0
+    lambda_value: Share = 1.0
     """λ of the value's targets; 1 is what was earned (Yuan et al. 2025, VC-PPO, arXiv:2503.01491)."""
-    length_adaptive: float | None = None
+    length_adaptive: Annotated[float, Gt(0)] | None = None
     """α: λ of the policy is 1 - 1/(α · length) for each completion, so that long ones see their ends (VAPO, Yue et al.
     2025, arXiv:2504.05118, has .05).  Null: `lambda_policy` for all."""
     truncated: Literal["terminal", "bootstrap"] = "terminal"
     """What comes after a completion that was cut off at its limit: nothing, or what the critic expected there."""
 
-    def __post_init__(self) -> None:
-        for name in ("gamma", "lambda_policy", "lambda_value"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise UserError(f"{name} = {value}: must be from 0 to 1.")
-        if self.length_adaptive is not None and not self.length_adaptive > 0:
-            raise UserError(f"length_adaptive = {self.length_adaptive}: λ = 1 - 1/(α · length); use α > 0, or null.")
-        if self.length_adaptive is not None and self.estimator == "one_step":
-            raise UserError(
-                f"length_adaptive = {self.length_adaptive} with estimator = one_step: that has no λ.  Leave one of them"
-                " out."
-            )
+    rules = (Unused("length_adaptive", {"estimator": "gae"}),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValuedTokens:
-    """Tokens of some completions, with what each earned and what was expected before it."""
+    """Tokens of some completions, with the reward of each and the value before it."""
 
     rewards: Float[Tensor, " token"]
     values: Float[Tensor, " token"]
@@ -68,14 +58,12 @@ class ValuedTokens:
 
     @property
     def is_last(self) -> Bool[Tensor, " token"]:
-        """Whether a token is the last of its completion."""
         last = torch.ones_like(self.rollout, dtype=torch.bool)
         last[:-1] = self.rollout[1:] != self.rollout[:-1]
         return last
 
     @property
     def next_values(self) -> Float[Tensor, " token"]:
-        """What was expected after each token: the next token's value, or the final one."""
         return torch.where(self.is_last, self.final_values[self.rollout], self.values.roll(-1))
 
 

@@ -20,17 +20,17 @@ drawn from π: on the later updates of a step, when they come from an older μ, 
 Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html), names k1 to k3 and gives their values.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Gt
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from posttrain.algorithms.losses import log_ratio
-from posttrain.errors import UserError
+from posttrain.options.bounds import Bounded, PositiveFloat
 
 
 def k1(logprobs: Float[Tensor, " token"], reference_logprobs: Float[Tensor, " token"]) -> Float[Tensor, " token"]:
@@ -76,22 +76,16 @@ ESTIMATORS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveKl:
-    """Moves the coefficient of a KL in the reward until the KL is what is wanted."""
+class AdaptiveKl(Bounded):
+    """Moves the coefficient of a KL in the reward from step to step until the KL reaches a target."""
 
-    target: float
-    """The KL to the reference that is wanted, in nats."""
+    target: PositiveFloat
+    """The wanted KL to the reference, in nats."""
     per: Literal["sequence", "token"] = "sequence"
-    """What the target is of.  sequence: a whole completion (Ziegler's 6 nats).  token: the mean token; the same number
-    then allows as many times more as completions have tokens."""
-    horizon: float = 10_000.0
+    """sequence: the target is of a whole completion (Ziegler's 6 nats).  token: of the mean token; the same number then
+    allows as many times more as completions have tokens."""
+    horizon: Annotated[float, Gt(0)] = 10_000.0
     """Completions after which a KL that is 20 % too high has multiplied the coefficient by about e^.2."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.target < math.inf:
-            raise UserError(f"target = {self.target}: a KL in nats; use a finite number above 0.")
-        if not self.horizon > 0:
-            raise UserError(f"horizon = {self.horizon}: a number of completions; use more than 0.")
 
 
 def next_coefficient(coefficient: float, kl: float, *, num_rollouts: int, options: AdaptiveKl) -> float:

@@ -6,38 +6,36 @@ never split between two calls, since a sequence ratio needs all of its tokens.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posttrain.errors import UserError
+from posttrain.options.bounds import Bounded, Share
 
+NonNegative = Annotated[float, Ge(0)]
+"""Infinity is allowed."""
 RatioLevel = Literal["token", "sequence_mean", "sequence_product"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClipRange:
+class ClipRange(Bounded):
     """How far the ratio ρ = π/μ may move before clipping acts: 1 - low .. 1 + high."""
 
-    low: float
+    low: Share
     """0 allows no decrease; 1 means no lower bound, since ρ is never negative."""
-    high: float
+    high: NonNegative
     """0 allows no increase; infinity means no upper bound."""
     dual: float = math.inf
     """Largest ρ of a token with a negative advantage, which neither bound holds back; infinity means none."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low <= 1:
-            raise UserError(f"clip_low = {self.low}: the ratio is bounded by 1 - clip_low; use a value from 0 to 1.")
-        if not self.high >= 0:
-            raise UserError(f"clip_high = {self.high}: the ratio is bounded by 1 + clip_high; use 0 or more.")
+        Bounded.__post_init__(self)
         if not self.dual >= 1 + self.high:
-            raise UserError(
-                f"dual_clip = {self.dual}: it bounds the ratio beyond 1 + clip_high = {1 + self.high:g}; use that or"
-                " more, or null for no such bound."
-            )
+            raise UserError(f"dual_clip = {self.dual}: must be at least 1 + clip_high = {1 + self.high:g}, or null")
 
     @property
     def log_lowest(self) -> float:
@@ -156,12 +154,10 @@ class RatioStatistics:
 
     @property
     def mean(self) -> float:
-        """Mean ratio."""
         return self.total / self.num_tokens
 
     @property
     def kl(self) -> float:
-        """Mean of ρ - 1 - log ρ, in nats per token."""
         return self.kl_total / self.num_tokens
 
 

@@ -2,33 +2,29 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Gt, Le
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from posttrain.algorithms.gae import LEAST_DEVIATION
-from posttrain.errors import UserError
+from posttrain.options.bounds import Bounded, PositiveFloat
+from posttrain.options.rules import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overlong:
+class Overlong(Bounded):
     """DAPO's soft overlong punishment: the last stretch before the length limit costs reward, more with every token."""
 
-    buffer: float = 0.2
+    buffer: Annotated[float, Gt(0), Le(1)] = 0.2
     """Length of that stretch, as a fraction of max_completion_tokens."""
-    penalty: float = 1.0
-    """What a completion of max_completion_tokens loses, in units of reward."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.buffer <= 1:
-            raise UserError(f"buffer = {self.buffer}: a fraction of max_completion_tokens, above 0 and at most 1.")
-        if not self.penalty > 0:
-            raise UserError(f"penalty = {self.penalty}: must be above 0; for no punishment write `overlong: null`.")
+    penalty: PositiveFloat = 1.0
+    """What a completion of max_completion_tokens loses, in units of reward.  For none write `overlong: null`."""
 
 
 PAPERS_OVERLONG = Overlong()
-"""What DAPO has, in its proportions."""
 
 
 def overlong_punishment(
@@ -49,63 +45,42 @@ def overlong_punishment(
     return rewards - overlong.penalty * into_buffer.clamp(0, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MissingStop:
-    """Two ways for a missing stop token to cost something, the bound first."""
-
-    penalty: float = 0.0
-    """Taken off the reward, in its units."""
-    cap: bool = False
-    """Whether the reward is at most the least one of the step's completions that stopped."""
-
-    def __post_init__(self) -> None:
-        if not self.penalty >= 0:
-            raise UserError(f"missing_stop_penalty = {self.penalty}: is negative; use 0 or more.")
-
-    @property
-    def acts(self) -> bool:
-        """Whether it does anything."""
-        return bool(self.penalty) or self.cap
-
-
 def rewards_with_missing_stops(
-    rewards: Float64[Tensor, "prompt group"], truncated: Bool[Tensor, "prompt group"], *, missing_stop: MissingStop
+    rewards: Float64[Tensor, "prompt group"], truncated: Bool[Tensor, "prompt group"], *, penalty: float, cap: bool
 ) -> Float64[Tensor, "prompt group"]:
-    """Rewards as they are for completions that stopped, and lower ones for those that were cut off; NaN stays NaN.
+    """Lower rewards for completions that were cut off at their limit; NaN stays NaN.
 
-        r' = min(r, min of the rewards of those that stopped) - penalty        the minimum with `cap` alone
+        r' = min(r, min of the rewards of those that stopped) - penalty        the minimum with `cap` only
 
-    A penalty alone may be outweighed by what an endless answer earns; with the bound running on never pays.  Where
-    nothing in the step stopped there is no bound.
+    An endless answer may earn more than a penalty takes; with the bound running on never pays.  Where no completion of
+    the step stopped there is no bound.
     """
     lowered = rewards
     stopped = rewards[~truncated & ~rewards.isnan()]
-    if missing_stop.cap and len(stopped):
+    if cap and len(stopped):
         lowered = torch.where(rewards.isnan(), rewards, rewards.clamp(max=stopped.min().item()))
-    return torch.where(truncated, lowered - missing_stop.penalty, rewards)
+    return torch.where(truncated, lowered - penalty, rewards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardScaling:
+class RewardScaling(Bounded):
     """Rewards of a learned model in units that values and KL coefficients are made for; not for rewards of 0 and 1."""
 
     centre: bool = True
     """Take off the mean of the first step: what the policy earned before it was trained."""
     scale: bool = True
     """Divide by the deviation of all rewards so far."""
-    clip: float | None = 10.0
-    """Largest magnitude of what comes out; null is none."""
+    clip: Annotated[float, Gt(0)] | None = 10.0
+    """Largest magnitude of a scaled reward; null means no limit."""
 
-    def __post_init__(self) -> None:
-        if self.clip is not None and not self.clip > 0:
-            raise UserError(f"clip = {self.clip}: leaves no reward; use a number above 0, or null.")
-        if not (self.centre or self.scale or self.clip is not None):
-            raise UserError("reward_scaling does nothing: centre and scale are false and clip is null.  Leave it out.")
+    rules = (
+        Rule("clip", lambda o: o.centre or o.scale or o.clip, "does nothing.  Set centre or scale, or leave it out."),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardStatistics:
-    """Of all rewards that a run has seen: how many, their mean, the sum of their squared distances from it."""
+    """All rewards that a run has seen: how many, their mean, the sum of their squared distances from it."""
 
     first_mean: float = 0.0
     """Of the first step that had any."""
@@ -115,11 +90,10 @@ class RewardStatistics:
 
     @property
     def deviation(self) -> float:
-        """√(squares / count); 0 of none."""
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
     def with_rewards(self, rewards: Float64[Tensor, "prompt group"]) -> "RewardStatistics":
-        """Those of these rewards as well; NaN is none.
+        """The statistics with these rewards added; NaN is skipped.
 
         M = M_a + M_b + (mean_b - mean_a)² n_a n_b / n        Chan, Golub & LeVeque 1983
         """
@@ -141,15 +115,12 @@ def scaled_rewards(
 ) -> Float64[Tensor, "prompt group"]:
     """clip((r - mean of the first step) / deviation so far, -clip, clip); NaN stays NaN.
 
-    `statistics` hold these rewards already.  Where nothing has differed yet, by 1e-6 or
-    more, nothing is divided.
+    `statistics` hold these rewards already.  Nothing is divided while the deviation is below 1e-6.
     """
     if options.centre:
         rewards = rewards - statistics.first_mean
     if options.scale and statistics.deviation >= LEAST_DEVIATION:
         rewards = rewards / statistics.deviation
-    return (
-        rewards
-        if options.clip is None
-        else torch.where(rewards.isnan(), rewards, rewards.clamp(-options.clip, options.clip))
-    )
+    if options.clip is None:
+        return rewards
+    return torch.where(rewards.isnan(), rewards, rewards.clamp(-options.clip, options.clip))

@@ -8,9 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal
-
-from torch import Tensor
+from typing import Any, Literal
 
 from posttrain.algorithms.advantages import (
     batch_centred,
@@ -31,7 +29,6 @@ from posttrain.algorithms.algorithm import DYNAMIC_SAMPLING, Algorithm, Resample
 from posttrain.algorithms.correction import Correction, corrected
 from posttrain.algorithms.credit import (
     CreditLevel,
-    CreditRule,
     Scale,
     credit_at,
     leave_one_out_credit,
@@ -39,7 +36,14 @@ from posttrain.algorithms.credit import (
     truncated_earn_nothing,
 )
 from posttrain.algorithms.distillation import distill
-from posttrain.algorithms.losses import UNBOUNDED, ClipRange, RatioLevel, clipped_surrogate, weighted_policy_gradient
+from posttrain.algorithms.losses import (
+    UNBOUNDED,
+    ClipRange,
+    NonNegative,
+    RatioLevel,
+    clipped_surrogate,
+    weighted_policy_gradient,
+)
 from posttrain.algorithms.ppo import ppo
 from posttrain.algorithms.reward_shaping import PAPERS_OVERLONG, Overlong, overlong_punishment
 from posttrain.algorithms.terms import KlTerm, LossTerm, RatioTo, kl_term, policy_term
@@ -52,28 +56,20 @@ from posttrain.algorithms.token_weights import (
 )
 from posttrain.binding import bind, build_own, is_own
 from posttrain.errors import UserError
+from posttrain.options.bounds import NonNegativeFloat, PositiveFloat, Share, within_bounds
+from posttrain.options.rules import refuse_unread
 from posttrain.schemas import did_you_mean
 
 
 def composed(
-    name: str,
-    *,
-    credit: CreditRule,
-    policy: LossTerm,
-    token_weights: Callable[..., Tensor],
-    kl: KlTerm | None,
-    correction: Correction | None,
+    name: str, *, policy: LossTerm, kl: KlTerm | None, correction: Correction | None, **fields: Any
 ) -> Algorithm:
-    """A policy-gradient method: its policy term, corrected for older samples, and the KL in the place asked for."""
+    """A method from its policy term, corrected for older samples, the KL in its place, and fields of `Algorithm`."""
     in_loss = kl is not None and kl.place == "loss"
-    policy = corrected(policy, correction)
-    return Algorithm(
-        name=name,
-        credit=credit,
-        terms=(policy, kl_term(kl)) if kl is not None and in_loss else (policy,),
-        token_weights=token_weights,
-        kl_penalty=None if in_loss else kl,
-    )
+    terms = [corrected(policy, correction)]
+    if kl is not None and in_loss:
+        terms.append(kl_term(kl))
+    return Algorithm(name=name, terms=tuple(terms), kl_penalty=None if in_loss else kl, **fields)
 
 
 def decoupled(
@@ -85,49 +81,23 @@ def decoupled(
     over: Literal["group", "batch"] = "group",
     overlong: Overlong | None = None,
 ) -> Algorithm:
-    """The algorithm, with each reward function's scores normalised before they are summed where that is asked for.
-
-    Raises UserError where something is taken off the sum of rewards, for there is none, or nothing is to be normalised.
-    """
+    """The algorithm, with each reward function's scores normalised before they are summed under normalize_then_sum."""
     if aggregation == "sum_then_normalize":
         return algorithm
-    asked = "reward_aggregation = normalize_then_sum"
-    if algorithm.kl_penalty is not None:
-        raise UserError(
-            f"{asked} has no sum of rewards that kl.place = reward could be taken off; use kl.place = loss."
-        )
-    if overlong is not None:
-        raise UserError(
-            f"{asked} has no sum of rewards that `overlong` could be taken off.  Write `overlong: null`, and for the"
-            " same punishment add the reward soft_overlong, with a weight of its own."
-        )
-    if over != "group":
-        raise UserError(f"{asked} divides by deviations of groups first, and deviation_over = {over}; use group.")
-    if deviation == "none":
-        raise UserError(f"{asked} divides by deviations, and deviation = none by none; use population or sample.")
+    for conflict, remedy in (
+        (algorithm.kl_penalty is not None and "kl.place = reward", "Use kl.place = loss."),
+        (overlong is not None and "overlong", "Write `overlong: null`, and add the reward soft_overlong."),
+        (over != "group" and f"deviation_over = {over}", "Use deviation_over = group."),
+        (deviation == "none" and "deviation = none", "Use population or sample."),
+    ):
+        if conflict:
+            raise UserError(f"{conflict}: reward_aggregation = normalize_then_sum divides scores by group. {remedy}")
+    assert deviation != "none"
     credit = per_function(partial(decoupled_zscore, deviation=deviation, epsilon=epsilon))
     return replace(algorithm, credit=credit, informative=scores_differ)
 
 
-def require_credit_options(
-    credit: CreditLevel, step_weight: float, aggregation: RewardAggregation, *, over: Literal["group", "batch"]
-) -> None:
-    """Refuse options of GRPO's that leave no room for a finer credit, or that no credit asked for reads."""
-    if credit != "steps" and step_weight != 1.0:
-        raise UserError(f"step_weight = {step_weight} with credit = {credit}: it weighs steps.  Use credit: steps.")
-    if not 0 < step_weight < math.inf:
-        raise UserError(f"step_weight = {step_weight}: it is a factor; use a number above 0.")
-    if credit == "completion":
-        return
-    if aggregation != "sum_then_normalize":
-        raise UserError(
-            f"credit = {credit} sums what is earned from a token on, and reward_aggregation = {aggregation} normalises"
-            " the scores of each function first.  Use sum_then_normalize."
-        )
-    if over != "group":
-        raise UserError(f"credit = {credit} divides by the deviation of a group's tokens; use deviation_over: group.")
-
-
+@within_bounds
 def reinforce(
     *,
     baseline: Literal["none", "batch_mean"] = "none",
@@ -138,22 +108,23 @@ def reinforce(
 ) -> Algorithm:
     """Williams 1992: the reward, or what it is above the step's mean, times the gradient of log π."""
     rule, centre = (raw, raw) if baseline == "none" else (batch_centred, group_centred)
-    made = composed(
+    return composed(
         "reinforce",
         credit=credit_at(credit, rule, centre=centre, whole_step=baseline == "batch_mean"),
         policy=policy_term(weighted_policy_gradient, clip=UNBOUNDED),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
         correction=correction,
+        least_group_size=1,
     )
-    return replace(made, least_group_size=1)
 
 
+@within_bounds
 def rloo(
     *,
     token_weights: Weighting = "sum_over_sequence",
-    clip_low: float | None = None,
-    clip_high: float | None = None,
+    clip_low: Share | None = None,
+    clip_high: NonNegative | None = None,
     reward_range: tuple[float, float] | None = None,
     normalize_advantages: bool = False,
     mask_truncated: bool = False,
@@ -168,38 +139,37 @@ def rloo(
     batch: TRL's RLOOTrainer, with `token_weights: mean_over_sequences`.  `reward_range` bounds the sum of rewards.
     """
     if clip_low is not None and token_weights != "mean_over_sequences":
-        raise UserError(
-            f"clip_low = {clip_low} with token_weights = {token_weights}: the ratio is that of a whole completion, and"
-            " would count once for each token.  Use token_weights: mean_over_sequences."
-        )
+        raise UserError(f"clip_low = {clip_low}: clips ratios of completions. Use token_weights: mean_over_sequences.")
     rule = leave_one_out_credit(credit, reward_range=reward_range, normalize_advantages=normalize_advantages)
     policy = policy_term(weighted_policy_gradient, clip=UNBOUNDED)
     if clip_low is not None:
         clip = ClipRange(low=clip_low, high=clip_low if clip_high is None else clip_high)
         policy = policy_term(clipped_surrogate, clip=clip, level="sequence_product")
-    made = composed(
+    return composed(
         "rloo",
         credit=truncated_earn_nothing(rule) if mask_truncated else rule,
         policy=policy,
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
         correction=correction,
+        masks_truncated=mask_truncated,
+        counts_unscored=count_unscored,
     )
-    return replace(made, masks_truncated=mask_truncated, counts_unscored=count_unscored)
 
 
+@within_bounds
 def grpo(
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_low: Share = 0.2,
+    clip_high: NonNegative = 0.2,
     dual_clip: float | None = None,
     ratio_level: RatioLevel = "token",
     deviation: Literal["population", "sample", "none"] = "population",
     deviation_over: Literal["group", "batch"] = "group",
-    deviation_epsilon: float = 0.0,
+    deviation_epsilon: NonNegativeFloat = 0.0,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
     credit: CreditLevel = "completion",
-    step_weight: float = 1.0,
+    step_weight: PositiveFloat = 1.0,
     token_weights: Weighting = "mean_over_sequences",
     mask_truncated: bool = False,
     count_unscored: bool = False,
@@ -209,11 +179,16 @@ def grpo(
 ) -> Algorithm:
     """Shao et al. 2024, arXiv:2402.03300: rewards standardised within each prompt's group, PPO's clipped surrogate.
 
-    `deviation` says what the centred reward is divided by; "none" leaves it in units of reward.  With the options it
-    is every loss of TRL's that has a clipped ratio: docs/algorithms/grpo.md has the table.  `credit` says what a token
-    is credited with where rewards mark tokens or spans, and `step_weight` what normalised steps count.
+    `deviation` is the divisor of the centred reward; "none" leaves it in units of reward.  With the options it is every
+    loss of TRL's that has a clipped ratio: docs/algorithms/grpo.md has the table.  `credit` says how rewards of tokens
+    or spans are credited, and `step_weight` weighs normalised steps.
     """
-    require_credit_options(credit, step_weight, reward_aggregation, over=deviation_over)
+    if credit != "steps":
+        refuse_unread("credit = steps", {"step_weight": step_weight != 1})
+    if credit != "completion" and reward_aggregation != "sum_then_normalize":
+        raise UserError(f"credit = {credit} sums token rewards. Use reward_aggregation: sum_then_normalize.")
+    if credit != "completion" and deviation_over != "group":
+        raise UserError(f"credit = {credit} divides by the deviation of a group. Use deviation_over: group.")
     rule = standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)
     scale = Scale(deviation=deviation, epsilon=deviation_epsilon)
     clip = ClipRange(low=clip_low, high=clip_high, dual=math.inf if dual_clip is None else dual_clip)
@@ -224,15 +199,17 @@ def grpo(
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
         correction=correction,
+        masks_truncated=mask_truncated,
+        counts_unscored=count_unscored,
     )
-    made = replace(made, masks_truncated=mask_truncated, counts_unscored=count_unscored)
     return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon, over=deviation_over)
 
 
+@within_bounds
 def dr_grpo(
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_low: Share = 0.2,
+    clip_high: NonNegative = 0.2,
     ratio_to: RatioTo = "behaviour",
     correction: Correction | None = None,
     credit: Literal["completion", "reward_to_go"] = "completion",
@@ -249,10 +226,11 @@ def dr_grpo(
     )
 
 
+@within_bounds
 def dapo(
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
+    clip_low: Share = 0.2,
+    clip_high: NonNegative = 0.28,
     overlong: Overlong | None = PAPERS_OVERLONG,
     resample: Resample | None = DYNAMIC_SAMPLING,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
@@ -270,15 +248,18 @@ def dapo(
         token_weights=mean_over_tokens,
         kl=kl,
         correction=correction,
+        informative=totals_differ,
+        resample=resample,
+        masks_truncated=mask_truncated,
     )
-    made = replace(made, informative=totals_differ, resample=resample, masks_truncated=mask_truncated)
     return decoupled(made, reward_aggregation, overlong=overlong)
 
 
+@within_bounds
 def maxrl(
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_low: Share = 0.2,
+    clip_high: NonNegative = 0.2,
     token_weights: Weighting = "sum_over_sequence",
     ratio_to: RatioTo = "behaviour",
     correction: Correction | None = None,
@@ -286,13 +267,10 @@ def maxrl(
 ) -> Algorithm:
     """Tajwar et al. 2026, arXiv:2602.02710: the centred reward over its group's mean, up to the log of its chance.
 
-    For rewards of 0 and more; a KL may be in the loss only.
+    For rewards of at least 0; a KL may be in the loss only.
     """
     if kl is not None and kl.place == "reward":
-        raise UserError(
-            "maxrl divides by a group's mean reward, which a KL with place = reward may bring to 0 or below; use"
-            " kl.place = loss."
-        )
+        raise UserError("kl.place = reward: maxrl divides by mean rewards, which must stay above 0. Use place = loss.")
     return composed(
         "maxrl",
         credit=per_rollout(over_mean),
@@ -303,10 +281,11 @@ def maxrl(
     )
 
 
+@within_bounds
 def gspo(
     *,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
+    clip_low: Share = 3e-4,
+    clip_high: NonNegative = 4e-4,
     sequence_ratio: Literal["mean", "product"] = "mean",
     reward_aggregation: RewardAggregation = "sum_then_normalize",
     ratio_to: RatioTo = "behaviour",
@@ -330,14 +309,15 @@ def gspo(
     return decoupled(made, reward_aggregation)
 
 
+@within_bounds
 def cispo(
     *,
-    clip_low: float = 1.0,
-    clip_high: float = 4.0,
+    clip_low: Share = 1.0,
+    clip_high: NonNegative = 4.0,
     ratio_level: RatioLevel = "token",
     deviation: Literal["population", "sample", "none"] = "population",
     deviation_over: Literal["group", "batch"] = "group",
-    deviation_epsilon: float = 0.0,
+    deviation_epsilon: NonNegativeFloat = 0.0,
     reward_aggregation: RewardAggregation = "sum_then_normalize",
     mask_truncated: bool = False,
     count_unscored: bool = False,
@@ -354,8 +334,9 @@ def cispo(
         token_weights=mean_over_tokens,
         kl=kl,
         correction=correction,
+        masks_truncated=mask_truncated,
+        counts_unscored=count_unscored,
     )
-    made = replace(made, masks_truncated=mask_truncated, counts_unscored=count_unscored)
     return decoupled(made, reward_aggregation, deviation=deviation, epsilon=deviation_epsilon, over=deviation_over)
 
 
@@ -374,17 +355,12 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
 
 
 def build_algorithm(config: Mapping[str, object]) -> Algorithm:
-    """The algorithm that a recipe's `algorithm` section describes: its name, and options of the function so named.
-
-    A function of the user's own is named by `path`, as FILE.py:FUNCTION, instead.
-    """
+    """The algorithm of a recipe's `algorithm` section: a row by its `name`, or FILE.py:FUNCTION by its `path`."""
     if is_own("algorithm", config):
         built = build_own("algorithm", config)
         if not isinstance(built, Algorithm):
-            raise UserError(
-                f"algorithm: {config['path']} returned {built!r:.60} ({type(built).__name__}); return a"
-                " posttrain.algorithms.algorithm.Algorithm, as the functions of that file do."
-            )
+            found = f"{built!r:.60} ({type(built).__name__})"
+            raise UserError(f"algorithm: {config['path']} returned {found}; return a posttrain.Algorithm.")
         return built
     if "name" not in config:
         raise UserError(f"algorithm.name is missing.  There are: {', '.join(ALGORITHMS)}.")

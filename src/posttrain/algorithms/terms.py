@@ -1,7 +1,6 @@
-"""Loss terms: the loss of an update is Σ_t w_t Σ_k c_k L_k(t), a sum of named terms, each of which says what it needs.
+"""Loss terms: the loss of an update is Σ_t w_t Σ_k c_k L_k(t), a sum of named terms; each declares its `needs`.
 
-Whoever computes the update reads `needs` and hands over a `TokenView` that has it; it asks nothing else of an
-algorithm.
+The update reads the needs and passes a `TokenView` that has these columns.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +18,8 @@ from posttrain.algorithms.losses import ClipRange, RatioLevel, clipped_tokens, l
 from posttrain.batch import TokenColumns
 from posttrain.errors import RunError, UserError
 from posttrain.needs import DeclaredColumns, MissingColumn, Need
+from posttrain.options.bounds import Bounded, PositiveFloat
+from posttrain.options.rules import Rule, Unused
 
 RatioTo = Literal["behaviour", "reference"]
 KlLevel = Literal["token", "completion"]
@@ -26,9 +27,9 @@ KlLevel = Literal["token", "completion"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenView(DeclaredColumns):
-    """What the terms of a loss may read of the sampled tokens of a micro-batch, on one device and in one precision.
+    """The sampled tokens of a micro-batch, on one device and in one precision, for the terms of a loss.
 
-    `known` has what was computed in this update, with its gradient: `full_kl`, `entropies`, `values`, `teacher_kl`.
+    `known` has the columns of this update, with their gradients: `full_kl`, `entropies`, `values`, `teacher_kl`.
     """
 
     logprobs: Float[Tensor, " token"]
@@ -48,7 +49,7 @@ class TokenView(DeclaredColumns):
         return self.column("teacher_kl")
 
     def seen_with(self, needs: frozenset[Need]) -> "TokenView":
-        """As a term with these needs sees it: what was computed for others may lack its gradient."""
+        """The columns of these needs only: those computed for others may lack a gradient."""
         return replace(self.limited_to(needs), columns=self.columns.limited_to(needs))
 
 
@@ -59,40 +60,37 @@ class LossTerm:
     name: str
     """The mean over tokens of `per_token` is the metric `loss/<name>`."""
     per_token: Callable[[TokenView], Float[Tensor, " token"]]
-    """Lower is better; in the unit that its coefficient turns into that of the advantage.  It reads one completion at a
-    time, so that the split into micro-batches changes nothing: see `token_locality`."""
+    """Lower is better; times its coefficient it is in units of the advantage.  It reads one completion at a time, so
+    that the split into micro-batches changes nothing: see `token_locality`."""
     coefficient: float = 1.0
     needs: frozenset[Need] = frozenset()
-    """What `per_token` reads; names of `Need` do too."""
+    """The columns that `per_token` reads; their names as text work too."""
     vanishes_without_advantage: bool = False
     """Whether it has no gradient on completions whose advantages are 0, which are then left out of the update."""
     clipped: Callable[[TokenView], Bool[Tensor, " token"]] | None = None
     """Tokens on which clipping acts, for metrics; None where nothing is clipped."""
     clips_completions: bool = False
-    """Whether the ratio that is clipped is one of the whole completion: `clip_ratio/*` then counts completions."""
+    """Whether the clipped ratio is that of the whole completion: `clip_ratio/*` then counts completions."""
     measures: Callable[[TokenView], Mapping[str, Float[Tensor, " token"]]] | None = None
-    """Further numbers of every token, of what it needs, by the name of the metric that is their mean."""
+    """Further numbers of every token, by the name of the metric that is their mean."""
     reported: bool = True
-    """Whether the mean is a metric at all."""
+    """Whether the mean is a metric."""
     metric: Literal["kl", "value/loss"] | None = None
-    """A metric of the package's own that the mean is in place of `loss/<name>`."""
+    """The name of the metric, in place of `loss/<name>`."""
 
     def __post_init__(self) -> None:
         if self.metric not in (None, "kl", "value/loss"):
-            raise UserError(
-                f"loss term {self.name}: metric = {self.metric!r}: use None, for loss/{self.name}, or"
-                " 'kl' or 'value/loss'."
-            )
+            allowed = f"use None (loss/{self.name}), 'kl' or 'value/loss'"
+            raise UserError(f"loss term {self.name}: metric = {self.metric!r}: {allowed}.")
         needs = require_needs(self.needs, frozenset(Need), f"loss term {self.name}: needs")
         object.__setattr__(self, "needs", needs)
 
     @property
     def metric_name(self) -> str:
-        """What its mean is called in metrics.jsonl."""
         return self.metric or f"loss/{self.name}"
 
     def losses(self, view: TokenView, *, owner: str) -> Float[Tensor, " token"]:
-        """Its values, of what it says that it needs.  Raises RunError, of this owner, where they are none."""
+        """Its values, from the columns that it declares.  Raises RunError where they are malformed."""
         try:
             losses = self.per_token(view.seen_with(self.needs))
         except MissingColumn as missing:
@@ -102,45 +100,26 @@ class LossTerm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KlTerm:
+class KlTerm(Bounded):
     """A pull towards the reference policy.  posttrain/algorithms/kl.py says what each estimator does in each place."""
 
-    coefficient: float
-    """Weight of the KL, in units of reward (or of advantage, in the loss) per nat."""
+    coefficient: PositiveFloat
+    """Weight of the KL, in units of reward (or of advantage, in the loss) per nat.  For no KL write `kl: null`."""
     estimator: Literal["k1", "k2", "k3", "full"] = "k3"
     """k1, k2, k3: from the token that was sampled.  full: the KL of the whole distribution there, in the loss only."""
     place: Literal["loss", "reward"] = "loss"
-    """loss: a term per token with the token's weight.  reward: taken off each token's reward before advantages."""
+    """loss: a term per token with the token's weight.  reward: subtracted from rewards of tokens before advantages."""
     importance: RatioLevel | None = None
     """In the loss: multiply the estimate by the ratio π/μ of its token (token) or completion (sequence_mean,
     sequence_product), with the ratio's own gradient.  Null multiplies by nothing."""
     level: KlLevel = "token"
     """token: an estimate for each token.  completion: one of the summed log-ratio, which all tokens of a completion
-    share; in the loss only, and of the whole completion's weight under `mean_over_sequences` (grpo, gspo)."""
+    share; in the loss only.  Under `mean_over_sequences` (grpo, gspo) it has the whole completion's weight."""
 
-    def __post_init__(self) -> None:
-        if not self.coefficient > 0:
-            raise UserError(f"coefficient = {self.coefficient}: must be above 0; for no KL term write `kl: null`.")
-        if self.estimator == "full" and self.place == "reward":
-            raise UserError(
-                "estimator = full with place = reward: the full KL belongs to a position, not to the token that was "
-                "sampled there, so a reward cannot carry it.  Use k1 in the reward, or full in the loss."
-            )
-        if self.importance is not None and (self.place == "reward" or self.estimator == "full"):
-            why = (
-                "a reward has no ratio yet" if self.place == "reward" else "the full KL is not that of a sampled token"
-            )
-            raise UserError(f"importance = {self.importance}: {why}.  Leave it out, or use k1, k2 or k3 in the loss.")
-        if self.level == "completion" and self.place == "reward":
-            raise UserError(
-                "level = completion with place = reward: rewards of tokens are summed over a completion anyway, and"
-                " with estimator = k1 that sum is the log-ratio of the whole.  Leave level out, or use place = loss."
-            )
-        if self.level == "completion" and self.estimator == "full":
-            raise UserError(
-                "level = completion with estimator = full: the full KL belongs to a position, and no sum of log-ratios"
-                " gives it.  Use k1, k2 or k3, or level = token."
-            )
+    rules = (
+        Rule("estimator", lambda o: o.place == "loss" or o.estimator != "full", "is only for place = loss."),
+        Unused("importance level", {"place": "loss", "estimator": ("k1", "k2", "k3")}),
+    )
 
 
 def policy_term(
@@ -152,13 +131,14 @@ def policy_term(
     name: str = "policy",
 ) -> LossTerm:
     """A loss of posttrain/algorithms/losses.py, whose ratio is to the policy that sampled or to the reference."""
+    denominator = attrgetter(f"columns.{ratio_to}_logprobs")
 
     def per_token(view: TokenView) -> Float[Tensor, " token"]:
-        denominator = ratio_denominator(view, ratio_to)
-        return surrogate(view.logprobs, denominator, view.columns.advantages, view.rollout, clip=clip, level=level)
+        columns = view.columns
+        return surrogate(view.logprobs, denominator(view), columns.advantages, view.rollout, clip=clip, level=level)
 
     def clipped(view: TokenView) -> Bool[Tensor, " token"]:
-        ratio = log_ratio(view.logprobs, ratio_denominator(view, ratio_to), view.rollout, level=level)
+        ratio = log_ratio(view.logprobs, denominator(view), view.rollout, level=level)
         return clipped_tokens(ratio, view.columns.advantages, clip=clip)
 
     return LossTerm(
@@ -170,11 +150,6 @@ def policy_term(
         clips_completions=level != "token",
         reported=False,
     )
-
-
-def ratio_denominator(view: TokenView, ratio_to: RatioTo) -> Float[Tensor, " token"]:
-    """The log-probs that a ratio has in its denominator."""
-    return view.columns.reference_logprobs if ratio_to == "reference" else view.columns.behaviour_logprobs
 
 
 def kl_term(term: KlTerm) -> LossTerm:
@@ -195,7 +170,7 @@ def kl_term(term: KlTerm) -> LossTerm:
 def importance_weighed(
     estimate: Callable[[TokenView], Tensor], level: RatioLevel | None
 ) -> Callable[[TokenView], Tensor]:
-    """The estimate times π/μ, both with their gradients; as it is where there is no level.
+    """The estimate times π/μ, both with their gradients; the estimate itself without a level.
 
         L = ρ k,   ∇L = ρ (k ∇log π + ∇k)        DeepSeek-V3.2 (2025), arXiv:2512.02556; TRL's use_bias_correction_kl
 
@@ -213,15 +188,14 @@ def importance_weighed(
 
 
 def estimated_kl(view: TokenView, *, estimator: str, level: KlLevel = "token") -> Float[Tensor, " token"]:
-    """The estimate of the KL that the sampled token gives, or the whole completion that it is of."""
-    reference = ratio_denominator(view, "reference")
+    """The estimate of the KL from the sampled token, or from its whole completion."""
+    reference = view.columns.reference_logprobs
     if level == "completion":
         return kl.of_completions(view.logprobs, reference, view.rollout, estimator=estimator)
     return kl.ESTIMATORS[estimator](view.logprobs, reference)
 
 
 def needs_of(terms: Iterable[LossTerm]) -> frozenset[Need]:
-    """What any of the terms needs."""
     return frozenset(need for term in terms for need in term.needs)
 
 

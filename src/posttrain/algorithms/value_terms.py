@@ -1,36 +1,31 @@
 """What a value head learns by, and the bonus for staying uncertain: loss terms of actor-critic methods."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Gt
 from jaxtyping import Float
 from torch import Tensor
 
 from posttrain.algorithms.terms import LossTerm, TokenView
-from posttrain.errors import UserError
 from posttrain.needs import Need
+from posttrain.options.bounds import Bounded, PositiveFloat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValueLossOptions:
+class ValueLossOptions(Bounded):
     """How the value head is drawn to the returns."""
 
-    coefficient: float = 1.0
+    coefficient: PositiveFloat = 1.0
     """Of ½ (V - R)²; 1 is the weight .5 of the squared error that courses have.  AdamW does not see the scale of a
-    gradient, so this matters to a shared trunk and to the head's clipping alone."""
-    clip: float | None = None
+    gradient, so this matters only to a shared trunk and to the head's clipping."""
+    clip: Annotated[float, Gt(0)] | None = None
     """How far a value may move in a step, in deviations of the step's returns; null lets it.  Libraries have .2, in
     units of reward."""
 
-    def __post_init__(self) -> None:
-        if not self.coefficient > 0:
-            raise UserError(f"coefficient = {self.coefficient}: the values would not be learned; use more than 0.")
-        if self.clip is not None and not self.clip > 0:
-            raise UserError(f"clip = {self.clip}: no value could move; use a number above 0, or null.")
-
 
 DEFAULT_VALUE_LOSS = ValueLossOptions()
-"""Half the squared error, unclipped."""
 
 
 def value_loss(
@@ -40,7 +35,7 @@ def value_loss(
     earlier: Float[Tensor, " token"] | None = None,
     reach: Float[Tensor, " token"] | None = None,
 ) -> Float[Tensor, " token"]:
-    """Half the squared error, in squared units of reward; with a reach the larger of two, as PPO's code has it.
+    """Half the squared error, in squared units of reward; with a reach the larger of two, as in PPO's code.
 
         L = ½ max((V - R)², (V_c - R)²),   V_c = V' + clip(V - V', -reach, reach)        V': the value at collection
 
@@ -52,12 +47,8 @@ def value_loss(
     if reach is None:
         return error / 2
     assert earlier is not None, "values are clipped around those at collection"
-    return torch.maximum(error, (within_reach(values, earlier, reach) - returns).square()) / 2
-
-
-def within_reach(values: Tensor, earlier: Tensor, reach: Tensor) -> Float[Tensor, " token"]:
-    """V' + clip(V - V', -reach, reach)."""
-    return earlier + torch.maximum(torch.minimum(values - earlier, reach), -reach)
+    within_reach = earlier + torch.maximum(torch.minimum(values - earlier, reach), -reach)
+    return torch.maximum(error, (within_reach - returns).square()) / 2
 
 
 def value_term(options: ValueLossOptions) -> LossTerm:
@@ -69,9 +60,8 @@ def value_term(options: ValueLossOptions) -> LossTerm:
         return value_loss(view.values, view.columns.returns, earlier=earlier, reach=reach)
 
     def held(view: TokenView) -> dict[str, Float[Tensor, " token"]]:
-        return {
-            "value/clip_fraction": (per_token(view) > value_loss(view.values, view.columns.returns)).to(view.values)
-        }
+        acts = per_token(view) > value_loss(view.values, view.columns.returns)
+        return {"value/clip_fraction": acts.to(view.values)}
 
     return LossTerm(
         name="value",
@@ -84,19 +74,10 @@ def value_term(options: ValueLossOptions) -> LossTerm:
 
 
 def entropy_term(coefficient: float) -> LossTerm:
-    """A bonus for the entropy of the next-token distribution, per token: the loss is less by c · H, H in nats.
-
-    Raises UserError for a negative c.
-    """
-    if not coefficient >= 0:
-        raise UserError(f"entropy_bonus = {coefficient}: is negative; use 0 or more.")
-
-    def per_token(view: TokenView) -> Float[Tensor, " token"]:
-        return -view.entropies
-
+    """A bonus for the entropy of the next-token distribution, per token: the loss is less by c · H, H in nats."""
     return LossTerm(
         name="entropy_bonus",
-        per_token=per_token,
+        per_token=lambda view: -view.entropies,
         coefficient=coefficient,
         needs=frozenset({Need.ENTROPY}),
         reported=False,  # `entropy` is

@@ -1,10 +1,10 @@
 """Bounds of options: declared in their annotations, checked when a section is made, with one wording."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, wraps
 from math import inf
-from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import BaseMetadata, Ge, Gt, Le, Lt, MinLen
 
@@ -18,6 +18,8 @@ PositiveFloat = Annotated[float, Gt(0), Lt(inf)]
 FiniteFloat = Annotated[float, Gt(-inf), Lt(inf)]
 Share = Annotated[float, Ge(0), Le(1)]
 NonEmptyStr = Annotated[str, MinLen(1)]
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class Bounded:
@@ -28,20 +30,34 @@ class Bounded:
     """Those of the class; those of the classes above it hold as well."""
 
     def __post_init__(self) -> None:
-        for name, (bounds, may_be_null) in bounds_of(type(self)).items():  # type: ignore[arg-type]  # classes are hashable
-            value = getattr(self, name)
-            if value is None and may_be_null:
-                continue
-            if not all(obeys(value, bound) for bound in bounds):
-                null = ", or null" if may_be_null else ""
-                raise UserError(f"{name} = {value!r}: must be {in_words(bounds)}{null}")
+        require_bounds(type(self), {each.name: getattr(self, each.name) for each in fields(self)})  # type: ignore[arg-type]
         require_rules(self)
 
 
+def within_bounds(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """The function; its keyword arguments must obey the bounds of their annotations."""
+
+    @wraps(function)
+    def checked(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        require_bounds(function, options)
+        return function(*arguments, **options)
+
+    return checked
+
+
+def require_bounds(target: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise UserError with the first option that is outside the bounds of its annotation."""
+    for name, (bounds, may_be_null) in bounds_of(target).items():
+        value = options.get(name)
+        if name in options and not (value is None and may_be_null) and not all(obeys(value, each) for each in bounds):
+            null = ", or null" if may_be_null else ""
+            raise UserError(f"{name} = {value!r}: must be {in_words(bounds)}{null}")
+
+
 @cache
-def bounds_of(options: type) -> dict[str, tuple[tuple[BaseMetadata, ...], bool]]:
-    hints = get_type_hints(options, include_extras=True)
-    found = {each.name: tuple(bounds_in(hints[each.name])) for each in fields(options)}
+def bounds_of(target: Callable[..., Any]) -> dict[str, tuple[tuple[BaseMetadata, ...], bool]]:
+    hints = get_type_hints(target, include_extras=True)
+    found = {name: tuple(bounds_in(hint)) for name, hint in hints.items()}
     return {name: (bounds, type(None) in get_args(hints[name])) for name, bounds in found.items() if bounds}
 
 

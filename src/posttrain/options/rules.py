@@ -67,6 +67,12 @@ def require_rules(options: Any, rules: Rules | None = None) -> None:
             raise UserError(complaint)
 
 
+def refuse_unread(used_by: str, given: Mapping[str, bool]) -> None:
+    """Refuse the first argument of a function that is given although nothing would read it."""
+    if (name := next((name for name, is_given in given.items() if is_given), None)) is not None:
+        raise UserError(f"{name} is only for {used_by}.  Leave it out.")
+
+
 def value_at(options: Any, path: str) -> Any:
     """The value of an option; None where a section does not have it."""
     return reduce(lambda section, name: getattr(section, name, None), path.split("."), options)
