@@ -87,7 +87,7 @@ IN_A_RECIPE = {
     ),
     "a learning rate of NaN": ("update: {learning_rate: .nan}", "update.learning_rate = nan: must be a finite number"),
     "a KL weight of zero": ("algorithm: {kl: {coefficient: 0}}", "algorithm.kl.coefficient = 0"),
-    "an impossible clip": ("algorithm: {clip_low: -3}", "recipe.yaml: algorithm.clip_low = -3.0"),
+    "an impossible clip": ("algorithm: {clip_low: -3}", "recipe.yaml: algorithm.clip_low = -3"),
     "a reward of two kinds": (
         "rewards: [{name: graded_format, path: a.py:f}]",
         "path = a.py:f with name = 'graded_format'",

@@ -75,29 +75,11 @@ def ppo(
     """
     has_critic, in_loss = baseline == "critic", kl is not None and kl.place == "loss"
     if not has_critic:
-        refuse_unread(
-            "baseline = critic",
-            {
-                "critic": critic != DEFAULT_CRITIC,
-                "value_loss": value_loss != DEFAULT_VALUE_LOSS,
-                "gae.lambda_value": gae.lambda_value != PAPERS_GAE.lambda_value,
-                "gae.truncated": gae.truncated != PAPERS_GAE.truncated,
-            },
-        )
+        refuse_critic_options(critic, value_loss, gae)
     if adaptive_kl is not None and (kl is None or kl.place != "reward" or kl.estimator != "k1"):
-        raise UserError(
-            "adaptive_kl: needs a KL in the reward. Add kl: {coefficient: .05, estimator: k1, place: reward}."
-        )
+        raise UserError("adaptive_kl needs a KL in the reward: kl: {coefficient: .05, estimator: k1, place: reward}.")
     dual = max(LARGEST_RATIO, 1 + clip_high) if dual_clip is None else dual_clip
-    terms = [
-        corrected(policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high, dual=dual)), correction)
-    ]
-    if kl is not None and in_loss:
-        terms.append(kl_term(kl))
-    if entropy_bonus:
-        terms.append(entropy_term(entropy_bonus))
-    if has_critic:
-        terms.append(value_term(value_loss))
+    policy = policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high, dual=dual))
     return Algorithm(
         name="ppo",
         credit=partial(
@@ -108,7 +90,12 @@ def ppo(
             missing_stop=(missing_stop_penalty, missing_stop_cap),
             value_clip=value_loss.clip if has_critic else None,
         ),
-        terms=tuple(terms),
+        terms=(
+            corrected(policy, correction),
+            *([kl_term(kl)] if kl is not None and in_loss else []),
+            *([entropy_term(entropy_bonus)] if entropy_bonus else []),
+            *([value_term(value_loss)] if has_critic else []),
+        ),
         token_weights=WEIGHTINGS[token_weights],
         kl_penalty=None if in_loss else kl,
         least_group_size=2 if baseline == "leave_one_out" else 1,
@@ -119,6 +106,16 @@ def ppo(
         passes=Passes(epochs=2, minibatches=4),
         largest_epoch_kl=largest_epoch_kl,
     )
+
+
+def refuse_critic_options(critic: CriticOptions, value_loss: ValueLossOptions, gae: GaeOptions) -> None:
+    given = {
+        "critic": critic != DEFAULT_CRITIC,
+        "value_loss": value_loss != DEFAULT_VALUE_LOSS,
+        "gae.lambda_value": gae.lambda_value != PAPERS_GAE.lambda_value,
+        "gae.truncated": gae.truncated != PAPERS_GAE.truncated,
+    }
+    refuse_unread("baseline = critic", given)
 
 
 def actor_critic_credit(
