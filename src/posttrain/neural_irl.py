@@ -19,8 +19,8 @@ from scipy.sparse import eye_array
 from torch import Tensor
 from torch.nn import Module
 
-from posttrain.errors import UserError, require
-from posttrain.irl.arguments import brief_repr, check_watch, checked_integer, require_numeric_options
+from posttrain.errors import UserError
+from posttrain.irl.arguments import NON_NEGATIVE, POSITIVE, check_numbers, check_watch, checked_integer
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.demonstrations import Demonstrations
@@ -29,12 +29,11 @@ from posttrain.irl.features import LinearReward
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import Point, Watch
 from posttrain.irl.objectives import Dual, Plan
-from posttrain.options.bounds import Bounded, NonNegativeFloat, PositiveFloat
 
 
 @dataclass(frozen=True, eq=False)
 class NeuralFit:
-    """What a network ended with; the policy is that of these rewards."""
+    """The network's final rewards, and their policy."""
 
     reward: ndarray
     """Per state."""
@@ -45,27 +44,25 @@ class NeuralFit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeuralIRL(Bounded):
+class NeuralIRL:
     """Settings of a fit; the problem is that of `MaxCausalEntIRL`, with a weight decay in place of its l2."""
 
     discount: float = 0.99
     """Below 1 unless the network's rewards are bounded well below zero: at 1 a step must cost more than it may earn."""
     temperature: float = 1.0
     horizon: int | None = None
-    learning_rate: PositiveFloat = 1e-2
-    weight_decay: NonNegativeFloat = 1e-4
+    learning_rate: float = 1e-2
+    weight_decay: float = 1e-4
     num_steps: int = 500
-    tolerance: NonNegativeFloat = 1e-4
+    tolerance: float = 1e-4
     """Largest difference in discounted visits of a state at which to stop."""
 
     def __post_init__(self) -> None:
-        require_numeric_options(self, "learning_rate", "weight_decay", "num_steps", "tolerance")
-        super().__post_init__()
-        require(checked_integer(self.num_steps, "num_steps") >= 1, self, "num_steps", "is too few; use at least 1")
+        check_numbers(self, learning_rate=POSITIVE, weight_decay=NON_NEGATIVE, tolerance=NON_NEGATIVE)
+        checked_integer(self.num_steps, "num_steps", least=1)
         self.causal()
 
     def causal(self) -> MaxCausalEntIRL:
-        """The problem for given rewards; refuses what it cannot be."""
         return MaxCausalEntIRL(discount=self.discount, temperature=self.temperature, horizon=self.horizon, l2=0.0)
 
     def fit(
@@ -79,14 +76,11 @@ class NeuralIRL(Bounded):
     ) -> NeuralFit:
         """Train the network, in place, to map a row of inputs for each state to the reward of that state.
 
-        `watch` is shown the `gap` before each step.
+        `watch` is called with the `gap` before each step.
         """
         check_watch(watch)
         if not isinstance(network, Module) or not isinstance(inputs, Tensor):
-            raise UserError(
-                f"network is {brief_repr(network)} and inputs {brief_repr(inputs)}: give a torch module, and a tensor "
-                "with a row for each state"
-            )
+            raise UserError("network, inputs: give a torch module, and a tensor with a row for each state")
         dual = self.state_dual(mdp, demonstrations)
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         if not parameters:
@@ -96,11 +90,10 @@ class NeuralIRL(Bounded):
         plan: Plan | None = None
         for step in range(self.num_steps):
             output = network(inputs)
-            if not isinstance(output, Tensor):
-                raise UserError(f"the network gives {brief_repr(output)}: it must give a tensor of rewards")
+            if not isinstance(output, Tensor) or output.numel() != mdp.num_states:
+                given = output.numel() if isinstance(output, Tensor) else type(output).__name__
+                raise UserError(f"the network gives {given} rewards for {mdp.num_states} states; give a tensor of them")
             reward = output.reshape(-1)
-            if reward.shape != (mdp.num_states,):
-                raise UserError(f"the network gives {reward.numel()} rewards for {mdp.num_states} states; use one each")
             point = self.dual_at(dual, reward, plan, step)
             plan = point.plan
             gaps.append(point.gradient_norm)
@@ -122,12 +115,12 @@ class NeuralIRL(Bounded):
         return Dual(setting, features.observed(discounted_counts(known, mdp, discount=self.discount)))
 
     def dual_at(self, dual: Dual, reward: Tensor, plan: Plan | None, step: int) -> Point[Plan]:
-        """The dual at the network's rewards."""
         rewards = reward.detach().cpu().double().numpy()
         if not np.isfinite(rewards).all():
+            state = np.flatnonzero(~np.isfinite(rewards))[0]
             raise UserError(
-                f"step {step}: the network's reward of state {np.flatnonzero(~np.isfinite(rewards))[0]} is "
-                f"not finite; lower learning_rate = {self.learning_rate}"
+                f"step {step}: the network's reward of state {state} is not finite; lower learning_rate ="
+                f" {self.learning_rate}"
             )
         try:
             return dual.at(rewards, plan)

@@ -1,17 +1,16 @@
-"""What callers give, as what the mathematics takes: one conversion of lists, numbers and arrays, at the boundary.
+"""What callers give, as what the mathematics takes; what it cannot use is refused by the name of the argument.
 
-A list of numbers, an array of whole numbers or of flags is as good as an array of floats, and becomes one.  What is no
-number, or was masked, is refused by the name of the argument.
+Lists, whole numbers and flags become arrays of floats.  Numbers obey a `Law`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
 from operator import index
 from reprlib import Repr
 from typing import TypeVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from numpy.random import Generator
 from scipy.sparse import issparse, sparray, spmatrix
@@ -21,18 +20,25 @@ from posttrain.errors import UserError
 Numbers = ndarray | Sequence[object]
 """An array, or lists of numbers."""
 Value = TypeVar("Value")
+Fault = tuple[Bool[ndarray, " entry"], Callable[[int], str]]
+"""A mask of bad entries, and the message about one of them."""
+Law = tuple[str, Callable[[float], bool]]
+"""What a number must be, in words and as a check that NaN does not pass."""
 
-NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError)
-"""What numpy raises on making an array of what is none: lists of different lengths, tensors that have a gradient."""
+SHARE: Law = ("from 0 to 1", lambda number: 0 <= number <= 1)
+PROBABILITY: Law = ("greater than 0 and less than 1", lambda number: 0 < number < 1)
+POSITIVE: Law = ("a finite number greater than 0", lambda number: 0 < number < np.inf)
+NON_NEGATIVE: Law = ("a finite number of at least 0", lambda number: 0 <= number < np.inf)
+
+NOT_AN_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError)
+"""What numpy raises where it cannot make an array: lists of different lengths, tensors that have a gradient."""
 SIZE_LIMIT = 1e100
 """The squares and sums of larger numbers are infinite in double precision."""
-
-MOST = 2**63 - 1
-"""The largest whole number of an array."""
+LARGEST_INTEGER = 2**63 - 1
 
 
 def brief_repr(given: object) -> str:
-    """How an error shows what was given: in one short line."""
+    """An argument in one short line, for a message."""
     if isinstance(given, ndarray):
         return f"an array of shape {given.shape} and type {given.dtype}"
     if isinstance(given, sparray | spmatrix):
@@ -42,69 +48,98 @@ def brief_repr(given: object) -> str:
     return f"{words.repr(given)} ({type(given).__name__})"
 
 
+def check_entries(bad: Bool[ndarray, " entry"], message: Callable[[int], str]) -> None:
+    """Refuse the first of the bad entries, if there are any."""
+    if bad.any():
+        raise UserError(message(int(bad.argmax())))
+
+
 def real_array(given: object, what: str) -> Float[ndarray, "..."]:
-    """The numbers as an array of floats; refuses, by name, what holds anything but real numbers."""
+    """Real numbers as an array of floats."""
     if issparse(given):
-        raise UserError(f"{what} is a sparse matrix: give an array, as its .toarray() is")
-    refuse_masked(given, what)
+        raise UserError(f"{what} is a sparse matrix: give an array, such as its .toarray()")
+    check_unmasked(given, what)
     try:
         array = np.asarray(given)
-    except NO_ARRAY as error:
-        raise UserError(f"{what} is {brief_repr(given)}, and no array of numbers ({error})") from None
+    except NOT_AN_ARRAY as error:
+        raise UserError(f"{what} is {brief_repr(given)}: give an array of real numbers ({error})") from None
     if array.dtype.kind not in "biuf":
         raise UserError(f"{what} is {brief_repr(given)}: give real numbers, in an array or in lists")
     return array.astype(np.float64, copy=False)
 
 
-def refuse_masked(given: object, what: str) -> None:
-    """Refuse arrays some entries of which are masked, also in a list: numpy would bring back what was masked."""
+def check_unmasked(given: object, what: str) -> None:
+    """Refuse masked entries, also in a list: numpy would use their values."""
     if np.ma.is_masked(given) or (isinstance(given, list | tuple) and any(np.ma.is_masked(part) for part in given)):
-        raise UserError(f"{what} has masked entries, which stand for no number: fill them, or leave them out")
+        raise UserError(f"{what} has masked entries: fill them, or leave them out")
 
 
 def check_size(array: Float[ndarray, "..."], what: str) -> None:
-    """Refuse finite numbers whose squares are not."""
     largest = float(np.abs(array).max(initial=0.0))
     if largest > SIZE_LIMIT:
         raise UserError(f"{what} reach {largest:.3g} in size: use numbers up to {SIZE_LIMIT:.0e}, in another unit")
 
 
-def real_number(given: object, what: str) -> float:
-    """One real number."""
+def shaped_array(
+    given: Numbers, what: str, *shapes: tuple[int, ...], finite: bool = False, rows: ndarray | None = None
+) -> Float[ndarray, "..."]:
+    """An array of one of the shapes, without NaN or, if `finite`, infinity; `rows` are the names of its rows."""
+    array = real_array(given, what)
+    if array.shape not in shapes:
+        raise UserError(f"{what} has the shape {array.shape}; use {' or '.join(map(str, shapes))}")
+    bad = np.argwhere(~np.isfinite(array) if finite else np.isnan(array))
+    if bad.size:
+        row, *others = map(int, bad[0])
+        place = f"({', '.join(map(str, (row if rows is None else rows[row], *others)))})"
+        raise UserError(f"{what} has {array[tuple(bad[0])]} at {place}; use {'finite ' if finite else ''}numbers")
+    return array
+
+
+def checked_number(given: object, what: str, law: Law) -> float:
+    """One real number that obeys a law."""
     if isinstance(given, ndarray) and given.ndim == 0:
         given = given[()]
     if isinstance(given, bool) or not isinstance(given, Real):
         raise UserError(f"{what} = {brief_repr(given)}: give a number")
+    rule, holds = law
     try:
-        return float(given)
+        number = float(given)
     except OverflowError:
-        raise UserError(f"{what} = {brief_repr(given)}: it is beyond double precision") from None
+        number = np.inf
+    if not holds(number):
+        raise UserError(f"{what} = {number}: must be {rule}")
+    return number
+
+
+def check_numbers(options: object, **laws: Law) -> None:
+    """Refuse options whose fields of these names do not obey their laws."""
+    for name, law in laws.items():
+        checked_number(getattr(options, name), name, law)
 
 
 def checked_integer(given: object, what: str, *, least: int | None = None) -> int:
-    """One whole number, not below `least`."""
+    """A whole number of 64 bits, not below `least`."""
     try:
         number = None if isinstance(given, bool | np.bool_) else index(given)  # type: ignore[arg-type]
     except TypeError:
         number = None
-    if number is None or abs(number) > MOST:
+    if number is None or abs(number) > LARGEST_INTEGER:
         raise UserError(f"{what} = {brief_repr(given)}: give a whole number of 64 bits")
     if least is not None and number < least:
-        raise UserError(f"{what} = {number}: use {least} or more")
+        raise UserError(f"{what} = {number}: must be at least {least}")
     return number
 
 
 def state_numbers(given: object, what: str, num_states: int) -> Int[ndarray, " given"]:
-    """Numbers of states, from one of them or several; refuses what does not exist."""
+    """Numbers of existing states, from one of them or several."""
     array = real_array(given, what).ravel()
-    bad = np.flatnonzero(~np.isin(array, np.arange(num_states)))
-    if bad.size:
-        raise UserError(f"{what} state {array[bad[0]]:g} does not exist: states are 0 to {num_states - 1}")
+    bad = ~np.isin(array, np.arange(num_states))
+    check_entries(bad, lambda i: f"{what} state {array[i]:g} does not exist: states are 0 to {num_states - 1}")
     return array.astype(np.int64)
 
 
 def random_generator(given: object) -> Generator:
-    """A generator of numpy as it is, or one from a seed."""
+    """A generator, or one made from a seed."""
     if isinstance(given, Generator):
         return given
     if isinstance(given, np.random.RandomState):
@@ -113,24 +148,21 @@ def random_generator(given: object) -> Generator:
 
 
 def require_kind(given: object, kind: type[Value], what: str) -> Value:
-    """The object, if it is of the class that an argument needs."""
     if not isinstance(given, kind):
         raise UserError(f"{what} is {brief_repr(given)}: give a {kind.__name__} of posttrain.irl")
     return given
 
 
+def require_callable(given: object, what: str, of: str) -> None:
+    if not callable(given):
+        raise UserError(f"{what} is {brief_repr(given)}: give a function of {of}")
+
+
 def check_watch(watch: object) -> None:
-    """Refuse what cannot be called with the numbers of an evaluation."""
-    if watch is not None and not callable(watch):
-        raise UserError(f"watch is {brief_repr(watch)}: give a function of a mapping of numbers")
+    if watch is not None:
+        require_callable(watch, "watch", "a mapping of numbers")
 
 
-def is_word(given: object, words: Sequence[str]) -> bool:
-    """Whether a setting is one of the words that it may be."""
-    return isinstance(given, str) and given in words
-
-
-def require_numeric_options(options: object, *names: str) -> None:
-    """Refuse settings that are no numbers, before their bounds are looked at."""
-    for name in names:
-        real_number(getattr(options, name), name)
+def require_word(given: object, what: str, words: Sequence[str]) -> None:
+    if not isinstance(given, str) or given not in words:
+        raise UserError(f"{what} = {given!r}: use {' or '.join(map(repr, words))}")

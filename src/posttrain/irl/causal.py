@@ -2,19 +2,22 @@
 
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from posttrain.errors import UserError, require
+from posttrain.errors import UserError
 from posttrain.irl.arguments import (
+    NON_NEGATIVE,
+    POSITIVE,
+    SHARE,
     Numbers,
+    check_numbers,
     check_watch,
     checked_integer,
-    is_word,
     require_kind,
-    require_numeric_options,
+    require_word,
 )
 from posttrain.irl.counting import (
     action_counts,
@@ -30,27 +33,13 @@ from posttrain.irl.feasibility import feasible_start, smallest_gap
 from posttrain.irl.features import Features, LinearReward, Weights, moments_array
 from posttrain.irl.fitting import Fit, fit_of_descent
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.minimisers import (
-    SOLVERS,
-    Descent,
-    DifferentiableObjective,
-    PlanT,
-    Point,
-    RescaledObjective,
-    SolverName,
-    Watch,
-    minimiser,
-    rescaled_point,
-)
+from posttrain.irl.minimisers import SOLVERS, Descent, SolverName, Watch, descend
 from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting, WatchedObjective
-from posttrain.irl.planning import check_discount
 
 QUICK_PAIRS = 5_000
 """Pairs of state and action up to which a warning waits for the least gap of any policy."""
-
-
 UNMATCHED = 0.01
-"""Share of the largest moment by which moments may miss what any policy has without a word."""
+"""Share of the largest moment by which moments may miss those of any policy without a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,26 +63,20 @@ class MaxCausalEntIRL:
     max_iterations: int = 5000
 
     def __post_init__(self) -> None:
-        require(
-            is_word(self.objective, ("dual", "likelihood")), self, "objective", "is unknown; use 'dual' or 'likelihood'"
-        )
-        require(is_word(self.solver, SOLVERS), self, "solver", "is unknown; use 'auto', 'newton' or 'lbfgs'")
-        require_numeric_options(self, "discount", "temperature", "l2", "tolerance", "max_iterations")
-        acts = self.horizon is None or checked_integer(self.horizon, "horizon") >= 1
-        require(acts, self, "horizon", "is no number of actions; use a whole number >= 1, or None")
-        require(0 <= self.l2 < np.inf, self, "l2", "is no penalty; use a number >= 0")
-        require(0 < self.temperature < np.inf, self, "temperature", "is no temperature; use a number > 0")
-        require(0 < self.tolerance < np.inf, self, "tolerance", "is never reached, or at once; use a finite number > 0")
+        require_word(self.objective, "objective", ("dual", "likelihood"))
+        require_word(self.solver, "solver", SOLVERS)
+        check_numbers(self, discount=SHARE, temperature=POSITIVE, l2=NON_NEGATIVE, tolerance=POSITIVE)
         checked_integer(self.max_iterations, "max_iterations", least=0)
-        check_discount(self.discount)
+        if self.horizon is not None:
+            checked_integer(self.horizon, "horizon", least=1)
 
     def fit(
         self, mdp: TabularMDP, reward: LinearReward, demonstrations: Demonstrations, *, watch: Watch | None = None
     ) -> Fit:
         """The weights under which soft planning behaves as demonstrated, starting where the demonstrations start.
 
-        The likelihood is minimised from the weights that the dual starts from.  From the dual's minimum it would be led
-        astray: the less the penalty, the larger the weights there, and under huge ones nothing has a slope.
+        The likelihood starts from the same weights as the dual, not from the dual's minimum: with a small penalty the
+        weights there are huge, and nothing has a slope.
         """
         features = require_kind(reward, LinearReward, "reward").bound(mdp)
         known = in_world(demonstrations, mdp)
@@ -115,7 +98,7 @@ class MaxCausalEntIRL:
         *,
         watch: Watch | None = None,
     ) -> Fit:
-        """The same from exact features of a policy, per episode from the world's own start: the dual only."""
+        """Fit exact features of a policy, per episode from the world's start: the dual only."""
         if self.objective != "dual":
             raise UserError("objective = 'likelihood' needs demonstrations, not moments; use objective='dual'")
         features = require_kind(reward, LinearReward, "reward").bound(mdp)
@@ -127,40 +110,28 @@ class MaxCausalEntIRL:
         return fit
 
     def setting(self, features: Features, start: Weights) -> Setting:
-        return Setting(
-            features=features,
-            start=start,
-            discount=self.discount,
-            temperature=self.temperature,
-            horizon=self.horizon,
-            l2=self.l2,
-        )
+        shared = {name: getattr(self, name) for name in ("discount", "temperature", "horizon", "l2")}
+        return Setting(features=features, start=start, **shared)
 
     def action_counts(self, known: Demonstrations, mdp: TabularMDP) -> np.ndarray:
-        """Undiscounted, for every decision is as telling as any other."""
+        """Undiscounted: every decision says as much as any other."""
         if self.horizon is None:
             return discounted_counts(known, mdp, discount=1.0).acting
-        check_horizon(known, self.horizon, "demonstration")
+        check_horizon(known, self.horizon)
         return action_counts(known, mdp, horizon=self.horizon)
 
     def minimise(self, objective: PlannedObjective, watch: Watch | None) -> Descent[Plan]:
-        """From weights with finite values, by the solver of these settings, with features in units of their size."""
+        """Minimise from weights with finite values."""
         check_watch(watch)
         watched = objective if watch is None else WatchedObjective(objective, watch)
-        return self.descend(watched, feasible_start(watched), objective.setting.features.units)
-
-    def descend(self, objective: DifferentiableObjective[PlanT], start: Point[PlanT], units: Weights) -> Descent[PlanT]:
-        """From a start, with features in units of their size."""
-        minimise = minimiser(self.solver, len(units))
-        scaled = RescaledObjective(objective, units)
-        found = minimise(
-            scaled, rescaled_point(start, units), tolerance=self.tolerance, max_iterations=self.max_iterations
+        units = objective.setting.features.units
+        return descend(
+            watched, feasible_start(watched), units, self.solver, tolerance=self.tolerance, most=self.max_iterations
         )
-        return replace(found, point=rescaled_point(found.point, 1 / units))
 
 
 def warn_unless_converged(fit: Fit) -> None:
-    """Warn whoever called the fit where it has not converged; without penalty that says what was possible."""
+    """Warn the caller of the fit; without a penalty the warning says what gap is possible."""
     if not fit.converged:
         largest = f"its largest gradient is {fit.history[-1][1]:.3g} after {fit.num_iterations} iterations"
         remedy = "raise max_iterations, tolerance or l2" if fit.setting.l2 else f"{gap_report(fit)}; use l2 > 0"
@@ -168,38 +139,42 @@ def warn_unless_converged(fit: Fit) -> None:
 
 
 def warn_unless_possible(fit: Fit) -> None:
-    """Warn whoever gave moments that no policy has: a penalty makes finite weights of them all the same."""
+    """Warn the caller about moments that no policy has: with a penalty they make finite weights too."""
     room = UNMATCHED * max(float(np.abs(numbers).max()) for numbers in (fit.moments, fit.expected))
     if not (fit.converged and fit.setting.l2) or fit.gap <= room or (least := least_known_gap(fit)) <= room:
         return
     warnings.warn(
-        f"no policy has these moments: the gap is {fit.gap:.3g}, and none has one below {least:.3g}. Give the "
-        f"totals of features per episode, at discount {fit.setting.discount} and from the world's own start",
+        f"no policy has these moments: the gap is {fit.gap:.3g}, and no policy's is below {least:.3g}. Give totals of"
+        f" features per episode, at discount {fit.setting.discount} and from the world's start",
         stacklevel=3,
     )
 
 
+def quick_program(setting: Setting) -> bool:
+    return setting.horizon is None and setting.features.mdp.transitions.shape[0] <= QUICK_PAIRS
+
+
 def least_known_gap(fit: Fit) -> float:
-    """A gap that no policy goes below: the least where a linear program is quick, else what duality tells."""
+    """A lower bound of every policy's gap: the least gap where a linear program is quick, else by duality."""
     setting = fit.setting
-    if setting.horizon is None and setting.features.mdp.transitions.shape[0] <= QUICK_PAIRS:
-        with suppress(Divergence):  # then duality tells what it can
+    if quick_program(setting):
+        with suppress(Divergence):
             return smallest_gap(setting, fit.moments)
     value = fit.point.value - setting.l2 / 2 * float(fit.weights @ fit.weights)
     return max(0.0, -value / float(np.abs(fit.weights).sum() or 1.0))
 
 
 def gap_report(fit: Fit) -> str:
-    """Of a fit without penalty: how near it is to what was asked for, and how near any policy can come.
+    """How near a fit without penalty comes to its moments, and how near any policy can.
 
-    Where the linear program would take long, or there is a horizon, duality tells: g(θ) is the most that any policy has
-    of τ H(π) + θ·(E_π[φ] - μ), and entropy H is not negative, so no policy's gap is below -g(θ)/‖θ‖₁.
+    Where the linear program is slow, or there is a horizon, duality bounds it: g(θ) is the most that any policy has of
+    τ H(π) + θ·(E_π[φ] - μ), and entropy H is not negative, so no policy's gap is below -g(θ)/‖θ‖₁.
     """
     said = f"with l2 = 0 there may be no finite weights, and these go up to {np.abs(fit.weights).max():.3g}"
     if not fit.objective.convex:
         return said
     said += f"; the gap is {fit.gap:.3g}"
-    if fit.setting.horizon is None and fit.setting.features.mdp.transitions.shape[0] <= QUICK_PAIRS:
+    if quick_program(fit.setting):
         try:
             return f"{said}, the least that any policy can reach {smallest_gap(fit.setting, fit.moments):.3g}"
         except Divergence as error:

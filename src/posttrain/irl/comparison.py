@@ -5,14 +5,13 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import Numbers, real_array
+from posttrain.irl.arguments import SHARE, Numbers, checked_number, real_array, shaped_array
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy, policy_array
 from posttrain.irl.planning import (
     Problem,
     action_values,
     at_ends,
-    check_discount,
     greedy_policy,
     per_action,
     reward_array,
@@ -74,16 +73,13 @@ def epic_distance(reward: Numbers, other: Numbers, *, discount: float) -> float:
     part: `policy_divergence` is the comparison in which they do.  A reward per state is earned whatever is done there.
     A reward that shaping turns into a constant has no correlation with anything, and is refused.
     """
-    check_discount(discount)
+    checked_number(discount, "discount", SHARE)
     first, second = (unit_reward(given) for given in (reward, other))
-    if len(first) != len(second) or min(first.shape[1], second.shape[1]) not in (
-        1,
-        max(first.shape[1], second.shape[1]),
-    ):
-        shapes = " and ".join(str(real_array(given, "a reward").shape) for given in (reward, other))
-        raise UserError(f"the rewards have the shapes {shapes}: give them the same states")
-    if first.ndim != second.ndim:
-        first, second = (per_outcome(given) for given in (first, second))
+    fewer, more = sorted((first.shape[1], second.shape[1]))
+    if len(first) != len(second) or fewer not in (1, more):
+        raise UserError(f"the rewards have the shapes {first.shape} and {second.shape}: give them the same states")
+    if first.ndim != second.ndim:  # of pairs: r(s,a,s') = r(s,a), whatever follows
+        first, second = (r if r.ndim == 3 else np.repeat(r[:, :, None], len(r), axis=2) for r in (first, second))
     spreads = [canonical_product(given, given, discount) ** 0.5 for given in (first, second)]
     if min(spreads) <= 1e-12:
         raise UserError("a reward is a constant up to potential shaping: it has no EPIC distance to anything")
@@ -92,23 +88,15 @@ def epic_distance(reward: Numbers, other: Numbers, *, discount: float) -> float:
 
 
 def unit_reward(given: Numbers) -> OutcomeReward:
-    """The same with an axis of actions, its largest entry 1; refuses what is no reward, naming the entry."""
+    """A finite reward with an axis of actions, its largest entry 1."""
     reward = real_array(given, "a reward")
     if reward.ndim not in (1, 2, 3) or not reward.size or (reward.ndim == 3 and reward.shape[2] != len(reward)):
         raise UserError(
             f"a reward has the shape {reward.shape}: use (state), (state, action) or (state, action, state)"
         )
-    bad = np.argwhere(~np.isfinite(reward))
-    if bad.size:
-        entry = tuple(int(index) for index in bad[0])
-        raise UserError(f"a reward has {reward[entry]} at {entry}: use finite numbers")
+    shaped_array(reward, "a reward", reward.shape, finite=True)
     wide: ndarray = reward[:, None] if reward.ndim == 1 else reward
     return wide / max(float(np.abs(wide).max()), 1e-300)
-
-
-def per_outcome(reward: OutcomeReward) -> OutcomeReward:
-    """A reward of pairs as one of outcomes: r(s,a,s') = r(s,a), whatever follows."""
-    return reward if reward.ndim == 3 else np.repeat(reward[:, :, None], len(reward), axis=2)
 
 
 def canonical_product(first: OutcomeReward, second: OutcomeReward, discount: float) -> float:

@@ -19,12 +19,32 @@ from numpy import ndarray
 from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import Numbers, check_size, real_array, real_number, require_kind, state_numbers
+from posttrain.irl.arguments import (
+    NON_NEGATIVE,
+    POSITIVE,
+    Numbers,
+    check_entries,
+    check_size,
+    checked_number,
+    real_array,
+    require_kind,
+    shaped_array,
+    state_numbers,
+)
 from posttrain.irl.counting import initial_histogram, visit_totals
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.features import LinearReward, check_finite, dense
-from posttrain.irl.mdp import SUM_TOLERANCE, Ends, Start, TabularMDP, check_start, start_distribution, terminal_mask
-from posttrain.irl.planning import reward_array, shaped_array
+from posttrain.irl.mdp import (
+    SUM_TOLERANCE,
+    Ends,
+    Start,
+    TabularMDP,
+    check_start,
+    start_distribution,
+    state_graph,
+    terminal_mask,
+)
+from posttrain.irl.planning import reward_array
 
 EARLY = 1e-6
 """The backward sweep stops once no Z changes by more."""
@@ -66,14 +86,6 @@ def start_histogram(num_states: int, demonstrations: Demonstrations) -> PerState
     return initial_histogram(demonstrations, num_states)
 
 
-def merged_transitions(mdp: TabularMDP) -> Float[ndarray, "state next"]:
-    """Σ_a P(s'|s,a), all that the backward sweep needs of the dynamics."""
-    table = mdp.transitions
-    shape = (mdp.num_states, mdp.num_states)
-    dense: ndarray = csr_array((table.data, table.indices, table.indptr[:: mdp.num_actions]), shape=shape).toarray()
-    return dense
-
-
 def local_action_probabilities(mdp: TabularMDP, terminal: Ends, reward: Numbers) -> Float[ndarray, "state action"]:
     """The backward sweep: how much of the partition function goes through each action.
 
@@ -87,14 +99,14 @@ def local_action_probabilities(mdp: TabularMDP, terminal: Ends, reward: Numbers)
         raise UserError(f"the reward has the shape {paid.shape}: the course's is of states alone")
     if mdp.terminal.any():
         raise UserError(
-            f"state {mdp.states[mdp.terminal.argmax()]} ends episodes in this world, but the course's sweeps go on "
-            "from terminal states: make the world with terminal=() and name them as an argument here"
+            f"state {mdp.states[mdp.terminal.argmax()]} ends episodes in this world, but the course's sweeps go on from"
+            " terminal states: make the world with terminal=() and pass them here"
         )
     sweeps = np.zeros((2 * mdp.num_states + 1, mdp.num_states))
     sweeps[0, terminal_mask(terminal, mdp.num_states)] = 1
     with np.errstate(over="ignore", invalid="ignore"):
         gains = np.exp(paid)
-        step = gains[:, None] * merged_transitions(mdp)
+        step = gains[:, None] * state_graph(mdp).toarray()  # Σ_a P(s'|s,a)
         for before, after in pairwise(sweeps):
             np.dot(step, before, out=after)
         changes = np.abs(np.diff(sweeps, axis=0)).max(axis=1)
@@ -103,8 +115,8 @@ def local_action_probabilities(mdp: TabularMDP, terminal: Ends, reward: Numbers)
     before, after = sweeps[last], sweeps[last + 1]
     if not np.isfinite(after).all():
         raise UserError(
-            f"the partition function overflows at rewards up to {paid.max():.3g} over {2 * mdp.num_states} steps: "
-            "the course's algorithm is for small grids; use MaxEntIRL or MaxCausalEntIRL"
+            f"the partition function overflows at rewards up to {paid.max():.3g} over {2 * mdp.num_states} steps: the"
+            " course's algorithm is for small grids; use MaxEntIRL or MaxCausalEntIRL"
         )
     through = gains[:, None] * (mdp.transitions @ before).reshape(mdp.num_states, -1)
     shares: ndarray = np.divide(through, after[:, None], out=np.zeros_like(through), where=after[:, None] > 0)
@@ -122,11 +134,8 @@ def expected_visitations(mdp: TabularMDP, terminal: Ends, start: Start, policy: 
     going_on = shaped_array(policy, "the policy", shape).copy()  # it may be all 0 where no path reaches an end
     going_on[terminal_mask(terminal, mdp.num_states)] = 0
     sums = going_on.sum(axis=1)
-    wrong = np.flatnonzero((going_on < 0).any(axis=1) | ((np.abs(sums - 1) > SUM_TOLERANCE) & (sums != 0)))
-    if wrong.size:
-        raise UserError(
-            f"the policy of state {mdp.states[wrong[0]]} is {going_on[wrong[0]]}: use numbers that sum to 1"
-        )
+    bad = (going_on < 0).any(axis=1) | ((np.abs(sums - 1) > SUM_TOLERANCE) & (sums != 0))
+    check_entries(bad, lambda i: f"policy of state {mdp.states[i]}: {going_on[i]}; use numbers that sum to 1")
     table = mdp.transitions.toarray().reshape(*shape, -1)
     following = np.einsum("sa,san->ns", going_on, table)
     steps = np.empty((2 * mdp.num_states, mdp.num_states))
@@ -150,9 +159,8 @@ def recover_reward(
 
     ω ← ω · exp(α_t (μ_E - μ_ω)),   α_t = step_size / (1 + t)
     """
-    for name, number in (("step_size", step_size), ("tolerance", tolerance)):
-        if not 0 < real_number(number, name) < np.inf:
-            raise UserError(f"{name} = {number}: it would never stop, or at once; use a finite number > 0")
+    checked_number(step_size, "step_size", POSITIVE)
+    checked_number(tolerance, "tolerance", POSITIVE)
     table = dense(LinearReward(features=features).bound(mdp).table)
     demonstrated = feature_expectations(table, demonstrations)
     start = start_histogram(mdp.num_states, demonstrations)
@@ -181,14 +189,13 @@ def expert_policy(
     intended: Numbers, values: Numbers, *, steepness: float = STEEPNESS
 ) -> Float[ndarray, "state action"]:
     """The course's expert: π(a|s) ∝ exp(steepness · V(intended next state))."""
-    worth = real_array(values, "values")
-    if worth.ndim != 1 or not 0 <= real_number(steepness, "steepness") < np.inf:
+    worth, following = real_array(values, "values"), real_array(intended, "intended")
+    checked_number(steepness, "steepness", NON_NEGATIVE)
+    if worth.ndim != 1 or following.ndim != 2:
         raise UserError(
-            f"steepness = {steepness}, values of shape {worth.shape}: give a number >= 0, a value per state"
+            f"values have the shape {worth.shape}, intended {following.shape}: give a value for each state, and a next"
+            " state for each state and action"
         )
-    following = real_array(intended, "intended")
-    if following.ndim != 2:
-        raise UserError(f"intended has the shape {following.shape}: give a next state for each state and action")
     check_size(worth, "values")
     states = state_numbers(following, "intended", len(worth)).reshape(following.shape)
     with np.errstate(over="ignore"):

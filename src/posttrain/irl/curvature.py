@@ -1,4 +1,4 @@
-"""How a soft-optimal policy bends as weights move: covariances of the derivatives of Q.
+"""How a soft-optimal policy changes with the weights: covariances of the derivatives of Q.
 
 With reward θ · φ, the derivative of the soft values is the successor features ψ = (I - γ P_π)⁻¹ φ_π, those of Q are
 dQ(s,a) = φ(s,a) + γ Σ_s' P(s'|s,a) ψ(s'), and d²V = (I - γ P_π)⁻¹ Cov_π(dQ)/τ.  So every Hessian here is
@@ -38,10 +38,9 @@ def curvature(plan: SoftPlan | FinitePlan, features: Features, flow: ndarray) ->
 
 
 def expected_from(plan: SoftPlan | FinitePlan, features: Features) -> Successors:
-    """What an episode of the policy adds up to, in features, from each state that it may start in."""
+    """Expected features of an episode of the policy from each state."""
     if isinstance(plan, SoftPlan):
-        solved: Successors = plan.system.solve(features.averaged(plan.policy))
-        return solved
+        return plan.system.solve(features.averaged(plan.policy))
     ends = end_slopes(features)
     successors, nobody = ends, np.zeros(len(ends))
     for policy in plan.policy[::-1]:

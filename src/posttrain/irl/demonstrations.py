@@ -1,14 +1,13 @@
 """Demonstrations: episodes of any length, kept end to end without padding.
 
-An episode of T actions has T + 1 states.  How it ended is kept apart: `terminated` when the world ended it, `truncated`
-when someone stopped watching (a time limit).  A truncated episode says what was done, and nothing about what would have
-followed: it can be fitted by likelihood at any discount, but its totals are not those of a whole episode.
+An episode of T actions has T + 1 states.  `terminated` says that the world ended it, `truncated` that someone stopped
+watching (a time limit).  A truncated episode shows what was done, not what would have followed: it can be fitted by
+likelihood at any discount, but its totals are not those of a whole episode.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,8 +16,8 @@ from jaxtyping import Bool, Int
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import NO_ARRAY, Numbers, brief_repr, checked_integer, refuse_masked
-from posttrain.irl.array_files import file_path, read_file
+from posttrain.irl.arguments import NOT_AN_ARRAY, brief_repr, check_entries, check_unmasked, checked_integer
+from posttrain.irl.array_files import file_path, read_arrays
 
 FIELDS = ("states", "actions", "lengths", "terminated", "truncated")
 
@@ -28,7 +27,7 @@ Transitions = Sequence[Sequence[int]] | Int[ndarray, "step 3"]
 
 @runtime_checkable
 class MinariEpisode(Protocol):
-    """What is read of an episode of a minari data set."""
+    """The fields that are read of an episode of a minari data set."""
 
     observations: ndarray
     actions: ndarray
@@ -38,14 +37,14 @@ class MinariEpisode(Protocol):
 
 @runtime_checkable
 class ImitationTrajectory(Protocol):
-    """What is read of a trajectory of the `imitation` library."""
+    """The fields that are read of a trajectory of the `imitation` library."""
 
     obs: ndarray
     acts: ndarray
     terminal: bool
-    """Whether the episode was over, be it that the world ended it or a time limit."""
+    """Whether the episode was over, by the world or by a time limit."""
     infos: Sequence[Mapping[str, Any]] | ndarray | None
-    """One for each action; that of the last may say which."""
+    """One for each action; the last may say which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +67,23 @@ class Demonstrations:
     """Actions in each episode."""
     terminated: Bool[ndarray, "..."]
     truncated: Bool[ndarray, "..."]
-    """How each episode ended; both may hold, and neither says that it was cut off unawares."""
+    """How each episode ended.  Both may hold; neither means that it was cut off without a flag."""
 
     def __post_init__(self) -> None:
-        for name in FIELDS[:3]:
-            object.__setattr__(self, name, checked_integers(getattr(self, name), name.removesuffix("s")))
-        for name in FIELDS[3:]:
-            object.__setattr__(self, name, truth_values(getattr(self, name), name))
+        vars(self).update(checked_fields(vars(self)))
         if not len(self.lengths):
             raise UserError("there are no demonstrations: give at least one episode")
-        short = np.flatnonzero(self.lengths < 0)
-        if short.size:
-            raise UserError(f"demonstration {short[0]}: its length is {self.lengths[short[0]]}; use 0 or more actions")
+        negative = self.lengths < 0
+        check_entries(negative, lambda i: f"demonstration {i}: its length is {self.lengths[i]}; use 0 or more")
         num_steps = int(self.lengths.sum())
         if len(self.actions) != num_steps or len(self.states) != num_steps + len(self.lengths):
             raise UserError(
-                f"demonstrations: the lengths add up to {num_steps} actions, so {num_steps} actions and "
-                f"{num_steps + len(self.lengths)} states are needed (one more for each episode); "
-                f"{len(self.actions)} and {len(self.states)} are given"
+                f"demonstrations: their lengths need {num_steps} actions and {num_steps + len(self)} states (one more"
+                f" per episode); {len(self.actions)} and {len(self.states)} are given"
             )
-        for name in ("terminated", "truncated"):
-            shape = getattr(self, name).shape
-            if shape != self.lengths.shape:
-                raise UserError(
-                    f"demonstrations: `{name}` has the shape {shape}; give one flag for each of {len(self)} episodes"
-                )
+        for name in FIELDS[3:]:
+            if getattr(self, name).shape != self.lengths.shape:
+                raise UserError(f"demonstrations: give one flag `{name}` for each of the {len(self)} episodes")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -110,17 +101,14 @@ class Demonstrations:
     @staticmethod
     def from_episodes(episodes: Iterable[Episode]) -> "Demonstrations":
         """From one record for each episode."""
-        listed = episodes_with(episodes, "states", "actions", "terminated", "truncated")
+        listed = list_of(episodes, "demonstrations", "states", "actions", "terminated", "truncated")
         if not listed:
             raise UserError("there are no demonstrations: give at least one episode")
-        states = [checked_integers(episode.states, "state", index) for index, episode in enumerate(listed)]
-        actions = [checked_integers(episode.actions, "action", index) for index, episode in enumerate(listed)]
-        for index, (visited, taken) in enumerate(zip(states, actions, strict=True)):
+        states = [whole_numbers(episode.states, "state", index) for index, episode in enumerate(listed)]
+        actions = [whole_numbers(episode.actions, "action", index) for index, episode in enumerate(listed)]
+        for i, (visited, taken) in enumerate(zip(states, actions, strict=True)):
             if len(visited) != len(taken) + 1:
-                raise UserError(
-                    f"demonstration {index} has {len(visited)} states and {len(taken)} actions: "
-                    "an episode has one state more than actions"
-                )
+                raise UserError(f"demonstration {i} has {len(visited)} states and {len(taken)} actions: give one more")
         return Demonstrations(
             states=np.concatenate(states),
             actions=np.concatenate(actions),
@@ -153,7 +141,7 @@ class Demonstrations:
                 terminated=bool(truth_values(episode.terminations, "terminations").any()),
                 truncated=bool(truth_values(episode.truncations, "truncations").any()),
             )
-            for episode in episodes_with(episodes, "observations", "actions", "terminations", "truncations")
+            for episode in list_of(episodes, "demonstrations", "observations", "actions", "terminations", "truncations")
         )
 
     @staticmethod
@@ -162,24 +150,20 @@ class Demonstrations:
     ) -> "Demonstrations":
         """From trajectories of the `imitation` library, whose observations must be state numbers.
 
-        There a time limit makes an episode `terminal` too, which only the infos tell, and these are mostly not kept.
-        With the environment's `time_limit` those of so many actions count as truncated.
+        There a time limit makes an episode `terminal` too.  Only the infos say so, and they are mostly not kept: with
+        the environment's `time_limit`, episodes of that many actions count as truncated.
         """
         limit = None if time_limit is None else checked_integer(time_limit, "time_limit", least=1)
         return Demonstrations.from_episodes(
             Episode(trajectory.obs, trajectory.acts, terminated=not cut, truncated=cut)
-            for trajectory in episodes_with(trajectories, "obs", "acts", "terminal", "infos")
+            for trajectory in list_of(trajectories, "demonstrations", "obs", "acts", "terminal", "infos")
             for cut in [is_truncated(trajectory, limit)]
         )
 
     @staticmethod
     def load(path: Path | str) -> "Demonstrations":
         """From an .npz file with the five arrays of this record, as `save` writes it."""
-        arrays = read_file(path, names=FIELDS)
-        missing = FIELDS if isinstance(arrays, ndarray) else [name for name in FIELDS if name not in arrays]
-        if isinstance(arrays, ndarray) or missing:
-            raise UserError(f"{path} holds no array {missing[0]!r}: demonstrations need {', '.join(FIELDS)}")
-        return Demonstrations.from_arrays(arrays)
+        return Demonstrations.from_arrays(read_arrays(path, needed=FIELDS))
 
     @staticmethod
     def from_arrays(arrays: Mapping[str, ndarray]) -> "Demonstrations":
@@ -187,13 +171,7 @@ class Demonstrations:
         missing = [name for name in FIELDS if not isinstance(arrays, Mapping) or name not in arrays]
         if missing:
             raise UserError(f"there is no array {missing[0]!r}: demonstrations need {', '.join(FIELDS)}")
-        return Demonstrations(
-            states=checked_integers(arrays["states"], "state"),
-            actions=checked_integers(arrays["actions"], "action"),
-            lengths=checked_integers(arrays["lengths"], "length"),
-            terminated=truth_values(arrays["terminated"], "terminated"),
-            truncated=truth_values(arrays["truncated"], "truncated"),
-        )
+        return Demonstrations(**checked_fields(arrays))
 
     def save(self, path: Path | str) -> None:
         """Write the five arrays to an .npz file of exactly this name."""
@@ -205,7 +183,7 @@ class Demonstrations:
 
     @cached_property
     def first_visits(self) -> Int[ndarray, " episode"]:
-        """Where each episode's states begin."""
+        """Index of each episode's first state."""
         num_states = self.lengths + 1
         before: ndarray = np.cumsum(num_states) - num_states
         return before
@@ -223,79 +201,68 @@ class Demonstrations:
         mask[self.first_visits + self.lengths] = False
         return mask
 
-    def step_of(self, step: int) -> tuple[int, int]:
-        """Episode and time of the n-th action."""
-        episode = int(np.searchsorted(np.cumsum(self.lengths), step, side="right"))
-        return episode, step - int(self.lengths[:episode].sum())
-
-    def visit_of(self, visit: int) -> tuple[int, int]:
-        """Episode and time of the n-th visit."""
-        return int(np.searchsorted(self.first_visits, visit, side="right")) - 1, int(self.visit_times[visit])
+    def step_name(self, visit: int | np.integer) -> str:
+        """Episode and time of the n-th visit, for a message."""
+        episode = int(np.searchsorted(self.first_visits, visit, side="right")) - 1
+        return f"demonstration {episode}, step {self.visit_times[visit]}"
 
 
-def list_of(given: object, what: str) -> list[Any]:
-    """What an iterable holds, arrays as lists; refuses what is none."""
+def list_of(given: object, what: str, *names: str) -> list[Any]:
+    """The entries of an iterable, each with the attributes `names`."""
     if isinstance(given, ndarray) and given.ndim:
         given = given.tolist()
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
-        raise UserError(f"{what}: {brief_repr(given)} is no list")
     try:
-        return list(given)
-    except TypeError:  # a tensor that is one number
-        raise UserError(f"{what}: {brief_repr(given)} is no list") from None
-
-
-def episodes_with(episodes: object, *names: str) -> list[Any]:
-    """A list of episodes, each of which has what is read of it."""
-    if not isinstance(episodes, Iterable) or isinstance(episodes, str | bytes | Mapping):
-        raise UserError(f"demonstrations: {brief_repr(episodes)} is no list of episodes")
-    listed = list(episodes)
-    for index, episode in enumerate(listed):
-        missing = [name for name in names if not hasattr(episode, name)]
+        if isinstance(given, str | bytes | Mapping):
+            raise TypeError
+        listed: list[Any] = list(given)  # type: ignore[call-overload]
+    except TypeError:
+        raise UserError(f"{what}: {brief_repr(given)} is not a list") from None
+    for index, entry in enumerate(listed):
+        missing = [name for name in names if not hasattr(entry, name)]
         if missing:
-            raise UserError(f"demonstration {index} is {brief_repr(episode)}, and has no {missing[0]!r}")
+            raise UserError(f"demonstration {index} is {brief_repr(entry)}, and has no {missing[0]!r}")
     return listed
 
 
-def checked_integers(numbers: Sequence[int] | ndarray, what: str, episode: int | None = None) -> Int[ndarray, " entry"]:
-    """The same as integers; refuses vectors, fractions, and what is no number."""
+def checked_fields(given: Mapping[str, Any]) -> dict[str, ndarray]:
+    whole = {name: whole_numbers(given[name], name.removesuffix("s")) for name in FIELDS[:3]}
+    return whole | {name: truth_values(given[name], name) for name in FIELDS[3:]}
+
+
+def whole_numbers(numbers: object, what: str, episode: int | None = None) -> Int[ndarray, " entry"]:
+    """Numbers, or a column of them, as integers; refuses vectors and fractions."""
     where = "demonstrations" if episode is None else f"demonstration {episode}"
-    refuse_masked(numbers, f"{where}: the array of each {what}")
-    rule = f"{where}: each {what} must be one whole number{'' if what == 'length' else ', its number in the world'}"
+    check_unmasked(numbers, f"{where}: the array of each {what}")
+    rule = f"{where}: each {what} must be one whole number"
     try:
         array = np.asarray(numbers)
         column = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
         with np.errstate(invalid="ignore"):
             whole: ndarray = column.astype(np.int64)
-    except NO_ARRAY:  # lists of different lengths, or no numbers
+    except NOT_AN_ARRAY:
         raise UserError(rule) from None
     if column.ndim != 1 or column.dtype.kind not in "biufO":
         raise UserError(f"{rule}; they have the shape {array.shape} and the type {array.dtype}")
-    bad = np.flatnonzero(whole != column)
-    if bad.size:
-        raise UserError(f"{rule}; entry {bad[0]} is {column[bad[0]]}")
+    check_entries(whole != column, lambda entry: f"{rule}; entry {entry} is {column[entry]}")
     return whole
 
 
-def truth_values(given: Numbers, name: str) -> Bool[ndarray, " episode"]:
-    """The same as truth values; refuses what is neither."""
-    refuse_masked(given, f"demonstrations: `{name}`")
+def truth_values(given: object, name: str) -> Bool[ndarray, " episode"]:
+    """A flag for each episode."""
+    rule = f"demonstrations: `{name}` must be one true or false for each episode"
+    check_unmasked(given, f"demonstrations: `{name}`")
     try:
         numbers = np.asarray(given)
-    except NO_ARRAY:  # lists of different lengths
-        raise UserError(f"demonstrations: `{name}` must be one true or false for each episode") from None
+    except NOT_AN_ARRAY:
+        raise UserError(rule) from None
     if numbers.ndim != 1 or numbers.dtype.kind not in "biuf" or not np.isin(numbers, (0, 1)).all():
-        raise UserError(
-            f"demonstrations: `{name}` must be one true or false for each episode; it has the shape {numbers.shape} "
-            f"and the type {numbers.dtype}"
-        )
+        raise UserError(f"{rule}; it has the shape {numbers.shape} and the type {numbers.dtype}")
     return numbers.astype(bool)
 
 
 def is_truncated(trajectory: ImitationTrajectory, time_limit: int | None) -> bool:
-    """Whether someone stopped watching, or a time limit was reached."""
     [ended] = truth_values([trajectory.terminal], "terminal")
-    if not ended or len(checked_integers(trajectory.acts, "action")) == time_limit:
+    if not ended or len(whole_numbers(trajectory.acts, "action")) == time_limit:
         return True
     infos = [] if trajectory.infos is None else list_of(trajectory.infos, "the infos of a trajectory")
     if not all(isinstance(one, Mapping) for one in infos):
@@ -310,11 +277,10 @@ def episode_of_transitions(index: int, steps: Sequence[Sequence[int]], terminate
     for time, step in enumerate(steps):
         if not isinstance(step, Sequence) or len(step) != 3:
             raise UserError(f"demonstration {index}, step {time}: {step!r} is not (state, action, next state)")
-    for time, (before, after) in enumerate(pairwise(steps)):
-        if before[2] != after[0]:
+        if time and step[0] != steps[time - 1][2]:
             raise UserError(
-                f"demonstration {index}, step {time + 1}: it begins in state {after[0]}, "
-                f"but the step before it ended in state {before[2]}"
+                f"demonstration {index}, step {time}: it begins in state {step[0]}, but the step before it ended in"
+                f" state {steps[time - 1][2]}"
             )
     states = [steps[0][0], *(following for _, _, following in steps)]
     return Episode(states, [action for _, action, _ in steps], terminated=terminated, truncated=not terminated)

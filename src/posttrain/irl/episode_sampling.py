@@ -26,7 +26,7 @@ def sample_demonstrations(
     choices, table, draws = cumulative(policy_array(mdp, policy)), mdp.transitions, random_generator(rng)
     starts, only = cumulative(mdp.start), np.flatnonzero(mdp.start)
 
-    @cache  # of a large world few rows are ever met
+    @cache  # few rows of a large world are visited
     def outcomes(row: int) -> Float[ndarray, " outcome"]:
         return cumulative(table.data[table.indptr[row] : table.indptr[row + 1]])
 
@@ -50,5 +50,4 @@ def sample_demonstrations(
 def cumulative(probabilities: Float[ndarray, "*rows choice"]) -> Float[ndarray, "*rows choice"]:
     """Running totals that end at exactly 1, as numpy's `choice` makes them."""
     totals = probabilities.cumsum(axis=-1)
-    normalised: ndarray = totals / totals[..., -1:]
-    return normalised
+    return np.asarray(totals / totals[..., -1:])

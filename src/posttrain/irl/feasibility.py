@@ -1,4 +1,4 @@
-"""What is possible before anything is fitted: weights to start from, and the smallest gap that any policy can reach."""
+"""Weights to start a fit from, and the smallest gap that any policy can reach."""
 
 import numpy as np
 from scipy.sparse import block_array, csr_array, diags_array, eye_array, hstack
@@ -12,17 +12,17 @@ from posttrain.irl.minimisers import Point
 from posttrain.irl.objectives import Plan, PlannedObjective, Setting
 
 MARGIN = 0.1
-"""Cost of a step beyond the entropy that it adds, as a share of that: values at the start are far from infinite."""
+"""Cost of a step beyond the entropy that it adds, as a share of it: values at the start are far from infinite."""
 MAX_PAIRS = 50_000
 """Pairs of state and action up to which a linear program is tried."""
 
 
 def feasible_start(objective: PlannedObjective) -> Point[Plan]:
-    """Weights that make finite soft values: zero where the discount or a horizon sees to that.
+    """Weights that make finite soft values: zero where the discount or a horizon guarantees that.
 
-    At discount 1 a step must cost more than the entropy it may add, τ log A.  Weights that make every step cost that
-    are sought by least squares (exact where some combination of features is constant), then by a linear program that
-    asks it only up to potential shaping, for any values W:
+    At discount 1 a step must cost more than the entropy it may add, τ log A.  Such weights are sought by least squares
+    (exact where some combination of features is constant), then by a linear program up to potential shaping, for any
+    values W:
 
         r_θ(s,a) + Σ_s' P(s'|s,a) W(s') - W(s) ≤ -τ log A      so that T W ≤ W, and sweeps from W fall to a finite V
 
@@ -42,14 +42,13 @@ def feasible_start(objective: PlannedObjective) -> Point[Plan]:
         except Divergence:
             continue
     raise Divergence(
-        f"no weights were found that make soft values finite at discount {setting.discount} and temperature "
-        f"{setting.temperature}: add a feature that is 1 in every step, so that a step can have a cost, "
-        "or use a discount below 1 or a horizon"
+        f"no weights make soft values finite at discount {setting.discount} and temperature {setting.temperature}: add"
+        " a feature that is 1 in every step, so that a step can have a cost, or use a discount below 1 or a horizon"
     )
 
 
 def step_cost(setting: Setting) -> float:
-    """What a step must cost at least: the entropy it may add, and a margin."""
+    """The least cost of a step: the entropy it may add, and a margin."""
     return (1 + MARGIN) * setting.temperature * float(np.log(max(setting.features.mdp.num_actions, 2)))
 
 
@@ -112,13 +111,13 @@ def smallest_gap(setting: Setting, moments: Numbers) -> float:
 
         min g   over visits x(s,a) ≥ 0 and ends y(s) ≥ 0:   |Φᵀ(x, y) - μ| ≤ g,   Σ_a x(s,a) - γ Σ Pᵀ x = start(s)
 
-    No estimator can do better, so a fit's gap is to be read against this.  Without horizon only.  At discount 1 it may
-    be approached and not reached: by policies that ever more seldom go on a round, and then ever longer.
+    No estimator can do better, so compare a fit's gap with this.  Without horizon only.  At discount 1 it may be
+    approached and not reached, by policies that take a loop ever more rarely, and then ever longer.
     """
     from scipy.optimize import linprog
 
     if require_kind(setting, Setting, "setting").horizon is not None:
-        raise UserError("the smallest gap is computed for problems without horizon; horizon = None")
+        raise UserError("horizon: the smallest gap is computed without one; use horizon = None")
     limits, right, flows, starts = gap_program(setting, moments_array(setting.features, moments))
     goal = np.zeros(limits.shape[1])
     goal[-1] = 1
@@ -131,7 +130,7 @@ def smallest_gap(setting: Setting, moments: Numbers) -> float:
 def gap_program(setting: Setting, moments: Weights) -> tuple[csr_array, np.ndarray, csr_array, np.ndarray]:
     """Inequalities and equalities over (x, y, g), for states that the start leads to.
 
-    Elsewhere a round trip would keep itself up at discount 1, with nobody ever to set out on it.
+    Elsewhere a loop could sustain itself at discount 1 without ever being entered.
     """
     mdp, features = setting.features.mdp, setting.features
     rows, pairs = acting_rows(setting)

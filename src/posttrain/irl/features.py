@@ -1,7 +1,7 @@
 """Rewards linear in features, r = θ · φ: of the state one is in, of the action too, or of the state entered."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -9,7 +9,7 @@ from numpy import ndarray
 from scipy.sparse import csr_array, diags_array, issparse
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import Numbers, check_size, real_array, require_kind
+from posttrain.irl.arguments import Numbers, check_size, real_array, require_kind, require_word, shaped_array
 from posttrain.irl.counting import Counts
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.mdp import TabularMDP, sparse_floats
@@ -21,7 +21,7 @@ Weights = Float[ndarray, " feature"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearReward:
-    """Features of a world, and what they are features of."""
+    """Features of a world, and where they are earned."""
 
     features: Numbers | csr_array
     """A row for each state; for "state_action" a row s · A + a for each pair, or axes (state, action, feature)."""
@@ -34,8 +34,7 @@ class LinearReward:
     def bound(self, mdp: TabularMDP) -> "Features":
         """The features as planning in this world uses them, checked."""
         require_kind(mdp, TabularMDP, "mdp")
-        if not isinstance(self.on, str) or self.on not in ("state", "state_action", "next_state"):
-            raise UserError(f"on = {self.on!r}: use 'state', 'state_action' or 'next_state'")
+        require_word(self.on, "on", get_args(Place))
         if issparse(self.features):
             table = sparse_floats(self.features, "features")
         else:
@@ -44,9 +43,10 @@ class LinearReward:
                 table = table.reshape(mdp.num_states * mdp.num_actions, -1)
         rows = mdp.num_states * (mdp.num_actions if self.on == "state_action" else 1)
         if table.ndim != 2 or table.shape[0] != rows or table.shape[1] < 1:
+            pair = "pair of state and action" if self.on == "state_action" else "state"
             raise UserError(
-                f"features on {self.on} have the shape {table.shape}; use {rows} rows, one for each "
-                f"{'pair of state and action' if self.on == 'state_action' else 'state'}, and a column for each feature"
+                f"features on {self.on} have the shape {table.shape}; use {rows} rows, one for each {pair}, and a"
+                " column for each feature"
             )
         check_finite(table, "features")
         entered, ends = None, self.bound_ends(mdp, table.shape[1])
@@ -62,10 +62,7 @@ class LinearReward:
             raise UserError(f"on = {self.on!r} pays for arriving in an end already: use ends with on='state_action'")
         table = sparse_floats(self.ends, "ends") if issparse(self.ends) else real_array(self.ends, "ends")
         if table.shape != (mdp.num_states, num_features):
-            raise UserError(
-                f"ends have the shape {table.shape}; use {(mdp.num_states, num_features)}: a row for each state and "
-                "the columns of the features of pairs"
-            )
+            raise UserError(f"ends have the shape {table.shape}; use {(mdp.num_states, num_features)}")
         check_finite(table, "ends")
         ending: ndarray | csr_array = diags_array(mdp.terminal.astype(np.float64)).tocsr() @ table
         return ending
@@ -86,7 +83,7 @@ class Features:
 
     @property
     def on_arrival(self) -> ndarray | csr_array | None:
-        """What arriving in a terminal state counts, in its row; None where it counts nothing."""
+        """Features of arriving in each terminal state; None where there are none."""
         return self.table if self.per_state else self.ends
 
     @property
@@ -94,12 +91,11 @@ class Features:
         return int(self.table.shape[1])
 
     def rewards(self, weights: Weights) -> Reward:
-        """r = θ · φ."""
         worth: ndarray = self.table @ weights
         return worth if self.per_state else worth.reshape(self.mdp.num_states, self.mdp.num_actions)
 
     def end_rewards(self, weights: Weights) -> Float[ndarray, " state"] | None:
-        """What arriving in each end earns, where that is not part of `rewards`."""
+        """Earned on arriving in each end, where that is not part of `rewards`."""
         return None if self.ends is None else np.asarray(self.ends @ weights)
 
     def totals(self, acting: Policy, ending: Float[ndarray, " state"]) -> Weights:
@@ -158,7 +154,6 @@ class Features:
 
     @property
     def column_sizes(self) -> Weights:
-        """The largest entry of each column, in size."""
         tables = [self.table] if self.ends is None else [self.table, self.ends]
         columns = [abs(table).max(axis=0) for table in tables]
         sizes: Weights = np.max([c if isinstance(c, ndarray) else c.toarray() for c in columns], axis=0)
@@ -172,7 +167,6 @@ class Features:
 
 
 def dense(table: ndarray | csr_array) -> ndarray:
-    """A table as an array, its zeros written out."""
     if isinstance(table, ndarray):
         return table
     full: ndarray = table.toarray()
@@ -180,10 +174,7 @@ def dense(table: ndarray | csr_array) -> ndarray:
 
 
 def moments_array(features: Features, given: Numbers) -> Weights:
-    """Features of an episode as an array; refuses what are none."""
-    moments = real_array(given, "moments")
-    if moments.shape != (features.num_features,) or not np.all(np.isfinite(moments)):
-        raise UserError(f"moments {moments} must be {features.num_features} finite numbers, one for each feature")
+    moments = shaped_array(given, "moments", (features.num_features,), finite=True)
     check_size(moments, "moments")
     return moments
 

@@ -1,4 +1,4 @@
-"""What a fit found, and how far it can be trusted."""
+"""The result of a fit, and how far it can be trusted."""
 
 from dataclasses import dataclass
 
@@ -21,8 +21,8 @@ class Fit:
     reward: Reward
     """θ · φ, per state or per state and action.
 
-    Where ends have features beside pairs, what they pay is added to the actions that lead there, as the discount of the
-    fit has it: with that discount, this reward makes the same policy.
+    Where ends have features too, their rewards are added, discounted, to the actions that lead there: with the fit's
+    discount, this reward makes the same policy.
     """
     policy: Float[ndarray, "*horizon state action"]
     """π(a|s); with a horizon it depends on the time too."""
@@ -49,13 +49,12 @@ class Fit:
     policy is the one of most entropy for moments that differ by the gap.
     """
     objective: InformativeObjective
-    """What was minimised, with its data."""
+    """The minimised objective, with its data."""
     point: Point[Plan]
     """The objective there, with its Hessian."""
 
     @property
     def setting(self) -> Setting:
-        """What was planned with."""
         return self.objective.setting
 
     @property
@@ -65,7 +64,7 @@ class Fit:
 
     @property
     def information(self) -> Matrix:
-        """The curvature that the data give the objective there, without its penalty."""
+        """Curvature of the objective from the data, without its penalty."""
         return self.objective.information(self.point)
 
     @property
@@ -80,7 +79,7 @@ def fit_of_descent(
     actions: ndarray | None,
     num_demonstrations: int,
 ) -> Fit:
-    """The fit that a minimisation ended with, everything in it read off the last point."""
+    """The fit at the last point of a minimisation."""
     point, setting = descent.point, objective.setting
     plan = point.plan
     visits = plan.visits(setting.sources())
@@ -107,10 +106,10 @@ def fit_of_descent(
 
 
 def visit_error(plan: Plan, visits: ndarray, setting: Setting) -> float:
-    """The most by which the sum of all visits can be wrong: what a solve leaves over, times the longest episode.
+    """A bound of the error in the sum of all visits: the residual of the solve, times the longest episode.
 
-    With D' the computed and D the true visits, D' - D = (I - γ P_πᵀ)⁻¹ (left over), and a column of that inverse adds
-    up to the expected length of an episode from there.  Finite sums leave nothing over.
+    With D' the computed and D the true visits, D' - D = (I - γ P_πᵀ)⁻¹ residual, and a column of that inverse adds up
+    to the expected length of an episode from there.  Finite sums have no residual.
     """
     if not isinstance(plan, SoftPlan):
         return 0.0

@@ -9,7 +9,7 @@ from numpy import ndarray
 from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import checked_integer, real_number
+from posttrain.irl.arguments import SHARE, checked_integer, checked_number
 from posttrain.irl.mdp import Ends, Start, TabularMDP, start_distribution, terminal_mask, without_rows
 
 MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1))
@@ -28,8 +28,7 @@ class IcyGridWorld(TabularMDP):
     def __init__(self, size: int, slip: float = 0.2, *, start: Start = 0, terminal: Ends | None = None) -> None:
         """Without `terminal` the last corner ends an episode; an empty one makes a world without end."""
         size = checked_integer(size, "size", least=1)
-        if not 0 <= real_number(slip, "slip") <= 1:
-            raise UserError(f"slip = {slip} is not a probability; use 0 to 1")
+        checked_number(slip, "slip", SHARE)
         num_states = size * size
         ends = terminal_mask(num_states - 1 if terminal is None else terminal, num_states)
         object.__setattr__(self, "size", size)

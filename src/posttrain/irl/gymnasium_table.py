@@ -1,9 +1,9 @@
 """Reading the transition table of a gymnasium environment.
 
 `P[s][a]` lists what may follow: (probability, next state, reward, whether the episode ends).  The end is a flag of the
-transition there and a property of the state here, so a table is refused in which the same state ends one episode and
-not another.  States that cannot be reached from the start are left out (Taxi: 96 of 500).  Works on the tables of
-gymnasium 0.29 and 1.x alike.  What wrappers change is not in the table.
+transition there and a property of the state here: a table in which one state ends some episodes and not others is
+refused.  States that cannot be reached from the start are left out (Taxi: 96 of 500).  Reads the tables of gymnasium
+0.29 and 1.x.  Changes by wrappers are not in the table.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ Outcome = tuple[float, int, float, bool]
 
 @dataclass
 class TableContents:
-    """What has been read of a table so far: one line per outcome, and by which pair each state was first entered."""
+    """The lines that were read of a table, and by which pair each state was first entered."""
 
     lines: list[tuple[int, int, int, float, float]] = field(default_factory=list)
     """State, action, next state, probability, reward."""
@@ -35,35 +35,28 @@ class TableContents:
 def read_gymnasium(env: object) -> TabularMDP:
     """The world of an environment such as FrozenLake, CliffWalking or Taxi, from its transition table `P`.
 
-    Only what can be reached from the start; states are numbered anew, in the environment's order.  Time limits are
-    wrappers and not in the table.  Raises UserError, naming state and action, where there is no table, or none that can
-    be read as a world.
+    Only the states that can be reached from the start, in the environment's order.  Time limits are wrappers and not in
+    the table.  Raises UserError, naming state and action, without a table or where it cannot be read as a world.
     """
     bare = getattr(env, "unwrapped", env)
     table, start = getattr(bare, "P", None), getattr(bare, "initial_state_distrib", None)
     name = type(bare).__name__
     if not isinstance(table, Mapping | Sequence) or start is None:
         raise UserError(
-            f"{name} has no transition table (`P` and `initial_state_distrib`), so it cannot be planned in exactly; "
-            "environments such as FrozenLake, CliffWalking and Taxi have one"
+            f"{name} has no transition table (`P` and `initial_state_distrib`), so it cannot be planned in exactly; use"
+            " an environment such as FrozenLake, CliffWalking or Taxi"
         )
     if getattr(bare, "fickle_passenger", False):
-        raise UserError(
-            f"{name} has a fickle passenger, who changes the destination outside the table `P`: "
-            "make it with fickle_passenger=False"
-        )
+        raise UserError(f"{name} has a fickle passenger, who is not in the table `P`: make it fickle_passenger=False")
     start = real_array(start, f"{name}: `initial_state_distrib`")
     if start.ndim != 1:
         raise UserError(f"{name}: `initial_state_distrib` has the shape {start.shape}; give a probability per state")
     check_start(start)
     contents = read_reachable(as_mapping(table), start)
-    clash = sorted(contents.ending.keys() & contents.going_on.keys())
-    if clash:
-        state = clash[0]
+    for state in sorted(contents.ending.keys() & contents.going_on.keys()):
         raise UserError(
-            f"{name}: state {state} ends the episode when entered {contents.ending[state]}, and does not when entered "
-            f"{contents.going_on[state]}. Here an end is a property of the state entered, so this table cannot be "
-            "read: give the environment a state of its own for each way to end"
+            f"{name}: state {state} ends the episode when entered {contents.ending[state]}, and does not when entered"
+            f" {contents.going_on[state]}. Give the environment one state for each way to end"
         )
     return mdp_of_table(contents, start)
 
@@ -86,19 +79,16 @@ def read_reachable(table: Mapping[int, object], start: Float[ndarray, " state"])
 
 
 def read_actions(table: Mapping[int, object], state: int, contents: TableContents) -> Mapping[int, object]:
-    """What each action may lead to in a state; all states have as many as the first that is read."""
+    """The outcomes of each action of a state; all states have as many actions as the first that is read."""
     entry = table.get(state)
     if not isinstance(entry, Mapping | Sequence) or not len(entry):
-        raise UserError(
-            f"state {state} is entered {contents.going_on[state]}, and P has no actions there: "
-            "list what each of them may lead to"
-        )
+        raise UserError(f"state {state} is entered {contents.going_on[state]}, and P lists no actions there")
     actions = as_mapping(entry)
     contents.num_actions = contents.num_actions or len(actions)
     if set(actions) != set(range(contents.num_actions)):
         raise UserError(
-            f"P[{state}] has the actions {', '.join(map(str, actions))}, where 0 to {contents.num_actions - 1} are "
-            "expected: give every state the same, numbered from 0; one without effect may lead back to its state"
+            f"P[{state}] has the actions {', '.join(map(str, actions))}, not 0 to {contents.num_actions - 1}: give all"
+            " states the same; one without effect may lead back to its state"
         )
     return actions
 
@@ -115,9 +105,7 @@ def read_outcomes(outcomes: object, where: str, num_states: int) -> Iterable[Out
         except (TypeError, ValueError):
             well_formed = False
         if not well_formed:
-            raise UserError(
-                f"{where} lists {line!r}: an outcome is (probability, next state, reward, whether the episode ends)"
-            )
+            raise UserError(f"{where} lists {line!r}: give (probability, next state, reward, whether the episode ends)")
         if not 0 <= probability <= 1:
             raise UserError(f"{where} leads to state {following} with probability {probability}; use 0 to 1")
         if probability == 0:
@@ -130,12 +118,11 @@ def read_outcomes(outcomes: object, where: str, num_states: int) -> Iterable[Out
 
 
 def as_mapping(entries: Mapping[int, object] | Sequence[object]) -> Mapping[int, object]:
-    """A dictionary as it is; the entries of a list by their places."""
     return entries if isinstance(entries, Mapping) else dict(enumerate(entries))
 
 
 def mdp_of_table(contents: TableContents, start: Float[ndarray, " state"]) -> TabularMDP:
-    """The world that the lines of a table make, rewards averaged over what may follow."""
+    """The world of a table's lines, rewards averaged over what may follow."""
     num_actions = contents.num_actions
     states = np.array(sorted(contents.going_on.keys() | contents.ending.keys()), dtype=np.int64)
     lines = np.array(contents.lines).reshape(-1, 5)

@@ -38,23 +38,22 @@ Direction = Literal["N", "T"]
 
 @runtime_checkable
 class Solver(Protocol):
-    """A linear system that can be solved again and again."""
+    """A linear system to be solved for several right-hand sides."""
 
     def solve(self, right: ndarray, trans: Direction = "N") -> ndarray:
         """For one right-hand side, or for each column of several."""
 
 
 def solver(matrix: csc_array, *, wide: bool) -> Solver:
-    """What solves I - γ P best; its diagonal must be stored in full.
+    """The best solver of I - γ P, whose diagonal must be stored in full.
 
-    Raises Divergence where it is singular, which needs discount 1 and a policy that some states never leave; a wide one
-    is found to be so only when it is solved.
+    Raises Divergence where it is singular, which needs discount 1 and a policy that never leaves some states; for a
+    wide one only when it is solved.
     """
     return IterativeSolver(matrix) if wide else lu_factors(matrix)
 
 
 def lu_factors(matrix: csc_array) -> SuperLU:
-    """LU factors of an M-matrix."""
     try:
         return splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
     except RuntimeError as singular:
@@ -73,22 +72,19 @@ class IterativeSolver:
 
     @cached_property
     def factors(self) -> SuperLU:
-        """Those of the entries that this policy leaves; Divergence where they would be too large to try."""
+        """Factors without the zeros of this policy; Divergence where they would be too large to try."""
         entries = self.matrix.tocoo()
         kept = (entries.data != 0) | (entries.row == entries.col)
         left = csc_array((entries.data[kept], (entries.row[kept], entries.col[kept])), shape=self.matrix.shape)
         if left.shape[0] > LARGEST_FACTORED and is_wide(abs(left).tocsr()):
             raise Divergence(
-                f"the linear system of a policy of {left.shape[0]} states did not settle in {ROUNDS} times "
-                f"{MAX_ITERATIONS} iterations, and its factors would be too large to try"
+                f"the linear system of a policy of {left.shape[0]} states did not settle in {ROUNDS} times"
+                f" {MAX_ITERATIONS} iterations, and its factors would be too large to try"
             )
         return lu_factors(left)
 
     def solve(self, right: ndarray, trans: Direction = "N") -> ndarray:
-        """For one right-hand side, or for each column of several.
-
-        Raises Divergence where neither iterations nor factors solve it.
-        """
+        """Raises Divergence where neither iterations nor factors solve it."""
         table, solution = self.rows if trans == "N" else self.matrix.T, np.empty(right.shape)
         columns, solved = right.reshape(len(right), -1), solution.reshape(len(right), -1)
         for place, column in enumerate(columns.T):
@@ -100,9 +96,9 @@ class IterativeSolver:
 def bicgstab_solution(table: csr_array, right: ndarray) -> ndarray | None:
     """The solution for one right-hand side; None where no iteration settles.
 
-    BiCGSTAB looks at what is left over along a direction of its own, which is the right-hand side: of an episode that
-    starts in one state and goes a certain way nothing is left over there after one step, and it breaks down.  So after
-    the first round it is given a guess, whose remainder has some of every direction.
+    BiCGSTAB measures the residual along the right-hand side.  For an episode that starts in one state and takes a
+    certain way that residual is 0 after one step, and it breaks down.  So later rounds start from a guess whose
+    residual has some of every direction.
     """
     with np.errstate(all="ignore"):  # what is not finite is not accepted below
         scale = 1 / table.diagonal()
@@ -124,7 +120,7 @@ def bicgstab_solution(table: csr_array, right: ndarray) -> ndarray | None:
 
 
 def is_wide(edges: csr_array) -> bool:
-    """Whether the factors of a world would cost more than iterations, going by how many states separate it in two."""
+    """Whether factors of a world would cost more than iterations, by the number of states that separate it in two."""
     narrow: float = max(NARROW, SQUARE * edges.shape[0] ** 0.5)
     return edges.shape[0] > narrow and width(edges) > narrow
 
@@ -132,8 +128,7 @@ def is_wide(edges: csr_array) -> bool:
 def width(edges: csr_array) -> int:
     """About how many states separate a world in two: the most at one distance from an end of its largest part.
 
-    Hubs, states with so many neighbours that every distance is short by way of them, such as one to which all return,
-    are counted one by one.
+    Hubs, states with so many neighbours that they shorten every distance, are counted one by one.
     """
     both = edges + edges.T
     kept = np.flatnonzero(np.diff(both.indptr) <= 16 + 10 * both.shape[0] ** 0.5)

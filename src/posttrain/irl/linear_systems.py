@@ -6,8 +6,7 @@ from numpy import ndarray
 from scipy.sparse import csc_array, csr_array
 
 from posttrain.irl.linear_solvers import Solver, solver
-from posttrain.irl.mdp import TabularMDP, reachable
-from posttrain.irl.pattern import sums_at
+from posttrain.irl.mdp import TabularMDP, reachable, sums_at
 
 
 def policy_entries(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> Float[ndarray, " entry"]:
@@ -19,7 +18,6 @@ def policy_entries(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> F
 
 
 def next_state_table(mdp: TabularMDP, policy: Float[ndarray, "state action"]) -> csr_array:
-    """P_π as a matrix, one row per state."""
     where, size = mdp.pattern, mdp.num_states
     return csc_array((policy_entries(mdp, policy), where.indices, where.indptr), shape=(size, size)).tocsr()
 
@@ -43,10 +41,10 @@ def policy_system(mdp: TabularMDP, policy: Float[ndarray, "state action"], disco
 def resolvent(table: csr_array, *, wide: bool) -> Solver:
     """I - table, to be solved.
 
-    Its diagonal is stored entry by entry, the zeros too: of a singular matrix with an empty column SuperLU reads what
-    it never wrote, and may end the process (xiaoyeli/superlu issue 33).
+    Its diagonal is stored in full, zeros included: with an empty column SuperLU reads memory that it never wrote, and
+    may end the process (xiaoyeli/superlu issue 33).
     """
     size = table.shape[0]
-    rows, own = np.repeat(np.arange(size), np.diff(table.indptr)), np.arange(size)
-    places = (np.append(rows, own), np.append(table.indices, own))
+    rows, diagonal = np.repeat(np.arange(size), np.diff(table.indptr)), np.arange(size)
+    places = (np.append(rows, diagonal), np.append(table.indices, diagonal))
     return solver(csc_array((np.append(-table.data, np.ones(size)), places), shape=table.shape), wide=wide)

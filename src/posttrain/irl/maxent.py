@@ -2,7 +2,7 @@
 
 Fits the distribution over paths whose features match the demonstrations.  As a model of behaviour it is right only
 where the dynamics are deterministic: elsewhere it chooses its slips, and the policy read off it, executed, visits other
-states than the model says.  `executed_gap` in the result tells how far off; `MaxCausalEntIRL` is what to use there.
+states than the model predicts.  `executed_gap` in the result says how far off; use `MaxCausalEntIRL` there.
 """
 
 import warnings
@@ -11,8 +11,17 @@ from typing import Literal
 
 import numpy as np
 
-from posttrain.errors import UserError, require
-from posttrain.irl.arguments import check_watch, checked_integer, is_word, require_kind, require_numeric_options
+from posttrain.errors import UserError
+from posttrain.irl.arguments import (
+    NON_NEGATIVE,
+    POSITIVE,
+    check_numbers,
+    check_watch,
+    checked_integer,
+    require_kind,
+    require_word,
+)
+from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
@@ -20,25 +29,15 @@ from posttrain.irl.divergence import ConvergenceWarning, Divergence
 from posttrain.irl.feasibility import constant_cost
 from posttrain.irl.features import Features, LinearReward, Weights, dense
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.minimisers import (
-    ARMIJO,
-    SMALLEST_STEP,
-    Descent,
-    Point,
-    RescaledObjective,
-    Watch,
-    minimiser,
-    rescaled_point,
-)
-from posttrain.irl.objectives import Setting
+from posttrain.irl.minimisers import ARMIJO, SMALLEST_STEP, Descent, Point, Watch, descend
 from posttrain.irl.occupancies import occupancy_from
 from posttrain.irl.paths import PathPlan, PerState, executed_slopes, path_curvature, path_partition
 from posttrain.irl.planning import Policy
 
 PATIENCE = 15
-"""Steps in which the way to algorithm 1's zero must shorten by half."""
+"""Steps in which the distance to algorithm 1's zero must shrink by half."""
 STRONG = 0.1
-"""A penalty under which the zero is near."""
+"""A penalty with which the zero is near."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,14 +78,14 @@ class PathDual:
         return direction
 
     def algorithm1_slopes(self, point: Point[PathPlan]) -> Matrix:
-        """The derivative of algorithm 1's direction, which is no Hessian: it is not symmetric."""
+        """The derivative of algorithm 1's direction: not a Hessian, as it is not symmetric."""
         moving = executed_slopes(point.plan, dense(self.features.table), self.start)
         return moving + self.l2 * np.eye(len(point.weights))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PathFit:
-    """What a fit of the path model found."""
+    """The result of a fit of the path model."""
 
     weights: Weights
     reward: PerState
@@ -126,8 +125,8 @@ class MaxEntIRL:
     gradient: Literal["tilted", "algorithm1"] = "tilted"
     """"tilted" is the gradient of the likelihood.  "algorithm1" is none under random dynamics: its zero is sought.
 
-    It had one for every l2 > 0 that was tried.  Where it has none, as with l2 = 0 and visits that no such policy has,
-    the fit soon ends, where no step comes much nearer, and says that it has not converged.
+    It had a zero for every l2 > 0 that was tried.  Where it has none, as with l2 = 0 and visits that no such policy
+    has, the fit stops early and reports that it has not converged.
     """
     l2: float = 1e-3
     tolerance: float = 1e-8
@@ -135,15 +134,8 @@ class MaxEntIRL:
     max_iterations: int = 1000
 
     def __post_init__(self) -> None:
-        require(
-            is_word(self.gradient, ("tilted", "algorithm1")),
-            self,
-            "gradient",
-            "is unknown; use 'tilted' or 'algorithm1'",
-        )
-        require_numeric_options(self, "l2", "tolerance", "max_iterations")
-        require(0 <= self.l2 < np.inf, self, "l2", "is no penalty; use a number >= 0")
-        require(0 < self.tolerance < np.inf, self, "tolerance", "is never reached, or at once; use a finite number > 0")
+        require_word(self.gradient, "gradient", ("tilted", "algorithm1"))
+        check_numbers(self, l2=NON_NEGATIVE, tolerance=POSITIVE)
         checked_integer(self.max_iterations, "max_iterations", least=0)
 
     def fit(
@@ -161,12 +153,11 @@ class MaxEntIRL:
         dual = PathDual(
             features, starts, features.observed(discounted_counts(known, mdp, discount=1.0)), self.l2, watch
         )
-        first = dual.at(self.feasible_weights(features, starts))
+        # Weights under which every step costs more than the log of its ways, if the features can say so; else 0.
+        cost = constant_cost(MaxCausalEntIRL(l2=self.l2).setting(features, starts))
+        first = dual.at(np.zeros(features.num_features) if cost is None else cost)
         if self.gradient == "tilted":
-            scaled, start = RescaledObjective(dual, features.units), rescaled_point(first, features.units)
-            minimise = minimiser("auto", features.num_features)
-            found = minimise(scaled, start, tolerance=self.tolerance, max_iterations=self.max_iterations)
-            found = replace(found, point=rescaled_point(found.point, 1 / features.units))
+            found = descend(dual, first, features.units, tolerance=self.tolerance, most=self.max_iterations)
         else:
             found = self.find_zero(dual, first)
         fit = path_fit_of_descent(dual, found)
@@ -179,14 +170,8 @@ class MaxEntIRL:
             )
         return fit
 
-    def feasible_weights(self, features: Features, start: PerState) -> Weights:
-        """Weights under which every step costs more than the log of its ways, if the features can say so; else 0."""
-        setting = Setting(features=features, start=start, discount=1.0, temperature=1.0, horizon=None, l2=self.l2)
-        cost = constant_cost(setting)
-        return np.zeros(features.num_features) if cost is None else cost
-
     def find_zero(self, dual: PathDual, first: Point[PathPlan]) -> Descent[PathPlan]:
-        """Newton's method on algorithm 1's direction; where that leads nowhere, by way of a stronger penalty's zero."""
+        """Newton's method on algorithm 1's direction; where that fails, from the zero of a stronger penalty."""
         found = self.newton_zero(dual, first)
         if found.converged or not 0 < dual.l2 < STRONG:
             return found
@@ -195,7 +180,7 @@ class MaxEntIRL:
         return self.newton_zero(dual, dual.at(on_the_way.point.weights)) if on_the_way.converged else found
 
     def newton_zero(self, dual: PathDual, first: Point[PathPlan]) -> Descent[PathPlan]:
-        """Newton's method for as long as its steps bring it nearer to zero, and by half in every `PATIENCE` of them."""
+        """Newton's method while its steps shorten the direction, by half in every `PATIENCE` of them."""
         point, direction, units = first, dual.algorithm1(first), dual.features.units
         history = [(first.value, float(np.abs(direction / units).max()))]
         while history[-1][1] > self.tolerance and len(history) <= self.max_iterations:
@@ -211,7 +196,7 @@ class MaxEntIRL:
 def backtracking_step(
     dual: PathDual, point: Point[PathPlan], direction: Weights
 ) -> tuple[Point[PathPlan], Weights] | None:
-    """The first point on the way back from a Newton step at which algorithm 1's direction is shorter; None without."""
+    """The first point on the way back from a Newton step at which algorithm 1's direction is shorter, or None."""
     units = dual.features.units  # in which nothing is flat for its unit
     step = np.linalg.lstsq(dual.algorithm1_slopes(point) / np.outer(units, units), -direction / units, rcond=None)[0]
     reach = max(10.0, float(np.linalg.norm(point.weights * units)))
@@ -230,7 +215,7 @@ def backtracking_step(
 
 
 def path_fit_of_descent(dual: PathDual, found: Descent[PathPlan]) -> PathFit:
-    """The fit that a minimisation ended with, everything in it read off the last point."""
+    """The fit at the last point of a minimisation."""
     point = found.point
     features, policy = dual.features, point.plan.policy()
     visits = occupancy_from(features.mdp, policy, dual.start, discount=1.0)

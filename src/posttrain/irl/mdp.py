@@ -5,7 +5,7 @@ would take 319 GB.  An episode ends on entering a terminal state, and in no othe
 and has no actions.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,25 +17,55 @@ from scipy.sparse.csgraph import breadth_first_order
 
 from posttrain.errors import UserError
 from posttrain.irl.arguments import (
-    NO_ARRAY,
+    NOT_AN_ARRAY,
+    Fault,
     Numbers,
     brief_repr,
+    check_entries,
+    check_unmasked,
     checked_integer,
     real_array,
-    refuse_masked,
+    require_word,
     state_numbers,
 )
 from posttrain.irl.linear_solvers import is_wide
-from posttrain.irl.pattern import Pattern
 
 SUM_TOLERANCE = 1e-8
 """How far a row of probabilities may be from adding up to 1."""
-SUM_REMEDY = "add what is missing, or divide by the sum what was rounded (to float32, say)"
+SUM_REMEDY = "add what is missing, or divide rounded numbers by their sum"
 
 Start = int | np.integer | Sequence[float] | ndarray
 """The state where every episode starts, or a probability for each state."""
 Ends = int | np.integer | Iterable[int] | ndarray
 """The terminal state, the numbers of several, or a true or false for each state."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """Places of the entries of any policy's states × states table, column by column, the whole diagonal included."""
+
+    slot: Int[ndarray, " outcome"]
+    """For each number stored in the table of all actions, its place in the merged one."""
+    diagonal: Int[ndarray, " state"]
+    """The place of each diagonal entry."""
+    indices: Int[ndarray, " entry"]
+    indptr: Int[ndarray, " column"]
+
+    @staticmethod
+    def of(transitions: csr_array, num_actions: int) -> "Pattern":
+        """The pattern of a table with a row s · num_actions + a for each state and action."""
+        num_states = transitions.shape[1]
+        source = np.repeat(np.arange(num_states), np.diff(transitions.indptr[::num_actions]))
+        diagonal = np.arange(num_states) * (num_states + 1)
+        outcomes = transitions.indices.astype(np.int64) * num_states + source
+        keys, place = np.unique(np.append(outcomes, diagonal), return_inverse=True)
+        column, row = np.divmod(keys, num_states)
+        return Pattern(
+            slot=place[:-num_states],
+            diagonal=place[-num_states:],
+            indices=row.astype(np.int32),
+            indptr=np.searchsorted(column, np.arange(num_states + 1)).astype(np.int32),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,8 +89,8 @@ class TabularMDP:
     def __post_init__(self) -> None:
         check_fields(self)
         check_start(self.start)
-        check_rows(self)
-        self.check_terminals()
+        for bad, message in faulty_entries(self):
+            check_entries(bad, message)
 
     @staticmethod
     def from_sparse(
@@ -77,8 +107,8 @@ class TabularMDP:
         num_rows, num_states = table.shape
         if num_rows != num_states * num_actions:
             raise UserError(
-                f"transitions have {num_rows} rows and {num_states} columns: with {num_actions} actions "
-                f"{num_states * num_actions} rows are needed, row s · {num_actions} + a for state s and action a"
+                f"transitions have {num_rows} rows and {num_states} columns: {num_actions} actions need"
+                f" {num_states * num_actions} rows, s · {num_actions} + a for state s and action a"
             )
         ends = terminal_mask(terminal, num_states)
         return TabularMDP(
@@ -94,8 +124,7 @@ class TabularMDP:
     def from_dense(probabilities: Numbers, *, layout: str, start: Start, terminal: Ends = ()) -> "TabularMDP":
         """From an array whose axes are in either usual order; with S = A the order cannot be told from the shape."""
         orders = {"state action next": (0, 1, 2), "state next action": (0, 2, 1)}
-        if not isinstance(layout, str) or layout not in orders:
-            raise UserError(f"layout = {layout!r}: use one of {', '.join(map(repr, orders))}")
+        require_word(layout, "layout", [*orders])
         array = real_array(probabilities, "probabilities")
         table = array.transpose(orders[layout]) if array.ndim == 3 else array
         if table.ndim != 3 or table.shape[0] != table.shape[2]:
@@ -110,17 +139,16 @@ class TabularMDP:
 
     @cached_property
     def backward(self) -> csr_array:
-        """The transposed table: column s · num_actions + a holds P(·|s,a)."""
+        """Transposed transitions: column s · num_actions + a holds P(·|s,a)."""
         return self.transitions.T.tocsr()
 
     @cached_property
     def pattern(self) -> Pattern:
-        """Where the entries of any policy's transition table go."""
         return Pattern.of(self.transitions, self.num_actions)
 
     @cached_property
     def numbers(self) -> dict[int, int]:
-        """Our index of each state of the environment."""
+        """Our index of each of the environment's state numbers."""
         return {int(state): index for index, state in enumerate(self.states)}
 
     @cached_property
@@ -133,18 +161,6 @@ class TabularMDP:
         edges = state_graph(self)
         towards = csr_array((np.ones_like(edges.data), edges.indices, edges.indptr), shape=edges.shape).T.tocsr()
         return np.flatnonzero(~reachable(towards, self.terminal))
-
-    def check_terminals(self) -> None:
-        """Refuse a terminal state that no path from the start enters: it would silently never end an episode."""
-        if not self.terminal.any():
-            return
-        lost = np.flatnonzero(self.terminal & ~reachable(state_graph(self), self.start > 0))
-        if lost.size:
-            raise UserError(
-                f"terminal state {self.states[lost[0]]} cannot be reached from the start"
-                f"{f' (nor can {lost.size - 1} others)' if lost.size > 1 else ''}: "
-                "check the transitions that should lead there, or leave it out of `terminal`"
-            )
 
 
 def state_graph(mdp: TabularMDP) -> csr_array:
@@ -170,6 +186,13 @@ def reachable(edges: csr_array, sources: Bool[ndarray, " state"]) -> Bool[ndarra
     return states
 
 
+def sums_at(
+    places: Int[ndarray, " entry"], weights: Float[ndarray, " entry"], num_places: int
+) -> Float[ndarray, " place"]:
+    sums = np.bincount(places, weights, minlength=num_places)
+    return sums.astype(np.float64, copy=False)  # numpy makes integers where there are no weights
+
+
 def without_rows(table: csr_array, dropped: Bool[ndarray, " row"]) -> csr_array:
     """The same table with those rows empty, and without stored zeros."""
     if dropped.any():
@@ -179,37 +202,30 @@ def without_rows(table: csr_array, dropped: Bool[ndarray, " row"]) -> csr_array:
 
 
 def terminal_mask(terminal: Ends, num_states: int) -> Bool[ndarray, " state"]:
-    """A flag per state, from such flags or from the numbers of the terminal ones.
-
-    Zeros and ones for each state could be either, and are refused.
-    """
-    refuse_masked(terminal, "terminal")
+    """A flag per state, from such flags or from the numbers of the terminal ones; refuses what could be either."""
+    check_unmasked(terminal, "terminal")
     several = isinstance(terminal, Iterable) and not isinstance(terminal, ndarray | str | bytes)
-    given = flags_or_numbers(list(terminal) if several else terminal)  # type: ignore[arg-type]
+    listed: object = list(terminal) if several else terminal  # type: ignore[arg-type]
+    try:
+        given = np.array(listed)
+    except NOT_AN_ARRAY:  # which real_array refuses
+        given = np.zeros(0)
     if given.dtype == bool:
         if given.size != num_states:
             raise UserError(f"terminal has {given.size} flags: give one for each of {num_states} states, or numbers")
         return given.ravel()
+    given = real_array(listed, "terminal")
     if given.ndim > 1:
         raise UserError(f"terminal has the shape {given.shape}: give the numbers of states in one list, or a flag each")
     states = state_numbers(given, "terminal", num_states)
     if states.size == num_states and np.isin(states, (0, 1)).all() and given.ndim:
         raise UserError(
-            f"terminal has a 0 or a 1 for each of {num_states} states, which may be flags or the numbers of states: "
-            "for flags give bools, as np.asarray(terminal, dtype=bool); for the numbers leave out repetitions"
+            f"terminal has a 0 or a 1 for each of {num_states} states, which may be flags or the numbers of states: for"
+            " flags give bools (dtype=bool), for numbers leave out repetitions"
         )
     mask = np.zeros(num_states, dtype=bool)
     mask[states] = True
     return mask
-
-
-def flags_or_numbers(given: object) -> ndarray:
-    """An array of flags as a copy, and one of numbers as floats."""
-    try:
-        flags = np.array(given)
-    except NO_ARRAY:  # refused below
-        return real_array(given, "terminal")
-    return flags if flags.dtype == bool else real_array(given, "terminal")
 
 
 def start_distribution(start: Start, num_states: int) -> Float[ndarray, " state"]:
@@ -217,10 +233,8 @@ def start_distribution(start: Start, num_states: int) -> Float[ndarray, " state"
     if isinstance(start, bool | np.bool_):
         raise UserError(f"start = {start}: give the number of a state, or a probability for each of {num_states}")
     if isinstance(start, int | np.integer):
-        if not 0 <= start < num_states:
-            raise UserError(f"start state {start} does not exist: states are 0 to {num_states - 1}")
         certain = np.zeros(num_states)
-        certain[start] = 1
+        certain[state_numbers(start, "start", num_states)] = 1
         return certain
     given = real_array(start, "start").copy()
     if given.shape != (num_states,):
@@ -229,69 +243,53 @@ def start_distribution(start: Start, num_states: int) -> Float[ndarray, " state"
 
 
 def sparse_floats(table: object, what: str, *, copy: bool = False) -> csr_array:
-    """A table as a sparse one of floats; refuses, by name, what is no table of real numbers."""
-    if isinstance(table, sparray | spmatrix):
-        if table.dtype.kind not in "biuf" or len(table.shape) != 2:
-            raise UserError(f"{what} have the shape {table.shape} and hold {table.dtype}: give a matrix of numbers")
-        return csr_array(table, dtype=np.float64, copy=copy)
-    filled = real_array(table, what)
-    if filled.ndim != 2:
-        raise UserError(f"{what} have the shape {filled.shape}: give a matrix")
-    return csr_array(filled)
+    """A table as a sparse one of floats."""
+    if not isinstance(table, sparray | spmatrix):
+        table = real_array(table, what)
+    if table.ndim != 2 or table.dtype.kind not in "biuf":
+        raise UserError(f"{what} have the shape {table.shape} and hold {table.dtype}: give a matrix of numbers")
+    return csr_array(table, dtype=np.float64, copy=copy)
 
 
 def check_fields(mdp: TabularMDP) -> None:
     """Refuse fields that do not fit together, as those of a world made by hand may."""
     remedy = "make worlds by from_sparse or from_dense"
     if not isinstance(mdp.transitions, csr_array) or mdp.transitions.dtype != np.float64:
-        raise UserError(f"transitions is {brief_repr(mdp.transitions)}, and no csr_array of floats: {remedy}")
+        raise UserError(f"transitions is {brief_repr(mdp.transitions)}, not a csr_array of floats: {remedy}")
     num_rows, num_states = mdp.transitions.shape
     num_actions = checked_integer(mdp.num_actions, "num_actions", least=1)
     if num_rows != num_states * num_actions:
         raise UserError(f"transitions have {num_rows} rows for {num_states} states and {num_actions} actions: {remedy}")
-    for name, shape, kinds in (
-        ("start", (num_states,), "f"),
-        ("terminal", (num_states,), "b"),
-        ("rewards", (num_states, num_actions), "f"),
-        ("states", (num_states,), "iu"),
-    ):
-        array = getattr(mdp, name)
+    shapes = {"start": "f", "terminal": "b", "rewards": "f", "states": "iu"}
+    for name, kinds in shapes.items():
+        array, shape = getattr(mdp, name), (num_states, num_actions) if name == "rewards" else (num_states,)
         if not isinstance(array, ndarray) or array.shape != shape or array.dtype.kind not in kinds:
             raise UserError(f"{name} is {brief_repr(array)}, not an array of shape {shape} of its type: {remedy}")
-        refuse_masked(array, name)
+        check_unmasked(array, name)
     if not np.isfinite(mdp.rewards).all():
         raise UserError(f"rewards: that of state and action {np.argwhere(~np.isfinite(mdp.rewards))[0]} is not finite")
 
 
 def check_start(start: Float[ndarray, " state"]) -> None:
-    """Refuse numbers that are no distribution."""
-    bad = np.flatnonzero(~(start >= 0) | ~np.isfinite(start))
-    if bad.size:
-        raise UserError(f"start: state {bad[0]} has probability {start[bad[0]]}; use numbers from 0 to 1")
+    bad = ~(start >= 0) | ~np.isfinite(start)
+    check_entries(bad, lambda i: f"start: state {i} has probability {start[i]}; use numbers from 0 to 1")
     if abs(start.sum() - 1) > SUM_TOLERANCE:
         raise UserError(f"start: the probabilities add up to {start.sum():.9g}, not to 1; {SUM_REMEDY}")
 
 
-def check_rows(mdp: TabularMDP) -> None:
-    """Refuse numbers that are no probabilities, naming the state and the action."""
+def faulty_entries(mdp: TabularMDP) -> Iterator[Fault]:
+    """Rows of the table that are not distributions, and ends that no path from the start enters."""
     table = mdp.transitions
-    bad = np.flatnonzero(~(table.data >= 0) | ~np.isfinite(table.data))
-    if bad.size:
-        row = int(np.searchsorted(table.indptr, bad[0], side="right")) - 1
-        raise UserError(
-            f"transitions: {row_name(mdp, row)} reach state {mdp.states[table.indices[bad[0]]]} "
-            f"with probability {table.data[bad[0]]}; use numbers from 0 to 1"
-        )
-    sums = table @ np.ones(mdp.num_states)
-    wrong = np.flatnonzero((np.abs(sums - 1) > SUM_TOLERANCE) & ~np.repeat(mdp.terminal, mdp.num_actions))
-    if wrong.size:
-        raise UserError(
-            f"transitions: the probabilities of {row_name(mdp, int(wrong[0]))} add up to {sums[wrong[0]]:.9g}, not to 1"
-            f"{f' (nor in {wrong.size - 1} more rows)' if wrong.size > 1 else ''}; {SUM_REMEDY}"
-        )
+    rows, sums = np.repeat(np.arange(table.shape[0]), np.diff(table.indptr)), table @ np.ones(mdp.num_states)
 
+    def name(row: int | np.integer) -> str:
+        return f"transitions of state {mdp.states[row // mdp.num_actions]}, action {row % mdp.num_actions} (row {row})"
 
-def row_name(mdp: TabularMDP, row: int) -> str:
-    """How an error names a row of the table."""
-    state, action = divmod(row, mdp.num_actions)
-    return f"state {mdp.states[state]}, action {action} (row {row})"
+    bad = ~(table.data >= 0) | ~np.isfinite(table.data)
+    use = "use numbers from 0 to 1"
+    yield bad, lambda i: f"{name(rows[i])} to state {mdp.states[table.indices[i]]}: probability {table.data[i]}; {use}"
+    wrong = (np.abs(sums - 1) > SUM_TOLERANCE) & ~np.repeat(mdp.terminal, mdp.num_actions)
+    yield wrong, lambda i: f"{name(i)}: the probabilities add up to {sums[i]:.9g}, not to 1; {SUM_REMEDY}"
+    lost = mdp.terminal & ~reachable(state_graph(mdp), mdp.start > 0)
+    use = "check the transitions that should lead there, or leave it out of `terminal`"
+    yield lost, lambda i: f"terminal state {mdp.states[i]} cannot be reached from the start: {use}"

@@ -5,7 +5,7 @@ Where the weights make no finite values the objective counts as +∞, and the st
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
@@ -16,29 +16,26 @@ from posttrain.irl.divergence import Divergence
 from posttrain.irl.features import Weights
 
 PlanT = TypeVar("PlanT")
-"""What an objective plans at some weights, and plans from at others near by."""
+"""What an objective plans at some weights; planning at weights near by starts from it."""
 
 Watch = Callable[[Mapping[str, float]], None]
-"""Is called with the numbers of each evaluation while a fit goes on, also of steps that are tried in vain.
-
-What it raises ends the fit.
-"""
+"""Called with the numbers of each evaluation, also of steps that are rejected.  What it raises ends the fit."""
 
 ARMIJO = 1e-4
 """The share of the promised decrease that a step must bring."""
 SMALLEST_STEP = 1e-10
 LARGEST_WEIGHTS = 1e8
-"""Weights beyond this, on the way to infinity: no finite ones match the moments."""
+"""Weights beyond this are on the way to infinity: no finite ones match the moments."""
 FLAT = 1e-12
-"""Curvature below this share of the largest is none: nothing can be learned in that direction."""
+"""Curvature below this share of the largest counts as 0: nothing can be learned in that direction."""
 SLACK = 1e-13
 """Relative change of a value that rounding alone may cause."""
 PATIENCE = 100
-"""Steps of Newton's method without a smaller gradient after which there is no minimum to come to."""
+"""Steps of Newton's method without a smaller gradient after which it stops."""
 MEMORY = 100
-"""Steps that L-BFGS remembers: they cost little beside planning, and of up to so many weights they hold all curvature.
+"""Steps that L-BFGS remembers: cheap compared with planning, and enough for all curvature of that many weights.
 
-Of 20 a frozen lake of 64 exact moments at discount .99 had not enough in 5,000 steps; of 100 it takes some 500.
+With 20, a frozen lake of 64 exact moments at discount .99 did not converge in 5,000 steps; with 100 it takes some 500.
 """
 NEWTON_WEIGHTS = 500
 """Weights up to which Newton's method is quicker than L-BFGS: `benchmarks/irl.py --only solvers` measures both."""
@@ -56,7 +53,7 @@ class Point(Generic[PlanT]):
     value: float
     gradient: Weights
     bend: Callable[[], Matrix]
-    """Computes the Hessian, which costs as much as everything else together."""
+    """Computes the Hessian, which costs as much as everything else combined."""
 
     @cached_property
     def hessian(self) -> Matrix:
@@ -64,17 +61,15 @@ class Point(Generic[PlanT]):
 
     @property
     def gradient_norm(self) -> float:
-        """The largest entry, in size."""
         return float(np.abs(self.gradient).max())
 
     @property
     def measure(self) -> tuple[float, float]:
-        """What a record of a minimisation keeps of a point, whose factors may take a gigabyte."""
+        """The part of a point that a history keeps; its factors may take a gigabyte."""
         return self.value, self.gradient_norm
 
     @property
     def numbers(self) -> Mapping[str, float]:
-        """What a `Watch` is shown of a point."""
         return {"objective": self.value, "largest_gradient": self.gradient_norm}
 
 
@@ -104,12 +99,10 @@ class RescaledObjective(Generic[PlanT]):
     units: Weights
 
     def at(self, weights: Weights, guess: PlanT | None = None) -> Point[PlanT]:
-        """The objective of the weights / units."""
         return rescaled_point(self.objective.at(weights / self.units, guess), self.units)
 
 
 def rescaled_point(point: Point[PlanT], units: Weights) -> Point[PlanT]:
-    """A point in weights times units."""
     return Point(
         weights=point.weights * units,
         plan=point.plan,
@@ -119,18 +112,24 @@ def rescaled_point(point: Point[PlanT], units: Weights) -> Point[PlanT]:
     )
 
 
-class Minimiser(Protocol):
-    """A way from a start downhill."""
-
-    def __call__(
-        self, objective: DifferentiableObjective[PlanT], start: Point[PlanT], *, tolerance: float, max_iterations: int
-    ) -> Descent[PlanT]: ...
+def by_newton(solver: SolverName, num_weights: int) -> bool:
+    return solver == "newton" or (solver == "auto" and num_weights <= NEWTON_WEIGHTS)
 
 
-def minimiser(solver: SolverName, num_weights: int) -> Minimiser:
-    """The method of that name; the quicker one for so many weights where the name is "auto"."""
-    by_newton = solver == "newton" or (solver == "auto" and num_weights <= NEWTON_WEIGHTS)
-    return minimise_newton if by_newton else minimise_lbfgs
+def descend(
+    objective: DifferentiableObjective[PlanT],
+    start: Point[PlanT],
+    units: Weights,
+    solver: SolverName = "auto",
+    *,
+    tolerance: float,
+    most: int,
+) -> Descent[PlanT]:
+    """Minimise by the solver of that name in at most `most` iterations, with features in units of their size."""
+    minimise = minimise_newton if by_newton(solver, len(units)) else minimise_lbfgs
+    scaled = RescaledObjective(objective, units)
+    found = minimise(scaled, rescaled_point(start, units), tolerance=tolerance, max_iterations=most)
+    return replace(found, point=rescaled_point(found.point, 1 / units))
 
 
 def minimise_newton(
@@ -138,8 +137,8 @@ def minimise_newton(
 ) -> Descent[PlanT]:
     """Newton's method in a trust region (Nocedal & Wright 2006, ch. 4).
 
-    Where the start is so flat that a Newton step would leap into nowhere, the radius holds it; where the objective is
-    concave, which the likelihood can be, the step goes downhill all the same.
+    The radius limits steps from a flat start.  Where the objective is concave, which the likelihood can be, the step
+    still goes downhill.
     """
     point, history, radius = start, [start.measure], max(10.0, float(np.linalg.norm(start.weights)))
     least, waited = np.inf, 0
@@ -170,7 +169,7 @@ def minimise_newton(
 def trusted_step(point: Point[PlanT], radius: float, tolerance: float) -> Weights:
     """Where the quadratic model is lowest within the radius: -(H + λ)⁻¹ ∇ with the smallest λ that keeps it there.
 
-    Along directions that have no curvature, and no gradient to speak of, weights cannot be told apart and stay.
+    Weights stay along directions without curvature and with a gradient within the tolerance.
     """
     curvatures, axes = np.linalg.eigh(point.hessian)
     along = axes.T @ point.gradient
@@ -249,7 +248,6 @@ def line_search(objective: DifferentiableObjective[PlanT], point: Point[PlanT], 
 
 
 def evaluate_step(objective: DifferentiableObjective[PlanT], point: Point[PlanT], step: Weights) -> Point[PlanT] | None:
-    """The objective after a step, or None where it is infinite."""
     try:
         return objective.at(point.weights + step, point.plan)
     except Divergence:
@@ -257,10 +255,10 @@ def evaluate_step(objective: DifferentiableObjective[PlanT], point: Point[PlanT]
 
 
 def sufficient_decrease(point: Point[PlanT], candidate: Point[PlanT], step: Weights, change: float) -> bool:
-    """Whether a step lowers the objective by enough of the `change` that was promised.
+    """Whether a step lowers the objective by enough of the promised `change`.
 
-    Near the minimum a value no longer shows in its last digits what the gradient still does.  There the slope along the
-    step decides, as in the approximate Wolfe conditions of Hager & Zhang 2005.
+    Near the minimum rounding hides the change of value.  There the slope along the step decides, as in the approximate
+    Wolfe conditions of Hager & Zhang 2005.
     """
     if candidate.value <= point.value + ARMIJO * change and candidate.value < point.value:
         return True

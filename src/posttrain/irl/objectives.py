@@ -16,8 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from posttrain.errors import UserError
-from posttrain.irl.arguments import brief_repr
+from posttrain.irl.arguments import require_kind
 from posttrain.irl.curvature import Matrix, curvature, expected_from
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.features import Features, Weights
@@ -31,7 +30,7 @@ Plan = SoftPlan | FinitePlan
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """What an objective plans with."""
+    """The problem that an objective plans in, but for the weights."""
 
     features: Features
     start: Float[ndarray, " state"]
@@ -41,9 +40,7 @@ class Setting:
     l2: float
 
     def __post_init__(self) -> None:
-        if not isinstance(self.features, Features):
-            raise UserError(f"features is {brief_repr(self.features)}: give what `LinearReward.bound(mdp)` makes")
-        mdp = self.features.mdp
+        mdp = require_kind(self.features, Features, "features").mdp
         object.__setattr__(self, "start", start_distribution(self.start, mdp.num_states))
         check_start(self.start)
 
@@ -64,15 +61,13 @@ class Setting:
         )
 
     def paid(self, weights: Weights) -> Reward:
-        """r = θ · φ; what ends pay is added, discounted, to the actions that lead there, where φ is of pairs."""
+        """r = θ · φ; where φ is of pairs, rewards of ends are added, discounted, to the actions that lead there."""
         reward, ends = self.features.rewards(weights), self.features.end_rewards(weights)
         if ends is None:
             return reward
-        arriving: ndarray = (self.features.mdp.transitions @ ends).reshape(reward.shape)
-        return reward + self.discount * arriving
+        return np.asarray(reward + self.discount * (self.features.mdp.transitions @ ends).reshape(reward.shape))
 
     def sources(self) -> ndarray:
-        """The start, as mass that joins at time 0."""
         if self.horizon is None:
             return self.start
         return np.vstack([self.start, np.zeros((self.horizon, len(self.start)))])
@@ -90,7 +85,7 @@ class Setting:
 
 @runtime_checkable
 class PlannedObjective(DifferentiableObjective[Plan], Protocol):
-    """An objective with a setting in which a start can be sought."""
+    """An objective that plans, with its setting."""
 
     @property
     def setting(self) -> Setting: ...
@@ -108,7 +103,6 @@ class WatchedObjective:
         return self.objective.setting
 
     def at(self, weights: Weights, guess: Plan | None = None) -> Point[Plan]:
-        """The objective there, once it was shown."""
         point = self.objective.at(weights, guess)
         self.watch(point.numbers)
         return point
@@ -116,14 +110,14 @@ class WatchedObjective:
 
 @runtime_checkable
 class InformativeObjective(PlannedObjective, Protocol):
-    """An objective that can say what its data tell of the weights."""
+    """An objective with the information of its data about the weights."""
 
     @property
     def convex(self) -> bool:
         """Whether its only minimum is the one that is found."""
 
     def information(self, point: Point[Plan]) -> Matrix:
-        """The curvature that data are expected to give it there, without the penalty: never negative."""
+        """Expected curvature from the data, without the penalty: never negative."""
 
     def scatter(self, point: Point[Plan], known: Demonstrations) -> Matrix:
         """The covariance over demonstrations of what each adds to the gradient there."""
@@ -156,17 +150,14 @@ class Dual:
         )
 
     def information(self, point: Point[Plan]) -> Matrix:
-        """The Hessian without its penalty."""
         visits = point.plan.visits(self.setting.sources())
         return curvature(point.plan, self.setting.features, visits) / self.setting.temperature
 
     def scatter(self, point: Point[Plan], known: Demonstrations) -> Matrix:
-        """Of the features of an episode less what the policy expects from where it starts."""
         features = self.setting.features
         expected = expected_from(point.plan, features)[known.states[known.first_visits]]
         apart = features.per_episode(known, self.setting.discount) - expected
-        spread: Matrix = apart.T @ apart / len(known)
-        return spread
+        return np.asarray(apart.T @ apart / len(known))
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,15 +198,14 @@ class Likelihood:
         return curvature(point.plan, self.setting.features, self.counts.sum(axis=-1)) / self.setting.temperature**2
 
     def scatter(self, point: Point[Plan], known: Demonstrations) -> Matrix:
-        """Fisher's information, which is that covariance where the model is right."""
+        """Fisher's information, which equals that covariance where the model is right."""
         return self.information(point)
 
     def adjoint_sources(self) -> ndarray:
         """γ Pᵀ c - c: where the demonstrations went, less where they acted."""
         mdp, discount = self.setting.features.mdp, self.setting.discount
         if self.counts.ndim == 2:
-            sources: ndarray = discount * (mdp.backward @ self.counts.ravel()) - self.counts.sum(axis=1)
-            return sources
+            return np.asarray(discount * (mdp.backward @ self.counts.ravel()) - self.counts.sum(axis=1))
         flows = np.zeros((len(self.counts) + 1, mdp.num_states))
         flows[:-1] -= self.counts.sum(axis=2)
         flows[1:] += discount * (mdp.backward @ self.counts.reshape(len(self.counts), -1).T).T

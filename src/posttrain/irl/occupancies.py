@@ -5,11 +5,21 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import Numbers, checked_integer, real_array, require_kind
+from posttrain.irl.arguments import (
+    SHARE,
+    Numbers,
+    check_entries,
+    checked_integer,
+    checked_number,
+    real_array,
+    require_kind,
+)
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.linear_systems import next_state_table, policy_system
 from posttrain.irl.mdp import SUM_TOLERANCE, Start, TabularMDP, check_start, reachable, start_distribution
-from posttrain.irl.planning import UNBOUNDED, Policy, check_discount
+from posttrain.irl.planning import UNBOUNDED, Policy
+
+REMEDY = "Use a lower discount or a horizon"
 
 
 def occupancy(mdp: TabularMDP, policy: Numbers, *, discount: float) -> Float[ndarray, " state"]:
@@ -25,8 +35,8 @@ def occupancy(mdp: TabularMDP, policy: Numbers, *, discount: float) -> Float[nda
 
 
 def occupancy_from(mdp: TabularMDP, policy: Numbers, start: Start, *, discount: float) -> Float[ndarray, " state"]:
-    """Expected visits of each state in episodes that start elsewhere than the world's."""
-    check_discount(discount)
+    """Expected visits of each state in episodes with another start."""
+    checked_number(discount, "discount", SHARE)
     acting = policy_array(mdp, policy)
     starts = start_distribution(start, mdp.num_states)
     check_start(starts)
@@ -37,10 +47,12 @@ def occupancy_from(mdp: TabularMDP, policy: Numbers, start: Start, *, discount: 
     try:
         visits: ndarray = policy_system(mdp, acting, discount).solve(starts, "T")
     except Divergence as error:
-        said = f"occupancy diverges at discount {discount}: {error}"
-        raise Divergence(f"{said}. Use a lower discount or a horizon") from error
+        raise Divergence(f"occupancy diverges at discount {discount}: {error}. {REMEDY}") from error
     if not np.abs(visits).max() < UNBOUNDED:
-        raise infinite_occupancy(discount)
+        raise Divergence(
+            f"occupancy diverges at discount {discount}: an episode of this policy visits some state {UNBOUNDED:.0e}"
+            f" times or more. {REMEDY}"
+        )
     return visits
 
 
@@ -49,10 +61,10 @@ def finite_occupancy(
 ) -> Float[ndarray, "time state"]:
     """The same for each time from 0 to `horizon`, discounted: row t is γᵗ P(s_t = s), and zero once an episode is over.
 
-    The policy may depend on time.  The last row holds those still under way after `horizon` actions, and those who
+    The policy may depend on time.  The last row holds episodes that continue after `horizon` actions, and those that
     have just ended.
     """
-    check_discount(discount)
+    checked_number(discount, "discount", SHARE)
     require_kind(mdp, TabularMDP, "mdp")
     horizon = checked_integer(horizon, "horizon", least=0)
     given = real_array(policy, "the policy")
@@ -67,38 +79,24 @@ def finite_occupancy(
 
 
 def visited_states(mdp: TabularMDP, policy: Policy, start: Float[ndarray, " state"]) -> Bool[ndarray, " state"]:
-    """The states that a policy visits; refuses one that may go on for ever from any of them."""
+    """The states that a policy visits.  Raises Divergence where it never ends from one of them."""
     edges = next_state_table(mdp, policy)
     edges.eliminate_zeros()
     visited = reachable(edges, start > 0)
     stuck = np.flatnonzero(visited & ~reachable(edges.T.tocsr(), mdp.terminal))
     if stuck.size:
-        raise Divergence(
-            f"occupancy diverges at discount 1: from state {mdp.states[stuck[0]]} this policy never ends an episode. "
-            "Use a lower discount or a horizon"
-        )
+        state = mdp.states[stuck[0]]
+        raise Divergence(f"occupancy diverges at discount 1: from state {state} this policy never ends. {REMEDY}")
     return visited
 
 
-def infinite_occupancy(discount: float) -> Divergence:
-    """The error for a policy that hardly ever ends an episode."""
-    return Divergence(
-        f"occupancy diverges at discount {discount}: an episode of this policy visits some state {UNBOUNDED:.0e} times "
-        "or more, which double precision cannot tell from for ever. Use a lower discount or a horizon"
-    )
-
-
 def policy_array(mdp: TabularMDP, given: Numbers) -> Policy:
-    """A policy as an array; refuses numbers that are no distribution over actions, naming the state."""
+    """A policy as an array, with a distribution over actions for every state that is not terminal."""
     require_kind(mdp, TabularMDP, "mdp")
     policy = real_array(given, "the policy")
     if policy.shape != (mdp.num_states, mdp.num_actions):
         raise UserError(f"the policy has the shape {policy.shape}; use {(mdp.num_states, mdp.num_actions)}")
-    wrong = np.flatnonzero(~((policy >= 0).all(axis=1) & (np.abs(policy.sum(axis=1) - 1) <= SUM_TOLERANCE)))
-    wrong = wrong[~mdp.terminal[wrong]]
-    if wrong.size:
-        raise UserError(
-            f"policy: the probabilities of state {mdp.states[wrong[0]]} are {policy[wrong[0]]}; "
-            "use numbers from 0 to 1, divided by their sum"
-        )
+    normal = (policy >= 0).all(axis=1) & (np.abs(policy.sum(axis=1) - 1) <= SUM_TOLERANCE)
+    rule = "use numbers from 0 to 1, divided by their sum"
+    check_entries(~normal & ~mdp.terminal, lambda i: f"policy of state {mdp.states[i]}: {policy[i]}; {rule}")
     return policy

@@ -20,13 +20,13 @@ from numpy import ndarray
 from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import Numbers
+from posttrain.irl.arguments import Numbers, shaped_array
 from posttrain.irl.curvature import BLOCK, Matrix
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.linear_solvers import Solver
 from posttrain.irl.linear_systems import policy_system, resolvent
-from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.planning import MAX_SOLVES, UNBOUNDED, Policy, newton_converged, reward_array, shaped_array
+from posttrain.irl.mdp import TabularMDP, state_graph
+from posttrain.irl.planning import MAX_SOLVES, UNBOUNDED, Policy, newton_converged, reward_array
 
 PerState = Float[ndarray, " state"]
 
@@ -45,8 +45,7 @@ class PathPlan:
 
     def visits(self, start: PerState) -> PerState:
         """Expected visits under the model's own paths: the gradient of start · V with respect to r."""
-        solved: ndarray = self.system.solve(start, "T")
-        return solved
+        return self.system.solve(start, "T")
 
     def policy(self) -> Policy:
         """How much of the partition goes through each action, P(a|s) = Σ_s' P(s'|s,a) Z(s') e^{r(s)} / Z(s)."""
@@ -79,7 +78,7 @@ def path_partition(mdp: TabularMDP, reward: Numbers, *, guess: Numbers | None = 
     """
     paid, choices = reward_array(mdp, reward), merged_choices(mdp)
     if paid.ndim != 1:
-        raise UserError(f"the reward has the shape {paid.shape}: that of paths is of states alone")
+        raise UserError(f"the reward has the shape {paid.shape}: give the path model a reward of states")
     if guess is not None:
         near_by = shaped_array(guess, "guess", paid.shape)
         try:
@@ -123,9 +122,7 @@ def solve_partition(mdp: TabularMDP, choices: csr_array, reward: PerState, value
 
 def merged_choices(mdp: TabularMDP) -> csr_array:
     """W: the ways from each state to each next one, over all actions."""
-    table = mdp.transitions
-    shape = (mdp.num_states, mdp.num_states)
-    choices = csr_array((table.data, table.indices, table.indptr[:: mdp.num_actions]), shape=shape).copy()
+    choices = state_graph(mdp).copy()
     choices.sum_duplicates()
     return choices
 
@@ -182,9 +179,7 @@ def executed_slopes(plan: PathPlan, features: Float[ndarray, "state feature"], s
 
 
 def infinite_partition(reward: PerState) -> Divergence:
-    """The error for rewards that pay for going round and round."""
     return Divergence(
-        f"the partition function over paths is infinite (or too near it for double precision) at rewards from "
-        f"{reward.min():.3g} to {reward.max():.3g}, discount 1: a step must cost more than the ways it opens "
-        "are worth. Lower the rewards, or use MaxCausalEntIRL with a discount below 1"
+        "the partition function over paths is infinite, or too large for double precision, at discount 1 and rewards"
+        f" {reward.min():.3g} to {reward.max():.3g}. Lower the rewards, or use MaxCausalEntIRL with a discount below 1"
     )

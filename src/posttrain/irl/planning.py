@@ -22,7 +22,17 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import Numbers, check_size, real_array, real_number, require_kind
+from posttrain.irl.arguments import (
+    NON_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    Numbers,
+    check_numbers,
+    check_size,
+    checked_number,
+    require_kind,
+    shaped_array,
+)
 from posttrain.irl.divergence import Divergence
 from posttrain.irl.linear_solvers import Solver
 from posttrain.irl.linear_systems import always_ends, policy_system
@@ -45,14 +55,14 @@ Policy = Float[ndarray, "state action"]
 
 @dataclass
 class StallDetector:
-    """Notices sweeps that lead nowhere: over 2·S of them and more, changes have not shrunk as they would by the end."""
+    """Notices sweeps that lead nowhere: changes that have not shrunk enough over 2·S of them and more."""
 
     num_states: int
     sweeps: int = 0
     marked: float = np.inf
 
     def stuck(self, change: float) -> bool:
-        """Whether to give up; a chain of S states may take S sweeps of equal change before it settles."""
+        """Whether to stop; a chain of S states may take S sweeps of equal change before it settles."""
         window = max(1000, 2 * self.num_states)
         self.sweeps += 1
         if self.sweeps % window:
@@ -63,19 +73,17 @@ class StallDetector:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """What soft planning is given: the world, what it pays, and how the future and entropy count."""
+    """A problem of soft planning: the world, its reward, and how the future and entropy count."""
 
     mdp: TabularMDP
     reward: Reward
     discount: float
     temperature: float = 1.0
     ends: Float[ndarray, " state"] | None = None
-    """What arriving in each terminal state earns beside a reward of pairs, which pays ends nothing by itself."""
+    """Earned on arriving in each terminal state, with a reward of pairs, which itself pays ends nothing."""
 
     def __post_init__(self) -> None:
-        check_discount(self.discount)
-        if not 0 < real_number(self.temperature, "temperature") < np.inf:
-            raise UserError(f"temperature = {self.temperature}: use a positive number; 0 would be value iteration")
+        check_numbers(self, discount=SHARE, temperature=POSITIVE)
         object.__setattr__(self, "reward", reward_array(self.mdp, self.reward))
         if self.ends is not None:
             object.__setattr__(self, "ends", shaped_array(self.ends, "ends", (self.mdp.num_states,)))
@@ -84,7 +92,6 @@ class Problem:
 
     @cached_property
     def step_rewards(self) -> Float[ndarray, "state action"]:
-        """What each action earns."""
         return per_action(self.mdp, self.reward)
 
     @cached_property
@@ -124,9 +131,9 @@ class Problem:
 
     def diverged(self, why: str) -> Divergence:
         return Divergence(
-            f"soft planning diverges at discount {self.discount} and temperature {self.temperature}: {why}. "
-            "Lower the discount or the temperature, or make each step cost more than the entropy it adds "
-            f"(temperature · log {self.mdp.num_actions} = {self.temperature * np.log(self.mdp.num_actions):.3g})"
+            f"soft planning diverges at discount {self.discount} and temperature {self.temperature}: {why}. Lower one,"
+            " or make each step cost more than the entropy it adds"
+            f" ({self.temperature * np.log(self.mdp.num_actions):.3g} = temperature · log {self.mdp.num_actions})"
         )
 
     def check_ends(self) -> None:
@@ -135,14 +142,12 @@ class Problem:
             return
         met = reachable(state_graph(self.mdp), self.mdp.start > 0)[lost[0]]
         raise Divergence(
-            f"soft planning diverges at discount {self.discount} and temperature {self.temperature}: "
-            f"state {self.mdp.states[lost[0]]} can never reach a terminal state"
-            f"{f' (nor can {lost.size - 1} others)' if lost.size > 1 else ''}. Use a discount below 1 or a horizon, or "
-            f"{'give it a way out' if met else 'leave it out of the world: no episode comes there'}"
+            f"soft planning diverges at discount {self.discount} and temperature {self.temperature}: {lost.size} states"
+            f" can never reach a terminal state, first {self.mdp.states[lost[0]]}. Use a discount below 1 or a horizon,"
+            f" or {'give it a way out' if met else 'leave it out of the world: no episode comes there'}"
         )
 
     def solve(self, policy: Policy, right: Float[ndarray, " state"]) -> tuple[Solver, Float[ndarray, " state"]]:
-        """The policy's linear system, and its solution for a right-hand side."""
         try:
             forwards = policy_system(self.mdp, policy, self.discount)
             return forwards, forwards.solve(right)
@@ -152,7 +157,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SoftPlan:
-    """The soft-optimal stationary policy of a problem without horizon, and what is needed to differentiate it."""
+    """The soft-optimal stationary policy of a problem without horizon, with its linear system."""
 
     problem: Problem
     values: Float[ndarray, " state"]
@@ -163,8 +168,7 @@ class SoftPlan:
 
     def visits(self, sources: Float[ndarray, " state"]) -> Float[ndarray, " state"]:
         """Discounted expected visits when the mass `sources` starts and follows the policy."""
-        solved: ndarray = self.system.solve(sources, "T")
-        return solved
+        return self.system.solve(sources, "T")
 
 
 def value_iteration(
@@ -174,11 +178,11 @@ def value_iteration(
 
         V(s) = max_a r(s,a) + γ Σ_s' P(s'|s,a) V(s')
 
-    After every thousand sweeps the policy that is best by then is valued exactly, if it ends or is discounted: sweeps
-    alone would take as many as the longest episode has steps, times the digits that are asked for.
+    Every thousand sweeps the best policy so far is valued exactly, if it ends or is discounted: sweeps alone would take
+    as many as the longest episode has steps, times the digits of the tolerance.
     """
-    check_discount(discount)
-    check_tolerance(tolerance)
+    checked_number(discount, "discount", SHARE)
+    checked_number(tolerance, "tolerance", NON_NEGATIVE)
     paid = reward_array(mdp, reward)
     steps, ends = per_action(mdp, paid), at_ends(mdp, paid)
     values, detector = ends, StallDetector(mdp.num_states)
@@ -196,23 +200,22 @@ def value_iteration(
             with suppress(Divergence):  # then sweeps go on
                 values = policy_system(mdp, best, discount).solve(ends + (best * steps).sum(axis=1))
     raise Divergence(
-        f"value iteration does not settle at discount {discount} (and temperature 0): a sweep still changes "
-        f"a value by {change:.3g}. Use a lower discount, or a world in which every paid loop ends"
+        f"value iteration does not settle at discount {discount}: a sweep still changes a value by {change:.3g}. Use a"
+        " lower discount, or a world in which every paid loop ends"
     )
 
 
 def greedy_policy(mdp: TabularMDP, q: Numbers) -> Policy:
     """All probability on the first best action of each state."""
     shape = (require_kind(mdp, TabularMDP, "mdp").num_states, mdp.num_actions)
-    table = shaped_array(q, "q", shape)
     policy = np.zeros(shape)
-    policy[np.arange(mdp.num_states), table.argmax(axis=1)] = 1
+    policy[np.arange(mdp.num_states), shaped_array(q, "q", shape).argmax(axis=1)] = 1
     return policy
 
 
 def action_values(mdp: TabularMDP, reward: Numbers, values: Numbers, *, discount: float) -> Policy:
     """Q(s,a) of given values."""
-    check_discount(discount)
+    checked_number(discount, "discount", SHARE)
     paid = reward_array(mdp, reward)
     onwards = mdp.transitions @ shaped_array(values, "values", (mdp.num_states,))
     q: Policy = per_action(mdp, paid) + discount * onwards.reshape(mdp.num_states, mdp.num_actions)
@@ -222,11 +225,11 @@ def action_values(mdp: TabularMDP, reward: Numbers, values: Numbers, *, discount
 def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> SoftPlan:
     """The soft-optimal policy by sweeps; slow near discount 1, where `soft_policy_iteration` takes a few solves.
 
-    Changes shrink by the discount each sweep, or at discount 1 as they have last been seen to: the error that is left
-    is their geometric sum.
+    Changes shrink by the discount each sweep, or at discount 1 by the last ratio: the remaining error is their
+    geometric sum.
     """
     require_kind(problem, Problem, "problem").check_ends()
-    check_tolerance(tolerance)
+    checked_number(tolerance, "tolerance", NON_NEGATIVE)
     values, before, detector = problem.end_values, 0.0, StallDetector(problem.mdp.num_states)
     for _ in range(MAX_SWEEPS):
         updated, policy = problem.sweep(values)
@@ -243,8 +246,8 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
             break
         before = change
     raise Divergence(
-        f"soft value iteration does not settle at discount {problem.discount} and temperature {problem.temperature}: "
-        f"a sweep still changes a value by {change:.3g}. Use soft_policy_iteration, which finds what values there are"
+        f"soft value iteration does not settle at discount {problem.discount} and temperature {problem.temperature}: a"
+        f" sweep still changes a value by {change:.3g}. Use soft_policy_iteration"
     )
 
 
@@ -253,8 +256,8 @@ def soft_policy_iteration(problem: Problem, *, guess: Numbers | None = None) -> 
 
         V ← V + (I - γ P_π)⁻¹ (T V - V),   π the policy of T V: the new V is the soft value of π
 
-    So V never falls after the first solve, and converges quadratically; it starts from the uniform policy, or from
-    `guess`, such as the values of similar rewards, where that leads to a solution.
+    V never falls after the first solve, and converges quadratically.  It starts from `guess`, such as the values of
+    similar rewards, where that leads to a solution, else from the uniform policy.
     """
     require_kind(problem, Problem, "problem")
     if guess is not None:
@@ -272,7 +275,7 @@ def soft_policy_iteration(problem: Problem, *, guess: Numbers | None = None) -> 
 
 
 def solve_soft_values(problem: Problem, values: Float[ndarray, " state"]) -> SoftPlan:
-    """The iteration above, until it no longer moves; the system of its last step is that of the plan."""
+    """The iteration of `soft_policy_iteration` from these values, until it no longer moves."""
     before = np.inf
     for _ in range(MAX_SOLVES):
         updated, policy = problem.sweep(values)
@@ -293,53 +296,23 @@ def solve_soft_values(problem: Problem, values: Float[ndarray, " state"]) -> Sof
 def newton_converged(
     left_over: Float[ndarray, " state"], moved: float, before: float, *, largest: float, scale: float
 ) -> bool:
-    """Whether Newton's method has nothing more to gain: it moved values by `moved` and, the last time, by `before`.
+    """Whether Newton's method has converged: it moved values by `moved` and, the last time, by `before`.
 
-    A step may be no more than the rounding of a small remainder, made large by episodes that are long.
+    A step may be mere rounding of a small remainder, which long episodes make large.
     """
     rounding = bool(np.abs(left_over).max() <= TOLERANCE * largest) and before / 2 <= moved <= 1e-6 * largest
     return moved <= TOLERANCE * max(scale, largest) or rounding
 
 
-def check_discount(discount: float) -> None:
-    """Refuse what is no discount."""
-    if not 0 <= real_number(discount, "discount") <= 1:
-        raise UserError(f"discount = {discount}: use 0 to 1")
-
-
-def check_tolerance(tolerance: float) -> None:
-    """Refuse what is no tolerance; within infinity anything would do."""
-    if not 0 <= real_number(tolerance, "tolerance") < np.inf:
-        raise UserError(f"tolerance = {tolerance}: use a finite number >= 0")
-
-
-def shaped_array(given: Numbers, what: str, shape: tuple[int, ...]) -> Float[ndarray, "..."]:
-    """An array of that shape, without NaN."""
-    array = real_array(given, what)
-    if array.shape != shape:
-        raise UserError(f"{what} has the shape {array.shape}; use {shape}")
-    if np.isnan(array).any():
-        raise UserError(f"{what} has NaN at {tuple(map(int, np.argwhere(np.isnan(array))[0]))}; use numbers")
-    return array
-
-
 def reward_array(mdp: TabularMDP, given: Numbers) -> Reward:
-    """A reward as an array; refuses one of the wrong shape, or one that is not finite, naming the state."""
-    require_kind(mdp, TabularMDP, "mdp")
-    shapes, reward = ((mdp.num_states,), (mdp.num_states, mdp.num_actions)), real_array(given, "the reward")
-    if reward.shape not in shapes:
-        raise UserError(f"the reward has the shape {reward.shape}; use {shapes[0]} (state) or {shapes[1]} (action too)")
-    bad = np.argwhere(~np.isfinite(reward))
-    if bad.size:
-        state, *action = bad[0]
-        where = ", action ".join(map(str, (mdp.states[state], *action)))
-        raise UserError(f"the reward of state {where} is {reward[tuple(bad[0])]}; use finite numbers")
+    """A finite reward per state, or per state and action."""
+    size = require_kind(mdp, TabularMDP, "mdp").num_states
+    reward = shaped_array(given, "the reward", (size,), (size, mdp.num_actions), finite=True, rows=mdp.states)
     check_size(reward, "the rewards")
     return reward
 
 
 def per_action(mdp: TabularMDP, reward: Reward) -> Policy:
-    """A reward as a table, zero in terminal states."""
     wide = np.repeat(reward[:, None], mdp.num_actions, axis=1) if reward.ndim == 1 else reward
     table = wide.astype(np.float64)
     table[mdp.terminal] = 0

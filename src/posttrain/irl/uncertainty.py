@@ -1,7 +1,7 @@
-"""What demonstrations cannot say: directions in which weights move and behaviour does not, and how sure the rest is.
+"""Directions in which weights move and behaviour does not, and how certain the others are.
 
-Rewards that differ by potential shaping make the same policy (Ng, Harada & Russell 1999), so no amount of data tells
-them apart.  With linear rewards that shows as a Hessian without full rank.
+Rewards that differ by potential shaping make the same policy (Ng, Harada & Russell 1999), so no amount of data can
+distinguish them.  With linear rewards the Hessian then lacks full rank.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import brief_repr, real_number, require_kind
+from posttrain.irl.arguments import PROBABILITY, brief_repr, checked_number, require_kind
 from posttrain.irl.counting import discounted_counts, in_world
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
@@ -45,9 +45,9 @@ class Identifiability:
 
 
 def identifiability(fit: Fit | PreferenceFit) -> Identifiability:
-    """Read off what the data tell at the fitted weights: demonstrated features, or actions, and comparisons.
+    """Identifiability at the fitted weights, from demonstrated features or actions and from comparisons.
 
-    Features are compared at one scale, so that the unit of a column decides nothing.
+    Features are compared at one scale, so the unit of a column does not matter.
     """
     if not isinstance(fit, Fit | PreferenceFit):
         raise UserError(f"fit is {brief_repr(fit)}: give a Fit, or the PreferenceFit of `fit_preferences`")
@@ -63,7 +63,7 @@ def identifiability(fit: Fit | PreferenceFit) -> Identifiability:
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Where each true weight lies, with the confidence asked for; unbounded for weights that are not identified."""
+    """Where each true weight lies, at the confidence level; unbounded for weights that are not identified."""
 
     low: Weights
     high: Weights
@@ -74,15 +74,14 @@ def confidence_intervals(fit: Fit, demonstrations: Demonstrations, *, level: flo
 
         θ̂ ≈ N(θ, H⁻¹ J H⁻¹ / N)
 
-    H is the Hessian, the penalty included, and J the covariance over episodes of what the gradient adds up: for the
-    dual the features of an episode less what the policy expects from its start; of a joint fit the comparisons add
-    theirs; for the likelihood J is Fisher's information.  They cover the weights that a
-    penalty of 0 would find only as far as the penalty is small, and assume that the model is right: that the
-    demonstrator is soft-optimal for some weights, and comparisons are by Bradley-Terry for the same.
+    H is the Hessian with the penalty, and J the covariance over episodes of the terms of the gradient: for the dual the
+    features of an episode less those expected from its start, in a joint fit plus the comparisons' terms; for the
+    likelihood J is Fisher's information.  The intervals cover the weights that a penalty of 0 would find only if the
+    penalty is small.  They assume that the demonstrator is soft-optimal for some weights, and that comparisons follow
+    Bradley-Terry for the same weights.
     """
     require_kind(fit, Fit, "fit")
-    if not 0 < real_number(level, "level") < 1:
-        raise UserError(f"level = {level}: use a probability, such as 0.95")
+    checked_number(level, "level", PROBABILITY)
     report, known = identifiability(fit), fitted_demonstrations(demonstrations, fit)
     spread = fit.objective.scatter(fit.point, known)
     bend = inverse_hessian(fit, report)
@@ -92,7 +91,7 @@ def confidence_intervals(fit: Fit, demonstrations: Demonstrations, *, level: flo
 
 
 def fitted_demonstrations(demonstrations: Demonstrations, fit: Fit) -> Demonstrations:
-    """The same in the world of the fit; refuses others than those that were fitted, where it was not exact moments."""
+    """The demonstrations in the world of the fit, which must be those that were fitted, if any were."""
     features = fit.setting.features
     known = in_world(demonstrations, features.mdp)
     if not fit.num_demonstrations:
@@ -101,8 +100,7 @@ def fitted_demonstrations(demonstrations: Demonstrations, fit: Fit) -> Demonstra
     same = np.allclose(moments, fit.moments, rtol=1e-9, atol=1e-12 * features.largest)
     if len(known) != fit.num_demonstrations or not same:
         raise UserError(
-            f"these {len(known)} demonstrations are not the {fit.num_demonstrations} of the fit: "
-            "intervals are those of the demonstrations that were fitted"
+            f"these {len(known)} demonstrations are not the {fit.num_demonstrations} of the fit; give those"
         )
     return known
 
@@ -113,5 +111,4 @@ def inverse_hessian(fit: Fit, report: Identifiability) -> Matrix:
     least = NO_CURVATURE * max(float(report.curvatures[0]), 1e-300) * units**2
     sizes = np.sqrt(np.maximum(np.diag(hessian), least))
     scaled = np.linalg.pinv(hessian / np.outer(sizes, sizes), rcond=NO_CURVATURE, hermitian=True)
-    inverted: Matrix = scaled / np.outer(sizes, sizes)
-    return inverted
+    return np.asarray(scaled / np.outer(sizes, sizes))

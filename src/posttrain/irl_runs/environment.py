@@ -12,10 +12,18 @@ from typing import Any
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import Numbers, brief_repr, checked_integer, require_kind
+from posttrain.irl.arguments import (
+    SHARE,
+    Numbers,
+    brief_repr,
+    checked_integer,
+    checked_number,
+    require_callable,
+    require_kind,
+)
 from posttrain.irl.episode_sampling import cumulative
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.planning import at_ends, check_discount, per_action, reward_array
+from posttrain.irl.planning import at_ends, per_action, reward_array
 from posttrain.irl_runs.extras import require_gymnasium
 
 require_gymnasium()
@@ -24,17 +32,17 @@ import gymnasium  # noqa: E402
 from gymnasium.utils import RecordConstructorArgs  # noqa: E402
 
 Observed = Any
-"""Whatever the wrapped environment shows."""
+"""An observation of the wrapped environment."""
 
 
 class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConstructorArgs):
-    """The same environment, paying the learned reward; the environment's own is in `info["environment_reward"]`.
+    """An environment that pays the learned reward; its original reward is in `info["environment_reward"]`.
 
         r_t = r(s_t, a_t),   and on ending in a terminal state  r_t = r(s_t, a_t) + γ r(s_{t+1})
 
-    So that Σ γᵗ r_t of an episode is what `posttrain.irl` pays for it: a reward per state is earned on acting there,
-    and in a terminal state on arriving, one step later.  A reward of the next state is paid as its expectation.  An
-    episode that is cut off earns nothing where it stops.
+    Σ γᵗ r_t of an episode is its value in `posttrain.irl`: a reward per state is earned on acting there, and in a
+    terminal state on arriving, one step later.  A reward of the next state is paid as its expectation.  A truncated
+    episode earns nothing in its last state.
     """
 
     def __init__(
@@ -48,14 +56,13 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConst
     ) -> None:
         """`mdp` is the world in which `reward` was learned; `discount` the one that training uses.
 
-        `state_of` tells the environment's number of a state from an observation that is not that number itself.
+        `state_of` maps an observation to the environment's state number, where it is not that number itself.
         """
         if not isinstance(env, gymnasium.Env):
             raise UserError(f"env is {brief_repr(env)}: give an environment of gymnasium")
-        if not callable(state_of):
-            raise UserError(f"state_of is {brief_repr(state_of)}: give a function of an observation")
+        require_callable(state_of, "state_of", "an observation")
         paid = reward_array(mdp, reward)
-        check_discount(discount)
+        checked_number(discount, "discount", SHARE)
         # `gymnasium.make(env.spec)`, which some libraries and `check_env` call, makes the wrapper again from these.
         RecordConstructorArgs.__init__(
             self, _disable_deepcopy=True, mdp=mdp, reward=reward, discount=discount, state_of=state_of
@@ -68,18 +75,16 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConst
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observed, dict[str, Any]]:
-        """Begin an episode."""
         observation, info = self.env.reset(seed=seed, options=options)
         self._state = self._index(observation)
         return observation, info
 
     def step(self, action: int) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
-        """Act, and be paid as the learned reward says."""
-        # numpy's integers too, which not every table has as keys
+        # A plain integer, as not every table has numpy's as keys.
         before, chosen = self._state, action_number(action, self._mdp)
         if before < 0:
             raise UserError("no episode has begun: call reset() first")
-        observation, own, terminated, truncated, info = self.env.step(chosen)
+        observation, paid, terminated, truncated, info = self.env.step(chosen)
         self._state = self._index(observation)
         if terminated and not self._mdp.terminal[self._state]:
             raise UserError(
@@ -88,20 +93,20 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConst
             )
         # Only in terminal states is there anything to earn on arriving.
         reward = float(self._per_action[before, chosen] + self._discount * self._at_ends[self._state])
-        return observation, reward, terminated, truncated, {**info, "environment_reward": float(own)}
+        return observation, reward, terminated, truncated, {**info, "environment_reward": float(paid)}
 
     def _index(self, observation: Observed) -> int:
         try:
             state = int(self._state_of(observation))
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"the environment shows {brief_repr(observation)}, and state_of makes no number of it ({error}): tell"
-                " the number of its state with `state_of`"
+                f"the environment shows {brief_repr(observation)}, and state_of makes no state number of it ({error}):"
+                " give another `state_of`"
             ) from error
         if state not in self._mdp.numbers:
             raise UserError(
                 f"the environment is in state {state}, which the world of the learned reward does not have: use the"
-                " world that was read from this environment, or tell the state with `state_of`"
+                " world that was read from this environment, or another `state_of`"
             )
         return self._mdp.numbers[state]
 
@@ -109,7 +114,7 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConst
 class TabularEnvironment(gymnasium.Env[Any, Any]):
     """A world that is a table, as an environment whose observations are the numbers of its states.
 
-    It pays the world's own reward.  It has no time limit: wrap it in gymnasium's `TimeLimit` for one.
+    It pays the world's reward and has no time limit (gymnasium's `TimeLimit` adds one).
     """
 
     def __init__(self, mdp: TabularMDP) -> None:
@@ -121,13 +126,11 @@ class TabularEnvironment(gymnasium.Env[Any, Any]):
         self._state = -1
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        """Begin an episode where the world's episodes begin."""
         super().reset(seed=seed)
         self._state = int(self._starts.searchsorted(self.np_random.random(), side="right"))
         return int(self.mdp.states[self._state]), {}
 
     def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
-        """Act; pays the world's own reward for it."""
         if self._state < 0 or self.mdp.terminal[self._state]:
             raise UserError("the episode is over, or has not begun: call reset() first")
         chosen = action_number(action, self.mdp)
@@ -140,7 +143,6 @@ class TabularEnvironment(gymnasium.Env[Any, Any]):
 
 
 def action_number(action: object, mdp: TabularMDP) -> int:
-    """An action as a plain integer; refuses one that there is not."""
     chosen = checked_integer(action, "action")
     if not 0 <= chosen < mdp.num_actions:
         raise UserError(f"there is no action {chosen}; actions are 0 to {mdp.num_actions - 1}")

@@ -1,13 +1,14 @@
-"""The `method` section: three ways from demonstrations to a reward, and one record of what came out."""
+"""The `method` section: three ways from demonstrations to a reward, and one record of the result."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from posttrain.irl.array_files import read_array
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import check_whole, in_world
 from posttrain.irl.course import feature_expectations, local_action_probabilities, recover_reward, start_histogram
@@ -22,7 +23,6 @@ from posttrain.irl.minimisers import Watch
 from posttrain.irl.objectives import Setting
 from posttrain.irl.planning import Reward
 from posttrain.irl.uncertainty import identifiability
-from posttrain.irl_runs.arrays import read_array
 from posttrain.irl_runs.worlds import World
 from posttrain.options.irl_method import (
     CausalOptions,
@@ -40,7 +40,7 @@ AnyPolicy = Float[ndarray, "*horizon state action"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecoveredReward:
-    """What a method ended with; the same record whatever the method."""
+    """The result of any method."""
 
     weights: Weights
     reward: Reward
@@ -53,9 +53,9 @@ class RecoveredReward:
     curve: tuple[Mapping[str, float], ...]
     """The numbers of each iteration."""
     measures: Mapping[str, object] = field(default_factory=dict)
-    """What this method can tell besides."""
+    """Other entries of summary.json that this method has."""
     setting: Setting | None = None
-    """For the bound on what any policy can reach; None where that is not of stationary policies."""
+    """For the least gap of any policy; None where policies are not stationary."""
 
     @property
     def gap(self) -> float:
@@ -71,7 +71,7 @@ def linear_reward(options: FeatureOptions, world: World) -> LinearReward:
             assert world.layout is not None, "IrlConfig sees to that"
             return LinearReward(features=tiles(world.layout.width, options.width))
         case FileFeatures():
-            return LinearReward(features=read_array(Path(options.path), "features.path"), on=options.on)
+            return LinearReward(features=read_array(options.path, where="features.path = "), on=options.on)
     from scipy.sparse import eye_array
 
     return LinearReward(features=eye_array(num_states).tocsr() if num_states > 1000 else np.eye(num_states))
@@ -84,7 +84,7 @@ def fit_reward(
     demonstrations: Demonstrations,
     watch: Watch | None = None,
 ) -> RecoveredReward:
-    """Find the reward by the method of a recipe; the course's algorithm shows nothing to a `watch`."""
+    """Find the reward by the method of a recipe; the course's algorithm does not call `watch`."""
     match options:
         case CourseOptions():
             return fit_course(options, world, reward, demonstrations)
@@ -97,7 +97,7 @@ def fit_reward(
 def fit_course(
     options: CourseOptions, world: World, reward: LinearReward, demonstrations: Demonstrations
 ) -> RecoveredReward:
-    """Run the course's algorithm, on the grid that goes on after its ends."""
+    """Run the course's algorithm, on the grid in which episodes continue after the ends."""
     grid, features = world.endless, dense(reward.bound(world.mdp).table)
     assert grid is not None, "IrlConfig sees to that"
     known = in_world(demonstrations, world.mdp)
@@ -107,7 +107,7 @@ def fit_course(
     )
     worth = features @ taught.weights
     shares = local_action_probabilities(grid.mdp, grid.ends, worth)
-    # Where no path reaches an end within its sweeps the algorithm has no policy: any will do.
+    # Where no path reaches an end within its sweeps the algorithm has no policy: take the uniform one.
     policy = np.where(shares.sum(axis=1, keepdims=True) > 0, shares, 1 / grid.mdp.num_actions)
     return RecoveredReward(
         weights=taught.weights,
@@ -125,13 +125,7 @@ def fit_course(
 def fit_maxent(
     options: PathOptions, world: World, reward: LinearReward, demonstrations: Demonstrations, watch: Watch | None
 ) -> RecoveredReward:
-    """Fit the path model of 2008 by `MaxEntIRL`."""
-    irl = MaxEntIRL(
-        gradient=options.gradient,
-        l2=options.l2,
-        tolerance=options.tolerance,
-        max_iterations=options.max_iterations,
-    )
+    irl = MaxEntIRL(**settings_of(MaxEntIRL, options))
     fit = irl.fit(world.mdp, reward, demonstrations, watch=watch)
     setting = undiscounted_setting(world, reward, in_world(demonstrations, world.mdp))
     return reward_of_fit(fit, measures={"executed_gap": fit.executed_gap}, setting=setting)
@@ -140,43 +134,27 @@ def fit_maxent(
 def fit_causal(
     options: CausalOptions, world: World, reward: LinearReward, demonstrations: Demonstrations, watch: Watch | None
 ) -> RecoveredReward:
-    """Fit maximum causal entropy by `MaxCausalEntIRL`."""
-    irl = MaxCausalEntIRL(
-        objective=options.objective,
-        discount=options.discount,
-        temperature=options.temperature,
-        horizon=options.horizon,
-        l2=options.l2,
-        solver=options.solver,
-        tolerance=options.tolerance,
-        max_iterations=options.max_iterations,
-    )
+    irl = MaxCausalEntIRL(**settings_of(MaxCausalEntIRL, options))
     fit = irl.fit(world.mdp, reward, demonstrations, watch=watch)
     return reward_of_fit(fit, measures=fit_measures(fit), setting=fit.setting if options.horizon is None else None)
 
 
+def settings_of(method: type, options: PathOptions | CausalOptions) -> dict[str, Any]:
+    return {each.name: getattr(options, each.name) for each in fields(method)}
+
+
 def reward_of_fit(fit: Fit | PathFit, *, measures: Mapping[str, object], setting: Setting | None) -> RecoveredReward:
-    """The same record of a fit, whatever was fitted."""
-    return RecoveredReward(
-        weights=fit.weights,
-        reward=fit.reward,
-        policy=fit.policy,
-        expected=fit.expected,
-        moments=fit.moments,
-        converged=fit.converged,
-        curve=fit_curve(fit.history),
-        measures=measures,
-        setting=setting,
-    )
+    shared = {name: getattr(fit, name) for name in ("weights", "reward", "policy", "expected", "moments", "converged")}
+    curve = tuple({"objective": value, "largest_gradient": gradient} for value, gradient in fit.history)
+    return RecoveredReward(**shared, curve=curve, measures=measures, setting=setting)
 
 
 def undiscounted_setting(world: World, reward: LinearReward, known: Demonstrations) -> Setting:
-    """What bounds the gap of a method that counts whole episodes."""
+    """The setting of the least gap for a method that counts whole episodes."""
     return MaxCausalEntIRL().setting(reward.bound(world.mdp), start_histogram(world.mdp.num_states, known))
 
 
 def fit_measures(fit: Fit) -> dict[str, object]:
-    """What a causal fit knows of itself: rounding, likelihood, distance from the minimum, what is identified."""
     identified = identifiability(fit)
     return {
         "gap_error": fit.gap_error,
@@ -187,13 +165,8 @@ def fit_measures(fit: Fit) -> dict[str, object]:
     }
 
 
-def fit_curve(history: tuple[tuple[float, float], ...]) -> tuple[Mapping[str, float], ...]:
-    """A solver's history as the lines of metrics.jsonl."""
-    return tuple({"objective": value, "largest_gradient": gradient} for value, gradient in history)
-
-
 def least_gap(recovered: RecoveredReward) -> float | None:
-    """The least gap that any policy can reach; None where no linear program tells."""
+    """The least gap of any policy; None where no linear program finds it."""
     if recovered.setting is None:
         return None
     try:

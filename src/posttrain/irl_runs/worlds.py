@@ -1,8 +1,7 @@
-"""The `world` section as a world: its table, what its states are worth where that is known, and how to draw it."""
+"""The `world` section as a world: its table, its rewards where they are known, and its layout on a page."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,11 @@ from numpy import ndarray
 from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
+from posttrain.irl.array_files import read_arrays
 from posttrain.irl.grids import MOVES, IcyGridWorld, neighbours, tiles
 from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import Reward, reward_array
-from posttrain.irl_runs.arrays import read_arrays
 from posttrain.irl_runs.extras import require_gymnasium
 from posttrain.options.irl_world import GymnasiumOptions, IcyGridOptions, TableOptions, WorldOptions
 
@@ -27,7 +26,7 @@ SPARSE_TABLE = ("data", "indices", "indptr")
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How states lie on a page: state y · width + x."""
+    """Positions of states on a page: state y · width + x."""
 
     width: int
     height: int
@@ -46,19 +45,19 @@ GYMNASIUM_GRIDS: dict[str, tuple[Callable[[Any], tuple[int, int]], tuple[Move, .
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class World:
-    """Where the demonstrator acts."""
+    """A world with the demonstrator's rewards and its layout, where they are known."""
 
     mdp: TabularMDP
     rewards: Reward | None
-    """What the demonstrator is known to be after: per state, earned in it and on ending in it, or per action."""
+    """Per state, earned in it and on ending in it, or per action."""
     layout: Layout | None = None
     endless: "EndlessGrid | None" = None
-    """The same grid as the course takes it, whose ends can be left again."""
+    """The same grid for the course's algorithm."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EndlessGrid:
-    """A grid that goes on after its ends."""
+    """A grid in which episodes continue after the ends."""
 
     mdp: TabularMDP
     intended: Int[ndarray, "state action"]
@@ -67,7 +66,6 @@ class EndlessGrid:
 
 
 def make_world(options: WorldOptions) -> World:
-    """Build the world of a recipe."""
     match options:
         case IcyGridOptions():
             return icy_grid(options)
@@ -78,7 +76,7 @@ def make_world(options: WorldOptions) -> World:
 
 
 def icy_grid(options: IcyGridOptions) -> World:
-    """An icy grid with its ends, what its ground is worth, and the same grid without ends."""
+    """An icy grid with and without its ends."""
     size, num_states = options.size, options.size**2
     ends = np.unique(np.array(options.ends, dtype=np.int64) % num_states)
     starts = np.array(options.starts, dtype=np.int64) % num_states
@@ -98,7 +96,7 @@ def icy_grid(options: IcyGridOptions) -> World:
 
 
 def ground(options: IcyGridOptions) -> Float[ndarray, " state"]:
-    """What being in each state of an icy grid is worth: ground and terrain, or a reward of its own."""
+    """The reward of each state of an icy grid: ground and terrain, or a reward that the recipe gives the state."""
     num_states = options.size**2
     worth = np.full(num_states, options.ground)
     if options.terrain:
@@ -111,7 +109,7 @@ def ground(options: IcyGridOptions) -> Float[ndarray, " state"]:
 
 
 def gymnasium_world(options: GymnasiumOptions) -> World:
-    """The table of an environment, and its own rewards."""
+    """The table and rewards of an environment."""
     require_gymnasium()
     import gymnasium
 
@@ -129,23 +127,18 @@ def gymnasium_world(options: GymnasiumOptions) -> World:
 
 
 def layout_of(bare: object) -> Layout | None:
-    """How the states of an environment lie, if it is a grid that is known."""
-    name = type(bare).__name__
-    if name not in GYMNASIUM_GRIDS:
+    """The layout of an environment that is a known grid."""
+    if type(bare).__name__ not in GYMNASIUM_GRIDS:
         return None
-    shape, moves = GYMNASIUM_GRIDS[name]
+    shape, moves = GYMNASIUM_GRIDS[type(bare).__name__]
     height, width = shape(bare)
     return Layout(width=width, height=height, moves=moves, upwards=False)
 
 
 def table_world(options: TableOptions) -> World:
     """A world from a file."""
-    arrays = read_arrays(
-        Path(options.path),
-        "world.path",
-        needed=("start", "terminal"),
-        known=("transitions", *SPARSE_TABLE, "rewards"),
-    )
+    known = ("transitions", *SPARSE_TABLE, "rewards")
+    arrays = read_arrays(options.path, needed=("start", "terminal"), known=known, where="world.path = ")
     try:
         mdp = mdp_of_arrays(arrays)
         if "rewards" not in arrays:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from posttrain.errors import UserError
 from posttrain.irl import (
     GridWorld,
     LinearReward,
@@ -19,6 +18,7 @@ from posttrain.irl import (
     value_iteration,
 )
 from posttrain.irl.course import recover_reward
+from tests.support.refusals import refused
 
 GRID = GridWorld(3)
 COST = np.arange(9) - 9.0
@@ -57,32 +57,32 @@ def test_one_end_may_be_named_by_its_number() -> None:
 
 @pytest.mark.parametrize("kind", [int, np.uint8, float])
 def test_a_zero_or_a_one_for_each_state_could_be_flags_or_numbers(kind) -> None:
-    with pytest.raises(UserError, match="may be flags or the numbers of states: for flags give bools"):
+    with refused("may be flags or the numbers of states: for flags give bools"):
         GridWorld(3, terminal=np.eye(9, dtype=kind)[8])
     assert np.flatnonzero(GridWorld(3, terminal=np.eye(9, dtype=bool)[8]).terminal).tolist() == [8]
     assert np.flatnonzero(GridWorld(3, start=8, terminal=[0, 1]).terminal).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
-    ("start", "words"), [(np.full(9, 5 / 9), "add up to 5, not to 1"), (np.ones(4) / 4, r"the shape \(4,\)")]
+    ("start", "words"), [(np.full(9, 5 / 9), "add up to 5, not to 1"), (np.ones(4) / 4, "the shape (4,)")]
 )
 def test_a_start_that_is_no_distribution_has_no_least_gap(start, words) -> None:
     features = LinearReward(features=np.eye(9)).bound(GRID)
-    with pytest.raises(UserError, match=words):
+    with refused(words):
         smallest_gap(MaxCausalEntIRL().setting(features, start), np.ones(9))
 
 
 @pytest.mark.parametrize("fitter", [MaxCausalEntIRL, MaxEntIRL])
 def test_within_an_infinite_tolerance_anything_would_do(fitter) -> None:
-    with pytest.raises(UserError, match="tolerance = inf is never reached, or at once"):
+    with refused("tolerance = inf"):
         fitter(tolerance=np.inf)
 
 
 def test_what_was_masked_is_not_brought_back() -> None:
     masked = np.ma.array(EAST, mask=np.arange(36).reshape(9, 4) == 3)
-    with pytest.raises(UserError, match="the policy has masked entries"):
+    with refused("the policy has masked entries"):
         occupancy(GRID, masked, discount=0.9)
-    with pytest.raises(UserError, match="the reward has masked entries"):
+    with refused("the reward has masked entries"):
         value_iteration(GRID, np.ma.array(COST, mask=COST < -8), discount=0.9)
 
 
@@ -95,5 +95,5 @@ def test_the_courses_algorithm_takes_lists_and_sparse_features() -> None:
     ]
     assert np.array_equal(fits[0].weights, fits[1].weights)
     assert np.array_equal(fits[0].weights, fits[2].weights)
-    with pytest.raises(UserError, match="terminal state 9 does not exist: states are 0 to 8"):
+    with refused("terminal state 9 does not exist: states are 0 to 8"):
         recover_reward(endless, np.eye(9), np.array([9]), walks)

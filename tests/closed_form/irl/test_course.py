@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks._irl_loops import backward_loops, course_loops, forward_loops
-from posttrain.errors import UserError
 from posttrain.irl.course import (
     expected_visitations,
     expert_policy,
@@ -28,6 +27,7 @@ from tests.support.irl_worlds import (
     endless_grid,
     random_world,
 )
+from tests.support.refusals import refused
 
 TWO_PATHS = Demonstrations.from_transitions([[(0, 0, 1), (1, 0, 2)], [(0, 0, 0), (0, 0, 1)]])
 
@@ -133,30 +133,30 @@ def test_a_whole_run_equals_plain_loops() -> None:
 
 
 def test_a_world_that_ends_is_refused_since_the_sweeps_go_on_after_the_end() -> None:
-    with pytest.raises(UserError, match="state 2 ends episodes"):
+    with refused("state 2 ends episodes"):
         local_action_probabilities(chain(3, ends=True), np.array([2]), np.zeros(3))
 
 
 def test_a_partition_that_overflows_is_an_error_and_not_a_policy_of_zeros() -> None:
     world = IcyGridWorld(14, slip=0.2, terminal=())
-    with pytest.raises(UserError, match="overflows"):
+    with refused("overflows"):
         local_action_probabilities(world, np.array([195]), np.ones(196))
     apart = TabularMDP.from_dense(np.eye(2)[:, None, :], layout="state action next", start=0)
-    with pytest.raises(UserError, match="overflows"):  # in one of its two states
+    with refused("overflows"):  # in one of its two states
         local_action_probabilities(apart, np.array([0]), np.array([200.0, 0.0]))
 
 
 @pytest.mark.parametrize(
     ("features", "given", "message"),
     [
-        (np.eye(3)[:2], {}, r"features on state have the shape \(2, 3\); use 3 rows"),
+        (np.eye(3)[:2], {}, "features on state have the shape (2, 3); use 3 rows"),
         (np.where(np.eye(3), np.nan, 0.0), {}, "features: row 0, column 0 is nan"),
-        (np.eye(3), {"tolerance": 0.0}, "tolerance = 0.0: it would never stop"),
+        (np.eye(3), {"tolerance": 0.0}, "tolerance = 0.0"),
         (np.eye(3), {"step_size": -0.1}, "step_size = -0.1"),
     ],
 )
 def test_what_would_run_for_ever_or_on_no_features_is_refused(features, given, message) -> None:
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         recover_reward(chain(3, ends=False), features, np.array([2]), TWO_PATHS, **given)
 
 
@@ -164,5 +164,5 @@ def test_what_would_run_for_ever_or_on_no_features_is_refused(features, given, m
 def test_a_state_that_does_not_exist_is_named(state) -> None:
     strayed = Demonstrations.from_transitions([[(0, 0, 1)], [(1, 0, state), (state, 0, 2)]])
     for count in (lambda: feature_expectations(np.eye(3), strayed), lambda: start_histogram(3, strayed)):
-        with pytest.raises(UserError, match=rf"demonstration 1, step 1: there is no state {state}; states are 0 to 2"):
+        with refused(f"demonstration 1, step 1: there is no state {state}; states are 0 to 2"):
             count()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import action_counts, discounted_counts, in_world, initial_histogram, visit_totals
 from posttrain.irl.demonstrations import Demonstrations, Episode
@@ -20,6 +19,7 @@ from posttrain.irl.grids import GridWorld
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.occupancies import occupancy
 from tests.support.irl_worlds import Zeros, chain, random_world
+from tests.support.refusals import refused
 
 # On a dry 3 × 3 grid: 0 →+x 1 →+y 4 →+y 7 →+x 8 (the end), and 3 →+y 6 →-x 6, stopped there.
 TO_THE_END = Episode([0, 1, 4, 7, 8], [0, 2, 2, 0], terminated=True)
@@ -44,7 +44,8 @@ def test_episodes_of_different_lengths_are_kept_end_to_end_and_given_back() -> N
     assert (first.states.tolist(), first.actions.tolist()) == ([0, 1, 4, 7, 8], [0, 2, 2, 0])
     assert (second.states.tolist(), second.actions.tolist()) == ([3, 6, 6], [2, 1])
     assert [(e.terminated, e.truncated) for e in (first, second)] == [(True, False), (False, True)]
-    assert [BOTH.step_of(step) for step in (0, 3, 4, 5)] == [(0, 0), (0, 3), (1, 0), (1, 1)]
+    names = [BOTH.step_name(visit).removeprefix("demonstration ") for visit in (0, 4, 5)]
+    assert names == ["0, step 0", "0, step 4", "1, step 0"]
 
 
 def test_every_source_gives_the_same_demonstrations(tmp_path) -> None:
@@ -189,7 +190,7 @@ def test_states_are_named_as_the_environment_names_them() -> None:
     walk = sample_demonstrations(mdp, np.ones((2, 1)), num_episodes=1, rng=np.random.default_rng(0))
     assert walk.states.tolist() == [17, 40]
     assert in_world(walk, mdp).states.tolist() == [0, 1]
-    with pytest.raises(UserError, match=r"demonstration 0, step 1: there is no state 18 among .* 17 to 40"):
+    with refused("demonstration 0, step 1: there is no state 18 among … 17 to 40"):
         in_world(Demonstrations.from_transitions([[(17, 0, 18)]]), mdp)
 
 
@@ -228,61 +229,59 @@ def one(states, actions) -> Demonstrations:
         (lambda: Demonstrations.from_episodes([]), "no demonstrations"),
         (lambda: Demonstrations.from_transitions([]), "no demonstrations"),
         (lambda: triples(), "demonstration 1 has no transitions"),
-        (lambda: triples((0, 0, 1), (4, 0, 5)), "demonstration 1, step 1: it begins in state 4, .* ended in state 1"),
+        (lambda: triples((0, 0, 1), (4, 0, 5)), "demonstration 1, step 1: it begins in state 4, … ended in state 1"),
         (lambda: triples((0, 0, 1), terminated=[True]), "1 flags for 2 demonstrations"),
         (
             lambda: triples((0, 0, -1, 1), (1, 0, -1, 2)),
-            r"demonstration 1, step 0: \(0, 0, -1, 1\) is not \(state, action, next state\)",
+            "demonstration 1, step 0: (0, 0, -1, 1) is not (state, action, next state)",
         ),
         (lambda: in_world(one([3], []), GridWorld(3)), "demonstration 0 is marked as terminated in state 3"),
         (
             lambda: in_world(Demonstrations.from_episodes([TO_THE_END, Episode([3], [], False, True)]), GridWorld(3)),
-            "demonstration 1 has no actions and its state 3 is not terminal: .* leave it out",
+            "demonstration 1 has no actions and its state 3 is not terminal: … leave it out",
         ),
         (lambda: visit_totals(BOTH, 8), "demonstration 0, step 4: there is no state 8; states are 0 to 7"),
         (lambda: initial_histogram(one([0, -1], [0]), 9), "demonstration 0, step 1: there is no state -1"),
         (lambda: walked((0, 0, 2)), "demonstration 1, step 0: action 0 in state 0 never leads to state 2"),
-        (lambda: walked((0, 5, 1)), "demonstration 1, step 0: there is no action 5; actions are 0 to 3"),
-        (lambda: walked((0, -1, 1)), "there is no action -1"),
+        (lambda: walked((0, 5, 1)), "demonstration 1, step 0: action 5 … actions are 0 to 3"),
+        (lambda: walked((0, -1, 1)), "action -1"),
         (lambda: walked((0, 0, 9)), "demonstration 1, step 1: there is no state 9"),
         (lambda: walked((-1, 0, 0)), "demonstration 1, step 0: there is no state -1"),
-        (lambda: walked((7, 0, 8), (8, 0, 8)), "step 1: an action is taken in state 8, which is terminal"),
+        (lambda: walked((7, 0, 8), (8, 0, 8)), "step 1: … state 8, which is terminal"),
         (lambda: walked((0, 0, 1)), "demonstration 1 is marked as terminated in state 1, which is not terminal"),
         (lambda: one([0, 1], [0, 0]), "demonstration 0 has 2 states and 2 actions"),
         (lambda: one(np.array([0.5, 1]), [0]), "demonstration 0: each state must be one whole number"),
         (lambda: one(np.zeros((2, 3)), [0]), "demonstration 0: each state must be one whole number"),
-        (lambda: one([0, 1], np.array([np.nan])), "demonstration 0: each action must be one whole number.* 0 is nan"),
-        (lambda: one(np.array([0, np.inf]), [0]), "demonstration 0: each state must be one whole number.* 1 is inf"),
+        (lambda: one([0, 1], np.array([np.nan])), "demonstration 0: each action must be one whole number … 0 is nan"),
+        (lambda: one(np.array([0, np.inf]), [0]), "demonstration 0: each state must be one whole number … 1 is inf"),
         (lambda: one(np.array([0, 1e300]), [0]), "demonstration 0: each state must be one whole number"),
         (lambda: one(np.array(["0", "1"]), [0]), "demonstration 0: each state must be one whole number"),
         (lambda: one(np.array([0, None]), [0]), "demonstration 0: each state must be one whole number"),
         (lambda: one(np.array({"place": 0}), [0]), "demonstration 0: each state must be one whole number"),
         (lambda: one([0, 1], np.array([np.nan])), "demonstration 0: each action must be one whole number"),
-        (lambda: flat([0, 1, 2], [0]), "1 actions and 2 states are needed .*; 1 and 3 are given"),
-        (lambda: flat([0, 1], [0, 0]), "1 actions and 2 states are needed .*; 2 and 2 are given"),
-        (lambda: walked((0, 4, 1)), "demonstration 1, step 0: there is no action 4; actions are 0 to 3"),
-        (lambda: walks_of(np.full((9, 4), 0.3)), r"the probabilities of state 0 are \[0.3"),
+        (lambda: flat([0, 1, 2], [0]), "1 actions and 2 states … ; 1 and 3 are given"),
+        (lambda: flat([0, 1], [0, 0]), "1 actions and 2 states … ; 2 and 2 are given"),
+        (lambda: walked((0, 4, 1)), "demonstration 1, step 0: action 4 … actions are 0 to 3"),
+        (lambda: walks_of(np.full((9, 4), 0.3)), "state 0: [0.3"),
         (lambda: walks_of(np.full((9, 4), 0.25), num_episodes=0), "num_episodes = 0"),
         (lambda: walks_of(np.full((9, 4), 0.25), max_steps=0), "max_steps = 0"),
         (lambda: fitted_to(BOTH), "demonstration 1 was truncated in state 6 after 2 actions"),
     ],
 )
 def test_what_is_no_demonstration_is_refused_naming_it(make, message) -> None:
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         make()
 
 
 def test_a_file_that_holds_something_else_is_refused(tmp_path) -> None:
     np.savez(tmp_path / "other.npz", states=np.zeros(3))
-    with pytest.raises(UserError, match="holds no array 'actions'"):
+    with refused("holds no array 'actions'"):
         Demonstrations.load(tmp_path / "other.npz")
     np.savez(tmp_path / "short.npz", states=[0, 1], actions=[0], lengths=[2], terminated=[True], truncated=[False])
-    with pytest.raises(
-        UserError, match=r"add up to 2 actions, so 2 actions and 3 states are needed .* 1 and 2 are given"
-    ):
+    with refused("2 actions and 3 states … 1 and 2 are given"):
         Demonstrations.load(tmp_path / "short.npz")
     np.savez(tmp_path / "flags.npz", states=[0, 1], actions=[0], lengths=[1], terminated=[], truncated=[False])
-    with pytest.raises(UserError, match=r"`terminated` has the shape \(0,\); give one flag for each of 1 episodes"):
+    with refused("`terminated` … the 1 episodes"):
         Demonstrations.load(tmp_path / "flags.npz")
 
 
@@ -316,9 +315,7 @@ def files_gone_wrong(folder: Path) -> Iterator[Path]:
 
 def test_a_damaged_file_is_refused_and_named(tmp_path) -> None:
     for path in files_gone_wrong(tmp_path):
-        with pytest.raises(
-            UserError, match=f"^{path}: (there is no such file|cannot be read|not a file of numpy arrays)"
-        ):
+        with refused(f"{path}: "):
             Demonstrations.load(path)
 
 
@@ -326,7 +323,7 @@ def test_a_damaged_file_is_refused_and_named(tmp_path) -> None:
 def test_a_flag_in_a_file_is_true_or_false(tmp_path, flags) -> None:
     fields = {"states": [0, 1], "actions": [0], "lengths": [1], "truncated": [False]}
     np.savez(tmp_path / "flags.npz", terminated=flags, **fields)
-    with pytest.raises(UserError, match="`terminated` must be one true or false for each episode"):
+    with refused("terminated"):
         Demonstrations.load(tmp_path / "flags.npz")
     np.savez(tmp_path / "numbers.npz", terminated=[1], **fields)
     assert Demonstrations.load(tmp_path / "numbers.npz").terminated.tolist() == [True]
@@ -335,30 +332,30 @@ def test_a_flag_in_a_file_is_true_or_false(tmp_path, flags) -> None:
 @pytest.mark.parametrize(
     ("features", "on", "message"),
     [
-        (np.ones((8, 2)), "state", r"shape \(8, 2\); use 9 rows, one for each state"),
+        (np.ones((8, 2)), "state", "shape (8, 2); use 9 rows, one for each state"),
         (np.ones((9, 2)), "state_action", "use 36 rows, one for each pair"),
-        (np.ones(9), "state", r"shape \(9,\); use 9 rows"),
+        (np.ones(9), "state", "shape (9,); use 9 rows"),
         (np.where(np.arange(18).reshape(9, 2) == 7, np.nan, 1), "state", "row 3, column 1 is nan"),
         (csr_array(np.where(np.arange(18).reshape(9, 2) == 8, np.inf, 1)), "next_state", "row 4, column 0 is inf"),
     ],
 )
 def test_features_of_the_wrong_shape_or_with_nan_are_refused_naming_the_row(features, on, message) -> None:
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         LinearReward(features=features, on=on).bound(GridWorld(3))
 
 
 def test_actions_are_fitted_up_to_the_horizon_and_no_further() -> None:
     features = LinearReward(features=np.eye(9))
     assert MaxCausalEntIRL(objective="likelihood", horizon=4).fit(GridWorld(3), features, BOTH).converged
-    with pytest.raises(UserError, match="demonstration 0 has 4 actions; the horizon is 3"):
+    with refused("demonstration 0 has 4 actions; the horizon is 3"):
         MaxCausalEntIRL(objective="likelihood", horizon=3).fit(GridWorld(3), features, BOTH)
 
 
 def test_moments_of_the_wrong_shape_are_refused() -> None:
-    with pytest.raises(UserError, match="must be 9 finite numbers"):
+    with refused("moments has"):
         MaxCausalEntIRL().fit_moments(GridWorld(3), LinearReward(features=np.eye(9)), np.ones(8))
     features, one_missing = LinearReward(features=np.eye(9)), np.where(np.arange(9) == 4, np.nan, 1.0)
-    with pytest.raises(UserError, match="must be 9 finite numbers"):
+    with refused("moments has"):
         MaxCausalEntIRL().fit_moments(GridWorld(3), features, one_missing)
-    with pytest.raises(UserError, match="needs demonstrations, not moments"):
+    with refused("needs demonstrations"):
         MaxCausalEntIRL(objective="likelihood").fit_moments(GridWorld(3), LinearReward(features=np.eye(9)), np.ones(9))

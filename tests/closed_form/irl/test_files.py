@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from posttrain.errors import UserError
 from posttrain.irl.counting import in_world
 from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl_runs.expert_episodes import make_expert_episodes
@@ -16,6 +15,7 @@ from posttrain.irl_runs.methods import linear_reward
 from posttrain.irl_runs.worlds import World, table_world
 from posttrain.options.irl_method import FileFeatures
 from posttrain.options.irl_world import RecordedOptions, TableOptions
+from tests.support.refusals import refused
 
 GRID = World(mdp=IcyGridWorld(3), rewards=None)
 # Two states and an end; action 0 goes on, action 1 stays with probability .7 (state 0) or ends.
@@ -40,22 +40,22 @@ def test_the_ends_of_a_world_are_numbers_of_states_or_a_flag_for_each(table: dic
 @pytest.mark.parametrize(
     ("table", "change", "message"),
     [
-        (DENSE, {"start": ["a", "b", "c"]}, "the array 'start' holds no real numbers"),
-        (DENSE, {"start": 0}, r"start has the shape \(\): give one probability for each of 3 states"),
-        (DENSE, {"start": [[1.0, 0, 0]]}, r"start has the shape \(1, 3\)"),
+        (DENSE, {"start": ["a", "b", "c"]}, "the array 'start' … give real numbers"),
+        (DENSE, {"start": 0}, "start has the shape (): give one probability for each of 3 states"),
+        (DENSE, {"start": [[1.0, 0, 0]]}, "start has the shape (1, 3)"),
         (DENSE, {"terminal": [1.5]}, "terminal state 1.5 does not exist"),
         (DENSE, {"terminal": [True, False]}, "terminal has 2 flags: give one for each of 3 states"),
-        (DENSE, {"transitions": TRANSITIONS + 0j}, "the array 'transitions' holds no real numbers"),
+        (DENSE, {"transitions": TRANSITIONS + 0j}, "the array 'transitions' … give real numbers"),
         (
             DENSE,
             {"transitions": TRANSITIONS.astype(object)},
-            "not a file of numpy arrays, or a damaged one .Object arrays cannot",
+            "not a file of numpy arrays, or damaged … Object arrays cannot",
         ),
-        (DENSE, {"transitions": TRANSITIONS.reshape(6, 3)}, "not .state action next.: check the layout"),
-        (DENSE, {"transitions": TRANSITIONS / 2}, r"state 0, action 0 \(row 0\) add up to 0.5"),
-        (DENSE, {"rewards": [1.0, 2.0]}, r"the reward has the shape \(2,\); use \(3,\)"),
-        (DENSE, {"rewards": [1.0, np.nan, 2.0]}, "the reward of state 1 is nan"),
-        (DENSE, {"rewards": ["a", "b", "c"]}, "the array 'rewards' holds no real numbers"),
+        (DENSE, {"transitions": TRANSITIONS.reshape(6, 3)}, "not (state action next): check the layout"),
+        (DENSE, {"transitions": TRANSITIONS / 2}, "state 0, action 0 (row 0) … add up to 0.5"),
+        (DENSE, {"rewards": [1.0, 2.0]}, "the reward has the shape (2,); use (3,)"),
+        (DENSE, {"rewards": [1.0, np.nan, 2.0]}, "the reward has nan at (1)"),
+        (DENSE, {"rewards": ["a", "b", "c"]}, "the array 'rewards' … give real numbers"),
         (SPARSE, {"indices": ROWS.indices + 100_000_000}, "the sparse table is malformed"),
         (SPARSE, {"indices": ROWS.indices - 1}, "the sparse table is malformed"),
         (SPARSE, {"indices": ROWS.indices + 0.5}, "the array 'indices' holds float64; give whole numbers"),
@@ -66,29 +66,29 @@ def test_the_ends_of_a_world_are_numbers_of_states_or_a_flag_for_each(table: dic
 )
 def test_a_file_that_is_no_world_is_refused_naming_the_file(table: dict, change: dict, message: str, tmp_path) -> None:
     np.savez(tmp_path / "world.npz", **{**table, **change})
-    with pytest.raises(UserError, match=rf"world\.path = .*world\.npz: .*{message}"):
+    with refused(f"world.path = … world.npz: … {message}"):
         table_world(TableOptions(path=str(tmp_path / "world.npz")))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"states": [0, 1, np.nan, 5, 8]}, "each state must be one whole number, .* entry 2 is nan"),
-        ({"states": [0, 1, np.inf, 5, 8]}, "each state must be one whole number, .* entry 2 is inf"),
-        ({"states": ["0", "1", "2", "5", "8"]}, "the array 'states' holds no real numbers"),
-        ({"states": np.eye(9)[[0, 1, 2, 5, 8]]}, r"they have the shape \(5, 9\)"),
-        ({"lengths": 4}, r"each length must be one whole number; .* the shape \(\)"),
+        ({"states": [0, 1, np.nan, 5, 8]}, "each state must be one whole number … entry 2 is nan"),
+        ({"states": [0, 1, np.inf, 5, 8]}, "each state must be one whole number … entry 2 is inf"),
+        ({"states": ["0", "1", "2", "5", "8"]}, "the array 'states' … give real numbers"),
+        ({"states": np.eye(9)[[0, 1, 2, 5, 8]]}, "they have the shape (5, 9)"),
+        ({"lengths": 4}, "each length must be one whole number; … the shape ()"),
         ({"lengths": [-1]}, "demonstration 0: its length is -1"),
         (
             {"terminated": [[True]]},
-            r"`terminated` must be one true or false for each episode; it has the shape \(1, 1\)",
+            "`terminated` must be one true or false for each episode; it has the shape (1, 1)",
         ),
-        ({"terminated": True}, r"`terminated` must be one true or false .* the shape \(\)"),
-        ({"terminated": ["False"]}, "the array 'terminated' holds no real numbers"),
+        ({"terminated": True}, "`terminated` must be one true or false … the shape ()"),
+        ({"terminated": ["False"]}, "the array 'terminated' … give real numbers"),
         ({"truncated": [np.nan]}, "`truncated` must be one true or false for each episode"),
         ({"states": [0, 1, 2, 4, 8]}, "demonstration 0, step 2: action 2 in state 2 never leads to state 4"),
         ({"states": [0, 1, 2, 5, 9]}, "demonstration 0, step 4: there is no state 9"),
-        ({"actions": [0, 0, 2, 4]}, "demonstration 0, step 3: there is no action 4"),
+        ({"actions": [0, 0, 2, 4]}, "demonstration 0, step 3: action 4 in state"),
     ],
 )
 def test_a_file_that_holds_no_demonstrations_is_refused_naming_the_row(change: dict, message: str, tmp_path) -> None:
@@ -98,23 +98,23 @@ def test_a_file_that_holds_no_demonstrations_is_refused_naming_the_row(change: d
         made = make_expert_episodes(RecordedOptions(path=str(tmp_path / "shown.npz")), GRID)
         in_world(made.episodes, GRID.mdp)
 
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         read()
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (np.full((9, 2), "a"), "features.path = .*: the array holds no real numbers"),
-        (np.eye(9) * 1j, "features.path = .*: the array holds no real numbers"),
-        (np.ones(9), r"features on state have the shape \(9,\); use 9 rows"),
-        (np.ones((8, 2)), r"features on state have the shape \(8, 2\); use 9 rows"),
+        (np.full((9, 2), "a"), "features.path = … : the array … give real numbers"),
+        (np.eye(9) * 1j, "features.path = … : the array … give real numbers"),
+        (np.ones(9), "features on state have the shape (9,); use 9 rows"),
+        (np.ones((8, 2)), "features on state have the shape (8, 2); use 9 rows"),
         (np.where(np.eye(9) == 1, np.nan, 0), "features: row 0, column 0 is nan"),
     ],
 )
 def test_a_file_that_holds_no_features_is_refused_naming_the_row(table: np.ndarray, message: str, tmp_path) -> None:
     np.save(tmp_path / "features.npy", table)
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         linear_reward(FileFeatures(path=str(tmp_path / "features.npy")), GRID).bound(GRID.mdp)
 
 
@@ -142,7 +142,7 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: path.write_bytes(b""), "not a file of numpy arrays"),
     (lambda path: path.write_bytes(b"PK\x03\x04 and then nothing"), "not a file of numpy arrays"),
     (torn, "not a file of numpy arrays"),
-    (flipped, "not a file of numpy arrays, or a damaged one .Bad CRC-32"),
+    (flipped, "not a file of numpy arrays, or damaged … Bad CRC-32"),
     (letters, "not a file of numpy arrays, but an archive of something else"),
 ]
 
@@ -151,5 +151,5 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
 def test_a_file_that_cannot_be_read_is_a_mistake_with_its_name(spoil, message: str, tmp_path) -> None:
     path = tmp_path / "shown.npz"
     spoil(path)
-    with pytest.raises(UserError, match=rf"demonstrations\.path = .*shown\.npz: {message}"):
+    with refused(f"demonstrations.path = … shown.npz: {message}"):
         make_expert_episodes(RecordedOptions(path=str(path)), GRID)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posttrain.errors import UserError
 from posttrain.irl_runs.irl_folder import CONTENTS, IrlFolder
+from tests.support.refusals import refused
 
 
 def earlier_run(path: Path) -> None:
@@ -42,7 +42,7 @@ def test_what_an_earlier_run_left_stays_until_the_new_one_begins(tmp_path: Path)
 
 def test_a_folder_has_one_writer_and_the_next_may_come_when_it_is_closed(tmp_path: Path) -> None:
     first = IrlFolder.claim(tmp_path)
-    with pytest.raises(UserError, match="a run has one writer"):
+    with refused("a run has one writer"):
         IrlFolder.claim(tmp_path)
     first.close()
     first.close()
@@ -62,7 +62,7 @@ def test_a_folder_that_is_refused_is_let_go(trace: str, overwrite: bool, refusal
         folder.begin("")
     (tmp_path / trace).touch()
     for _ in range(2):  # the second time nobody is "writing to this run folder"
-        with pytest.raises(UserError, match=refusal):
+        with refused(refusal):
             IrlFolder.claim(tmp_path, overwrite=overwrite)
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy.sparse import bsr_array, coo_array, csc_array, csr_array, csr_matrix, dia_array, dok_array, lil_array
 
-from posttrain.errors import UserError
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
 from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.mdp import TabularMDP
 from tests.support.irl_worlds import dense_transitions, newest
+from tests.support.refusals import refused
 
 # Two states and an end; action 0 goes on, action 1 stays with probability .7 (state 0) or ends.
 TABLE = np.array(
@@ -142,17 +142,17 @@ class Table:
 
 def test_an_end_that_is_not_a_property_of_the_state_is_refused() -> None:
     assert read_gymnasium(Table(end_from_1=True)).terminal.tolist() == [False, False, True]
-    with pytest.raises(UserError, match="state 2 ends the episode when entered from state 0 by action 0, and does not"):
+    with refused("state 2 ends the episode when entered from state 0 by action 0, and does not"):
         read_gymnasium(Table(end_from_1=False))
 
 
 def test_an_environment_whose_dynamics_are_not_in_its_table_is_refused() -> None:
-    with pytest.raises(UserError, match="no transition table"):
+    with refused("no transition table"):
         read_gymnasium(gymnasium.make("CartPole-v1"))
-    with pytest.raises(UserError, match="no transition table"):
+    with refused("no transition table"):
         read_gymnasium(SimpleNamespace(P=Table(end_from_1=True).P))
     if "Taxi-v4" in gymnasium.registry:
-        with pytest.raises(UserError, match="fickle"):
+        with refused("fickle"):
             read_gymnasium(gymnasium.make("Taxi-v4", fickle_passenger=True))
 
 
@@ -189,32 +189,32 @@ def without_action(state: int, action: int) -> Listed:
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        (without_action(0, 1), r"P\[1\] has the actions 0, 1, where 0 to 0 are expected"),
-        (without_action(1, 1), r"P\[1\] has the actions 0, where 0 to 1 are expected"),
-        (without_action(0, 0), r"P\[0\] has the actions 1, where 0 to 0 are expected"),
-        (Listed(p1_2=[(1.0, 0, 0.0, False)]), r"P\[1\] has the actions 0, 1, 2, where 0 to 1 are expected"),
-        (Listed(p0_0=[(1.0, 3, 0.0, False)]), r"P\[0\]\[0\] leads to state 3; states are 0 to 2"),
-        (Listed(p0_0=[(1.0, -1, 0.0, True)]), r"P\[0\]\[0\] leads to state -1"),
+        (without_action(0, 1), "P[1] has the actions 0, 1, not 0 to 0"),
+        (without_action(1, 1), "P[1] has the actions 0, not 0 to 1"),
+        (without_action(0, 0), "P[0] has the actions 1, not 0 to 0"),
+        (Listed(p1_2=[(1.0, 0, 0.0, False)]), "P[1] has the actions 0, 1, 2, not 0 to 1"),
+        (Listed(p0_0=[(1.0, 3, 0.0, False)]), "P[0][0] leads to state 3; states are 0 to 2"),
+        (Listed(p0_0=[(1.0, -1, 0.0, True)]), "P[0][0] leads to state -1"),
         (
             Listed(p0_0=[(1.0, 2, 0.0, False)]),
-            r"state 2 is entered from state 0 by action 0, and P has no actions there",
+            r"state 2 is entered from state 0 by action 0, and P lists no actions there",
         ),
-        (Listed(p0_0=[(1.0, 1.5, 0.0, False)]), r"P\[0\]\[0\] lists \(1.0, 1.5, 0.0, False\): an outcome is"),
-        (Listed(p0_0=[(1.0, 1, 0.0)]), r"P\[0\]\[0\] lists \(1.0, 1, 0.0\): an outcome is \(probability"),
-        (Listed(p0_0=[(1.0, 1, 0.0, None)]), r"P\[0\]\[0\] lists .* None\): an outcome is"),
-        (Listed(p0_0=None), r"P\[0\]\[0\] is None: give a list of outcomes"),
+        (Listed(p0_0=[(1.0, 1.5, 0.0, False)]), "P[0][0] lists (1.0, 1.5, 0.0, False): give"),
+        (Listed(p0_0=[(1.0, 1, 0.0)]), "P[0][0] lists (1.0, 1, 0.0): give (probability"),
+        (Listed(p0_0=[(1.0, 1, 0.0, None)]), "P[0][0] lists … None): give"),
+        (Listed(p0_0=None), "P[0][0] is None: give a list of outcomes"),
         (Listed(p0_0=[(1.5, 1, 0.0, False), (-0.5, 1, 0.0, False)]), r"leads to state 1 with probability 1.5"),
         (Listed(p0_0=[(np.nan, 1, 0.0, False)]), r"leads to state 1 with probability nan"),
-        (Listed(p0_0=[(1.0, 1, np.nan, False)]), r"P\[0\]\[0\] pays nan on leading to state 1"),
-        (Listed(p0_0=[]), "state 0, action 0 .* add up to 0, not to 1"),
-        (Listed(p0_0=[(np.float32(1 / 3), 1, 0.0, False)] * 3), "add up to 1.00000003, not to 1; .* divide by the sum"),
+        (Listed(p0_0=[(1.0, 1, np.nan, False)]), "P[0][0] pays nan on leading to state 1"),
+        (Listed(p0_0=[]), "state 0, action 0 … add up to 0, not to 1"),
+        (Listed(p0_0=[(np.float32(1 / 3), 1, 0.0, False)] * 3), "add up to 1.00000003, not to 1 … by their sum"),
         (Listed(start=(0.0, 0.0, 0.0)), "start: the probabilities add up to 0, not to 1"),
-        (Listed(start=0), r"Listed: `initial_state_distrib` has the shape \(\)"),
-        (Listed(start=(0.5, 0.0, 0.5)), "state 2 is entered at the start, and P has no actions there"),
+        (Listed(start=0), "Listed: `initial_state_distrib` has the shape ()"),
+        (Listed(start=(0.5, 0.0, 0.5)), "state 2 is entered at the start, and P lists no actions there"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_refused_naming_the_entry(env, message) -> None:
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         read_gymnasium(env)
 
 
@@ -227,25 +227,25 @@ def changed(row: tuple[int, int], values: list[float]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: world(changed((1, 0), [0.5, 0.4, 0.0])), r"state 1, action 0 \(row 2\) add up to 0.9, not to 1"),
-        (lambda: world(changed((0, 1), [1.2, -0.2, 0.0])), r"state 0, action 1 \(row 1\) reach state 1 .* -0.2"),
-        (lambda: world(changed((1, 1), [np.nan, 0.5, 0.5])), r"state 1, action 1 \(row 3\) reach state 0 .* nan"),
+        (lambda: world(changed((1, 0), [0.5, 0.4, 0.0])), "state 1, action 0 (row 2) … add up to 0.9, not to 1"),
+        (lambda: world(changed((0, 1), [1.2, -0.2, 0.0])), "state 0, action 1 (row 1) to state 1 … -0.2"),
+        (lambda: world(changed((1, 1), [np.nan, 0.5, 0.5])), "state 1, action 1 (row 3) to state 0 … nan"),
         (lambda: world(start=[0.5, 0.4, 0.0]), "start: the probabilities add up to 0.9"),
         (lambda: world(start=[1.5, -0.5, 0.0]), "start: state 1 has probability -0.5"),
-        (lambda: world(start=[1.0, 0.0]), r"start has the shape \(2,\)"),
+        (lambda: world(start=[1.0, 0.0]), "start has the shape (2,)"),
         (lambda: world(start=3), "start state 3 does not exist: states are 0 to 2"),
         (lambda: world(terminal=[7]), "terminal state 7 does not exist"),
         (lambda: world(terminal=[False, True]), "terminal has 2 flags: give one for each of 3 states"),
-        (lambda: world(np.full((3, 2, 3), 1 / 3, np.float32)), r"add up to 1.00000003, .* \(nor in 3 more rows\)"),
+        (lambda: world(np.full((3, 2, 3), 1 / 3, np.float32)), "add up to 1.00000003,"),
         (lambda: world(changed((1, 1), [1, 0, 0]), terminal=[1, 2], start=1), "terminal state 2 cannot be reached"),
-        (lambda: world(TABLE[:2]), r"shape \(2, 2, 3\), which is not \(state action next\)"),
+        (lambda: world(TABLE[:2]), "shape (2, 2, 3), which is not (state action next)"),
         (lambda: world(layout="next state action"), "layout = 'next state action'"),
         (lambda: TabularMDP.from_sparse(csr_array(TABLE[0]), num_actions=2, start=0), "2 rows and 3 columns"),
-        (lambda: IcyGridWorld(5, slip=1.2), "slip = 1.2 is not a probability"),
+        (lambda: IcyGridWorld(5, slip=1.2), "slip = 1.2"),
         (lambda: IcyGridWorld(0), "size = 0"),
         (lambda: tiles(5, 6), "width = 6"),
     ],
 )
 def test_what_is_no_world_is_refused_naming_the_row(make, message) -> None:
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         make()

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array, eye_array
 
-from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import visit_totals
 from posttrain.irl.demonstrations import Demonstrations
@@ -34,6 +33,7 @@ from tests.support.irl_worlds import (
     newest,
     random_world,
 )
+from tests.support.refusals import refused, warned
 
 SEEDS = st.integers(0, 10_000)
 ONE_WEIGHT_PER_STATE = LinearReward(features=np.eye(25))
@@ -254,20 +254,20 @@ def test_no_policy_comes_nearer_than_the_bound_and_what_is_possible_has_bound_ze
 def test_moments_that_no_policy_has_end_with_a_warning_that_names_the_least_gap() -> None:
     """Each of 9 states visited 5 times: but the end is visited once at most, so there the gap is at least 4."""
     irl = MaxCausalEntIRL(discount=0.9, l2=0.0, max_iterations=200)
-    with pytest.warns(UserWarning, match=r"not converged: .* least that any policy can reach 4\.\d*; use l2 > 0"):
+    with warned("not converged: … least that any policy can reach 4. … use l2 > 0"):
         fit = irl.fit_moments(GridWorld(3), LinearReward(features=np.eye(9)), np.full(9, 5.0))
     assert not fit.converged
     assert fit.gap >= smallest_gap(fit.setting, fit.moments) >= 4
-    with pytest.warns(UserWarning, match="not converged: .* after 1 iterations; raise max_iterations"):
+    with warned("not converged: … after 1 iterations; raise max_iterations"):
         MaxCausalEntIRL(max_iterations=1).fit(course_world(), ONE_WEIGHT_PER_STATE, course_demonstrations())
 
 
 def test_with_a_horizon_duality_tells_how_near_any_policy_can_come() -> None:
     """Of 6 actions from the start the goal sees 1 visit at most and every state 7; each is asked for 5 times."""
     irl = MaxCausalEntIRL(discount=1.0, l2=0.0, horizon=6)
-    with pytest.warns(UserWarning, match="no policy comes nearer than") as warned:
+    with pytest.warns(UserWarning, match="no policy comes nearer than") as given:
         fit = irl.fit_moments(GridWorld(3), LinearReward(features=np.eye(9)), np.full(9, 5.0))
-    told = float(str(warned[0].message).split("nearer than ")[1].split(";")[0])
+    told = float(str(given[0].message).split("nearer than ")[1].split(";")[0])
     assert 4 <= told <= fit.gap + 0.01
     assert fit.num_iterations < 1000
 
@@ -280,7 +280,7 @@ def test_nobody_goes_round_where_nobody_can_come() -> None:
     given_setting = MaxCausalEntIRL().setting(LinearReward(features=np.eye(4)).bound(mdp), mdp.start)
     assert smallest_gap(given_setting, np.array([1.0, 5, 1, 5])) == pytest.approx(5)
     for moments in (np.ones(3), np.array([1.0, np.nan, 1, 5])):
-        with pytest.raises(UserError, match="must be 4 finite numbers"):
+        with refused("moments has"):
             smallest_gap(given_setting, moments)
 
 
@@ -302,10 +302,10 @@ def test_without_penalty_the_likelihood_has_finite_weights_where_the_dual_has_no
 def test_features_that_cannot_say_that_a_step_costs_are_an_error_at_discount_1() -> None:
     goal_only = np.zeros((9, 1))
     goal_only[8] = 1
-    with pytest.raises(Divergence, match="add a feature that is 1 in every step"):
+    with refused("add a feature that is 1 in every step", error=Divergence):
         MaxCausalEntIRL(discount=1.0).fit_moments(GridWorld(3), LinearReward(features=goal_only), np.ones(1))
     endless = GridWorld(3, terminal=())
-    with pytest.raises(Divergence, match="state 0 can never reach a terminal state"):
+    with refused("can never reach a terminal state, first 0", error=Divergence):
         MaxCausalEntIRL(discount=1.0).fit_moments(endless, LinearReward(features=np.eye(9)), np.ones(9))
 
 
@@ -370,15 +370,15 @@ def test_demonstrations_of_any_length_need_no_padding_and_the_truncated_ones_onl
     cut = Demonstrations.from_episodes(
         type(episode)(episode.states[:6], episode.actions[:5], terminated=False, truncated=True) for episode in whole
     )
-    with pytest.raises(UserError, match=r"demonstration 0 was truncated in state \d+ after 5 actions: at discount 1.0"):
+    with refused("demonstration 0 was truncated in state … after 5 actions: at discount 1.0"):
         MaxCausalEntIRL(discount=1.0).fit(world, ONE_WEIGHT_PER_STATE, cut)
-    with pytest.raises(UserError, match="demonstration 0 was truncated"):
+    with refused("demonstration 0 was truncated"):
         MaxEntIRL().fit(world, ONE_WEIGHT_PER_STATE, cut)
-    with pytest.raises(UserError, match="the horizon of 9"):
+    with refused("the horizon of 9"):
         MaxCausalEntIRL(discount=0.9, horizon=9).fit(world, ONE_WEIGHT_PER_STATE, cut)
-    with pytest.raises(UserError, match=r"demonstration \d+ has 1\d actions; the horizon is 9"):
+    with refused("demonstration … actions; the horizon is 9"):
         MaxCausalEntIRL(horizon=9).fit(world, ONE_WEIGHT_PER_STATE, whole)
-    with pytest.warns(UserWarning, match=r"200 of 200 demonstrations are truncated: .* has 59% of the weight"):
+    with warned("200 of 200 demonstrations are truncated: … has 59% of the weight"):
         MaxCausalEntIRL(discount=0.9).fit(world, ONE_WEIGHT_PER_STATE, cut)  # .9⁵ = .59
     assert MaxCausalEntIRL(horizon=5).fit(world, ONE_WEIGHT_PER_STATE, cut).gap < 0.05
     fit = MaxCausalEntIRL(objective="likelihood", discount=1.0).fit(world, ONE_WEIGHT_PER_STATE, cut)

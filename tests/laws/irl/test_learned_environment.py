@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy import ndarray
 
-from posttrain.errors import UserError
 from posttrain.irl.comparison import policy_value
 from posttrain.irl.counting import in_world
 from posttrain.irl.demonstrations import Demonstrations, Episode
@@ -24,6 +23,7 @@ from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl_runs.environment import LearnedReward, TabularEnvironment
 from tests.support.irl_worlds import Zeros, newest, random_world
+from tests.support.refusals import refused
 
 
 def walked(env: gymnasium.Env, rng: np.random.Generator) -> tuple[Episode, list[float]]:
@@ -153,7 +153,7 @@ def test_an_action_may_be_a_number_of_any_kind_of_integer(action: object) -> Non
 def test_an_action_that_a_table_does_not_have_is_refused(action: int) -> None:
     env = TabularEnvironment(random_world(np.random.default_rng(2)))
     env.reset(seed=0)
-    with pytest.raises(UserError, match=f"there is no action {action}; actions are 0 to 2"):
+    with refused(f"there is no action {action}; actions are 0 to 2"):
         env.step(action)
 
 
@@ -174,17 +174,17 @@ def test_a_world_that_is_not_that_of_the_environment_is_refused() -> None:
     lake = gymnasium.make("FrozenLake-v1", map_name="8x8")
     small = read_gymnasium(gymnasium.make("FrozenLake-v1", map_name="4x4"))
     learned = LearnedReward(lake, small, np.zeros(16), discount=1.0, state_of=lambda seen: int(seen) + 99)
-    with pytest.raises(UserError, match="the environment is in state 99, which the world"):
+    with refused("the environment is in state 99, which the world"):
         learned.reset(seed=0)
     endless = TabularMDP.from_dense(np.full((64, 4, 64), 1 / 64), layout="state action next", start=0, terminal=[])
     learned = LearnedReward(lake, endless, np.zeros(64), discount=0.9)
-    with pytest.raises(UserError, match=r"ends an episode in state \d+, which is not terminal"):
+    with refused("ends an episode in state … which is not terminal"):
         walked(learned, np.random.default_rng(0))
-    with pytest.raises(UserError, match=r"the reward has the shape \(3,\)"):
+    with refused("the reward has the shape (3,)"):
         LearnedReward(lake, endless, np.zeros(3), discount=0.9)
-    with pytest.raises(UserError, match=r"discount = 1\.5"):
+    with refused("discount = 1.5"):
         LearnedReward(lake, endless, np.zeros(64), discount=1.5)
-    with pytest.raises(UserError, match="call reset"):
+    with refused("call reset"):
         TabularEnvironment(endless).step(0)
 
 

@@ -14,10 +14,10 @@ from posttrain.irl.divergence import Divergence
 from posttrain.irl.minimisers import (
     NEWTON_WEIGHTS,
     Point,
+    by_newton,
     lbfgs_step,
     minimise_lbfgs,
     minimise_newton,
-    minimiser,
     sufficient_decrease,
     trusted_step,
 )
@@ -231,7 +231,7 @@ def test_the_first_step_of_lbfgs_is_downhill_and_no_longer_than_one() -> None:
 
 
 def test_without_a_name_the_method_is_the_quicker_one_for_so_many_weights() -> None:
-    chosen = [minimiser("auto", num_weights) for num_weights in (1, NEWTON_WEIGHTS, NEWTON_WEIGHTS + 1, 10**5)]
-    assert chosen == [minimise_newton, minimise_newton, minimise_lbfgs, minimise_lbfgs]
-    assert minimiser("newton", 10**5) is minimise_newton
-    assert minimiser("lbfgs", 1) is minimise_lbfgs
+    chosen = [by_newton("auto", num_weights) for num_weights in (1, NEWTON_WEIGHTS, NEWTON_WEIGHTS + 1, 10**5)]
+    assert chosen == [True, True, False, False]
+    assert by_newton("newton", 10**5)
+    assert not by_newton("lbfgs", 1)

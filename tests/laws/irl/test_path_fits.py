@@ -14,6 +14,7 @@ from tests.support.irl_worlds import (
     course_demonstrations,
     course_world,
 )
+from tests.support.refusals import warned
 
 ONE_WEIGHT_PER_STATE = LinearReward(features=np.eye(25))
 
@@ -24,7 +25,7 @@ def test_the_exact_path_model_matches_its_own_paths_and_not_the_world() -> None:
     assert fit.converged
     assert fit.gap == pytest.approx(0.0043, abs=1e-4)
     assert fit.executed_gap == pytest.approx(0.423, abs=1e-3)
-    with pytest.warns(UserWarning, match="not converged"):
+    with warned("not converged"):
         two_steps = MaxEntIRL(max_iterations=2).fit(course_world(), ONE_WEIGHT_PER_STATE, course_demonstrations())
     assert two_steps.num_iterations == 2
 

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.errors import UserError
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.divergence import ConvergenceWarning
@@ -16,6 +15,7 @@ from posttrain.irl.objectives import Dual
 from posttrain.irl.preferences import JointObjective, PreferenceObjective, fit_preferences
 from posttrain.irl.uncertainty import identifiability
 from tests.support.irl_worlds import random_world, slopes
+from tests.support.refusals import refused, warned
 
 # From the middle of three states in a row to either end of a 3 × 3 grid's first row.
 RIGHT, LEFT = Episode([1, 2], [0], False, True), Episode([1, 0], [1], False, True)
@@ -109,12 +109,12 @@ def test_what_all_paths_have_alike_is_not_identified() -> None:
 
 
 def test_preferences_without_a_contradiction_have_no_finite_weights() -> None:
-    with pytest.warns(ConvergenceWarning, match="larger ones order all comparisons more surely; use l2 > 0"):
+    with warned("larger ones order all comparisons more surely; use l2 > 0", kind=ConvergenceWarning):
         fit = fit_preferences(MaxCausalEntIRL(l2=0.0), GRID, on_the_right(), compared(7, 0))
     assert not fit.converged
     assert fit_preferences(MaxCausalEntIRL(l2=0.1), GRID, on_the_right(), compared(7, 0)).converged
 
 
 def test_the_likelihood_of_actions_is_no_objective_of_preferences() -> None:
-    with pytest.raises(UserError, match="preferences are fitted with objective='dual'"):
+    with refused("use objective='dual'"):
         fit_preferences(MaxCausalEntIRL(objective="likelihood"), GRID, on_the_right(), compared(7, 3))

@@ -10,6 +10,7 @@ from posttrain.irl.grids import GridWorld, IcyGridWorld
 from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.mdp import TabularMDP
 from tests.support.irl_worlds import newest
+from tests.support.refusals import warned
 
 
 def moments_of(irl: MaxCausalEntIRL, mdp: TabularMDP, reward: LinearReward, weights: np.ndarray):
@@ -47,7 +48,7 @@ def test_moments_that_no_policy_has_are_told_with_a_penalty_too(horizon) -> None
     reward, moments = LinearReward(features=np.eye(9)), np.zeros(9)
     moments[8] = 250.0
     irl = MaxCausalEntIRL(discount=0.9, horizon=horizon)
-    with pytest.warns(UserWarning, match="no policy has these moments: the gap is 2"):
+    with warned("no policy has these moments: the gap is 2"):
         irl.fit_moments(GridWorld(3), reward, moments)
 
 

@@ -92,11 +92,11 @@ def test_a_watch_that_raises_ends_the_fit(irl: MaxCausalEntIRL | MaxEntIRL) -> N
     ],
 )
 def test_the_warning_names_the_line_that_fits_and_can_be_silenced_alone(fit_to: Fitter, irl: MaxCausalEntIRL) -> None:
-    with pytest.warns(ConvergenceWarning, match="not converged") as warned:
+    with pytest.warns(ConvergenceWarning) as given:
         fit = fit_to(irl, None)
-    assert len(warned) == 1
+    assert len(given) == 1
     if fit_to is not to_comparisons:  # its module states shapes: the frame above is that of who checks them here
-        assert warned[0].filename == __file__
+        assert given[0].filename == __file__
     assert not fit.converged
     with warnings.catch_warnings():
         warnings.simplefilter("error")
