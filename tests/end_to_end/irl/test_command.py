@@ -214,11 +214,11 @@ MISTAKES = {
     "a worth that is no number": ("--world.ground nan", "world.ground = nan must be finite"),
     "a reward that is infinite": ("--world.rewards 3 inf", "world.rewards = [[3, inf]] must be finite"),
     "a terrain without bottom": (
-        "--world.terrain 1 --world.terrain-low -inf",
+        "--world.terrain 1 --world.terrain-low -.inf",
         "world.terrain_low = -inf must not be above 0, and finite",
     ),
     "a penalty without bounds": ("--method.l2 inf", "method.l2 = inf: must be a finite number"),
-    "half a reward": ("--world.rewards 8", "--world.rewards: Could not find valid parse"),
+    "half a reward": ("--world.rewards 8", "world.rewards"),
     "the course off its grid": (
         "--world.name gymnasium --method.name course",
         "method.name = course needs world.name = icy_grid",
@@ -254,7 +254,7 @@ MISTAKES = {
         "--world.name table --world.path text.npz",
         "world.path = text.npz: not a file of numpy arrays",
     ),
-    "an array for a world": ("--world.name table --world.path one.npy", "holds one array without a name"),
+    "an array for a world": ("--world.name table --world.path one.npy", "it holds no array 'start'"),
     "a world without a start": ("--world.name table --world.path empty.npz", "it holds no array 'start'"),
     "a world without transitions": ("--world.name table --world.path half.npz", "it holds no array 'data'"),
     "several arrays for features": ("--features.name file --features.path half.npz", "holds several arrays"),
@@ -262,7 +262,7 @@ MISTAKES = {
         "--demonstrations.name recorded --demonstrations.path half.npz",
         "half.npz: it holds no array 'states'",
     ),
-    "an expert without rewards": ("--world.name table --world.path whole.npz", "this world names no rewards"),
+    "an expert without rewards": ("--world.name table --world.path whole.npz", "this world has no rewards"),
     "a course's expert without end": (
         "--demonstrations.expert course --demonstrations.discount 1",
         "demonstrations.discount = 1",
@@ -273,7 +273,7 @@ MISTAKES = {
     ),
     "demonstrations for the course that were cut off": (
         "--method.name course --demonstrations.max-steps 2",
-        "Use maximum causal entropy with objective = likelihood or a discount below 1, or leave it out",
+        "Use objective = likelihood, or leave it out",
     ),
     "an environment from a package that is not there": (
         "--world.name gymnasium --world.env nosuchpackage:Maze-v0",
