@@ -161,7 +161,7 @@ def test_a_signal_while_completions_are_sampled_ends_the_command_after_their_bat
     ("flags", "says"),
     [
         (["--sampling.temperature", "0"], "makes all completions of a prompt the same"),
-        (["--judge.name", "llm"], "give judge.endpoint"),
+        (["--judge.name", "llm"], "needs judge.endpoint"),
         (
             ["--judge.name", "person"],
             "rewards is only for scored = true, and scored = false.  judge.name = person asks none",

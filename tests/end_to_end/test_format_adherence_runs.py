@@ -170,6 +170,6 @@ def test_the_options_of_countdowns_demonstrator_are_refused() -> None:
     with pytest.raises(UserError, match=r"demonstrator is only for task.name = countdown, and task.name = arithmetic"):
         SftConfig(task=ArithmeticOptions(), demonstrator=Demonstrator(give_up=0.1))
     with pytest.raises(
-        UserError, match=r"sft.num_epochs = 2.0 is only for task.name = dataset, and task.name = arithmetic"
+        UserError, match=r"sft.num_epochs = 2 is only for task.name = dataset, and task.name = arithmetic"
     ):
         SftConfig(task=ArithmeticOptions(), sft=SftOptions(num_epochs=2))

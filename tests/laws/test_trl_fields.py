@@ -69,8 +69,11 @@ def test_another_value_is_taken_told_or_refused(config: type[CheckedFields], nam
 
 
 PUBLIC: list[tuple[Any, str, Any, str]] = [
-    *((GRPOConfig, "optim", name, "is read as AdamW of torch, with moments in float32") for name in OTHER_ADAMW),
-    *((SFTConfig, "optim", name, "is read as AdamW of torch, with moments in float32") for name in OTHER_ADAMW),
+    *(
+        (GRPOConfig, "optim", name, "is read as AdamW of torch, with moments in float32")
+        for name in OTHER_ADAMW.split()
+    ),
+    *((SFTConfig, "optim", name, "is read as AdamW of torch, with moments in float32") for name in OTHER_ADAMW.split()),
     *((GRPOConfig, "optim", name, "!give another in `optimizers`") for name in ("lion_8bit", "adafactor", "sgd")),
     (SFTConfig, "optim", "paged_lion_8bit", "!give another in `optimizers`"),
     *((each, "optim", name, "") for each in (GRPOConfig, SFTConfig) for name in ("adamw_torch_fused", "adamw_hf")),

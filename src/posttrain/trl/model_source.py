@@ -63,7 +63,6 @@ class Loaded:
     options: ModelOptions
     """They describe the policy as far as options do."""
     notes: list[str]
-    """Lines about it."""
 
 
 def load_source(source: ModelSource, args: TrainingFields) -> Loaded:
@@ -78,7 +77,9 @@ def load_source(source: ModelSource, args: TrainingFields) -> Loaded:
         policy, shown, options = policy_of_path(source, options, args, notes)
     else:
         shown = model_object(source, source.model, options)
-        policy, options = policy_of_object(source, shown, options), replace(options, path=ModelOptions.path)
+        tokenizer = require_tokenizer(source.processing_class or tokenizer_of(shown))
+        policy = as_policy(shown, tokenizer, dtype="auto" if options.dtype == "float32" else options.dtype)
+        options = replace(options, path=ModelOptions.path)
     if source.processing_class is not None and source.processing_class is not policy.tokenizer:
         tokenizer = require_tokenizer(source.processing_class)
         policy = replace(policy, tokenizer=tokenizer, stop_ids=stop_ids(policy.model, tokenizer))
@@ -142,9 +143,8 @@ def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -
     notes += [f"{name} = {given[name]!r:.60} sets nothing here" for name in NO_MATTER if name in given]
     for name in given.keys() - {*NO_MATTER}:
         raise UserError(
-            f"model_init_kwargs: {name} = {given[name]!r:.60} is not an argument that models are loaded with: dtype,"
-            " attn_implementation, revision, trust_remote_code, quantization_config.  Load the model yourself and give"
-            " the object as `model`."
+            f"model_init_kwargs: {name} = {given[name]!r:.60} is not dtype, attn_implementation, revision,"
+            " trust_remote_code or quantization_config.  For others load the model yourself and give it as `model`."
         )
     return options
 
@@ -160,8 +160,7 @@ def dtype_of(value: object, args: TrainingFields, notes: list[str]) -> Dtype:
         raise UserError(f"model_init_kwargs: dtype = {name}: use auto, float32 or bfloat16.")
     given = [f"{field} = True" for field in ("bf16", "fp16") if vars(args)[field]]
     given += [f"dtype = {name}"] if name in ("bfloat16", "float16") else []
-    cpu = args.use_cpu or args.no_cuda or not torch.cuda.is_available()
-    if cpu:
+    if args.use_cpu or args.no_cuda or not torch.cuda.is_available():
         if given:
             notes.append(f"{given[0]}: there is no GPU here, so everything is computed in float32.")
         return "float32"
@@ -180,8 +179,8 @@ def quantized(config: object, notes: list[str]) -> Literal["nf4"] | None:
         return None
     if not isinstance(config, BitsAndBytesConfig) or not config.load_in_4bit or config.bnb_4bit_quant_type != "nf4":
         raise UserError(
-            "quantization_config: weights are held in 4 bits as NF4, or whole.  Give BitsAndBytesConfig("
-            'load_in_4bit=True, bnb_4bit_quant_type="nf4"), or load the model yourself and give the object.'
+            "quantization_config: only NF4 is supported.  Give BitsAndBytesConfig(load_in_4bit=True,"
+            ' bnb_4bit_quant_type="nf4"), or load the model yourself and give the object.'
         )
     if not config.bnb_4bit_use_double_quant:
         notes.append("quantization_config: the scales of 4-bit weights are quantised as well (double quantisation).")
@@ -195,29 +194,27 @@ def policy_of_path(
     config = source.peft_config
     if config is None:
         if options.quantization is not None:
-            raise UserError(
-                "quantization_config: weights in 4 bits cannot be trained.  Give an adapter as well, peft_config."
-            )
+            raise UserError("quantization_config: weights in 4 bits cannot be trained.  Give peft_config as well.")
         return load_policy_to_train(options, seed=args.seed), None, options
     from posttrain.trl.peft_models import adapter_options, with_peft
 
-    adapter = adapter_options(config, model_type(replace(options, adapter=None, quantization=None)))
+    plain = replace(options, adapter=None, quantization=None)
+    adapter = adapter_options(config, str(loaded_config(located_folder(plain), plain).model_type))
     if adapter is not None:
         options = replace(options, adapter=adapter)
         return load_policy_to_train(options, seed=args.seed), None, options
     if options.quantization is not None:
         raise UserError(
-            "peft_config: over weights in 4 bits an adapter is plain LoRA: rank, alpha, dropout, target_modules by name"
-            " and use_rslora.  Leave out what else it says, or the quantisation."
+            "peft_config: with 4 bits only rank, alpha, dropout, target_modules by name and use_rslora are supported."
+            "  Leave the rest out, or the quantisation."
         )
     notes.append("peft_config says more than rank, alpha, dropout and layers, so the adapter's layers are peft's own.")
-    plain = load_policy(options, seed=args.seed)
-    policy, shown = with_peft(plain, config, seed=args.seed)
+    policy, shown = with_peft(load_policy(options, seed=args.seed), config, seed=args.seed)
     return policy, shown, options
 
 
 def model_object(source: ModelSource, model: nn.Module, options: ModelOptions) -> nn.Module:
-    """A model that a script has loaded itself, on its device, with the adapter that the script asks for."""
+    """A model that a script has loaded itself, on its device, with the adapter of `peft_config`."""
     if options.quantization is not None:
         raise UserError(
             "quantization_config: the model is loaded already.  Load it with that config, or give its path."
@@ -232,52 +229,33 @@ def model_object(source: ModelSource, model: nn.Module, options: ModelOptions) -
     return peft_model(model, source.peft_config)
 
 
-def policy_of_object(source: ModelSource, model: nn.Module, options: ModelOptions) -> Policy:
-    tokenizer = source.processing_class or tokenizer_of(model)
-    dtype: Dtype = "auto" if options.dtype == "float32" else options.dtype
-    return as_policy(model, require_tokenizer(tokenizer), dtype=dtype)
-
-
 def tokenizer_of(model: nn.Module) -> PreTrainedTokenizerBase:
-    """The tokenizer of the folder that a model object names.  Raises UserError where there is none."""
+    """The tokenizer of the folder that a model object names."""
     name = named_folder(model)
+    missing = f"{name}, which the model was loaded from, has no tokenizer" if name else "it is missing"
     try:
-        if name:
-            return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(name))
+        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(name))
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"processing_class: {name}, which the model was loaded from, has no tokenizer.  Give the model's tokenizer."
-        ) from error
-    raise UserError(
-        "processing_class: it is missing, and config.name_or_path of the model is empty.  Give the model's tokenizer."
-    )
+        raise UserError(f"processing_class: {missing}.  Give the model's tokenizer.") from error
 
 
 def move_to(model: nn.Module, device: torch.device) -> None:
     """Move a model to the device that trains, as transformers' Trainer does.
 
-    One whose loader has placed it stays: its weights are quantised, or spread over devices by a `device_map`.  So does
-    one on another device of that kind, where the script has put it.
+    A quantised model, or one spread over devices by a `device_map`, stays where its loader has placed it; so does one
+    on another device of that kind, where the script has put it.
     """
     there = next((parameter.device.type for parameter in model.parameters()), device.type)
-    placed = (
-        there == device.type
-        or getattr(model, "hf_device_map", None) is not None
-        or getattr(model, "is_quantized", False)
-    )
-    if not placed:
+    placed = getattr(model, "hf_device_map", None) is not None or getattr(model, "is_quantized", False)
+    if there != device.type and not placed:
         model.to(device)  # parameters stay the objects that an optimiser of the caller's holds
-
-
-def model_type(options: ModelOptions) -> str:
-    return str(loaded_config(located_folder(options), options).model_type)
 
 
 def require_tokenizer(candidate: object) -> PreTrainedTokenizerBase:
     if not isinstance(candidate, PreTrainedTokenizerBase):
+        kind = type(candidate).__name__
         raise UserError(
-            f"processing_class: a {type(candidate).__name__} is given; models of text have a tokenizer, such as"
-            " AutoTokenizer.from_pretrained makes."
+            f"processing_class: a {kind} is given.  Give a tokenizer, as AutoTokenizer.from_pretrained does."
         )
     return candidate
 
@@ -301,26 +279,20 @@ def with_tokenizer_fields(policy: Policy, args: TrainingFields) -> Policy:
 
 
 def copy_template(policy: Policy, path: str, owner: str) -> None:
-    """Have the tokenizer write chats as a Jinja file says, or the tokenizer of a folder or of the hub."""
+    """Take the chat template of a Jinja file, or of the tokenizer of a folder or of the hub."""
+    where = f"{owner}: chat_template_path = {path!r}"
     if path.endswith((".jinja", ".j2")):
         if not Path(path).is_file():
-            raise UserError(f"{owner}: chat_template_path = {path!r}: there is no such file.")
+            raise UserError(f"{where}: there is no such file.")
         policy.tokenizer.chat_template = Path(path).read_text(encoding="utf-8")
         return
     try:
         other = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{owner}: chat_template_path = {path!r}: no tokenizer can be read there.  Give a .jinja file or a folder"
-            " with a tokenizer."
-        ) from error
+        raise UserError(f"{where}: no tokenizer there.  Give a .jinja file or a folder with a tokenizer.") from error
     if not other.chat_template:
-        raise UserError(f"{owner}: chat_template_path = {path!r}: its tokenizer has no chat template.")
-    missing = [each for each in other.all_special_tokens if each not in policy.tokenizer.get_vocab()]
-    used = [each for each in missing if each in str(other.chat_template)]
-    if used:
-        raise UserError(
-            f"{owner}: chat_template_path = {path!r}: its template writes {', '.join(used)}, which the model has no"
-            " token for.  Add them to model and tokenizer, and give both."
-        )
+        raise UserError(f"{where}: its tokenizer has no chat template.")
+    missing = {*other.all_special_tokens} - policy.tokenizer.get_vocab().keys()
+    if used := sorted(each for each in missing if each in str(other.chat_template)):
+        raise UserError(f"{where}: the model lacks its tokens {', '.join(used)}.  Add them to model and tokenizer.")
     policy.tokenizer.chat_template = other.chat_template

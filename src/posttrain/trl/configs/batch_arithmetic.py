@@ -20,9 +20,9 @@ class BatchPlan:
 
     prompts_per_step: int
     group_size: int
-    epochs_per_step: int
+    epochs_per_step: int = 1
     """Passes over a step's rollouts."""
-    minibatches_per_epoch: int
+    minibatches_per_epoch: int = 1
     """Updates in each pass."""
     prompts_per_chunk: int
     """Prompts that TRL takes from the dataset at a time; it drops those left over at the end of an epoch."""
@@ -59,39 +59,35 @@ def batch_plan(args: SampledFields) -> BatchPlan:
     per_generation, notes = micro_steps_of_generation(args), list[str]()
     chunks_per_update, rest = divmod(accumulation, per_generation * passes)
     spans = rest == 0  # an update spans one or more whole generation batches
-    completions = args.per_device_train_batch_size * per_generation * (chunks_per_update if spans else 1)
+    of_generation = args.per_device_train_batch_size * per_generation
+    completions = of_generation * (chunks_per_update if spans else 1)
     prompts = math.ceil(completions / group)
     if prompts * group != completions:
         notes.append(
             f"{completions} completions are not a whole number of groups of {group}: a step has {prompts * group},"
             f" those of {prompts} {'prompt' if prompts == 1 else 'prompts'}."
         )
-    of_generation = args.per_device_train_batch_size * per_generation
-    per_chunk, updates_per_chunk = of_generation // group, per_generation * passes / accumulation
-    if of_generation % group and spans:  # TRL refuses these; an update is what is taken at a time here
-        per_chunk, updates_per_chunk = prompts, 1
     if spans:
+        per_chunk, updates_per_chunk = of_generation // group, per_generation * passes / accumulation
+        if of_generation % group:  # TRL refuses these; an update is what is taken at a time here
+            per_chunk, updates_per_chunk = prompts, 1
         if passes > 1:
-            notes.append(
-                f"num_iterations = {passes}: the passes fall into one update, where they are one and the same."
-            )
+            notes.append(f"num_iterations = {passes}: all passes are in one update, where they are the same.")
         return BatchPlan(
             prompts_per_step=prompts,
             group_size=group,
-            epochs_per_step=1,
-            minibatches_per_epoch=1,
             notes=tuple(notes),
             prompts_per_chunk=per_chunk,
             updates_per_chunk=updates_per_chunk,
         )
-    if per_generation % accumulation:
+    updates, torn = divmod(per_generation, accumulation)
+    if torn:
         raise UserError(
             f"{type(args).__name__}: steps_per_generation = {per_generation}, num_iterations = {passes} and"
-            f" gradient_accumulation_steps = {accumulation}: an update would begin in one generation batch and end in"
-            " the next.  Let steps_per_generation be a multiple of gradient_accumulation_steps, or"
-            " gradient_accumulation_steps one of steps_per_generation · num_iterations."
+            f" gradient_accumulation_steps = {accumulation} make an update of two generation batches.  Let"
+            " steps_per_generation be a multiple of gradient_accumulation_steps, or the latter a multiple of"
+            " steps_per_generation · num_iterations."
         )
-    updates = per_generation // accumulation
     if updates > 1:
         notes.append(note_of_updates(updates, prompts, group))
     return BatchPlan(
@@ -117,19 +113,17 @@ def note_of_updates(updates: int, prompts: int, group: int) -> str:
 def micro_steps_of_generation(args: SampledFields) -> int:
     """steps_per_generation, given or derived."""
     rows, given, size = args.per_device_train_batch_size, args.steps_per_generation, args.generation_batch_size
+    kind = type(args).__name__
     if given is not None and size is not None:
-        raise UserError(
-            f"{type(args).__name__}: steps_per_generation = {given} and generation_batch_size = {size} say the same in"
-            " two ways.  Leave one out."
-        )
-    if given is not None:
-        return given
+        both = f"steps_per_generation = {given} and generation_batch_size = {size}"
+        raise UserError(f"{kind}: {both} say the same in two ways.  Leave one out.")
     if size is None:
-        return args.gradient_accumulation_steps
+        return args.gradient_accumulation_steps if given is None else given
     if size % rows:
+        nearest = math.ceil(size / rows) * rows
         raise UserError(
-            f"{type(args).__name__}: generation_batch_size = {size} is not a multiple of per_device_train_batch_size ="
-            f" {rows}.  Use {math.ceil(size / rows) * rows}."
+            f"{kind}: generation_batch_size = {size} is not a multiple of per_device_train_batch_size = {rows}.  Use"
+            f" {nearest}."
         )
     return size // rows
 

@@ -24,7 +24,6 @@ class CheckedFields:
     row_kind: ClassVar[str] = "rows"
     """What the trainer learns, in the words of rules."""
     field_rules: ClassVar[FieldRules]
-    """What becomes of each field."""
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
@@ -33,11 +32,10 @@ class CheckedFields:
     def __new__(cls, *args: object, **given: object) -> "CheckedFields":
         """Refuse a keyword that is not a field before the dataclass does, whose message has no remedy."""
         known = [each.name for each in fields(cls)]  # type: ignore[arg-type]  # all that inherit are dataclasses
-        for name in given:
-            if name not in known:
-                now = FORMER_NAMES.get(name, "")
-                remedy = f"TRL calls it `{now}` now." if now in known else did_you_mean(name, known)
-                raise UserError(f"{cls.__name__}: there is no field {name!r}.  {remedy}")
+        for name in given.keys() - {*known}:
+            now = FORMER_NAMES.get(name, "")
+            remedy = f"TRL calls it `{now}` now." if now in known else did_you_mean(name, known)
+            raise UserError(f"{cls.__name__}: there is no field {name!r}.  {remedy}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -45,7 +43,7 @@ class CheckedFields:
         for name, value in vars(self).items():
             if isinstance(value, Enum):
                 object.__setattr__(self, name, value.value)
-            elif isinstance(value, str) and name in known:
+            elif isinstance(value, str) and value.startswith("{") and name in known:
                 object.__setattr__(self, name, read_mapping(f"{type(self).__name__}: {name}", value))
 
 
@@ -58,9 +56,6 @@ def mappings(config: type[CheckedFields]) -> frozenset[str]:
 
 
 def read_mapping(where: str, text: str) -> object:
-    """A mapping given as JSON on a command line.  Other text is the name of a file, or empty."""
-    if not text.startswith("{"):
-        return text
     try:
         return json.loads(text)
     except ValueError as error:
@@ -68,22 +63,20 @@ def read_mapping(where: str, text: str) -> object:
 
 
 def mapping_of(config: CheckedFields, name: str) -> dict[str, Any]:
-    """The keys and values of a field; empty for None.  Raises UserError if it is not a mapping."""
+    """The keys and values of a field; empty for None."""
     value = vars(config)[name]
     if value is not None and not isinstance(value, Mapping):
-        raise UserError(
-            f"{type(config).__name__}: {name} = {value!r:.80} is not a mapping; give a dict, or JSON on a command line."
-        )
+        kind = type(config).__name__
+        raise UserError(f"{kind}: {name} = {value!r:.80} is not a mapping; give a dict, or JSON on a command line.")
     return dict(value or {})
 
 
 def require_values(config: CheckedFields) -> None:
+    """Refuse a number, or a choice, that a field cannot be."""
     for name, rule in config.field_rules.items():
         value, values = vars(config)[name], rule.values
-        if values is None:
-            continue
         for each in value if isinstance(values, Numbers) and isinstance(value, list | tuple) else [value]:
-            if not values.allow(each):
+            if values is not None and not values.allow(each):
                 raise UserError(f"{type(config).__name__}: {name} = {each!r:.40}: use {values}.")
 
 
@@ -106,16 +99,17 @@ def lines_about(config: CheckedFields) -> Iterator[str]:
 def lines_about_value(config: CheckedFields, name: str, value: object, rule: FieldRule) -> Iterator[str]:
     """The line about one field that is not its default, if there is one."""
     given = f"{name} = {value!r:.80}"
-    if rule.treatment is Treatment.REFUSED:
-        read = next((line for each, line in rule.reads.items() if equal_values(value, each)), None)
-        if read is None:
-            raise UserError(f"{type(config).__name__}: {given}: {rule.says}")
-        yield f"{given} {read}"
-    if rule.treatment is Treatment.RENAMED:
-        yield f"{given} {rule.says}"
-    if rule.treatment is Treatment.IDLE:
-        detail = f"  {rule.detail(config)}" if rule.detail is not None else ""
-        yield f"{given} sets nothing here: {rule.says}{detail}"
+    match rule.treatment:
+        case Treatment.REFUSED:
+            read = next((line for each, line in rule.reads.items() if equal_values(value, each)), None)
+            if read is None:
+                raise UserError(f"{type(config).__name__}: {given}: {rule.says}")
+            yield f"{given} {read}"
+        case Treatment.RENAMED:
+            yield f"{given} {rule.says}"
+        case Treatment.IDLE:
+            detail = f"  {rule.detail(config)}" if rule.detail is not None else ""
+            yield f"{given} sets nothing here: {rule.says}{detail}"
 
 
 def equal_values(value: object, other: object) -> bool:
@@ -166,11 +160,8 @@ def fields_named(message: str, config: CheckedFields) -> list[str]:
 def names_option(message: str, option: str) -> bool:
     """Whether a message names an option by its path, or begins with "name = ", as messages of a section do."""
     section, _, name = option.rpartition(".")
-    if not section or name == "*":
-        return False
-    return re.search(rf"(?<![\w.]){re.escape(option)}(?![\w.]*\w)", message) is not None or message.startswith(
-        f"{name} = "
-    )
+    named = re.search(rf"(?<![\w.]){re.escape(option)}(?![\w.]*\w)", message) or message.startswith(f"{name} = ")
+    return bool(section and name != "*" and named)
 
 
 def config_from(given: object, kind: type[Config]) -> tuple[Config, list[str]]:

@@ -1,6 +1,6 @@
 """What becomes of a field of TRL's configs: an option of ours, a line about it, or an error.
 
-A config declares each field once: `temperature: Annotated[float, above(0), supported("rollout.temperature")] = 1.0`.
+A config declares each field once: `temperature: Annotated[float, above(0), sets("rollout.temperature")] = 1.0`.
 `rules_of` reads these rules.  Checks, messages and the page of all fields are made of them.
 """
 
@@ -29,13 +29,11 @@ class Numbers:
     integer_from_one: bool = False
     """Below 1 a share of the run; from 1 on a count, which is an integer."""
     infinite: bool = False
-    """Whether infinity is allowed."""
     or_none: bool = False
-    """Whether None is allowed: where the field's type has it, unless it is `required`."""
+    """Set where the field's type has None, unless the field is `required`."""
     required: bool = False
 
     def allow(self, value: object) -> bool:
-        """Whether a field may have this value."""
         if value is None:
             return self.or_none
         if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(float(value)):
@@ -104,7 +102,7 @@ class Treatment(StrEnum):
     SUPPORTED = "supported"
     """It does what it does in TRL, by one or more options of ours."""
     RENAMED = "renamed"
-    """A name that TRL has dropped, or that says what another says: read as that one, with a line about it."""
+    """An old name, read as the new one, with a line about it."""
     IDLE = "nothing to set"
     """What it tunes does not exist here and changes no number; a value other than the default gets a line."""
     REFUSED = "refused"
@@ -119,7 +117,7 @@ class FieldRule:
     ours: str = ""
     """Options of ours that it sets, as recipes name them.  A leading dot stands for the config's section."""
     says: str = ""
-    """How, where names do not say it; or why not, and what to do instead.  `{rows}` is what the trainer learns."""
+    """How, or why not and what to do instead.  `{rows}` is what the trainer learns."""
     honours: tuple[object, ...] = ()
     """Values besides the default that mean what happens here anyway, and need no line."""
     reads: Mapping[object, str] = field(default_factory=dict)
@@ -132,11 +130,11 @@ class FieldRule:
     """What the field may be, or each of its list; None for any value of its type."""
 
 
-def supported(ours: str, says: str = "") -> FieldRule:
+def sets(ours: str, says: str = "") -> FieldRule:
     return FieldRule(treatment=Treatment.SUPPORTED, ours=ours, says=says)
 
 
-def old_name(ours: str, says: str) -> FieldRule:
+def renamed(ours: str, says: str) -> FieldRule:
     return FieldRule(treatment=Treatment.RENAMED, ours=ours, says=says)
 
 
@@ -144,11 +142,9 @@ def idle(says: str, *honours: object, detail: Callable[[Any], str] | None = None
     return FieldRule(treatment=Treatment.IDLE, says=says, honours=honours, detail=detail)
 
 
-def rejected(
-    says: str, *honours: object, reads: Mapping[object, str] | None = None, keys: Mapping[str, FieldRule] | None = None
-) -> FieldRule:
-    """Not here, except for the default and values that mean the same, silently or with a line."""
-    return FieldRule(treatment=Treatment.REFUSED, says=says, honours=honours, reads=reads or {}, keys=keys or {})
+def refused(says: str, *honours: object, **more: Any) -> FieldRule:
+    """`more` are the values that it `reads`, and the `keys` of a mapping."""
+    return FieldRule(treatment=Treatment.REFUSED, says=says, honours=honours, **more)
 
 
 FieldRules = Mapping[str, FieldRule]

@@ -20,8 +20,7 @@ class OneProcess:
     num_processes = 1
     process_index = local_process_index = 0
     is_main_process = is_local_main_process = is_last_process = True
-    use_distributed = False
-    is_fsdp_enabled = is_fsdp2 = False
+    use_distributed = is_fsdp_enabled = is_fsdp2 = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -34,7 +33,7 @@ class OneProcess:
         print(*values, **given)
 
     def wait_for_everyone(self) -> None:
-        """There is nobody to wait for."""
+        """There is nothing to wait for."""
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -48,11 +47,10 @@ class OneProcess:
     def gather(self, value: Value) -> Value:
         return value
 
-    gather_for_metrics = gather
-
     def on_main_process(self, function: Callable[..., Value]) -> Callable[..., Value]:
         return function
 
+    gather_for_metrics = gather
     on_local_main_process = on_main_process
 
     def free_memory(self) -> None:
@@ -64,9 +62,7 @@ class OneProcess:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            raise AttributeError(
-                f"accelerator.{name} is not here: training goes through posttrain's loop, which has no use for it."
-            )
+            raise AttributeError(f"accelerator.{name} is not here: posttrain's loop has no use for it.")
 
 
 class ArgumentMethods:
@@ -135,5 +131,6 @@ class ArgumentMethods:
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     def to_sanitized_dict(self) -> dict[str, Any]:
+        """Numbers and texts, for trackers."""
         plain = bool | int | float | str
         return {name: value if isinstance(value, plain) else str(value) for name, value in self.to_dict().items()}

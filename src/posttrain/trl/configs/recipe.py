@@ -32,10 +32,18 @@ TOKEN_WEIGHTS = {
     "luspo": "sum_over_sequence",
 }
 """What each loss_type with a clipped ratio divides by."""
-TRACKERS: Mapping[str, TrackerName] = {name: name for name in get_args(TrackerName)}
+LEVELS = {"token": "token", "sequence": "sequence_mean"}
+"""importance_sampling_level by our names."""
 ALL_CHECKPOINTS = 1_000_000
 NO_LIMIT = 1_000_000_000
 """Tokens of a micro-batch until the longest prompt is known."""
+
+
+def require_each(args: TrainingFields, mistakes: Mapping[str, bool]) -> None:
+    """Refuse fields that do not go together: what is wrong, and whether it is so."""
+    for says, is_so in mistakes.items():
+        if is_so:
+            raise UserError(f"{type(args).__name__}: {says}")
 
 
 def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length: RunLength) -> Config:
@@ -70,7 +78,7 @@ def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length:
 def adamw_options(args: TrainingFields, model: ModelOptions, updates: int) -> dict[str, Any]:
     return {
         "learning_rate": args.learning_rate,
-        "warmup_steps": warmup_updates(args, updates),
+        "warmup_steps": args.get_warmup_steps(updates),
         "schedule": args.lr_scheduler_type.removesuffix("_with_warmup"),
         "weight_decay": args.weight_decay,
         "decay_adapter": args.weight_decay > 0 and model.adapter is not None,
@@ -98,7 +106,7 @@ def rollout_options(args: SampledFields, plan: BatchPlan) -> RolloutOptions:
 
 def grpo_section(args: GRPOConfig) -> dict[str, object]:
     """TRL's loss as an algorithm of ours and its options."""
-    scale, together = scale_of(args), args.multi_objective_aggregation
+    scale, together, cispo = scale_of(args), args.multi_objective_aggregation, args.loss_type == "cispo"
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     section: dict[str, object] = {"ratio_level": LEVELS[args.importance_sampling_level]}
     if together == "normalize_then_sum":  # which standardises whatever scale_rewards says
@@ -111,38 +119,36 @@ def grpo_section(args: GRPOConfig) -> dict[str, object]:
     if args.beta:
         importance = section["ratio_level"] if args.use_bias_correction_kl else None
         section["kl"] = {"coefficient": args.beta, "estimator": "k3", "importance": importance}
-    if args.loss_type == "cispo":
-        if args.delta is not None:
-            raise UserError(
-                f"GRPOConfig: delta = {args.delta} with loss_type = cispo: it bounds the ratios of a clipped surrogate,"
-                " and cispo bounds all of them by epsilon_high.  Leave delta out."
-            )
-        if high < 1:
-            raise UserError(
-                f"GRPOConfig: epsilon_high = {high} with loss_type = cispo is the largest ratio itself: below 1 it"
-                " would cut every ratio, also where policy and sampler agree.  Use epsilon_high = 5.0, the paper's."
-            )
+    delta, bound = args.delta, 1 + high
+    mistakes = {
+        f"delta = {delta} with loss_type = cispo has no use.  Leave it out.": cispo and delta is not None,
+        f"epsilon_high = {high} is the largest ratio with loss_type = cispo.  Use 5.0, the paper's.": cispo
+        and high < 1,
+        f"delta = {delta} is below 1 + epsilon_high = {bound:g}.  Use at least that, or None for no bound.": not cispo
+        and delta is not None
+        and delta < bound,
+    }
+    require_each(args, mistakes)
+    if cispo:
         return {"name": "cispo", "clip_high": high - 1, **section}
     section |= {"clip_low": args.epsilon, "clip_high": high, "token_weights": TOKEN_WEIGHTS[args.loss_type]}
-    if args.delta is not None:
-        if args.delta < 1 + high:
-            raise UserError(
-                f"GRPOConfig: delta = {args.delta}: it bounds the ratio beyond 1 + epsilon_high = {1 + high:g}, where"
-                " epsilon_high is epsilon if it is left out; use that or more, or None for no such bound."
-            )
-        section["dual_clip"] = args.delta
-    return {"name": "grpo", **section}
+    return {"name": "grpo", **section} | ({} if delta is None else {"dual_clip": delta})
 
 
 def rloo_section(args: SampledFields) -> dict[str, object]:
     """TRL's RLOO: the ratio of a completion is clipped, and a KL is subtracted from its reward."""
     assert isinstance(args, RLOOConfig)
+    bounds = args.reward_clip_range
+    wrong = bounds is not None and (len(bounds) != 2 or bounds[0] > bounds[1])
+    require_each(
+        args, {f"reward_clip_range = {bounds}: give the least and the most reward, such as (-1.0, 1.0).": wrong}
+    )
     section: dict[str, object] = {
         "name": "rloo",
         "clip_low": args.epsilon,
         "clip_high": args.epsilon if args.epsilon_high is None else args.epsilon_high,
         "token_weights": "mean_over_sequences",
-        "reward_range": reward_range(args),
+        "reward_range": None if bounds is None else [float(each) for each in bounds],
         "normalize_advantages": args.normalize_advantages,
         "mask_truncated": args.mask_truncated_completions,
         "count_unscored": True,
@@ -150,18 +156,6 @@ def rloo_section(args: SampledFields) -> dict[str, object]:
     if args.beta:
         section["kl"] = {"coefficient": args.beta, "estimator": "k1", "place": "reward"}
     return section
-
-
-def reward_range(args: RLOOConfig) -> list[float] | None:
-    """The bounds of a sum of rewards."""
-    given = args.reward_clip_range
-    if given is None:
-        return None
-    if len(given) != 2 or given[0] > given[1]:
-        raise UserError(
-            f"RLOOConfig: reward_clip_range = {given}: give the least and the most reward, such as (-1.0, 1.0)."
-        )
-    return [float(each) for each in given]
 
 
 ZeroDeviation = Literal["group", "batch", "sum"]
@@ -180,10 +174,6 @@ def scale_of(args: GRPOConfig) -> str:
     return ("none", "group")[scale] if isinstance(scale, bool) else str(scale)
 
 
-LEVELS = {"token": "token", "sequence": "sequence_mean"}
-"""importance_sampling_level by our names."""
-
-
 def ratio_level_notes(args: SampledFields) -> list[str]:
     """TRL's warnings: ratios of sequences whose tokens are then added up, and the reverse."""
     if not isinstance(args, GRPOConfig):
@@ -199,50 +189,33 @@ def ratio_level_notes(args: SampledFields) -> list[str]:
 
 def require_strategies(args: TrainingFields, *, measures: bool) -> None:
     """Refuse a strategy that needs evaluations where there are none."""
-    if args.eval_strategy != "no" and not measures:
-        raise UserError(
-            f"{type(args).__name__}: eval_strategy = {args.eval_strategy!r}, and the trainer has no eval_dataset.  Give"
-            " it one, or leave eval_strategy out."
-        )
-    best = "load_best_model_at_end = True" if args.load_best_model_at_end else "save_strategy = best"
-    if args.eval_strategy == "no" and (args.load_best_model_at_end or args.save_strategy == "best"):
-        raise UserError(f"{type(args).__name__}: {best}, and nothing is measured: give eval_strategy as well.")
-    if args.save_strategy == "no" and args.load_best_model_at_end:
-        raise UserError(
-            f"{type(args).__name__}: {best} with save_strategy = no: what is not saved cannot be loaded.  Use"
-            " save_strategy = best."
-        )
-    if args.save_strategy == "best" and args.metric_for_best_model is None:
-        raise UserError(
-            f"{type(args).__name__}: save_strategy = best: best by which metric?  Give metric_for_best_model, such as"
-            " reward or loss."
-        )
-    if args.metric_for_best_model is not None and args.eval_strategy == "no" and not args.eval_on_start:
-        raise UserError(
-            f"{type(args).__name__}: metric_for_best_model = {args.metric_for_best_model!r}, and nothing is measured:"
-            " give eval_strategy as well, or leave metric_for_best_model out."
-        )
-
-
-def warmup_updates(args: TrainingFields, updates: int) -> int:
-    """Updates of the warm-up: their number, or a share of all."""
-    given = args.warmup_ratio if args.warmup_ratio is not None and not args.warmup_steps else args.warmup_steps
-    return math.ceil(updates * given) if given < 1 else int(given)
+    never, metric = args.eval_strategy == "no", args.metric_for_best_model
+    loads, saves_best = args.load_best_model_at_end, args.save_strategy == "best"
+    best = "load_best_model_at_end = True" if loads else "save_strategy = best"
+    mistakes = {
+        f"eval_strategy = {args.eval_strategy!r}: give the trainer an eval_dataset, or leave it out.": not never
+        and not measures,
+        f"{best}, and nothing is measured: give eval_strategy as well.": never and (loads or saves_best),
+        f"{best} with save_strategy = no saves nothing to load.  Use save_strategy = best.": loads
+        and args.save_strategy == "no",
+        "save_strategy = best needs metric_for_best_model, such as reward or loss.": saves_best and metric is None,
+        f"metric_for_best_model = {metric!r} needs evaluations.  Give eval_strategy, or leave it out.": never
+        and metric is not None
+        and not args.eval_on_start,
+    }
+    require_each(args, mistakes)
 
 
 def reference_options(args: SampledFields, length: RunLength) -> ReferenceOptions:
     """How often the reference becomes a copy of the policy."""
     if not args.sync_ref_model:
         return ReferenceOptions()
-    if args.ref_model_mixup_alpha != 1.0:
-        raise UserError(
-            f"{type(args).__name__}: ref_model_mixup_alpha = {args.ref_model_mixup_alpha} with sync_ref_model: a"
-            " reference becomes a copy of the policy; use 1.0."
-        )
-    if not args.beta:
-        raise UserError(
-            f"{type(args).__name__}: sync_ref_model = True with beta = 0: there is no reference.  Leave one out."
-        )
+    mixup = args.ref_model_mixup_alpha
+    mistakes = {
+        f"ref_model_mixup_alpha = {mixup} with sync_ref_model: a reference is a copy here; use 1.0.": mixup != 1.0,
+        "sync_ref_model = True with beta = 0: there is no reference.  Leave one out.": not args.beta,
+    }
+    require_each(args, mistakes)
     return ReferenceOptions(refresh_every=length.steps_in(args.ref_model_sync_steps))
 
 
@@ -273,13 +246,12 @@ def run_options(args: TrainingFields, num_steps: int) -> RunOptions:
 def trackers(args: TrainingFields) -> tuple[TrackerName, ...]:
     """The trackers that report_to names, if any."""
     given = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
-    named = [each for each in given if each != "none"]
-    for each in named:
-        if each not in TRACKERS:
-            raise UserError(
-                f"{type(args).__name__}: report_to = {each!r}: use none, or name some of {', '.join(TRACKERS)}."
-            )
-    return tuple(TRACKERS[each] for each in named)
+    known: dict[str, TrackerName] = {name: name for name in get_args(TrackerName)}
+    for each in given:
+        if each != "none" and each not in known:
+            kind = type(args).__name__
+            raise UserError(f"{kind}: report_to = {each!r}: use none, or name some of {', '.join(known)}.")
+    return tuple(known[each] for each in given if each != "none")
 
 
 def tracker_options(args: TrainingFields) -> TrackerOptions:

@@ -11,19 +11,20 @@ from posttrain.trl.configs.field_rules import (
     between,
     idle,
     ints,
-    old_name,
-    rejected,
-    supported,
+    refused,
+    renamed,
+    sets,
 )
 from posttrain.trl.configs.training_fields import BATCHES, LIGER, JsonMapping, TextOrFlag, TrainingFields
 
 CUT, UNCUT = "rollout.allow_cut_sampling", "the update scores under the full distribution"
 NO_VLLM = idle("it is for vLLM, and completions are sampled in this process.")
 SHARED = idle("sampler and trainer share their weights, so that nothing is to be corrected.")
-NOT_SOFT = idle("it is of losses that are not here (sapo, vespo).")
+NOT_SOFT = idle("it is for losses that are not here (sapo, vespo).")
 NO_ENTROPY = "no entropy acts on the loss here; leave it out.  `entropy` is measured."
+IDLE_ENTROPY = idle(NO_ENTROPY)
 KEPT = idle("every completion of every step is in rollouts/ of the run's folder, with scores and advantages.")
-FREE_FORMAT = rejected("completions are sampled freely; reward their format instead.")
+FREE_FORMAT = refused("completions are sampled freely; reward their format instead.")
 CONTINUOUS = idle("sampling always batches continuously: rows that end leave at once.")
 MASKED = "no loss on a completion that is cut off; its reward counts in its group"
 
@@ -33,34 +34,26 @@ class SampledFields(TrainingFields):
     """What GRPOConfig and RLOOConfig share: how completions are sampled, in which batches, with which reference."""
 
     disable_dropout: Annotated[bool, idle("the model's dropout is always off; an adapter's acts in updates.")] = False
-    num_generations: Annotated[int | None, ints(2, required=True), supported("rollout.group_size")] = 8
-    num_generations_eval: Annotated[
-        int | None, ints(0), supported("", "for each prompt of an evaluation; 0 and None are num_generations")
-    ] = None
-    max_completion_length: Annotated[int | None, ints(1, required=True), supported("rollout.max_completion_tokens")] = (
-        512
-    )
+    num_generations: Annotated[int | None, ints(2, required=True), sets("rollout.group_size")] = 8
+    num_generations_eval: Annotated[int | None, ints(0), sets("", "0 and None are num_generations")] = None
+    max_completion_length: Annotated[int | None, ints(1, required=True), sets("rollout.max_completion_tokens")] = 512
     ds3_gather_for_generation: Annotated[bool, idle("one process trains here, and holds all weights.")] = True
-    shuffle_dataset: Annotated[
-        bool | None, supported("task.shuffle", "the order depends on the seed, and is not TRL's")
-    ] = True
+    shuffle_dataset: Annotated[bool | None, sets("task.shuffle", "in an order by the seed, which is not TRL's")] = True
     pad_to_multiple_of: Annotated[int | str | None, idle("rows are not padded.")] = "auto"
     generation_batch_size: Annotated[int | None, ints(1), BATCHES] = None
     steps_per_generation: Annotated[
         int | None,
         ints(1),
-        supported("rollout.prompts_per_step, update.minibatches_per_epoch", "see the table of batches"),
+        sets("rollout.prompts_per_step, update.minibatches_per_epoch", "see the table of batches"),
     ] = None
-    temperature: Annotated[float, above(0), supported("rollout.temperature")] = 1.0
-    top_p: Annotated[float | None, between(0, 1, above=True), supported("rollout.top_p, " + CUT, UNCUT)] = 1.0
-    top_k: Annotated[int | None, ints(-1), supported("rollout.top_k, " + CUT, f"0 and -1: off; {UNCUT}")] = 0
-    min_p: Annotated[float | None, between(0, 1), supported("rollout.min_p, " + CUT, UNCUT)] = None
-    generation_kwargs: Annotated[JsonMapping, rejected("use temperature, top_p, top_k and min_p.", {})] = None
-    chat_template_kwargs: Annotated[JsonMapping, supported("model.template_options")] = None
-    repetition_penalty: Annotated[
-        float, rejected("ratios would compare with a distribution that did not sample; leave it out.")
-    ] = 1.0
-    cache_implementation: Annotated[str | None, idle("sampling has a cache of its own.")] = None
+    temperature: Annotated[float, above(0), sets("rollout.temperature")] = 1.0
+    top_p: Annotated[float | None, between(0, 1, above=True), sets("rollout.top_p, " + CUT, UNCUT)] = 1.0
+    top_k: Annotated[int | None, ints(-1), sets("rollout.top_k, " + CUT, f"0 and -1: off; {UNCUT}")] = 0
+    min_p: Annotated[float | None, between(0, 1), sets("rollout.min_p, " + CUT, UNCUT)] = None
+    generation_kwargs: Annotated[JsonMapping, refused("use temperature, top_p, top_k and min_p.", {})] = None
+    chat_template_kwargs: Annotated[JsonMapping, sets("model.template_options")] = None
+    repetition_penalty: Annotated[float, refused("log-probs would not be the sampler's; leave it out.")] = 1.0
+    cache_implementation: Annotated[str | None, idle("sampling has another cache.")] = None
     use_vllm: Annotated[bool, idle("completions are sampled in this process, from the trained weights.")] = False
     vllm_mode: Annotated[str, NO_VLLM] = "colocate"
     vllm_model_impl: Annotated[str, NO_VLLM] = "vllm"
@@ -74,19 +67,17 @@ class SampledFields(TrainingFields):
     vllm_gpu_memory_utilization: Annotated[float, NO_VLLM] = 0.3
     vllm_max_model_length: Annotated[int | None, NO_VLLM] = None
     vllm_tensor_parallel_size: Annotated[int, NO_VLLM] = 1
-    beta: Annotated[float, at_least(0), supported("algorithm.kl.coefficient", "k3 in the loss; 0: no reference")] = 0.0
-    num_iterations: Annotated[int, ints(1), supported("update.epochs_per_step")] = 1
-    epsilon: Annotated[float, between(0, 1), supported("algorithm.clip_low")] = 0.2
+    beta: Annotated[float, at_least(0), sets("algorithm.kl.coefficient", "k3 in the loss; 0: no reference")] = 0.0
+    num_iterations: Annotated[int, ints(1), sets("update.epochs_per_step")] = 1
+    epsilon: Annotated[float, between(0, 1), sets("algorithm.clip_low")] = 0.2
     epsilon_high: Annotated[
-        float | None, at_least(0, infinite=True), supported("algorithm.clip_high", "epsilon by default")
+        float | None, at_least(0, infinite=True), sets("algorithm.clip_high", "epsilon by default")
     ] = None
-    reward_weights: Annotated[list[float] | None, Numbers(), supported("", "the weight of each reward function")] = None
-    mask_truncated_completions: Annotated[bool, supported("algorithm.mask_truncated", MASKED)] = False
-    sync_ref_model: Annotated[bool, supported("reference.refresh_every", "with ref_model_mixup_alpha=1.0")] = False
-    ref_model_mixup_alpha: Annotated[
-        float, between(0, 1), supported("reference.refresh_every", "only 1.0: the reference becomes the policy")
-    ] = 0.6
-    ref_model_sync_steps: Annotated[int, ints(1), supported("reference.refresh_every", "in updates")] = 512
+    reward_weights: Annotated[list[float] | None, Numbers(), sets("", "the weight of each reward function")] = None
+    mask_truncated_completions: Annotated[bool, sets("algorithm.mask_truncated", MASKED)] = False
+    sync_ref_model: Annotated[bool, sets("reference.refresh_every", "with ref_model_mixup_alpha=1.0")] = False
+    ref_model_mixup_alpha: Annotated[float, between(0, 1), sets("reference.refresh_every", "only 1.0: a copy")] = 0.6
+    ref_model_sync_steps: Annotated[int, ints(1), sets("reference.refresh_every", "in updates")] = 512
     log_completions: Annotated[bool, KEPT] = False
     log_multimodal: Annotated[bool, idle("there are no images.")] = True
     num_completions_to_print: Annotated[int | None, KEPT] = None
@@ -98,7 +89,7 @@ class SampledFields(TrainingFields):
     max_prompt_length: Annotated[
         int | None,
         ints(1),
-        old_name("task.max_prompt_tokens, task.over_long", "cuts longer prompts from the left, as TRL once did."),
+        renamed("task.max_prompt_tokens, task.over_long", "cuts longer prompts from the left, as TRL once did."),
     ] = None
     num_sample_generations: Annotated[int | None, KEPT] = None
     wandb_log_unique_prompts: Annotated[bool, KEPT] = False
@@ -109,10 +100,7 @@ class SampledFields(TrainingFields):
     vllm_guided_decoding_regex: Annotated[str | None, FREE_FORMAT] = None
     # A field that Unsloth adds.
     vllm_sampling_params: Annotated[
-        object | None,
-        rejected(
-            "completions are sampled in this process; set temperature, top_p, top_k, min_p and max_completion_length."
-        ),
+        object | None, refused("set temperature, top_p, top_k, min_p and max_completion_length instead.")
     ] = None
 
 
@@ -124,7 +112,7 @@ class GRPOConfig(SampledFields):
     delta: Annotated[
         float | None,
         at_least(1, infinite=True),
-        supported("algorithm.dual_clip", "1 + epsilon_high or more; not with cispo"),
+        sets("algorithm.dual_clip", "1 + epsilon_high or more; not with cispo"),
     ] = None
     sapo_temperature_neg: Annotated[float, NOT_SOFT] = 1.05
     sapo_temperature_pos: Annotated[float, NOT_SOFT] = 1.0
@@ -132,39 +120,37 @@ class GRPOConfig(SampledFields):
     vespo_lambda_pos: Annotated[float, NOT_SOFT] = 3.0
     vespo_k_neg: Annotated[float, NOT_SOFT] = 3.0
     vespo_lambda_neg: Annotated[float, NOT_SOFT] = 2.0
-    importance_sampling_level: Annotated[str, any_of("token", "sequence"), supported("algorithm.ratio_level")] = "token"
+    importance_sampling_level: Annotated[str, any_of("token", "sequence"), sets("algorithm.ratio_level")] = "token"
     multi_objective_aggregation: Annotated[
         str,
         any_of("sum_then_normalize", "normalize_then_sum"),
-        supported("algorithm.reward_aggregation", "normalize_then_sum ignores scale_rewards, as in TRL"),
+        sets("algorithm.reward_aggregation", "normalize_then_sum ignores scale_rewards, as in TRL"),
     ] = "sum_then_normalize"
     scale_rewards: Annotated[
         TextOrFlag,
         any_of("group", "batch", "none", flags=True),
-        supported("algorithm.deviation, algorithm.deviation_over", "with 1e-4 added"),
+        sets("algorithm.deviation, algorithm.deviation_over", "with 1e-4 added"),
     ] = "group"
     loss_type: Annotated[
         str,
         any_of("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo"),
-        supported("algorithm.name, algorithm.token_weights"),
+        sets("algorithm.name, algorithm.token_weights"),
     ] = "dapo"
-    top_entropy_quantile: Annotated[float, rejected("every token counts; leave it out.")] = 1.0
-    entropy_coef: Annotated[float, rejected(NO_ENTROPY)] = 0.0
-    use_adaptive_entropy: Annotated[bool, rejected(NO_ENTROPY)] = False
-    entropy_coef_min: Annotated[float, idle(NO_ENTROPY)] = 0.0
-    entropy_coef_max: Annotated[float, idle(NO_ENTROPY)] = 1.0
-    entropy_coef_delta: Annotated[float, idle(NO_ENTROPY)] = 0.005
-    entropy_target: Annotated[float, idle(NO_ENTROPY)] = 0.2
+    top_entropy_quantile: Annotated[float, refused("every token counts; leave it out.")] = 1.0
+    entropy_coef: Annotated[float, refused(NO_ENTROPY)] = 0.0
+    use_adaptive_entropy: Annotated[bool, refused(NO_ENTROPY)] = False
+    entropy_coef_min: Annotated[float, IDLE_ENTROPY] = 0.0
+    entropy_coef_max: Annotated[float, IDLE_ENTROPY] = 1.0
+    entropy_coef_delta: Annotated[float, IDLE_ENTROPY] = 0.005
+    entropy_target: Annotated[float, IDLE_ENTROPY] = 0.2
     max_tool_calling_iterations: Annotated[int | None, idle("completions call no tools here.")] = None
     vllm_importance_sampling_correction: Annotated[bool, SHARED] = True
     vllm_importance_sampling_mode: Annotated[str, SHARED] = "sequence_mask"
     vllm_importance_sampling_clip_max: Annotated[float | None, SHARED] = 3.0
     vllm_importance_sampling_clip_min: Annotated[float | None, SHARED] = None
-    off_policy_mask_threshold: Annotated[
-        float | None, rejected("no completion is masked for its age; use num_iterations=1 to stay on policy.")
-    ] = None
-    use_bias_correction_kl: Annotated[bool, supported("algorithm.kl.importance", "the KL times the ratio")] = True
-    log_completions_hub_repo: Annotated[str | None, rejected(KEPT.says + "  Push that folder yourself.")] = None
+    off_policy_mask_threshold: Annotated[float | None, refused("use num_iterations=1 to stay on policy.")] = None
+    use_bias_correction_kl: Annotated[bool, sets("algorithm.kl.importance", "the KL times the ratio")] = True
+    log_completions_hub_repo: Annotated[str | None, refused(KEPT.says + "  Push that folder yourself.")] = None
     vllm_importance_sampling_cap: Annotated[float | None, SHARED] = None
     # A name that this class had once, and scripts still use.
     use_liger_loss: Annotated[bool, LIGER] = False
@@ -176,16 +162,12 @@ class RLOOConfig(SampledFields):
 
     num_generations: int | None = 2
     beta: Annotated[
-        float, at_least(0), supported("algorithm.kl.coefficient", "k1, subtracted from rewards; 0: no reference")
+        float, at_least(0), sets("algorithm.kl.coefficient", "k1, subtracted from rewards; 0: no reference")
     ] = 0.05
     mask_truncated_completions: Annotated[
-        bool, supported("algorithm.mask_truncated", MASKED.replace("loss", "loss and no KL", 1))
+        bool, sets("algorithm.mask_truncated", MASKED.replace("loss", "loss and no KL", 1))
     ] = False
-    normalize_advantages: Annotated[
-        bool, supported("algorithm.normalize_advantages", "with 1e-4 added to the deviation")
-    ] = False
+    normalize_advantages: Annotated[bool, sets("algorithm.normalize_advantages", "1e-4 added to the deviation")] = False
     reward_clip_range: Annotated[
-        tuple[float, float] | None,
-        Numbers(),
-        supported("algorithm.reward_range", "of the weighted sum, before the KL is subtracted"),
+        tuple[float, float] | None, Numbers(), sets("algorithm.reward_range", "of the sum, before the KL")
     ] = None

@@ -14,7 +14,7 @@ from transformers import HfArgumentParser
 from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
 from posttrain.trl.configs.checked_fields import CheckedFields, lines_about, require_values
-from posttrain.trl.configs.field_rules import above, between, ints, old_name, rejected, supported
+from posttrain.trl.configs.field_rules import above, between, ints, refused, renamed, sets
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -27,40 +27,40 @@ TargetModules = list[str] | None | str  # in the order that HfArgumentParser can
 class ModelConfig(CheckedFields):
     """Which model a script loads and how; what becomes of each field is up to what the script does with it."""
 
-    model_name_or_path: Annotated[str | None, supported("model.path", "given to a trainer")] = None
-    model_revision: Annotated[str, supported("model.revision", "in model_init_kwargs")] = "main"
-    dtype: Annotated[str | None, supported("model.weights, model.dtype", "in model_init_kwargs")] = "float32"
+    model_name_or_path: Annotated[str | None, sets("model.path", "given to a trainer")] = None
+    model_revision: Annotated[str, sets("model.revision", "in model_init_kwargs")] = "main"
+    dtype: Annotated[str | None, sets("model.weights, model.dtype", "in model_init_kwargs")] = "float32"
     attn_implementation: Annotated[
-        str | None, supported("model.attn_implementation", "in model_init_kwargs; of the plain forward pass")
+        str | None, sets("model.attn_implementation", "in model_init_kwargs; of the plain forward pass")
     ] = None
-    use_peft: Annotated[bool, supported("model.adapter", "by get_peft_config")] = False
-    lora_r: Annotated[int, ints(1), supported("model.adapter.rank")] = 16
-    lora_alpha: Annotated[int, above(0), supported("model.adapter.alpha")] = 32
-    lora_dropout: Annotated[float, between(0, 1, below=True), supported("model.adapter.dropout")] = 0.05
+    use_peft: Annotated[bool, sets("model.adapter", "by get_peft_config")] = False
+    lora_r: Annotated[int, ints(1), sets("model.adapter.rank")] = 16
+    lora_alpha: Annotated[int, above(0), sets("model.adapter.alpha")] = 32
+    lora_dropout: Annotated[float, between(0, 1, below=True), sets("model.adapter.dropout")] = 0.05
     lora_target_modules: Annotated[
-        TargetModules, supported("model.adapter.targets", "those of peft for the model's family by default")
+        TargetModules, sets("model.adapter.targets", "those of peft for the model's family by default")
     ] = None
     lora_target_parameters: Annotated[
-        list[str] | None, rejected("adapters are over linear layers; name those in lora_target_modules.")
+        list[str] | None, refused("adapters are over linear layers; name those in lora_target_modules.")
     ] = None
-    lora_modules_to_save: Annotated[list[str] | None, supported("", "by peft's own layers")] = None
-    lora_task_type: Annotated[str, supported("", "CAUSAL_LM")] = "CAUSAL_LM"
-    use_rslora: Annotated[bool, supported("model.adapter.rslora")] = False
-    use_dora: Annotated[bool, supported("", "by peft's own layers")] = False
-    load_in_8bit: Annotated[bool, rejected("weights are held in 4 bits or whole; use load_in_4bit=True.")] = False
-    load_in_4bit: Annotated[bool, supported("model.quantization", "by get_quantization_config")] = False
-    bnb_4bit_quant_type: Annotated[str, rejected("4 bits are NF4 here; leave it out.")] = "nf4"
-    use_bnb_nested_quant: Annotated[bool, supported("model.quantization", "scales are always quantised too")] = False
-    bnb_4bit_quant_storage: Annotated[str | None, rejected("4-bit weights are stored as bytes; leave it out.")] = None
+    lora_modules_to_save: Annotated[list[str] | None, sets("", "by peft's own layers")] = None
+    lora_task_type: Annotated[str, sets("", "CAUSAL_LM")] = "CAUSAL_LM"
+    use_rslora: Annotated[bool, sets("model.adapter.rslora")] = False
+    use_dora: Annotated[bool, sets("", "by peft's own layers")] = False
+    load_in_8bit: Annotated[bool, refused("weights are held in 4 bits or whole; use load_in_4bit=True.")] = False
+    load_in_4bit: Annotated[bool, sets("model.quantization", "by get_quantization_config")] = False
+    bnb_4bit_quant_type: Annotated[str, refused("4 bits are NF4 here; leave it out.")] = "nf4"
+    use_bnb_nested_quant: Annotated[bool, sets("model.quantization", "scales are always quantised too")] = False
+    bnb_4bit_quant_storage: Annotated[str | None, refused("4-bit weights are stored as bytes; leave it out.")] = None
     # A name that this class had once, and scripts still use.
-    torch_dtype: Annotated[str | None, old_name("model.dtype", "is read as dtype.")] = None
+    torch_dtype: Annotated[str | None, renamed("model.dtype", "is read as dtype.")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.torch_dtype is not None:
             self.dtype = str(self.torch_dtype).removeprefix("torch.")
         if self.load_in_8bit and self.load_in_4bit:
-            raise UserError("ModelConfig: load_in_8bit and load_in_4bit: weights are held in one of them; use 4 bits.")
+            raise UserError("ModelConfig: load_in_8bit and load_in_4bit exclude each other; use 4 bits.")
         if isinstance(self.lora_target_modules, list) and len(self.lora_target_modules) == 1:
             self.lora_target_modules = self.lora_target_modules[0]  # "all-linear" on a command line
         require_values(self)
@@ -69,21 +69,17 @@ class ModelConfig(CheckedFields):
 
 
 def get_peft_config(model_args: ModelConfig) -> "LoraConfig | None":
-    """The LoraConfig of peft that these arguments describe; None without use_peft."""
+    """The LoraConfig of peft; None without use_peft."""
     if not model_args.use_peft:
         return None
     if model_args.load_in_4bit:
         print(
-            "posttrain.trl: load_in_4bit = True is for get_quantization_config: weights are in 4 bits where a trainer"
-            " is given what that makes, as quantization_config.",
-            flush=True,
+            "posttrain.trl: load_in_4bit = True: give get_quantization_config(...) as quantization_config.", flush=True
         )
     try:
         from peft import LoraConfig
     except ModuleNotFoundError as error:
-        raise UserError(
-            "ModelConfig: use_peft = True, and peft is not installed.  Install it: `pip install peft`."
-        ) from error
+        raise UserError("ModelConfig: use_peft = True needs peft.  Install it: `pip install peft`.") from error
     config: Any = LoraConfig
     made: LoraConfig = config(
         task_type=model_args.lora_task_type,
@@ -100,7 +96,7 @@ def get_peft_config(model_args: ModelConfig) -> "LoraConfig | None":
 
 
 def get_quantization_config(model_args: ModelConfig) -> "BitsAndBytesConfig | None":
-    """The BitsAndBytesConfig of transformers that these arguments describe; None where nothing is quantised."""
+    """The BitsAndBytesConfig of transformers; None where nothing is quantised."""
     if not model_args.load_in_4bit:
         return None
     from transformers import BitsAndBytesConfig
@@ -143,9 +139,7 @@ class TrlParser(HfArgumentParser):
         kinds = [dataclass_types] if isinstance(dataclass_types, type) else [*dataclass_types]
         for kind in kinds:
             if any(each.name == "config" for each in fields(kind)):
-                raise UserError(
-                    f"TrlParser: {kind.__name__} has a field `config`, the flag of which names a file of fields."
-                )
+                raise UserError(f"TrlParser: {kind.__name__} has a field `config`, which is the flag for a file.")
         super().__init__(dataclass_types=cast(Any, kinds), **given)
 
     def parse_args_and_config(
@@ -183,7 +177,7 @@ class TrlParser(HfArgumentParser):
 
 
 def config_of_file(file: Path) -> Mapping[str, object]:
-    """The fields that a YAML file names; its `env` is in the environment then.  Raises UserError for another file."""
+    """The fields that a YAML file names; its `env` goes into the environment."""
     if not file.is_file():
         raise UserError(f"TrlParser, config = {file}: there is no such file.")
     try:
@@ -191,9 +185,8 @@ def config_of_file(file: Path) -> Mapping[str, object]:
     except yaml.YAMLError as error:
         raise UserError(f"TrlParser, config = {file}: not YAML ({' '.join(str(error).split())[:200]}).") from error
     if not isinstance(content, dict):
-        raise UserError(
-            f"TrlParser, config = {file}: a {type(content).__name__}; write a mapping, such as `max_steps: 100`."
-        )
+        kind = type(content).__name__
+        raise UserError(f"TrlParser, config = {file}: a {kind}; write a mapping, such as `max_steps: 100`.")
     variables = content.pop("env", {})
     if not isinstance(variables, dict):
         raise UserError(f"TrlParser, config = {file}: env = {variables!r:.60}; write a mapping of names to values.")

@@ -12,9 +12,9 @@ from posttrain.trl.configs.field_rules import (
     frequency,
     idle,
     ints,
-    old_name,
-    rejected,
-    supported,
+    refused,
+    renamed,
+    sets,
 )
 from posttrain.trl.configs.one_process import ArgumentMethods
 
@@ -23,34 +23,26 @@ TextOrFlag = str | None | Literal[True, False]  # the same
 JsonMapping = dict[str, Any] | str | None
 """A mapping, or JSON for one."""
 OTHER_ADAMW = (
-    "adamw_8bit",
-    "adamw_bnb_8bit",
-    "adamw_torch_8bit",
-    "adamw_torch_4bit",
-    "paged_adamw",
-    "paged_adamw_8bit",
-    "paged_adamw_32bit",
-    "adamw_apex_fused",
-    "adamw_torch_xla",
-    "adamw_torch_npu_fused",
+    "adamw_8bit adamw_bnb_8bit adamw_torch_8bit adamw_torch_4bit paged_adamw paged_adamw_8bit paged_adamw_32bit"
+    " adamw_apex_fused adamw_torch_xla adamw_torch_npu_fused"
 )
 """AdamW under other names: they change how the same update is computed, or how its moments are stored."""
 AS_ADAMW = "is read as AdamW of torch, with moments in float32: 8 bytes a weight."
-BATCHES = supported("rollout.prompts_per_step", "see the table of batches")
+BATCHES = sets("rollout.prompts_per_step", "see the table of batches")
 STRATEGY = any_of("no", "steps", "epoch")
 ONE_PROCESS = idle("one process trains here, on one device.")
-ALONE = ONE_PROCESS.says + "  Leave it out."
+ALONE = refused(ONE_PROCESS.says + "  Leave it out.")
 FITS = ONE_PROCESS.says + "  Leave it out; posttrain plan says what fits."
 NO_DATALOADER = idle("rows are a list in memory, and prompts are rendered when they are drawn.")
-OTHER_METRICS = rejected("what is measured is the reward; write a reward function of weight 0 for another measure.")
+ONLY_REWARDS = refused("what is measured is the reward; for another measure use a reward function of weight 0.")
 NOTHING_KEPT = idle("an evaluation keeps nothing but its metrics.")
 AS_IN_TRAINING = idle("an evaluation computes as training does.")
 RECOMPUTED = idle("layers are computed again without reentrance.")
 NOT_COMPILED = idle("nothing is compiled here.")
 NOT_GROUPED = idle("nothing is grouped by length, and padding costs nothing here.")
 LIGER = idle("log-probs are computed in chunks here, without that package.")
-TRACKED_HERE = rejected("runs are tracked on this machine; leave it out.")
-PUSHED = supported("", "of what is pushed")
+TRACKED_HERE = refused("runs are tracked on this machine; leave it out.")
+PUSHED = sets("", "of what is pushed")
 PUSHED_ONCE = idle("what is pushed is the trained model, at the end.")
 BY_METHODS = idle("a trainer does what its methods are called for.")
 
@@ -61,156 +53,116 @@ class TrainingFields(ArgumentMethods, CheckedFields):
 
     recipe_section: ClassVar[str] = "update"
 
-    output_dir: Annotated[str | None, supported("run.folder", "folder of the run; `trainer_output` by default")] = None
+    output_dir: Annotated[str | None, sets("run.folder", "folder of the run; `trainer_output` by default")] = None
     per_device_train_batch_size: Annotated[
-        int,
-        ints(1),
-        supported("rollout.prompts_per_step, update.tokens_per_microbatch", "counts completions, as in TRL"),
+        int, ints(1), sets("rollout.prompts_per_step, update.tokens_per_microbatch", "counts completions, as in TRL")
     ] = 8
-    num_train_epochs: Annotated[float, above(0), supported("run.num_steps", "in updates, as TRL counts them")] = 3.0
-    max_steps: Annotated[
-        int,
-        ints(-1),
-        supported("run.num_steps", "in updates, rounded up to whole steps; 0 and -1: num_train_epochs"),
-    ] = -1
-    learning_rate: Annotated[float, above(0), supported(".learning_rate", "as given, with an adapter too")] = 1e-06
+    num_train_epochs: Annotated[float, above(0), sets("run.num_steps", "in updates, as TRL counts them")] = 3.0
+    max_steps: Annotated[int, ints(-1), sets("run.num_steps", "in updates; 0 and -1: num_train_epochs")] = -1
+    learning_rate: Annotated[float, above(0), sets(".learning_rate", "as given, with an adapter too")] = 1e-06
     lr_scheduler_type: Annotated[
-        str, any_of("linear", "cosine", "constant", "constant_with_warmup"), supported(".schedule")
+        str, any_of("linear", "cosine", "constant", "constant_with_warmup"), sets(".schedule")
     ] = "linear"
-    lr_scheduler_kwargs: Annotated[
-        JsonMapping, rejected("schedules take no arguments here; give a scheduler in `optimizers`.", {})
-    ] = None
-    warmup_steps: Annotated[
-        float, at_least(0), supported(".warmup_steps", "below 1 a share of all updates; the first rate is lr/w, not 0")
-    ] = 0
+    lr_scheduler_kwargs: Annotated[JsonMapping, refused("give a scheduler in `optimizers` instead.", {})] = None
+    warmup_steps: Annotated[float, at_least(0), sets(".warmup_steps", "below 1 a share of all; begins with lr/w")] = 0
     optim: Annotated[
         str,
-        rejected(
+        refused(
             "AdamW of torch is the optimiser here; give another in `optimizers`.",
             "adamw_torch",
             "adamw_torch_fused",
             "adamw_hf",
-            reads=dict.fromkeys(OTHER_ADAMW, AS_ADAMW),
+            reads=dict.fromkeys(OTHER_ADAMW.split(), AS_ADAMW),
         ),
     ] = "adamw_torch_fused"
-    optim_args: Annotated[str | None, rejected("optimisers take no arguments here; give one in `optimizers`.")] = None
-    weight_decay: Annotated[
-        float, at_least(0), supported(".weight_decay", "on matrices; of an adapter on A and B, towards the base model")
-    ] = 0.0
-    adam_beta1: Annotated[float, between(0, 1, below=True), supported(".beta1")] = 0.9
-    adam_beta2: Annotated[float, between(0, 1, below=True), supported(".beta2")] = 0.999
-    adam_epsilon: Annotated[float, rejected("AdamW's epsilon is 1e-8 here; give an optimiser in `optimizers`.")] = 1e-08
-    optim_target_modules: Annotated[
-        TextOrList, rejected("it is for optimisers that are not here (GaLore); give one in `optimizers`.")
-    ] = None
+    optim_args: Annotated[str | None, refused("give the optimiser itself in `optimizers`.")] = None
+    weight_decay: Annotated[float, at_least(0), sets(".weight_decay", "on matrices; of an adapter on A and B")] = 0.0
+    adam_beta1: Annotated[float, between(0, 1, below=True), sets(".beta1")] = 0.9
+    adam_beta2: Annotated[float, between(0, 1, below=True), sets(".beta2")] = 0.999
+    adam_epsilon: Annotated[float, refused("AdamW's epsilon is 1e-8 here; give an optimiser in `optimizers`.")] = 1e-08
+    optim_target_modules: Annotated[TextOrList, refused("GaLore is not here; give it in `optimizers`.")] = None
     gradient_accumulation_steps: Annotated[int, ints(1), BATCHES] = 1
     average_tokens_across_devices: Annotated[bool, ONE_PROCESS] = True
     max_grad_norm: Annotated[
-        float | None, at_least(0, infinite=True), supported(".max_grad_norm", "0 and None clip nothing")
+        float | None, at_least(0, infinite=True), sets(".max_grad_norm", "0 and None clip nothing")
     ] = 1.0
-    label_smoothing_factor: Annotated[float, rejected("no label is smoothed here; leave it out.")] = 0.0
-    bf16: Annotated[bool | None, supported("model.dtype", "on a GPU; on a CPU a line says that float32 is used")] = None
-    fp16: Annotated[
-        bool, supported("model.dtype", "as bf16, where the GPU has it: float16 overflows; a line says what is used")
-    ] = False
+    label_smoothing_factor: Annotated[float, refused("no label is smoothed here; leave it out.")] = 0.0
+    bf16: Annotated[bool | None, sets("model.dtype", "on a GPU; on a CPU a line says that float32 is used")] = None
+    fp16: Annotated[bool, sets("model.dtype", "as bf16 or float32, as float16 overflows; a line says which")] = False
     bf16_full_eval: Annotated[bool, AS_IN_TRAINING] = False
     fp16_full_eval: Annotated[bool, AS_IN_TRAINING] = False
     tf32: Annotated[bool | None, idle("matrix products follow `torch.set_float32_matmul_precision`.")] = None
     activation_checkpointing: Annotated[
-        bool | None, old_name("model.gradient_checkpointing", "is read as gradient_checkpointing.")
+        bool | None, renamed("model.gradient_checkpointing", "is read as gradient_checkpointing.")
     ] = None
     activation_checkpointing_kwargs: Annotated[JsonMapping, RECOMPUTED] = None
-    gradient_checkpointing: Annotated[
-        bool, supported("model.gradient_checkpointing", "off by default, unlike in TRL: it changes no number")
-    ] = False
+    gradient_checkpointing: Annotated[bool, sets("model.gradient_checkpointing", "off by default, unlike TRL")] = False
     gradient_checkpointing_kwargs: Annotated[JsonMapping, RECOMPUTED] = None
     torch_compile: Annotated[bool, NOT_COMPILED] = False
     torch_compile_backend: Annotated[str | None, NOT_COMPILED] = None
     torch_compile_mode: Annotated[str | None, NOT_COMPILED] = None
     use_liger_kernel: Annotated[bool, LIGER] = False
     liger_kernel_config: Annotated[JsonMapping, LIGER] = None
-    use_cache: Annotated[bool, idle("sampling has a key/value cache of its own, training none.")] = False
-    neftune_noise_alpha: Annotated[float | None, rejected("no noise is added to embeddings here; leave it out.")] = None
+    use_cache: Annotated[bool, idle("sampling always has a key/value cache, training has none.")] = False
+    neftune_noise_alpha: Annotated[float | None, refused("no noise is added to embeddings here; leave it out.")] = None
     torch_empty_cache_steps: Annotated[int | None, idle("memory is released after each micro-batch.")] = None
-    auto_find_batch_size: Annotated[bool, rejected("set per_device_train_batch_size to what fits in memory.")] = False
-    logging_strategy: Annotated[str, STRATEGY, supported("", "when `state.log_history` grows")] = "steps"
-    logging_steps: Annotated[
-        float,
-        frequency(0, above=True),
-        supported("", "in updates, below 1 a share of all; metrics.jsonl has every step"),
-    ] = 10
-    logging_first_step: Annotated[bool, supported("", "an entry after the first step too")] = False
+    auto_find_batch_size: Annotated[bool, refused("set per_device_train_batch_size to what fits in memory.")] = False
+    logging_strategy: Annotated[str, STRATEGY, sets("", "when `state.log_history` grows")] = "steps"
+    logging_steps: Annotated[float, frequency(0, above=True), sets("", "in updates, below 1 a share of all")] = 10
+    logging_first_step: Annotated[bool, sets("", "an entry after the first step too")] = False
     log_on_each_node: Annotated[bool, ONE_PROCESS] = True
     logging_nan_inf_filter: Annotated[bool, idle("a loss that is not finite ends the run before its update.")] = True
     include_num_input_tokens_seen: Annotated[bool | str, idle("`num_tokens` is always logged.", False)] = "no"
     log_level: Annotated[str, idle("a run prints its plan and its progress.")] = "passive"
     log_level_replica: Annotated[str, ONE_PROCESS] = "warning"
     disable_tqdm: Annotated[bool | None, idle("progress is a bar in a terminal and plain lines elsewhere.")] = None
-    report_to: Annotated[
-        TextOrList, supported("run.report_to", "tensorboard, wandb, mlflow and trackio; none by default")
-    ] = "none"
-    run_name: Annotated[str | None, supported("tracker.name", "its folder by default")] = None
-    project: Annotated[str, supported("tracker.project", "the package's name by default")] = "huggingface"
+    report_to: Annotated[TextOrList, sets("run.report_to", "tensorboard, wandb, mlflow and trackio")] = "none"
+    run_name: Annotated[str | None, sets("tracker.name", "its folder by default")] = None
+    project: Annotated[str, sets("tracker.project", "the package's name by default")] = "huggingface"
     trackio_space_id: Annotated[str | None, TRACKED_HERE] = None
     trackio_bucket_id: Annotated[str | None, TRACKED_HERE] = None
     trackio_static_space_id: Annotated[TextOrFlag, TRACKED_HERE] = None
-    eval_strategy: Annotated[str, STRATEGY, supported("", "when there is an evaluation")] = "no"
-    eval_steps: Annotated[
-        float | None, frequency(0), supported("", "in updates; 0 and None, the default, are logging_steps")
-    ] = None
-    eval_delay: Annotated[
-        float, at_least(0), supported("", "updates, or with eval_strategy=epoch epochs, before the first evaluation")
-    ] = 0
-    per_device_eval_batch_size: Annotated[
-        int, idle("rollout.max_rows bounds what is decoded side by side; no number depends on it.")
-    ] = 8
+    eval_strategy: Annotated[str, STRATEGY, sets("", "when there is an evaluation")] = "no"
+    eval_steps: Annotated[float | None, frequency(0), sets("", "in updates; 0 and None are logging_steps")] = None
+    eval_delay: Annotated[float, at_least(0), sets("", "updates, or epochs, before the first evaluation")] = 0
+    per_device_eval_batch_size: Annotated[int, idle("rollout.max_rows bounds memory; no number depends on it.")] = 8
     prediction_loss_only: Annotated[bool, NOTHING_KEPT] = False
-    eval_on_start: Annotated[bool, supported("", "an evaluation before the first step")] = False
+    eval_on_start: Annotated[bool, sets("", "an evaluation before the first step")] = False
     eval_do_concat_batches: Annotated[bool, NOTHING_KEPT] = True
     eval_use_gather_object: Annotated[bool, ONE_PROCESS] = False
     eval_accumulation_steps: Annotated[int | None, NOTHING_KEPT] = None
-    include_for_metrics: Annotated[list[str], OTHER_METRICS] = field(default_factory=list)
-    batch_eval_metrics: Annotated[bool, OTHER_METRICS] = False
+    include_for_metrics: Annotated[list[str], ONLY_REWARDS] = field(default_factory=list)
+    batch_eval_metrics: Annotated[bool, ONLY_REWARDS] = False
     save_only_model: Annotated[bool, idle("a checkpoint is complete; save_total_limit=1 keeps one.")] = False
     save_strategy: Annotated[
         str,
         any_of("no", "steps", "epoch", "best"),
-        supported("checkpoint.every_steps", "best: the best evaluation so far; the last step is always saved"),
+        sets("checkpoint.every_steps", "best: the best evaluation so far; the last step is always saved"),
     ] = "steps"
-    save_steps: Annotated[
-        float,
-        frequency(0),
-        supported("checkpoint.every_steps", "in updates, below 1 a share of all; 0: only the last"),
-    ] = 500
+    save_steps: Annotated[float, frequency(0), sets("checkpoint.every_steps", "in updates; 0: only the last")] = 500
     save_on_each_node: Annotated[bool, ONE_PROCESS] = False
     save_total_limit: Annotated[
-        int | None,
-        ints(-1),
-        supported("checkpoint.keep_last", "0, -1 and None keep all; with metric_for_best_model the best is kept too"),
+        int | None, ints(-1), sets("checkpoint.keep_last", "0, -1 and None keep all; the best is kept too")
     ] = None
     enable_jit_checkpoint: Annotated[bool, idle("a signal ends the run after its step, with a checkpoint.")] = False
-    push_to_hub: Annotated[bool, supported("", "once, after the last step")] = False
+    push_to_hub: Annotated[bool, sets("", "once, after the last step")] = False
     hub_token: Annotated[str | None, PUSHED] = field(default=None, repr=False)
     hub_private_repo: Annotated[bool | None, PUSHED] = None
-    hub_model_id: Annotated[str | None, supported("", "of what is pushed; the name of the folder by default")] = None
+    hub_model_id: Annotated[str | None, sets("", "of what is pushed; the name of the folder by default")] = None
     hub_strategy: Annotated[str, PUSHED_ONCE] = "every_save"
     hub_always_push: Annotated[bool, PUSHED_ONCE] = False
     hub_revision: Annotated[str | None, PUSHED] = None
-    load_best_model_at_end: Annotated[
-        bool, supported("", "the best evaluation is saved at once; the model ends with its weights")
-    ] = False
-    metric_for_best_model: Annotated[
-        str | None, supported("", "of an evaluation, with or without `eval_`; loss with load_best_model_at_end")
-    ] = None
-    greater_is_better: Annotated[bool | None, supported("", "by default unless the metric's name ends in loss")] = None
-    ignore_data_skip: Annotated[bool, rejected("a resumed run also resumes its data; leave it out.")] = False
-    restore_callback_states_from_checkpoint: Annotated[bool, rejected("callbacks are not saved; leave it out.")] = False
+    load_best_model_at_end: Annotated[bool, sets("", "the best is saved when found, and loaded at the end")] = False
+    metric_for_best_model: Annotated[str | None, sets("", "of an evaluation, with or without `eval_`")] = None
+    greater_is_better: Annotated[bool | None, sets("", "by default unless the metric's name ends in loss")] = None
+    ignore_data_skip: Annotated[bool, refused("a resumed run also resumes its data; leave it out.")] = False
+    restore_callback_states_from_checkpoint: Annotated[bool, refused("callbacks are not saved; leave it out.")] = False
     full_determinism: Annotated[bool, idle("on a CPU a run is a function of its seed, bit for bit.")] = False
-    seed: Annotated[int, ints(0), supported("run.seed")] = 42
-    data_seed: Annotated[int | None, rejected("the order of rows is a function of `seed`; leave it out.")] = None
-    use_cpu: Annotated[bool, supported("model.device")] = False
-    accelerator_config: Annotated[JsonMapping, rejected(ALONE)] = None
-    parallelism_config: Annotated[object | None, rejected(ALONE)] = None
+    seed: Annotated[int, ints(0), sets("run.seed")] = 42
+    data_seed: Annotated[int | None, refused("the order of rows is a function of `seed`; leave it out.")] = None
+    use_cpu: Annotated[bool, sets("model.device")] = False
+    accelerator_config: Annotated[JsonMapping, ALONE] = None
+    parallelism_config: Annotated[object | None, ALONE] = None
     dataloader_drop_last: Annotated[bool, idle("rows left over at the end of an epoch begin the next.")] = False
     dataloader_num_workers: Annotated[int, NO_DATALOADER] = 0
     dataloader_pin_memory: Annotated[bool, NO_DATALOADER] = True
@@ -219,12 +171,10 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     dataloader_multiprocessing_context: Annotated[str | None, NO_DATALOADER] = None
     dataloader_in_order: Annotated[bool, NO_DATALOADER] = True
     remove_unused_columns: Annotated[
-        bool | None, rejected("every column reaches the rewards; leave it out.", False, True, None)
+        bool | None, refused("every column reaches the rewards; leave it out.", False, True, None)
     ] = False
     label_names: Annotated[list[str] | None, idle("there are no labels.")] = None
-    train_sampling_strategy: Annotated[
-        str, rejected("prompts are drawn at random, or with shuffle_dataset=False in order.")
-    ] = "random"
+    train_sampling_strategy: Annotated[str, refused("use shuffle_dataset=False for rows in order.")] = "random"
     length_column_name: Annotated[str, NOT_GROUPED] = "length"
     ddp_find_unused_parameters: Annotated[bool | None, ONE_PROCESS] = None
     ddp_bucket_cap_mb: Annotated[int | None, ONE_PROCESS] = None
@@ -232,37 +182,35 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     ddp_static_graph: Annotated[bool | None, ONE_PROCESS] = None
     ddp_backend: Annotated[str | None, ONE_PROCESS] = None
     ddp_timeout: Annotated[int, ONE_PROCESS] = 1800
-    fsdp: Annotated[str | None, rejected(FITS, "", [])] = None
-    fsdp_config: Annotated[JsonMapping, rejected(FITS)] = None
-    deepspeed: Annotated[JsonMapping, rejected(FITS)] = None
+    fsdp: Annotated[str | None, refused(FITS, "", [])] = None
+    fsdp_config: Annotated[JsonMapping, refused(FITS)] = None
+    deepspeed: Annotated[JsonMapping, refused(FITS)] = None
     debug: Annotated[
-        str | list[str], rejected("a value that is not finite ends the run with its row; leave it out.", [], [""], None)
+        str | list[str], refused("values that are not finite end the run.  Leave it out.", [], [""], None)
     ] = ""
     skip_memory_metrics: Annotated[bool, idle("summary.json has the peak of memory.")] = True
     do_train: Annotated[bool, BY_METHODS] = False
     do_eval: Annotated[bool, BY_METHODS] = False
     do_predict: Annotated[bool, BY_METHODS] = False
-    resume_from_checkpoint: Annotated[TextOrFlag, supported("", "as the argument of `train` of that name")] = None
-    local_rank: Annotated[int, rejected(ALONE, 0)] = -1
+    resume_from_checkpoint: Annotated[TextOrFlag, sets("", "as the argument of `train` of that name")] = None
+    local_rank: Annotated[int, refused(ONE_PROCESS.says + "  Leave it out.", 0)] = -1
     model_init_kwargs: Annotated[
         JsonMapping,
-        supported(
-            "model.*", "dtype, attn_implementation, revision, trust_remote_code, device_map, quantization_config"
-        ),
+        sets("model.*", "dtype, attn_implementation, revision, trust_remote_code, device_map, quantization_config"),
     ] = None
-    trust_remote_code: Annotated[bool, supported("model.trust_remote_code")] = False
-    router_aux_loss_coef: Annotated[float | None, rejected("no loss of a router is added here.", 0.0, 0)] = None
+    trust_remote_code: Annotated[bool, sets("model.trust_remote_code")] = False
+    router_aux_loss_coef: Annotated[float | None, refused("no loss of a router is added here.", 0.0, 0)] = None
     # Names that these classes had once, and scripts still use.
     warmup_ratio: Annotated[
-        float | None, between(0, 1), old_name(".warmup_steps", "is read as warmup_steps, a share of all updates.")
+        float | None, between(0, 1), renamed(".warmup_steps", "is read as warmup_steps, a share of all updates.")
     ] = None
-    evaluation_strategy: Annotated[str | None, old_name("", "is read as eval_strategy.")] = None
-    overwrite_output_dir: Annotated[bool, supported("run.overwrite", "deletes the run that the folder holds")] = False
+    evaluation_strategy: Annotated[str | None, renamed("", "is read as eval_strategy.")] = None
+    overwrite_output_dir: Annotated[bool, sets("run.overwrite", "deletes the run in the folder")] = False
     logging_dir: Annotated[str | None, idle("trackers write into the folder of the run.")] = None
-    no_cuda: Annotated[bool, old_name("model.device", "is read as use_cpu.")] = False
-    save_safetensors: Annotated[bool, rejected("weights are saved as safetensors; nothing else loads safely.")] = True
+    no_cuda: Annotated[bool, renamed("model.device", "is read as use_cpu.")] = False
+    save_safetensors: Annotated[bool, refused("weights are saved as safetensors; nothing else loads safely.")] = True
     group_by_length: Annotated[bool, NOT_GROUPED] = False
-    no_gradient_checkpointing: Annotated[bool, supported("model.gradient_checkpointing", "turns it off")] = False
+    no_gradient_checkpointing: Annotated[bool, sets("model.gradient_checkpointing", "turns it off")] = False
     """The flag that parsers make of gradient_checkpointing where its default is True, as in TRL."""
 
     def __post_init__(self) -> None:
