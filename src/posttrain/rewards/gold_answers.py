@@ -136,17 +136,16 @@ def is_prose(text: str) -> bool:
     plain = NOT_PROSE.sub(" 0 ", whole[1] if whole else text)
     if not re.search(r"\d", whole[1] if whole else text) or gold_value(text) is not None:
         return False
-    phrases = [found[0] for found in PHRASE.finditer(plain) if not is_unit(found)]
+    phrases = [
+        found[0]
+        for found in PHRASE.finditer(plain)
+        if not NUMBER_END.search(plain, 0, found.start()) or unit_of(found[0]) is None
+    ]
     return any(
         len(word) >= SHORTEST_WORD or len(phrase.split()) > 1
         for phrase in phrases
         for word in re.findall("[a-zA-Z]{2,}", phrase)
     )
-
-
-def is_unit(phrase: "re.Match[str]") -> bool:
-    number_before = NUMBER_END.search(phrase.string, 0, phrase.start())
-    return number_before is not None and unit_of(phrase[0]) is not None
 
 
 SET_NAME = re.compile(r"[^\d\\^_=<>+*/$|{}]*[^\W\d_][^\d\\^_=<>+*/$|{}]*")

@@ -271,7 +271,9 @@ class JudgeBatch:
     async def reply(self, messages: list[dict[str, str]]) -> str:
         """The judge's reply.  Raises RetryableFailure if another try may help, else RunError."""
         reward = self.reward
-        self.require_budget()
+        if reward.token_budget and self.spent.tokens >= reward.token_budget:
+            spent = f"{self.spent.tokens:,} tokens are spent and token_budget = {reward.token_budget:,}"
+            raise RunError(f"reward judge: {spent}. Raise it, or judge fewer completions, and resume the run.")
         body = {"model": reward.model, "messages": messages, "max_tokens": reward.max_tokens, "temperature": 0}
         status, text, wait_seconds = await self.answer(json.dumps(body))
         if status in TRY_AGAIN:
@@ -311,12 +313,6 @@ class JudgeBatch:
 
     def without_key(self, text: str) -> str:
         return text.replace(self.key, "[key]") if self.key else text
-
-    def require_budget(self) -> None:
-        budget = self.reward.token_budget
-        if budget and self.spent.tokens >= budget:
-            spent = f"{self.spent.tokens:,} tokens are spent and token_budget = {budget:,}"
-            raise RunError(f"reward judge: {spent}. Raise it, or judge fewer completions, and resume the run.")
 
     async def canaries(self) -> None:
         """Regularly show the judge a bad and a good answer; warn if it cannot tell them apart."""

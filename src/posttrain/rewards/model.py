@@ -247,7 +247,8 @@ class RewardModelEnsemble:
         combined = combined_scores(scores, self.combine, self.deviation_weight).tolist()
         if not any(isinstance(each, Graded) for of_model in said for each in of_model):
             return combined
-        cut = [any(is_cut(of_model[place]) for of_model in said) for place in range(len(combined))]
+        rows = zip(*said, strict=True)
+        cut = [any(isinstance(each, Graded) and each.outcome is ReadText.CUT for each in row) for row in rows]
         return graded_readings(combined, cut)
 
 
@@ -255,10 +256,6 @@ def score_of(said: float | Graded) -> float:
     score = said.score if isinstance(said, Graded) else said
     assert score is not None
     return score
-
-
-def is_cut(said: float | Graded) -> bool:
-    return isinstance(said, Graded) and said.outcome is ReadText.CUT
 
 
 def reward_model_of(options: RewardOptions) -> RewardModel | RewardModelEnsemble:

@@ -107,12 +107,9 @@ class AssertTestCheck:
         used = identifiers_in(texts[number])
         if used & identifiers_in(self.tests.setup):  # through which tests may share values
             used |= identifiers_in(self.tests.setup)
-        return not used & (identifiers_in(earlier) - self.only_called(earlier))
-
-    def only_called(self, text: str) -> set[str]:
-        """Tested functions that a text only calls."""
         free = set(self.tests.entry) - identifiers_in(self.tests.setup)
-        return {name for name in free if not re.search(rf"\bdef\s+{name}\b|\b{name}\b(?!\s*\()", text)}
+        only_called = {name for name in free if not re.search(rf"\bdef\s+{name}\b|\b{name}\b(?!\s*\()", earlier)}
+        return not used & (identifiers_in(earlier) - only_called)
 
 
 class SolutionCheck:
@@ -150,7 +147,8 @@ def require_passable(sandbox: Sandbox, rows: Iterable[NamedRow], limits: Limits,
             faults.append(f"{where}: {error}")
             continue
         if isinstance(tests, AssertTests):
-            if unnamed := unnamed_entry(tests):
+            text = "\n".join([tests.setup, *tests.tests])
+            if unnamed := next((name for name in tests.entry if not re.search(rf"\b{re.escape(name)}\b", text)), ""):
                 faults.append(f"{where}: tests: no test names {unnamed}, so every program would score the same")
                 continue
             checks.append((where, AssertTestCheck(tests, limits)))
@@ -198,9 +196,3 @@ def warn_of_unprompted_names(rows: Sequence[tuple[str, Mapping[str, object], Tes
 def shown_faults(faults: Sequence[str]) -> str:
     more = f"\n  and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
     return "\n  " + "\n  ".join(faults[:MOST_NAMED]) + more
-
-
-def unnamed_entry(tests: AssertTests) -> str:
-    """A tested function that occurs nowhere in the tests, or ""."""
-    text = "\n".join([tests.setup, *tests.tests])
-    return next((name for name in tests.entry if not re.search(rf"\b{re.escape(name)}\b", text)), "")

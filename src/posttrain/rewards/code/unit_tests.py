@@ -120,7 +120,10 @@ def call_tests(given: Mapping[str, Any]) -> CallTests:
         arguments = tuple(plain_value(value, f"{where}.args[{at}]") for at, value in enumerate(positional))
         by_name = {name: plain_value(value, f"{where}.kwargs.{name}") for name, value in named.items()}
         cases.append(CallCase(arguments, by_name, plain_value(value_of(case, where, "expected"), f"{where}.expected")))
-    return CallTests(function_name(given.get("entry")), tuple(cases), tolerance_of(given.get("tolerance")))
+    tolerance: Any = 0.0 if given.get("tolerance") is None else given["tolerance"]
+    is_number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
+    obeying("tolerance", tolerance, is_number and 0 <= tolerance <= 1, "a number from 0 to 1, such as 1e-6")
+    return CallTests(function_name(given.get("entry")), tuple(cases), float(tolerance))
 
 
 DEFAULT_ARGUMENTS: tuple[tuple[str, Any], ...] = (("args", ()), ("kwargs", {}))
@@ -180,12 +183,6 @@ def text_of(given: Mapping[str, Any], where: str, key: str) -> str:
 def function_name(value: object) -> str:
     is_name = isinstance(value, str) and value.isidentifier() and not keyword.iskeyword(value)
     return str(obeying("entry", value, is_name, "the name of a function, such as add"))
-
-
-def tolerance_of(value: Any) -> float:
-    value = 0.0 if value is None else value
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(obeying("tolerance", value, is_number and 0 <= value <= 1, "a number from 0 to 1, such as 1e-6"))
 
 
 def plain_value(value: object, where: str) -> object:

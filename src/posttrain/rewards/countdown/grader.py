@@ -28,6 +28,7 @@ or let its weight fall to 0 (`weight_to`).
 """
 
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -90,12 +91,8 @@ def countdown_outcome(puzzle: Countdown, text: str, *, mode: FormatMode = "stric
 
 def uses_given_numbers(used: Sequence[str], puzzle: Countdown) -> bool:
     """Whether the literals obey the rule; compared as text, so that no hostile literal becomes an integer."""
-    unused = [str(number) for number in puzzle.numbers]
-    for literal in used:
-        if literal not in unused:
-            return False
-        unused.remove(literal)
-    return puzzle.rule == "subset" or not unused
+    literal_counts, given = Counter(used), Counter(map(str, puzzle.numbers))
+    return literal_counts <= given if puzzle.rule == "subset" else literal_counts == given
 
 
 def countdown(

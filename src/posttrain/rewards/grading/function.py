@@ -35,14 +35,13 @@ class FunctionSource:
             raise RunError(f"{self.file}, or a file it imports, has changed since `{self.name}` was loaded. {remedy}")
 
 
-def source_in_file(file: Path, name: str) -> FunctionSource:
-    return FunctionSource(place=str(file.resolve()), name=name, file=str(file.resolve()), digest=code_digest(file))
-
-
-def source_in_module(call: object, place: str, name: str) -> FunctionSource:
-    """The source of package.module:FUNCTION, which may be defined in another module."""
-    defines = call.__module__ if inspect.isfunction(call) else place
-    file = getattr(sys.modules.get(defines), "__file__", None) or ""
+def source_at(place: str, name: str, call: object) -> FunctionSource:
+    """The source of FILE.py:FUNCTION, or of package.module:FUNCTION, which may be defined in another module."""
+    if place.endswith(".py"):
+        place = file = str(Path(place).resolve())
+    else:
+        defines = call.__module__ if inspect.isfunction(call) else place
+        file = getattr(sys.modules.get(defines), "__file__", None) or ""
     return FunctionSource(place=place, name=name, file=file, digest=code_digest(Path(file)))
 
 
@@ -295,9 +294,7 @@ def load_reward(options: RewardOptions) -> RewardFunction:
     if options.path:
         place, _, name = options.path.rpartition(":")
         call = load_function(options.path)
-        of_file = place.endswith(".py")
-        source = source_in_file(Path(place), name) if of_file else source_in_module(call, place, name)
-        return RewardFunction(name=name, call=call, settings=options, source=source)
+        return RewardFunction(name=name, call=call, settings=options, source=source_at(place, name, call))
     if options.name not in BUILT_IN:
         others = "Name your function FILE.py:FUNCTION or package.module:FUNCTION, a reward model `model: FOLDER`."
         raise UserError(

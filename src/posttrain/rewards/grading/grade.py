@@ -1,27 +1,16 @@
-"""Scores completions with the reward functions that people already write.
+"""Scores completions with the reward functions that people already write.  docs/rewards.md describes the protocol.
 
 **How a function is called.**  Once per batch and by keyword, with the arguments in its signature (all of them, if it
 has `**kwargs`): `prompts`, `completions`, `completion_ids`, `finish_reasons` and every dataset column, as lists with
-one entry per completion; `trainer_state`, a posttrain.rewards.grading.function.TrainerState; and, for logging,
-`log_extra(column, values)` and `log_metric(name, value)` of posttrain.rewards.grading.call_log.  For a plain prompt,
-prompts and completions are strings.  For a conversation, `prompts[i]` is the list of messages and `completions[i]` is
-`[{"role": "assistant", "content": ...}]`.  A completion's text is what was prefilled plus what was sampled, tags kept,
-stop token removed.  A function with a parameter `response` scores one completion per call:
-`(response, ground_truth) -> float`, where `ground_truth` is the column of that name or `answer`.
+one entry per completion; `trainer_state`, `log_extra` and `log_metric`.  A function with a parameter `response` scores
+one completion per call.  An `async` function, or one that returns an awaitable, runs concurrently with the others.
 
 **What it returns.**  One `float | int | bool | None | Graded | ProcessReward` per completion; None if it does not
-apply.  A ProcessReward also says what single tokens, or spans of the text, earn.  A function may be `async` or return
-an awaitable: all of these run concurrently.
+apply.
 
 **What goes wrong.**  An exception, a wrong length, NaN, inf or another type stops the run and names the completion
-(`rollout.on_reward_error: none`, here `on_error="none"`: scored as None and counted).  A `ScoringFailure` is retried
-twice, then None and counted; more than 5% of them in one function's scores stop the run
-(`grading.max_failure_share`).
-
-**Where and for how long.**  In the trainer's process and without a limit, unless its options say otherwise
-(posttrain.options.reward): in `workers`, processes that a deadline or a crash ends without harm, and that call a
-function of lists once for each prompt.  A completion that a deadline or a crash leaves without a score is a failure
-like others.
+(`on_error="none"`: scored as None and counted).  A `ScoringFailure`, a deadline or a lost worker is retried twice, then
+None and counted; more than `grading.max_failure_share` of them in one function's scores stop the run.
 """
 
 import math

@@ -91,20 +91,19 @@ def value_from(written: Any) -> Any:
 
 
 def verdicts_written(verdicts: list[Verdict] | InvalidScore) -> dict[str, object]:
+    """Verdicts as JSON, in which NaN is a number of Python's."""
     if isinstance(verdicts, InvalidScore):
         return {"problem": verdicts.text}
-    return {"verdicts": [verdict_written(verdict) for verdict in verdicts]}
-
-
-def verdict_written(verdict: Verdict) -> list[object]:
-    """A verdict as JSON; NaN is a number of Python's JSON."""
-    match verdict:
-        case Score():
-            return ["score", *verdict]
-        case InvalidScore(text=text):
-            return ["problem", text]
-        case failure:
-            return ["failure", safe_text(failure, str)]
+    written: list[list[object]] = []
+    for verdict in verdicts:
+        match verdict:
+            case Score():
+                written.append(["score", *verdict])
+            case InvalidScore(text=text):
+                written.append(["problem", text])
+            case failure:
+                written.append(["failure", safe_text(failure, str)])
+    return {"verdicts": written}
 
 
 def verdict_from(written: list[Any]) -> Verdict:

@@ -106,7 +106,9 @@ def exact_number(text: str) -> Fraction | None:
     if found is None:
         return None
     if found["frac"]:
-        top, bottom = fraction_parts(found["frac"])
+        braced = BRACED.fullmatch(found["frac"])
+        assert braced is not None, text
+        top, bottom = int(braced[1] or braced[3]), int(braced[2] or braced[4])
         if bottom == 0 or (found["whole"] and (top < 0 or bottom < 0)):
             return None
         value = Fraction(int(found["whole"] or 0)) + Fraction(top, bottom)
@@ -124,13 +126,6 @@ def exact_number(text: str) -> Fraction | None:
     if found["percent"]:
         value /= 100
     return -value if found["sign"] == "-" else value
-
-
-def fraction_parts(text: str) -> tuple[int, int]:
-    found = BRACED.fullmatch(text)
-    assert found is not None, text
-    top, bottom, short_top, short_bottom = found.groups()
-    return int(top or short_top), int(bottom or short_bottom)
 
 
 def decimal(text: str) -> Fraction:

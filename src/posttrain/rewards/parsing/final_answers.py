@@ -168,7 +168,9 @@ def last_number(text: str) -> str | None:
         behind = behind[percent.end() :]
     if PART_BEFORE.search(before[-BESIDE:]) or WORDS_BEFORE.search(before) or PAIRED_BEFORE.search(before):
         return None
-    if is_part(behind) or ("/" in found[0] and AND_BEFORE.search(before)):
+    unit = ATTACHED.match(behind)  # an attached unit makes it no part of something else
+    start = unit.end() if unit is not None and unit_of(unit[0]) else 0
+    if PART_BEHIND.match(behind[start:]) or ("/" in found[0] and AND_BEFORE.search(before)):
         return None
     if re.match(r"\d{3}", found[0]) and GROUP_BEFORE.search(before) and sign is None:
         return None
@@ -180,10 +182,3 @@ def last_number(text: str) -> str | None:
 def without_power(found: "re.Match[str]") -> str:
     named = len(found[2]) > 1 or "{" in found[1]
     return found[1] if named and unit_of(found[2]) else found[0]
-
-
-def is_part(behind: str) -> bool:
-    """Whether the text after a number makes it part of something else; an attached unit does not."""
-    unit = ATTACHED.match(behind)
-    start = unit.end() if unit is not None and unit_of(unit[0]) else 0
-    return PART_BEHIND.match(behind[start:]) is not None

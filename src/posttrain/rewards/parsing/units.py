@@ -190,7 +190,7 @@ def sign_as_text(found: "re.Match[str]") -> str:
 
 def value_with_unit(plain: str) -> Measured | None:
     """The value before the first letter outside of a command, and the unit after it."""
-    at = unit_start(plain)
+    at = next((found.start() for found in UNIT_START.finditer(plain) if found.lastgroup), len(plain))
     value = exact(plain[:at])
     if value is None:
         return None
@@ -204,11 +204,6 @@ def value_with_unit(plain: str) -> Measured | None:
     if unit is not None:
         return Measured(value, unit)
     return Measured(value, " ".join(phrase.casefold().split()), known=False)
-
-
-def unit_start(plain: str) -> int:
-    starts = (found.start() for found in UNIT_START.finditer(plain) if found.lastgroup)
-    return next(starts, len(plain))
 
 
 @lru_cache(maxsize=4096)
