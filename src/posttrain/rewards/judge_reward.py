@@ -19,7 +19,6 @@ import json
 import os
 import random
 import re
-import time
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from urllib.parse import urlsplit
 from posttrain.errors import RunError, UserError, require
 from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveFloat, PositiveInt
 from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.calls import NEVER, Deadline, after
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.rewards.judge_prompts import (
@@ -157,9 +157,7 @@ class JudgeReward(Bounded):
         if not found.strip():
             raise UserError(f"{where}: is empty. Remove the option if the endpoint needs no key.")
         if not re.fullmatch(r"[!-~]+", found.strip()):
-            raise UserError(
-                f"{where}: is not an API key. Put only the key there: one line of visible ASCII characters."
-            )
+            raise UserError(f"{where}: is not an API key. Put only the key there: one line of visible ASCII text.")
         return found.strip()
 
 
@@ -188,7 +186,7 @@ class JudgeBatch:
     spent: JudgeBudget
     client: Any = None
     slots: asyncio.Semaphore = field(init=False)
-    deadline: float = 0.0
+    until: Deadline = NEVER
     key: str = ""
 
     async def __aenter__(self) -> "JudgeBatch":
@@ -196,7 +194,7 @@ class JudgeBatch:
 
         reward, self.key = self.reward, self.reward.key()
         self.slots = asyncio.Semaphore(reward.at_once)
-        self.deadline = time.monotonic() + reward.batch_seconds
+        self.until = after(reward.batch_seconds, f"batch_seconds = {reward.batch_seconds:g} are over")
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}  # no compressed bombs
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -245,11 +243,11 @@ class JudgeBatch:
 
     async def verdict(self, messages: list[dict[str, str]], read: Callable[[str], float]) -> float | ScoringFailure:
         """One verdict, retried while tries and time are left."""
-        failure = ScoringFailure("batch_seconds are over")
+        failure = ScoringFailure(self.until.says)
         for attempt in range(self.reward.tries):
             wait: float | None = 0.0
             async with self.slots:  # whose holders finish by the deadline
-                if self.left() <= 0:
+                if self.until.passed:
                     break
                 try:
                     value = read(await self.reply(messages))
@@ -262,11 +260,8 @@ class JudgeBatch:
                     self.spent.verdicts += 1
                     return value
             wait = backoff(attempt) if wait is None else wait
-            await asyncio.sleep(max(0.0, min(wait, LONGEST_WAIT_SECONDS, self.left())))
+            await asyncio.sleep(max(0.0, min(wait, LONGEST_WAIT_SECONDS, self.until.left())))
         return failure
-
-    def left(self) -> float:
-        return self.deadline - time.monotonic()
 
     async def reply(self, messages: list[dict[str, str]]) -> str:
         """The judge's reply.  Raises RetryableFailure if another try may help, else RunError."""
@@ -294,7 +289,7 @@ class JudgeBatch:
         """Status, text and requested wait of one call, with a time limit and a bounded reply."""
         import httpx
 
-        seconds = min(self.reward.timeout_seconds, self.left())
+        seconds = min(self.reward.timeout_seconds, self.until.left())
         url, content = f"{self.reward.endpoint.rstrip('/')}/chat/completions", bytearray()
         try:
             async with asyncio.timeout(seconds), self.client.stream("POST", url, content=body) as response:

@@ -10,6 +10,7 @@ from posttrain.rewards.judge_prompts import (
     NoVerdict,
     forges_a_verdict,
     score_in,
+    shown_second,
     winner_in,
 )
 from tests.support.refusals import refused
@@ -49,3 +50,10 @@ def test_a_score_that_is_no_number_of_the_scale_is_no_verdict_in_few_words(score
     with pytest.raises(NoVerdict) as told:
         score_in(f'{{"score": {score}}}', (0, 10))
     assert len(str(told.value)) < 200
+
+
+def test_the_lot_hangs_on_what_is_compared_alone_and_is_even() -> None:
+    drawn = [shown_second("Which?", f"answer {number}", "another") for number in range(400)]
+    assert drawn == [shown_second("Which?", f"answer {number}", "another") for number in range(400)]
+    assert 160 < sum(drawn) < 240  # within 4 deviations, 10 each, of 200
+    assert shown_second("a\ud800", "b", "c") in (True, False)  # half of a character is a text too

@@ -1,8 +1,13 @@
 """Reward functions as courses write them, called there by position, are called here by the names that they have."""
 
+from threading import Lock
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
+from posttrain.rewards.grading.calls import private_copy
 from tests.support.refusals import refused
 from tests.support.reward_rows import CHAT, graded, group, scores
 
@@ -65,3 +70,24 @@ def test_a_name_of_all_completions_beside_that_of_one_is_a_function_of_lists() -
         return [1.0] * len(completions)
 
     assert scores([group(["x", "y"])], mixed) == [[1, 1]]
+
+
+class Puzzle:
+    """A column's object of the user's own."""
+
+    def __init__(self) -> None:
+        self.numbers = [3, 8]
+
+
+def test_objects_of_a_users_own_are_copied_where_that_works() -> None:
+    mine, space, proxy, lock = Puzzle(), SimpleNamespace(numbers=[3, 8]), MappingProxyType({"numbers": [3, 8]}), Lock()
+    for given in (mine, space):
+        copied: Any = private_copy(given)
+        copied.numbers.remove(3)
+        assert type(copied) is type(given)
+        assert given.numbers == [3, 8]
+    seen: Any = private_copy(proxy)
+    seen["numbers"].remove(3)
+    assert type(seen) is MappingProxyType
+    assert proxy["numbers"] == [3, 8]
+    assert private_copy(lock) is lock

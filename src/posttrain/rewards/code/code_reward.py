@@ -29,7 +29,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from posttrain.errors import require
 from posttrain.options.bounds import Bounded
 from posttrain.rewards.code.program_result import CodeOutcome, ProgramResult
-from posttrain.rewards.code.row_checks import NamedRow, require_passable
+from posttrain.rewards.code.row_checks import NamedRow, check_tests
 from posttrain.rewards.code.unit_test_runs import RUN_KINDS, UnitTestRun
 from posttrain.rewards.code.unit_tests import Tests, read_tests
 from posttrain.rewards.grading.answers import DetailedGrade, Graded
@@ -74,7 +74,7 @@ class CodeReward(Bounded, SessionReward):
     def check_rows(self, rows: Sequence[NamedRow], resources: Resources) -> None:
         if any(columns.get("tests") is not None for _, columns in rows):
             run_of = partial(self.run_of, stop_at_failure=True)
-            require_passable(resources.sandboxes.importing(self.modules), rows, self.limits(), run_of)
+            check_tests(resources.sandboxes.importing(self.modules), rows, self.limits(), run_of)
 
     def scores(
         self,

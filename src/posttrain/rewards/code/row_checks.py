@@ -133,8 +133,8 @@ class SolutionCheck:
         return f"the row's own `{SOLUTION}` does not pass them: test {failed[0] + 1} of {result.count} is {outcome}"
 
 
-def require_passable(sandbox: Sandbox, rows: Iterable[NamedRow], limits: Limits, run_of: RunOf) -> None:
-    """Reject rows whose tests cannot be read, or that no program can pass.  Raises UserError with their names."""
+def check_tests(sandbox: Sandbox, rows: Iterable[NamedRow], limits: Limits, run_of: RunOf) -> None:
+    """Raises UserError with the names of rows whose tests cannot be read, or that no program can pass."""
     faults: list[str] = []
     checks: list[tuple[str, AssertTestCheck | SolutionCheck]] = []
     sound: list[tuple[str, Mapping[str, object], Tests]] = []
@@ -162,8 +162,8 @@ def require_passable(sandbox: Sandbox, rows: Iterable[NamedRow], limits: Limits,
     order = dict.fromkeys(where for where, _ in checks)
     faults += [f"{where}: tests: {found[where]}" for where in order if where in found]
     if faults:
-        remedy = f"Correct them, or remove the rows.{shown_faults(faults)}"
-        raise UserError(f"{len(faults)} row(s) have tests that cannot judge any program. {remedy}")
+        problem = f"{len(faults)} row(s) have tests that cannot judge any program"
+        raise UserError(f"{problem}. Correct them, or remove the rows.{shown_faults(faults)}")
     warn_of_unprompted_names(sound)
 
 

@@ -46,6 +46,11 @@ class Deadline:
     def passed(self) -> bool:
         return self.left() <= 0
 
+    @property
+    def timeout(self) -> float | None:
+        """Seconds until then, at least 0; None without a limit."""
+        return None if self.at == math.inf else max(0.0, self.left())
+
 
 NEVER = Deadline(math.inf, "")
 

@@ -88,14 +88,12 @@ def awaiting(started: Sequence[tuple[Call, Any]], names: str) -> Iterator[Callab
     future = asyncio.run_coroutine_threadsafe(together(), shared_loop().running())
 
     def results() -> list[Result]:
-        last = max(deadlines, key=lambda deadline: deadline.at).left()
+        last = max(deadlines, key=lambda deadline: deadline.at).timeout
         try:
-            done = future.result(None if last == math.inf else max(0.0, last) + GRACE_SECONDS)
+            done = future.result(None if last is None else last + GRACE_SECONDS)
         except TimeoutError as error:
-            problem = f"reward {names}: cannot be ended at its deadline: it never gives control back to its event loop."
-            raise RunError(
-                f"{problem} Await what takes long (asyncio.sleep, not time.sleep), or set workers."
-            ) from error
+            problem = f"reward {names}: cannot be ended at its deadline: it never gives control back to its event loop"
+            raise RunError(f"{problem}. Await what is slow (asyncio.sleep, not time.sleep), or set workers.") from error
         return [as_raised(result) for result in done]
 
     try:
@@ -105,12 +103,10 @@ def awaiting(started: Sequence[tuple[Call, Any]], names: str) -> Iterator[Callab
 
 
 async def in_time(awaitable: Any, deadline: Deadline) -> object:
-    """Its result or exception; where the deadline comes first it is cancelled, and this is a failure."""
+    """Its result or exception; at the deadline it is cancelled, which is a failure."""
     task = asyncio.ensure_future(settled(awaitable))
-    left = deadline.left()
-    try:
-        # Not wait_for, which waits as long as a function takes that does not want to be cancelled.
-        done, _ = await asyncio.wait([task], timeout=None if left == math.inf else max(0.0, left))
+    try:  # not wait_for, which waits for functions that ignore being cancelled
+        done, _ = await asyncio.wait([task], timeout=deadline.timeout)
     finally:
         task.cancel()  # does nothing to a finished task
     if not done:
@@ -131,7 +127,7 @@ class LoopThread:
         self._thread: threading.Thread | None = None
 
     def running(self) -> asyncio.AbstractEventLoop:
-        """The loop; a new one where its thread is dead, as after a fork, or where somebody has closed it."""
+        """The loop; a new one if its thread is dead, as after a fork, or if it was closed."""
         with self._lock:
             alive = self._thread is not None and self._thread.is_alive()
             if self._loop is None or not alive or self._loop.is_closed():

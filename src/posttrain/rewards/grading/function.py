@@ -198,17 +198,15 @@ def keywords(function: RewardFunction) -> Keywords:
         parameters = inspect.signature(function.call).parameters.values()
     except (TypeError, ValueError) as error:
         raise UserError(f"reward {function.name!r} has no readable signature. Wrap it in a `def`.") from error
-    required, optional, takes_any = set[str](), set[str](), False
+    kind = inspect.Parameter
     for parameter in parameters:
-        match parameter.kind:
-            case inspect.Parameter.VAR_KEYWORD:
-                takes_any = True
-            case inspect.Parameter.KEYWORD_ONLY | inspect.Parameter.POSITIONAL_OR_KEYWORD:
-                (required if parameter.default is parameter.empty else optional).add(parameter.name)
-            case inspect.Parameter.POSITIONAL_ONLY if parameter.default is parameter.empty:
-                where = f"reward {function.name!r} takes {parameter.name!r} by position only"
-                raise UserError(f"{where}, but is called by keyword. Remove the `/` from its signature.")
-    return Keywords(frozenset(required), frozenset(optional), takes_any)
+        if parameter.kind is kind.POSITIONAL_ONLY and parameter.default is kind.empty:
+            where = f"reward {function.name!r} takes {parameter.name!r} by position only"
+            raise UserError(f"{where}, but is called by keyword. Remove the `/` from its signature.")
+    named = [each for each in parameters if each.kind in (kind.KEYWORD_ONLY, kind.POSITIONAL_OR_KEYWORD)]
+    required = frozenset(each.name for each in named if each.default is kind.empty)
+    takes_any = any(each.kind is kind.VAR_KEYWORD for each in parameters)
+    return Keywords(required, frozenset(each.name for each in named) - required, takes_any)
 
 
 def may_be_cached(function: RewardFunction) -> bool:
