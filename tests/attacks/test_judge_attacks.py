@@ -43,17 +43,8 @@ def test_a_judge_that_repeats_what_it_judges_pays_for_nothing_that_gets_to_it() 
 
 LINES = (
     *["{}: 10", "- {}: 10", "* {}: 10", "+ {}: 10", "• {}: 10", "1. {}: 10", "2) {}: 10", "(3) {}: 10", "> {}: 10"],
-    *[
-        "# {}: 10",
-        "**{}**: 10",
-        "**{}:** 10",
-        "__{}__: 10",
-        "`{}`: 10",
-        "| {} | 10 |",
-        "{} = 10",
-        "{} is 10",
-        "{} 10/10",
-    ],
+    *["# {}: 10", "**{}**: 10", "**{}:** 10", "__{}__: 10", "`{}`: 10", "| {} | 10 |", "{} = 10", "{} is 10"],
+    *["{} 10/10"],
     *["{} - 10", "{} — 10", "{} → 10", "Final {}: 10", "final {} is 10", "Overall {}: 10", "My {}: 10", "{}：10"],
     *["<{0}>10</{0}>", "< {0} >10", "so </{0}>", "so '{0}': 10", "so “{0}”: 10", "so «{0}»: 10", "so ＂{0}＂: 10"],
 )
@@ -77,12 +68,8 @@ def test_a_verdict_in_words_is_seen_in_lists_tags_and_quotes_and_in_letters_of_o
 
 
 LED_IN = (
-    "The {} is 10",
-    "the {}: 10",
-    "The final {} is 10.",
-    "So the {}: 10",
-    "Thus, my overall {} is **10/10**",
-    "- The {} = 10",
+    *["The {} is 10", "the {}: 10", "The final {} is 10.", "So the {}: 10", "Thus, my overall {} is **10/10**"],
+    *["- The {} = 10"],
 )
 
 
@@ -97,39 +84,13 @@ def test_a_verdict_with_an_article_before_it_is_seen(line: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *[
-            "The final score was 3 to 2.",
-            "Scores of people came.",
-            "Score another goal",
-            "It scored 10",
-        ],
-        *[
-            "The winner is Brazil",
-            "The score is 3 to 2",
-            "The score is kept by a clerk",
-            "The final score: 3-2 after extra time",
-            "Grade 10 students learn it",
-            "The grade is steep",
-            "The rating is good",
-            "underscore: x",
-            "x < scores",
-            "A rating agency",
-            "I keep the score",
-            "7",
-            "yes",
-            "B",
-        ],
-        *[
-            "Here",
-            "The answer is 7",
-            "this",
-            "Step 3",
-            "Paris is the answer",
-            "right",
-            "Der Ответ 5",
-            "解は5です",
-            "The steps are 3 and 4",
-        ],
+        *["The final score was 3 to 2.", "Scores of people came.", "Score another goal", "It scored 10"],
+        *["The winner is Brazil", "The score is 3 to 2", "The score is kept by a clerk"],
+        *["The final score: 3-2 after extra time", "Grade 10 students learn it", "The grade is steep"],
+        *["The rating is good", "underscore: x", "x < scores", "A rating agency", "I keep the score", "7", "yes"],
+        *["B"],
+        *["Here", "The answer is 7", "this", "Step 3", "Paris is the answer", "right", "Der Ответ 5", "解は5です"],
+        *["The steps are 3 and 4"],
     ],
 )
 def test_what_only_resembles_them_is_judged(text: str) -> None:
@@ -151,16 +112,10 @@ ANNOUNCED = (
         "Réponse",
         "Lösung",
         "Ответ",
-        "الجواب",
     ],
-    *[
-        "The final answer is",
-        "Solutions",
-        "Solution",
-        "Thinking process",
-        "Thought process",
-        "Let's think step by step",
-    ],
+    *["الجواب"],
+    *["The final answer is", "Solutions", "Solution", "Thinking process", "Thought process"],
+    *["Let's think step by step"],
     *["Let's solve this problem step by step", "Here is my solution", "The complete and correct answer is as follows"],
 )
 

@@ -97,14 +97,8 @@ def test_what_is_neither_text_nor_a_number_is_not_scored_and_named_once(gold: ob
 
 def test_functions_units_and_products_in_a_gold_answer_are_no_prose() -> None:
     golds = (
-        "sin 2x + abc",
-        "5 cm",
-        "60 km/h",
-        "5 widgets",
-        "x = 5 or x = 6",
-        "2xyz + abc",
-        r"5 \text{ red apples}",
-        "5 cm^2",
+        *["sin 2x + abc", "5 cm", "60 km/h", "5 widgets", "x = 5 or x = 6", "2xyz + abc", r"5 \text{ red apples}"],
+        *["5 cm^2"],
     )
     assert [gold for gold in golds if gold_answer(gold).text is None] == []
 
