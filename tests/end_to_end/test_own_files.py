@@ -285,7 +285,7 @@ class Renderer:
 
 
 def test_a_class_that_is_no_task_is_told_what_it_lacks() -> None:
-    with pytest.raises(UserError, match=r"task: mine\.py:Bare lacks .*held_out, .*prompts, reward_functions"):
+    with pytest.raises(UserError, match=r"task: mine\.py:Bare lacks held_out, prompts; inherit from posttrain.Task"):
         load_task({"path": "mine.py:Bare"}, Renderer(), seed=0, prompts_per_step=1)
     with pytest.raises(UserError, match=r"task: size = 0: use >= 1"):
         load_task({"path": "mine.py:Letters", "size": 0}, Renderer(), seed=0, prompts_per_step=1)
@@ -344,7 +344,7 @@ def test_credit_of_ones_own_is_what_a_run_trains_with(
 AT_THE_RUN = {
     "what is no task": (
         {"task": "mine.py:Bare"},
-        "task: mine.py:Bare lacks held_out, longest_prompts, probes, prompts",
+        "task: mine.py:Bare lacks held_out, prompts; inherit from",
     ),
     "a rule of the task": ({"task": {"path": "mine.py:Letters", "size": 0}}, "task: size = 0: use >= 1"),
 }

@@ -201,7 +201,7 @@ WRONG: dict[str, tuple[str, object, str]] = {
     "half a task": (
         "task",
         Silent(),
-        "task lacks held_out, longest_prompts, notes, num_rows, probes, reward_functions,",
+        "task lacks held_out; inherit from posttrain.Task",
     ),
     "a name for a task": ("task", "countdown", "inherit from posttrain.Task"),
     "a class for an engine": ("engine", Counts, "engine: Counts is a class; give an object of it"),

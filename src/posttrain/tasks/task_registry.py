@@ -65,7 +65,8 @@ def require_task(candidate: object, where: str) -> Task:
         raise UserError(f"{where}: {candidate.__name__} is a class; give an object of it")
     inherited = [name for name in WITHOUT_DEFAULT if getattr(type(candidate), name, None) is getattr(Task, name)]
     if not isinstance(candidate, Task) or inherited:
-        missing = sorted({name for name in get_protocol_members(Task) if not hasattr(candidate, name)} | {*inherited})
+        lacking = sorted({name for name in get_protocol_members(Task) if not hasattr(candidate, name)} | {*inherited})
+        missing = [name for name in lacking if name in WITHOUT_DEFAULT or not hasattr(Task, name)] or lacking
         raise UserError(
             f"{where} lacks {', '.join(missing)}; inherit from posttrain.Task, which says what each is and has defaults"
             " for some."
