@@ -72,7 +72,7 @@ def test_an_optimiser_of_another_kind_is_refused_and_none_of_ones_own_is_touched
     saved(
         Learner(policy, stages.learner.algorithm, settings, own_optimizer=OwnOptimizer(optimizer=two)), tmp_path / "sgd"
     )
-    with pytest.raises(UserError, match="it keeps momentum_buffer, which AdamW does not know"):
+    with pytest.raises(UserError, match="it keeps momentum_buffer, which AdamW does not have"):
         stages.learner.load_optimizer_state(str(tmp_path / "sgd"))
     with pytest.raises(UserError, match="is for AdamW only"):
         own.load_optimizer_state(str(tmp_path / "sgd"))

@@ -14,6 +14,7 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.losses import ClipRange, clipped_surrogate
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.algorithms.terms import LossTerm, TokenView, policy_term
+from posttrain.errors import RunError
 from posttrain.models import forward as forward_module
 from posttrain.models.policy import Policy
 from posttrain.needs import MissingColumn, Need
@@ -239,6 +240,20 @@ def test_a_term_of_the_entropy_is_differentiated() -> None:
     loss = 0.1 * (logprobs.exp() * logprobs).sum(-1).mean()
     parts = torch.autograd.grad(loss, list(policy.model.parameters()))
     assert relative_distance(actual, torch.cat([part.flatten() for part in parts])) <= 1e-10
+
+
+@pytest.mark.parametrize("function", ["per_token", "clipped", "measures"])
+def test_a_function_of_a_term_that_reads_an_undeclared_column_is_told_with_its_owner(function: str) -> None:
+    readers = {
+        "per_token": lambda view: view.columns.reference_logprobs,
+        "clipped": lambda view: view.columns.reference_logprobs > 0,
+        "measures": lambda view: {"mine": view.columns.reference_logprobs},
+    }
+    term = replace(OWN_TERM, **{function: readers[function]})
+    with pytest.raises(RunError) as refused:
+        gradient(tiny_policy(), with_terms(build_algorithm(PLAIN_DAPO), term), tiny_policy(seed=1))
+    for said in ("algorithm dapo", "term pull", "`reference_logprobs`", "Need.REFERENCE_LOGPROBS", "`needs`"):
+        assert said in str(refused.value)
 
 
 # The update does not know which algorithm runs.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, TypeVar
 
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
@@ -23,6 +23,7 @@ from posttrain.options.rules import Rule, Unused
 
 RatioTo = Literal["behaviour", "reference"]
 KlLevel = Literal["token", "completion"]
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +91,16 @@ class LossTerm:
         return self.metric or f"loss/{self.name}"
 
     def losses(self, view: TokenView, *, owner: str) -> Float[Tensor, " token"]:
-        """Its values, from the columns that it declares.  Raises RunError where they are malformed."""
+        """Its values.  Raises RunError, naming owner and term, if they are not a number for each token."""
+        return require_losses(self.read(self.per_token, view, owner=owner), view.logprobs, self.name, owner=owner)
+
+    def read(self, function: Callable[[TokenView], Read], view: TokenView, *, owner: str) -> Read:
+        """The result of one of its functions.  Raises RunError if that reads a column outside of `needs`."""
         try:
-            losses = self.per_token(view.seen_with(self.needs))
+            return function(view.seen_with(self.needs))
         except MissingColumn as missing:
             remedy = missing.remedy("its `needs`")
             raise RunError(f"{owner}: its loss term {self.name} cannot read `{missing.name}`.  {remedy}") from missing
-        return require_losses(losses, view.logprobs, self.name, owner=owner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The first half of a step: prompts → rollouts → grades, uninformative groups replaced where the algorithm says so."""
+"""The first half of a step: prompts → rollouts → grades, with dynamic sampling if the algorithm has it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,16 +22,16 @@ from posttrain.runs.progress import Clock
 from posttrain.tasks.base import Task, training_prompts
 
 Journal = Callable[[int, Sequence[Group], Grades], None]
-"""(step, groups, grades): is given every score before it is used."""
+"""(step, groups, grades): receives every score before it is used."""
 
 
 def no_journal(step: int, groups: Sequence[Group], grades: Grades) -> None:
-    """Keeps nothing: for what is no step of a run."""
+    """For scores outside of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorSettings:
-    """What a recipe says of the first half of a step."""
+    """Collector settings from the recipe."""
 
     rollout: RolloutOptions
     grading: GradingOptions = field(default_factory=GradingOptions)
@@ -39,22 +39,22 @@ class CollectorSettings:
     resample: Resample | None = None
     """The algorithm's dynamic sampling."""
     informative: Callable[[Grades], Tensor] = sums_differ
-    """Which groups it keeps, by the algorithm."""
+    """Which groups dynamic sampling keeps."""
     num_steps: int = 0
-    """Steps of the whole run, which rewards are told."""
+    """Steps of the whole run, for rewards."""
     num_rows: int = 0
-    """Training rows that prompts are read from; 0 where they are made."""
+    """Training rows that prompts are read from; 0 if they are generated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedStep:
-    """The groups that a step trains on, and what the rewards said of them."""
+    """The groups that a step trains on, with their grades."""
 
     step: int
     groups: Sequence[Group]
     grades: Grades
     replaced: Sequence[tuple[Sequence[Group], Grades]] = ()
-    """Groups that dynamic sampling set aside, round by round; logged, not weighted."""
+    """Groups that dynamic sampling replaced, round by round; logged, not trained on."""
 
     @property
     def num_completion_tokens(self) -> int:
@@ -70,7 +70,7 @@ def completion_tokens(groups: Sequence[Group]) -> int:
 
 
 class Collector:
-    """Asks a task for prompts, an engine for completions of them, and rewards for their grades."""
+    """Gets prompts from a task, completions from an engine, and grades from rewards."""
 
     def __init__(
         self,
@@ -129,9 +129,9 @@ class Collector:
         return groups, grades
 
     def _refilled(self, first: CollectedStep, journal: Journal, clock: Clock) -> CollectedStep:
-        """Put other prompts' groups in place of those that teach nothing, for a stated number of rounds.
+        """Replace uninformative groups by those of other prompts, for at most `max_rounds` rounds.
 
-        What is uninformative after the last round stays, so that a step always has its full number of groups.
+        Groups that are uninformative after the last round stay, so that a step always has its full number.
         """
         assert self.settings.resample is not None
         groups, grades = list(first.groups), first.grades

@@ -1,4 +1,4 @@
-"""A model measured by itself, apart from any run."""
+"""Evaluation of a model outside of a run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +28,10 @@ def evaluate(
     held_out_rows: Rows | None = None,
     progress: Progress | None = None,
 ) -> dict[str, object]:
-    """What a model can do on held-out problems, with 95% intervals; what `posttrain eval` does.
+    """Evaluate a model on held-out problems, with 95% intervals, as `posttrain eval` does.
 
-    The model is a folder, or an object given as `policy`; the one in the config is left out of account.  The config
-    says which task and how many samples.  For callers in Python: the objects are those of `posttrain.train`, so that
-    one set of them serves both; the algorithm plays no part in what is measured.  `progress` shows how far it is.
+    The model is a folder, or an object given as `policy`; the one in the config is ignored.  The config gives the task
+    and the number of samples.  The objects are those of `posttrain.train`; the algorithm changes no result.
     """
     if (model is None) == (policy is None):
         given = "neither is given" if model is None else f"model = {model} is given and a policy object as well"
@@ -54,10 +53,10 @@ def evaluate(
         questions, samples = session.questions(), config.evaluation.samples
         if not questions.prompts:
             raise UserError(
-                f"evaluate: {session.task.name} has no held-out problems.  Of a dataset hold some rows out: set"
-                " task.held_out_share, such as 0.1, or task.held_out_path."
+                f"evaluate: {session.task.name} has no held-out problems.  For a dataset set task.held_out_share, such"
+                " as 0.1, or task.held_out_path."
             )
-        if config.rewards:  # those that are named are asked also where the task has a measure of its own, which judges
+        if config.rewards:  # computed also if the task has its own measure, which judges
             questions = replace(questions, rewards=session.rewards)
         if progress is None:
             return full_evaluation(session.engine, questions, samples=samples)[0]

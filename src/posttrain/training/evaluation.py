@@ -1,10 +1,11 @@
-"""What a policy can do on held-out problems, with intervals: how often it is right, and what training would pay it."""
+"""Accuracy and reward of a policy on held-out problems, with intervals."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -31,68 +32,67 @@ from posttrain.tasks.base import Probe
 from posttrain.training.metrics import logged_metrics
 
 LATE = 2**31
-"""A step by which every weight that changes over steps has come to its end: before and after are then comparable."""
+"""A step after the end of every weight schedule, so that before and after are comparable."""
 Keep = Callable[[ScoredCompletions], object]
-"""Is given all completions of an evaluation, with their scores."""
+"""Receives all completions of an evaluation with their scores."""
 IntervalOf = Callable[[ndarray], Interval | None]
 """The interval of a mean over problems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Questions:
-    """What is asked of the policy, and how its answers are judged."""
+    """Held-out problems, and how their answers are judged."""
 
     task: str = "of no name"
-    """The name of the task that asks, for messages."""
+    """The name of the task, for messages."""
     prompts: Sequence[Prompt]
     judge: RewardFunction
     """Scores a completion; 1 or more is right."""
     rewards: Sequence[RewardFunction] = ()
-    """What training adds up to its reward, measured of sampled completions as well; none leaves that out."""
+    """The rewards of training, computed for sampled completions too; empty leaves them out."""
     max_completion_tokens: int
     seed: int
     grading: GradingOptions = field(default_factory=GradingOptions)
     on_error: OnError = "stop"
-    """What an exception of the judge's or of a reward's does, as in training."""
+    """The effect of an exception in the judge or a reward, as in training."""
     resources: Resources | None = None
-    """Those of the session, if there is one."""
     trainer_state: TrainerState = NO_RUN
-    """Where the run is, as rewards are told."""
+    """The state of the run, for rewards."""
     probes: Mapping[str, Probe] = field(default_factory=dict)
-    """What the task has measured besides, in a full evaluation."""
+    """Further measures of a full evaluation."""
     counts: bool = False
-    """Whether the judge is known to count something, so that no score is a right answer."""
+    """Whether the judge is known to count something, so that no score means a right answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """Completions of the held-out prompts, and which are right."""
+    """Completions of the held-out prompts with their scores."""
 
     groups: tuple[Group, ...]
     scores: Float64[ndarray, "prompt sample"]
-    """The judge's; NaN where it does not apply or could not score."""
+    """The judge's; NaN if it does not apply or failed."""
     rewards: Float64[ndarray, "prompt sample"]
-    """As training sums it, with the weights that schedules end with; NaN where nothing scored."""
+    """Summed as in training, with the final weights of schedules; NaN without a score."""
     outcomes: Mapping[str, float]
-    """Share of each outcome that the judge told."""
+    """Share of each outcome of the judge."""
     logged: Mapping[str, float]
-    """What reward functions logged: FUNCTION/NAME -> mean."""
+    """Means of what reward functions logged, by FUNCTION/NAME."""
     grades: Grades
-    """Of the reward functions, or of the judge where none was asked."""
+    """Of the reward functions, else of the judge."""
 
     @property
     def correct(self) -> Float64[ndarray, "prompt sample"]:
-        """1 or 0; NaN where nothing was scored, which is neither right nor wrong."""
+        """1 or 0; NaN without a score."""
         return np.where(np.isnan(self.scores), np.nan, self.scores >= 1)
 
     @property
     def counts(self) -> bool:
-        """Whether a score is above 1: the judge then counts something, and 1 is not a right answer."""
+        """Whether a score is above 1, so that 1 does not mean a right answer."""
         return bool((self.scores > 1).any())
 
     @property
     def rates(self) -> Float64[ndarray, " problem"]:
-        """Share of right answers for each problem that has a scored one."""
+        """Share of right answers of each problem with a scored one."""
         return means_of_problems(self.correct)
 
     @property
@@ -115,7 +115,7 @@ def sample_answers(
 ) -> Answers:
     """Sample every held-out prompt at temperature 1, or greedily, and judge the completions.
 
-    Streams are evaluation's own: the same seed asks every policy with the same uniform numbers.
+    The same seed gives every policy the same uniform numbers.
     """
     request = evaluation_request(questions, samples=samples, greedy=greedy)
     groups = sample_groups(engine, questions.prompts, request, advance=advance)
@@ -127,7 +127,7 @@ def sample_answers(
 
 
 def judged_answers(groups: Sequence[Group], questions: Questions, rewards: Sequence[RewardFunction]) -> Answers:
-    """Completions as the judge and the rewards see them; a function that is both is asked once."""
+    """Judge and reward completions; a function that does both is called once."""
     judge = questions.judge
     place = next((i for i, function in enumerate(rewards) if scores_alike(function, judge)), None)
     summed = held_out_grades(groups, rewards, questions) if rewards else None
@@ -137,12 +137,12 @@ def judged_answers(groups: Sequence[Group], questions: Questions, rewards: Seque
         judged = summed
     scores = judged.scores[place]
     grades = judged if summed is None else replace(summed, outcomes={**judged.outcomes, **summed.outcomes})
-    told = Counter(outcome for row in judged.outcomes.get(judge.name, ()) for outcome in row if outcome)
+    counts = Counter(outcome for row in judged.outcomes.get(judge.name, ()) for outcome in row if outcome)
     return Answers(
         groups=tuple(groups),
         scores=scores.numpy(),
         rewards=(torch.full_like(scores, torch.nan) if summed is None else summed.rewards).numpy(),
-        outcomes={outcome: count / told.total() for outcome, count in sorted(told.items())},
+        outcomes={outcome: count / counts.total() for outcome, count in sorted(counts.items())},
         logged={
             name.removeprefix("logged/"): value
             for name, value in logged_metrics((judged if summed is None else summed).logged).items()
@@ -152,7 +152,7 @@ def judged_answers(groups: Sequence[Group], questions: Questions, rewards: Seque
 
 
 def scores_alike(function: RewardFunction, judge: RewardFunction) -> bool:
-    """Whether a reward scores as the judge does; clips and weights, which come after scores, make no difference."""
+    """Whether a reward gives the judge's scores, before clips and weights."""
     return function.unconditional() == judge and not function.settings.gate and not function.settings.of
 
 
@@ -190,10 +190,7 @@ def full_evaluation(
     advance: Advance = lambda count: None,
     keep: Keep = lambda completions: None,
 ) -> tuple[dict[str, object], tuple[Group, ...]]:
-    """Every held-out number of summary.json, and the sampled answers that they come from.
-
-    Without held-out problems, or where the judge scores none of them, the numbers are None: nothing was measured.
-    """
+    """The held-out results of summary.json and the sampled answers; None for what could not be measured."""
     names = (*HELD_OUT, REWARD)
     unmeasured = dict.fromkeys([*names, *(f"{name}_interval" for name in names), "mean_length"])
     if not questions.prompts:
@@ -231,7 +228,7 @@ def accuracies(sampled: Answers, greedy: Answers, questions: Questions) -> dict[
 
 
 def sources_apart(answers: Answers, questions: Questions) -> dict[str, dict[str, object]]:
-    """Of a mixture, what is known of the sampled answers to the problems of each of its data sets."""
+    """Results of the sampled answers for each data set of a mixture."""
     sources = np.array([group.prompt.source for group in answers.groups], dtype=object)
     apart: dict[str, dict[str, object]] = {}
     for source in sorted({*sources} - {""}):
@@ -242,6 +239,17 @@ def sources_apart(answers: Answers, questions: Questions) -> dict[str, dict[str,
             **with_interval(REWARD, *mean_and_interval(rewards)),
         }
     return apart
+
+
+def interval_readings(results: Mapping[str, object]) -> dict[str, float]:
+    """Accuracies, score and reward with the ends of their intervals, under the names of docs/metrics.md."""
+    metrics: dict[str, float] = {}
+    for name in (*HELD_OUT, SCORE, REWARD):
+        if results.get(name) is not None:
+            metrics[f"eval/{name}"] = cast(float, results[name])
+        if interval := cast("Interval | None", results.get(f"{name}_interval")):
+            metrics |= {f"eval/{name}_low": interval[0], f"eval/{name}_high": interval[1]}
+    return metrics
 
 
 def source_readings(apart: Mapping[str, Mapping[str, object]]) -> dict[str, float]:
@@ -258,27 +266,22 @@ def logged_readings(logged: Mapping[str, float]) -> dict[str, float]:
 
 
 def checked_readings(where: str, probe: Probe, numbers: object, results: Mapping[str, object]) -> Mapping[str, float]:
-    """The numbers of a probe: only its readings, of which some may not be defined, and none with a name of ours."""
+    """The numbers of a probe, each one of its readings and none of the evaluation's own."""
     if not isinstance(numbers, Mapping):
         raise UserError(f"{where} measured {numbers!r:.60} ({type(numbers).__name__}); give a mapping of its readings")
-    taken = sorted(numbers.keys() & results.keys())
-    if taken:
+    if taken := sorted(numbers.keys() & results.keys()):
         raise UserError(f"{where} gives {', '.join(taken)}, which evaluation has already; name it otherwise")
-    unknown = sorted(numbers.keys() - probe.readings.keys(), key=str)
-    if unknown:
-        raise UserError(
-            f"{where} measured {', '.join(map(str, unknown))}, but its readings are"
-            f" {', '.join(sorted(probe.readings))}; add what is missing there"
-        )
+    if unknown := ", ".join(sorted(map(str, numbers.keys() - probe.readings.keys()))):
+        readings = ", ".join(sorted(probe.readings))
+        raise UserError(f"{where} measured {unknown}, but its readings are {readings}; add what is missing there")
     return {name: finite_reading(f"{where}: {name}", value) for name, value in numbers.items()}
 
 
 def finite_reading(where: str, value: object) -> float:
     number = as_number(value)
     if number is None or not math.isfinite(number):
-        raise UserError(
-            f"{where} = {value!r:.60} ({type(value).__name__}) is not a finite number; leave out what is not known"
-        )
+        kind = type(value).__name__
+        raise UserError(f"{where} = {value!r:.60} ({kind}) is not a finite number; leave out unknown values")
     return number
 
 
@@ -305,20 +308,19 @@ def completions_of_run(questions: Questions, options: EvaluationOptions, num_ste
 def brief_evaluation(
     engine: Engine, questions: Questions, *, problems: int, keep: Keep = lambda completions: None
 ) -> dict[str, float]:
-    """Held-out accuracy and reward along the way: one sample for each of the first problems."""
+    """Held-out accuracy and reward during training: one sample for each of the first problems."""
     if not questions.prompts:
         return {}
     few = replace(questions, prompts=questions.prompts[:problems])
     answers = sample_answers(engine, few, samples=1, keep=keep)
     counts = questions.counts or answers.counts
-    right = (
-        metrics_with_interval(SCORE, *mean_and_interval(answers.scores))
-        if counts
-        else metrics_with_interval("accuracy_sampled", answers.rates)
-    )
+    results = with_interval(REWARD, *mean_and_interval(answers.rewards))
+    if not counts:
+        results |= with_interval("accuracy_sampled", answers.rates)
+    elif not questions.rewards:
+        results |= with_interval(SCORE, *mean_and_interval(answers.scores))
     metrics = {
-        **metrics_with_interval(REWARD, *mean_and_interval(answers.rewards)),
-        **({} if counts and questions.rewards else right),
+        **interval_readings(results),
         **source_readings(sources_apart(answers, questions)),
         **logged_readings(answers.logged),
         "eval/num_unscored": float(answers.num_unscored),
@@ -332,19 +334,10 @@ def brief_evaluation(
     }
 
 
-def metrics_with_interval(
-    name: str, values: Float64[ndarray, " problem"], interval: IntervalOf = share_interval
-) -> dict[str, float]:
-    if not len(values):
-        return {}
-    mean, found = {f"eval/{name}": float(values.mean())}, interval(values)
-    return mean if found is None else mean | {f"eval/{name}_low": found[0], f"eval/{name}_high": found[1]}
-
-
 def probe_results(
     engine: Engine, questions: Questions, probe: Probe, sampled: Sequence[Group], advance: Advance
 ) -> object:
-    """What one of the task's probes measured; nothing where its texts are no single tokens of this tokenizer."""
+    """The numbers of a probe; none if its suppressed texts are not single tokens of this tokenizer."""
     if not probe.samples_anew:
         return probe.measure(sampled)
     encoded = [engine.tokenizer.encode(text, add_special_tokens=False) for text in probe.suppressed]

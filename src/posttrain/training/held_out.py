@@ -14,6 +14,7 @@ from posttrain.training.evaluation import (
     Questions,
     brief_evaluation,
     full_evaluation,
+    interval_readings,
     logged_readings,
     num_completions,
     source_readings,
@@ -66,12 +67,7 @@ def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] 
     metrics |= logged_readings(cast(Mapping[str, float], results.get("logged", {})))
     if results["mean_length"] is not None:
         metrics["eval/mean_length"] = cast(float, results["mean_length"])
-    for name in (*HELD_OUT, SCORE, REWARD):
-        if results.get(name) is not None:
-            metrics[f"eval/{name}"] = cast(float, results[name])
-        if interval := cast("Sequence[float] | None", results.get(f"{name}_interval")):
-            metrics |= {f"eval/{name}_low": interval[0], f"eval/{name}_high": interval[1]}
-    return metrics
+    return metrics | interval_readings(results)
 
 
 def comparison(summary: Mapping[str, object], probes: Iterable[Probe] = ()) -> list[Row]:

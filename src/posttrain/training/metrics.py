@@ -1,7 +1,7 @@
-"""What a step's records say, as named numbers; docs/metrics.md lists every name with its meaning and unit.
+"""The metrics of a step, pure functions of its records; docs/metrics.md lists every name with its meaning and unit.
 
-Pure functions of what was sampled, graded and used.  A quantity that is not defined in a step (the mean score of a
-function that scored nothing) is left out, never written as 0.  Names are TRL's where the quantity is the same.
+A quantity that is not defined in a step (the mean score of a function that scored nothing) is left out, never 0.  Names
+are TRL's if the quantity is the same.
 """
 
 from collections import Counter
@@ -18,14 +18,11 @@ from posttrain.rewards.grading.call_log import mean
 from posttrain.runs.alarms import repeated_share
 
 NO_DEVIATION = 1e-8
-"""What TRL takes for a deviation of 0, in units of reward."""
+"""Deviation that TRL treats as 0, in units of reward."""
 
 
 def step_metrics(groups: Sequence[Group], grades: Grades, informed: Bool[Tensor, "prompt group"]) -> dict[str, float]:
-    """Everything that the groups of a step, their grades and which of them have an advantage tell.
-
-    With dynamic sampling, give the groups that were kept: the update saw no others.
-    """
+    """Metrics of groups, grades and which completions have an advantage; with dynamic sampling of the kept groups."""
     return {
         **reward_metrics(grades),
         **source_metrics(groups, grades),
@@ -37,7 +34,7 @@ def step_metrics(groups: Sequence[Group], grades: Grades, informed: Bool[Tensor,
 
 
 def reward_metrics(grades: Grades) -> dict[str, float]:
-    """Rewards over the step, within groups, and by reward function; a rollout without a score leaves the statistics."""
+    """Rewards over the step, within groups, and by function; rollouts without a score are left out."""
     by_group = [without_nan(row) for row in grades.rewards]
     rewards = [reward for group in by_group for reward in group]
     metrics = {
@@ -85,20 +82,17 @@ def outcome_metrics(outcomes: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict
 
 
 def logged_metrics(logged: Mapping[str, tuple[tuple[Mapping[str, float] | None, ...], ...]]) -> dict[str, float]:
-    """What reward functions logged, under names that no other metric has: the mean over the completions of its calls.
-
-    So it does not depend on how completions were divided into calls, as workers and repeated calls divide them.
-    """
+    """Numbers that reward functions logged: means over completions, however these were divided into calls."""
     metrics: dict[str, float] = {}
     for function, by_group in logged.items():
-        told = [numbers for group in by_group for numbers in group if numbers]
-        for name in sorted({name for numbers in told for name in numbers}):
-            metrics[f"logged/{function}/{name}"] = mean([numbers[name] for numbers in told if name in numbers])
+        logs = [numbers for group in by_group for numbers in group if numbers]
+        for name in sorted({name for numbers in logs for name in numbers}):
+            metrics[f"logged/{function}/{name}"] = mean([numbers[name] for numbers in logs if name in numbers])
     return metrics
 
 
 def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """How long completions are in sampled tokens, how they end, and how sure the policy was of them."""
+    """Lengths in sampled tokens, ends, repetition, and the policy's certainty."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = [rollout.num_sampled for rollout in rollouts]
     metrics = {

@@ -1,4 +1,4 @@
-"""AdamW with a warm-up and a schedule, and the one way an optimiser step is taken."""
+"""AdamW with a warm-up and a schedule, and the optimiser step of every run."""
 
 import math
 from collections import Counter
@@ -16,23 +16,23 @@ from posttrain.runs.checkpoint import load_latest
 from posttrain.runs.tensor_state import restore_optimizer
 
 POLICY = "policy"
-"""The module that parameters belong to where nothing else is said."""
+"""The default module of parameters."""
 ADAMW_ENTRIES = frozenset({"step", "exp_avg", "exp_avg_sq"})
-"""What AdamW keeps of each parameter."""
+"""AdamW's state of a parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
-    """The parameters of one module, with a rate and, if it is to have one, a clipping of their own."""
+    """The parameters of one module, with their rate and clipping."""
 
     module: str
-    """The norm of its gradient is reported under this name."""
+    """The name under which its gradient norm is reported."""
     parameters: Iterable[nn.Parameter]
     rate_scale: float = 1.0
     """Its learning rate as a multiple of the schedule's."""
     max_grad_norm: float | None = None
-    """Its gradient is clipped to this norm by itself.  None: together with all groups that name none, whose gradients
-    as one vector are clipped to the optimiser's `max_grad_norm`."""
+    """Limit of its gradient's norm.  Groups with None are clipped together, as one vector, to the optimiser's
+    `max_grad_norm`."""
 
     def __post_init__(self) -> None:
         where = f"parameter group {self.module}"
@@ -40,23 +40,19 @@ class ParameterGroup:
             raise UserError(f"{where}: rate_scale = {self.rate_scale}: use a finite number, 0 or more.")
         if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
             raise UserError(
-                f"{where}: max_grad_norm = {self.max_grad_norm}: use a finite number above 0 (1e9 never clips), or None"
-                " for the limit that the groups without one share."
+                f"{where}: max_grad_norm = {self.max_grad_norm}: use a finite number above 0 (1e9 never clips), or None."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnOptimizer:
-    """An optimiser that a caller brings, with the rates of its groups as they were made.
-
-    Without a scheduler they follow the schedule of the options, each from its own; with one, the scheduler's.
-    """
+    """A caller's optimiser.  Its groups' rates follow the scheduler, or without one the schedule of the options."""
 
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
 
     def set_rates(self, share: float) -> float:
-        """Have the next update use the scheduler's rates, or this share of the first ones; returns the largest."""
+        """Set the scheduler's rates for the next update, or this share of the first ones; returns the largest."""
         groups = self.optimizer.param_groups
         if self.scheduler is None:
             rates = [share * group.setdefault("initial_lr", group["lr"]) for group in groups]
@@ -75,10 +71,9 @@ class OwnOptimizer:
 def new_optimizer(
     parameters: Iterable[nn.Parameter] | Sequence[ParameterGroup], options: OptimizerOptions
 ) -> torch.optim.AdamW:
-    """AdamW over trainable parameters; weight decay on matrices only, as is usual for norms and biases.
+    """AdamW over trainable parameters, those of the policy unless they come in groups; weight decay on matrices only.
 
-    Parameters alone are those of the policy; modules that learn at rates of their own are given as parameter groups.
-    Raises UserError where two groups have one name or one parameter.
+    Raises UserError if two groups share a name or a parameter.
     """
     given = list(parameters)
     modules = [each for each in given if isinstance(each, ParameterGroup)]
@@ -104,7 +99,7 @@ def new_optimizer(
 
 
 def require_distinct(modules: Sequence[ParameterGroup], groups: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse two groups of one name, and a parameter that two of them train."""
+    """Refuse two groups of one name, or with one parameter."""
     for module, count in Counter(each.module for each in modules).items():
         if count > 1:
             raise UserError(f"parameter groups: {count} have the name {module!r}; give each a name of its own.")
@@ -120,9 +115,9 @@ def require_distinct(modules: Sequence[ParameterGroup], groups: Sequence[Mapping
 
 
 def learning_rate(options: OptimizerOptions, update: int, num_updates: int) -> float:
-    """The rate of one update: a linear rise over `warmup_steps`, then constant, or falling to zero at `num_updates`.
+    """The rate of an update: a linear rise over `warmup_steps`, then constant, or falling to 0 at `num_updates`.
 
-    update counts from 0.  The first update of a warm-up over w has rate lr/w, never zero.
+    Updates count from 0.  The first of a warm-up over w steps has rate lr/w, never 0.
     """
     if update < options.warmup_steps:
         return options.largest_rate * (update + 1) / options.warmup_steps
@@ -143,11 +138,11 @@ def next_rate(options: OptimizerOptions, own: OwnOptimizer | None, update: int, 
 
 
 def standing_still(parameters: Iterable[nn.Parameter], rate: float) -> float:
-    """Share of the trained weights that a step as large as the learning rate leaves where they are.
+    """Share of the trained weights that a step as large as the learning rate rounds away; AdamW's are about as large.
 
         |w| ∈ [2^(e-1), 2^e) moves by a step of at least eps · 2^(e-2)      eps = 2^-7 in bfloat16
 
-    AdamW's steps are about as large as the rate.  A weight of a type as wide as float32 counts as moved.
+    Weights in float32 or wider count as moved.
     """
     trained = [parameter.detach() for parameter in parameters if parameter.requires_grad]
     still = torch.zeros((), dtype=torch.float64)
@@ -162,8 +157,7 @@ def standing_still(parameters: Iterable[nn.Parameter], rate: float) -> float:
 def apply_gradients(optimizer: torch.optim.Optimizer, rate: float, max_grad_norm: float) -> dict[str, float]:
     """Clip the accumulated gradients, step, and clear them.  Returns the norm of each module before clipping.
 
-    A module with a limit of its own is clipped by its own norm; all others together to `max_grad_norm`.
-    Where a norm is not finite nothing is stepped, and weights stay as they are.
+    If a norm is not finite, no step is taken.
     """
     by_module: dict[str, list[nn.Parameter]] = {}
     limits: dict[str, float | None] = {}
@@ -172,15 +166,15 @@ def apply_gradients(optimizer: torch.optim.Optimizer, rate: float, max_grad_norm
         by_module.setdefault(module, []).extend(group["params"])
         limits[module] = group.get("max_grad_norm")
     norms = {module: gradient_norm(parameters) for module, parameters in by_module.items()}
-    told = {module: norm.item() for module, norm in norms.items()}
-    if not all(math.isfinite(norm) for norm in told.values()):
-        return told
+    found = {module: norm.item() for module, norm in norms.items()}
+    if not all(math.isfinite(norm) for norm in found.values()):
+        return found
     clip(by_module, norms, limits, max_grad_norm)
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_scale", 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return told
+    return found
 
 
 def clip(
@@ -189,14 +183,14 @@ def clip(
     limits: Mapping[str, float | None],
     shared_limit: float,
 ) -> None:
-    """Scale gradients down to the limits of their modules, those without one together to the one that they share."""
+    """Scale gradients down to the limits of their modules; modules without one share a limit."""
     sharing = [module for module, limit in limits.items() if limit is None]
     for module, limit in limits.items():
         if limit is not None:
             nn.utils.clip_grads_with_norm_(by_module[module], limit, norms[module])
     if sharing:
         parameters = [parameter for module in sharing for parameter in by_module[module]]
-        # Of one module the norm itself: that of all its parts together could differ from it by a rounding.
+        # For one module its norm itself, which a second computation could miss by a rounding.
         norm = norms[sharing[0]] if len(sharing) == 1 else gradient_norm(parameters)
         nn.utils.clip_grads_with_norm_(parameters, shared_limit, norm)
 
@@ -215,10 +209,10 @@ def require_all_trained(optimizer: torch.optim.Optimizer, model: nn.Module) -> N
 
 
 def take_over(optimizer: torch.optim.Optimizer, run: str, *, where: str) -> None:
-    """Have AdamW go on as that of another run as its last checkpoint has it: moments and counters, no options.
+    """Load AdamW's moments and counters, no options, from the last checkpoint of another run, module by module.
 
-    Module by module: a critic or a head that one of the two runs alone trains begins anew, or stays behind.  Raises
-    UserError where there is no checkpoint, or none of AdamW over such parameters.
+    A module that only one of the runs trains is skipped.  Raises UserError without a checkpoint of AdamW over the
+    same parameters.
     """
     saved = load_latest(Path(run) / "checkpoints")
     if saved is None:
@@ -231,7 +225,7 @@ def take_over(optimizer: torch.optim.Optimizer, run: str, *, where: str) -> None
         for name, tensor in saved.tensors["optimizer"].items():
             number, entry = name.split(".")
             if entry not in ADAMW_ENTRIES:
-                raise RunError(f"it keeps {entry}, which AdamW does not know")
+                raise RunError(f"it keeps {entry}, which AdamW does not have")
             if int(number) in places:
                 moved[f"{places[int(number)]}.{entry}"] = tensor
         restore_optimizer(optimizer, moved, {"param_groups": [{"params": group["params"]} for group in groups]})
@@ -241,9 +235,9 @@ def take_over(optimizer: torch.optim.Optimizer, run: str, *, where: str) -> None
 
 
 def places_of_modules(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """Where the parameters of one optimiser's groups stand in another's, of the modules that both train.
+    """Positions of one optimiser's parameters in another's, for the modules that both train.
 
-    Raises RunError where the policy is not among them, or a module is another.
+    Raises RunError if the policy is not among them, or if a module differs.
     """
     numbers = [
         {

@@ -1,9 +1,7 @@
-"""The policy that a KL term compares with: entered as a context, it yields a policy, and costs what it must.
+"""The policy that a KL term compares with, entered as a context: `with reference.entered() as policy: ...`.
 
-    with reference.entered() as policy: ...
-
-Of a model with frozen parts the copy shares them; of an adapter over a frozen model there is no copy of the model at
-all: the reference is the same weights with the adapter off, or with the matrices that it had.
+A copy shares the frozen parts of a model.  With an adapter over a frozen model nothing is copied: the reference is the
+same weights with the adapter off, or with its earlier matrices.
 """
 
 import copy
@@ -28,12 +26,12 @@ from posttrain.models.loading.tokenizer_folder import load_beside
 from posttrain.models.policy import Policy
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
 
-SAME_FAMILY = "What it says is of its own tokens: use a model of the policy's family, with its tokenizer."
+SAME_FAMILY = "Use a model of the policy's family, with its tokenizer."
 
 
 @runtime_checkable
 class Reference(Protocol):
-    """What a KL compares with."""
+    """A policy to compare with."""
 
     def entered(self) -> AbstractContextManager[Policy]: ...
 
@@ -43,14 +41,13 @@ class Reference(Protocol):
 
 
 class FrozenCopy:
-    """The policy as it was when this was made; parameters that are not trained are the policy's own.
+    """A copy of the policy that shares the parameters that are not trained.
 
-    Matrices of linear layers are held in the type of their products, which rounds them to it anyway, so the numbers are
-    those of a whole copy.  In the model's own forward pass a layer may do otherwise, and all are held as they are.
+    Matrices of linear layers are held in the type of their products, which round them to it anyway, so the numbers are
+    the same.  In the model's own forward pass a layer may do otherwise, and all are copied unchanged.
     """
 
     def __init__(self, policy: Policy) -> None:
-        # What is not trained does not change, so that one copy of it does for both.
         copies = {id(each): each for each in policy.model.parameters() if not each.requires_grad}
         if not policy.forward.padded:
             rounded = [each for each in linear_matrices(policy.model) if each.requires_grad]
@@ -72,9 +69,9 @@ class FrozenCopy:
 
 
 class EarlierAdapter:
-    """The policy's own model with the adapter off, or as it was: nothing but that adapter is kept.
+    """The policy's model with the adapter off, or with its earlier matrices.
 
-    An adapter is as good as off where all its B are zero, as they are where training starts from the base.
+    If all B are zero, as in training from the base, the adapter is off.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -82,7 +79,7 @@ class EarlierAdapter:
         matrices = adapter_tensors(policy.model)
         is_base = all(not bool(each.any()) for name, each in matrices.items() if f".{UP}" in name)
         self.kept: Mapping[str, Tensor] | None = None if is_base else {n: each.clone() for n, each in matrices.items()}
-        """The matrices of then; None where the adapter is off."""
+        """The earlier matrices; None if the adapter is off."""
 
     @contextmanager
     def entered(self) -> Iterator[Policy]:
@@ -101,7 +98,7 @@ class EarlierAdapter:
 
 
 class UncopiedPolicy:
-    """A policy that is entered as it is then: another model, which never changes, or the one that is trained."""
+    """The policy itself, unchanged: another model, or the one that is trained."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -136,14 +133,12 @@ def require_same_vocabulary(policy: Policy, other: Policy, where: str) -> None:
 
 
 def require_same_tokens(policy: Policy, other: Policy, where: str) -> None:
-    """Refuse another model that reads one of the policy's tokens as another text, or not at all."""
+    """Refuse a model with another vocabulary than the policy's."""
     mine, theirs = policy.tokenizer.get_vocab(), other.tokenizer.get_vocab()
     differing = sorted(text for text in mine.keys() | theirs.keys() if mine.get(text) != theirs.get(text))
     if differing:
-        numbers = ", ".join(
-            "none" if each is None else str(each) for each in (mine.get(differing[0]), theirs.get(differing[0]))
-        )
+        first, numbers = differing[0], ", ".join(str(each.get(differing[0], "none")) for each in (mine, theirs))
         raise UserError(
-            f"{where}: its vocabulary is not the policy's: {len(differing)} tokens differ,"
-            f" such as {differing[0]!r} (number {numbers}).  {SAME_FAMILY}"
+            f"{where}: its vocabulary is not the policy's: {len(differing)} tokens differ, such as {first!r} (number"
+            f" {numbers}).  {SAME_FAMILY}"
         )

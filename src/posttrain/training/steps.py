@@ -1,4 +1,4 @@
-"""A run by reward, one step at a time: for notebooks, and for whoever wants to do something between two steps."""
+"""An RL run, one step at a time, for notebooks and for work between steps."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -19,7 +19,7 @@ from posttrain.training.rl import RunSteps, run_steps
 
 
 class TrainArguments(TypedDict, total=False):
-    """What `train` takes beside the config."""
+    """The arguments of `train` apart from the config."""
 
     policy: Policy | None
     task: Task | None
@@ -36,17 +36,17 @@ class TrainArguments(TypedDict, total=False):
 
 
 class TrainingSteps:
-    """The steps of a run, each told once it is in the journal and, where that is due, saved.
+    """The steps of a run, each returned after it is journalled and, if due, saved.
 
-    What `train` does before its first step is done with the first one that is asked for, and what it does after the
-    last (measuring again, saving the model) when there is none left.  Leaving before that, by the `with` block's end or
-    by `close`, ends the run as an interruption does: the last step is saved and `resume=True` goes on from it.
+    The first `next` also does what `train` does before its first step; the end measures again and saves the model.
+    Leaving earlier, by the `with` block or `close`, interrupts the run: the last step is saved and `resume=True`
+    continues from it.
     """
 
     def __init__(self, steps: RunSteps) -> None:
         self._steps = steps
         self.run: Run | None = None
-        """What came out; None until the steps have come to their end."""
+        """The results; None until all steps are taken."""
 
     def __iter__(self) -> Self:
         return self
@@ -71,22 +71,21 @@ class TrainingSteps:
 
 
 def steps(config: Config, **objects: Unpack[TrainArguments]) -> TrainingSteps:
-    """A run as `train` makes it, of the same arguments, handed out step by step.
+    """The run of `train` with the same arguments, step by step.
 
         with posttrain.steps(config, rows=rows, rewards=[solved]) as steps:
             for step in steps:
                 print(step.step, step.metrics["reward"], step.groups[0].rollouts[0].text)
         print(steps.run.summary)
 
-    Each record has the step's metrics, groups, grades and advantages (`posttrain.runs.reports.StepReport`).  The
-    weights, the folder and the checkpoints are those of `train`, bit for bit; what is done between two steps counts as
-    no time of theirs, but it does count for `run.time_limit_minutes`.  Without `with`, a loop that is left early should
-    be followed by `steps.close()`: until then the run folder is locked.
+    Each record has the step's metrics, groups, grades and advantages (`posttrain.runs.reports.StepReport`).  Weights,
+    folder and checkpoints equal those of `train`, bit for bit.  Time between steps counts for `run.time_limit_minutes`
+    only.  Without `with`, call `steps.close()` after leaving the loop early: until then the run folder is locked.
     """
     given: dict[str, Any] = dict(objects)
     unknown = given.keys() - TrainArguments.__annotations__.keys()
     if unknown:
         name = min(unknown)
         raise UserError(f"steps: there is no argument `{name}`.  {did_you_mean(name, TrainArguments.__annotations__)}")
-    how = StartOptions(**{each.name: given.pop(each.name) for each in fields(StartOptions) if each.name in given})
-    return TrainingSteps(run_steps(config, CallerObjects(**given), how))
+    start = StartOptions(**{each.name: given.pop(each.name) for each in fields(StartOptions) if each.name in given})
+    return TrainingSteps(run_steps(config, CallerObjects(**given), start))

@@ -29,12 +29,12 @@ from posttrain.training.optimizer import POLICY, OwnOptimizer
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
-    """Counters and results that every run keeps; plain data."""
+    """Counters and results of every run; plain data."""
 
     step: int = 0
     """Steps finished."""
     num_tokens: int = 0
-    """Tokens that went through the policy, prompts included."""
+    """Tokens that the policy read, prompts included."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time by stage, resumed parts included."""
     before: dict[str, object] = field(default_factory=dict)
@@ -51,20 +51,20 @@ class Counters:
 
 @dataclass(slots=True, kw_only=True)
 class RunState(Counters):
-    """What a run by reward counts."""
+    """Counters of an RL run."""
 
     num_updates: int = 0
     """Optimiser updates taken."""
     completion_tokens: int = 0
     sampled_tokens: int = 0
-    """Completion tokens sampled in training, those of groups that dynamic sampling set aside included."""
+    """Completion tokens sampled in training, including groups that dynamic sampling replaced."""
     trained_tokens: int = 0
     best_accuracy: float | None = None
     evaluations_since_best: int = 0
     transcripts: list[list[str]] = field(default_factory=list)
     """[prompt, completion before training] of the problems that the end shows side by side."""
     recipe: str = ""
-    """File or name of the recipe that the run was started with, where it is known."""
+    """File or name of the recipe that the run was started with, if known."""
 
     def saw_evaluation(self, accuracy: float) -> None:
         if self.best_accuracy is None or accuracy > self.best_accuracy:
@@ -75,10 +75,10 @@ class RunState(Counters):
 
 @dataclass(slots=True, kw_only=True)
 class FitState(Counters):
-    """What a run on rows or pairs counts."""
+    """Counters of a run on rows or pairs."""
 
     cursor: ClassVar[str]
-    """The counter of the rows or pairs that were learned, which says where the next batch begins."""
+    """The counter of learned rows or pairs: where the next batch begins."""
     after: dict[str, object] = field(default_factory=dict)
     """Held-out results when last measured."""
 
@@ -99,18 +99,16 @@ class FitState(Counters):
 
 
 class SavedPart(Protocol):
-    """What else the next step reads beside modules, optimiser and counters."""
+    """State of a run apart from modules, optimiser and counters."""
 
-    def tensors(self) -> Mapping[str, Tensors]:
-        """Its tensors, by the name of their file."""
-        ...
+    def tensors(self) -> Mapping[str, Tensors]: ...
 
     def state(self) -> Mapping[str, object]:
-        """Its other state, JSON-serialisable."""
+        """Non-tensor state, JSON-serialisable."""
         ...
 
     def restore(self, saved: Checkpoint) -> None:
-        """Restore it from a checkpoint, whose counters are restored already."""
+        """Restore from a checkpoint, after the counters."""
         ...
 
 
@@ -148,7 +146,7 @@ class Trained(Generic[State]):
 
     @cached_property
     def frozen(self) -> Mapping[str, object]:
-        """A digest of the frozen weights, which checkpoints leave out; those never change."""
+        """A digest of the frozen weights, which checkpoints leave out."""
         return frozen_state(self.policy.model, self.policy.model.name_or_path or "a model object")
 
     def tensors(self) -> Mapping[str, Tensors]:

@@ -1,4 +1,4 @@
-"""One optimiser step on a batch, a micro-batch at a time.  It does not know which algorithm runs."""
+"""One optimiser step on a batch, a micro-batch at a time, for any algorithm."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -32,48 +32,51 @@ from posttrain.training.reference import Reference
 from posttrain.training.teacher import Teacher
 from posttrain.training.update_metrics import UpdateReport
 
+REMEDY = "No step was taken.  Start again with a lower update.learning_rate."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What an update minimises, besides the batch itself."""
+    """What an update minimises, apart from its batch."""
 
     algorithm: Algorithm
     temperature: float
     """The one that sampled: log-probs are taken at it."""
     reference: Reference | None = None
-    """Needed here only by the full KL; other terms find its log-probs in the batch."""
+    """For the full KL; other terms read its log-probs in the batch."""
     teacher: Teacher | None = None
-    """The same of a teacher."""
+    """For the full KL to it."""
     measure_entropy: bool = False
     """Report the policy's entropy; costs a pass over the output layer."""
     keep_tokens: bool = False
-    """Put what is computed for each token into the report."""
+    """Report what is computed for each token."""
     critic: Critic | None = None
-    """What gives values to the terms that need them."""
+    """Computes values for the terms that need them."""
     largest_kl: float | None = None
-    """Nats per token from the policy that sampled beyond which no step is taken; None takes every step."""
+    """Nats per token from the sampling policy beyond which the step is skipped; None takes every step."""
     check_terms: LocalityCheck | None = None
-    """Refuses terms by which the split into micro-batches would change the gradient; None trusts them."""
+    """Refuses terms whose gradient depends on the split into micro-batches; None trusts them."""
     policy_frozen: bool = False
-    """Whether the policy gets no gradient: while the critic alone learns."""
+    """Whether only the critic learns, without a gradient of the policy."""
 
-    def needs_for(self, terms: Sequence[LossTerm] | None = None) -> frozenset[Need]:
-        needs = self.algorithm.needs if terms is None else needs_of(terms)
-        return needs | ({Need.ENTROPY} if self.measure_entropy else set())
+    @property
+    def owner(self) -> str:
+        """The algorithm, for messages."""
+        return f"algorithm {self.algorithm.name}"
 
 
 @dataclass(slots=True)
 class Observations:
-    """What the micro-batches of an update saw, token by token; its report is made of it at the end."""
+    """Numbers of the update's tokens, micro-batch by micro-batch, from which its report is made."""
 
     logprobs: list[Tensor] = field(default_factory=list)
     clipped: list[Tensor] = field(default_factory=list)
     clips_completions: bool = False
     entropies: list[Tensor] = field(default_factory=list)
     values: list[Tensor] | None = None
-    """The critic's, where they are kept."""
+    """The critic's, if they are kept."""
     terms: dict[str, list[Tensor]] = field(default_factory=dict)
-    """Of each term that is reported, by its metric, its values."""
+    """Values of the reported terms, by metric."""
 
 
 def update(
@@ -88,12 +91,12 @@ def update(
 
         loss = Σ_t w_t Σ_k c_k L_k(t)      w: the batch's token weights; k: the algorithm's terms
 
-    Where the policy is already further from the one that sampled than `objective.largest_kl`, no step is taken and the
-    report says so, as in Spinning Up and Stable-Baselines3.
+    If the policy is further from the sampling policy than `objective.largest_kl`, the step is skipped and the report
+    says so, as in Spinning Up and Stable-Baselines3.
 
-    Raises RunError before the step where the loss or the gradient is not finite; the weights are then as they were.
+    Raises RunError before the step, with weights unchanged, if the loss or the gradient is not finite.
     """
-    optimizer.zero_grad(set_to_none=True)  # an update that failed may have left some of its gradient
+    optimizer.zero_grad(set_to_none=True)  # a failed update may have left some of its gradient
     total = 0.0
     observed = Observations(values=[] if objective.keep_tokens else None)
     micro_batches = list(batch.split(options.tokens_per_microbatch, padded=policy.forward.padded))
@@ -129,9 +132,9 @@ def trial_gradient(
     options: UpdateOptions,
     clock: Clock,
 ) -> None:
-    """Compute the gradient of the largest of a step's batches and throw it away: its seconds stand for all of them.
+    """Compute and drop the gradient of a step's largest batch; the clock's seconds are scaled by tokens to all of them.
 
-    The others count by their tokens.  Nothing is done where all are empty.
+    Does nothing if all batches are empty.
     """
     first = max(batches, key=lambda batch: len(batch.tokens))
     if not first.completions:
@@ -146,40 +149,37 @@ def trial_gradient(
     clock.seconds["update"] *= sum(len(batch.tokens) for batch in batches) / len(first.tokens)
 
 
-REMEDY = "No step was taken.  Start again with a lower update.learning_rate."
-
-
 def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Observations) -> Float[Tensor, ""]:
     """The micro-batch's share of the update's loss, for `backward` alone; see `models.gradients`."""
     return torch.stack(list(micro_losses(policy, micro, objective, observed))).sum()
 
 
 def micro_losses(policy: Policy, micro: Batch, objective: Objective, observed: Observations) -> Iterator[Tensor]:
-    """The same in parts, each to be differentiated before the next is asked for: one for each trunk.
+    """The same in parts, one for each trunk; differentiate each before taking the next.
 
-    A critic with a trunk of its own comes last, when the graph of the policy is gone.
+    A critic with a separate trunk comes last, when the policy's graph is freed.
     """
     terms, critic = objective.algorithm.terms, objective.critic
     apart = [term for term in terms if Need.VALUES in term.needs] if critic is not None and critic.own_trunk else []
     together = [term for term in terms if term not in apart]
     view = token_view(policy, micro, objective, together)
     share = share_of(together, view, micro, objective) if together else None
-    observe(observed, view, together)
+    observe(observed, view, together, objective.owner)
     if share is not None:
         yield share
     if apart and critic is not None:
         view = replace(view, logprobs=view.logprobs.detach(), known={})
         view = replace(view, known={"values": critic.values_of(micro).to(view.logprobs)})
         share = share_of(apart, view, micro, objective)
-        observe_terms(observed, view, apart)
+        observe_terms(observed, view, apart, objective.owner)
         yield share
 
 
 def share_of(terms: Sequence[LossTerm], view: TokenView, micro: Batch, objective: Objective) -> Float[Tensor, ""]:
-    """Σ_t w_t Σ_k c_k L_k(t) of some terms.  Raises RunError where a token's is no number."""
+    """Σ_t w_t Σ_k c_k L_k(t) of some terms.  Raises RunError if a token's loss is not finite."""
     algorithm = replace(objective.algorithm, terms=tuple(terms))
     if objective.check_terms is not None:
-        objective.check_terms(terms, view, owner=f"algorithm {algorithm.name}")
+        objective.check_terms(terms, view, owner=objective.owner)
     losses = algorithm.loss(view)
     require_finite_losses(losses, micro, algorithm, view)
     return (view.columns.weights * losses).sum()
@@ -188,8 +188,9 @@ def share_of(terms: Sequence[LossTerm], view: TokenView, micro: Batch, objective
 def token_view(
     policy: Policy, micro: Batch, objective: Objective, terms: Sequence[LossTerm] | None = None
 ) -> TokenView:
-    """The micro-batch's tokens with all that the objective's terms, or some of them, need of them."""
-    needs = objective.needs_for(terms)
+    """The micro-batch's tokens with the columns that the terms, or some of them, need."""
+    needs = needs_of(objective.algorithm.terms if terms is None else terms)
+    needs |= {Need.ENTROPY} if objective.measure_entropy else set()
     wanted = forward_needs(objective, needs, micro)
     with gradients_in_place():
         parts = policy.forward.completion_logprobs(micro, wanted)
@@ -197,7 +198,7 @@ def token_view(
     assert logprobs is not None
     columns = micro.columns.map(lambda column: column.to(logprobs))
     if Need.PROXIMAL_LOGPROBS in needs and "proximal_logprobs" not in columns.known:
-        # Of a step's only update: what is trained is what the step starts from.
+        # In a step's only update the trained policy is the one that the step starts from.
         columns = replace(columns, known={**columns.known, "proximal_logprobs": logprobs.detach()})
     known = {str(name): divergence for name, divergence in parts.divergences.items()}
     if parts.entropies is not None:
@@ -208,7 +209,7 @@ def token_view(
 
 
 def forward_needs(objective: Objective, needs: frozenset[Need], micro: Batch) -> ForwardNeeds:
-    """What the policy's forward pass computes of a micro-batch; reference and teacher run here, before it."""
+    """The request for the policy's forward pass; reference and teacher run here, before it."""
     others = {Need.FULL_KL: reference_distributions, Need.TEACHER_KL: teacher_distributions}
     assert Need.VALUES not in needs or objective.critic is not None, "a need that was not met"
     return ForwardNeeds(
@@ -221,30 +222,30 @@ def forward_needs(objective: Objective, needs: frozenset[Need], micro: Batch) ->
     )
 
 
-def observe(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) -> None:
-    """Keep what metrics are made of."""
+def observe(observed: Observations, view: TokenView, terms: Sequence[LossTerm], owner: str) -> None:
+    """Keep the numbers of which metrics are made."""
     detached = replace(view, logprobs=view.logprobs.detach())
     observed.logprobs.append(detached.logprobs.double().cpu())
     if "entropies" in view.known:
         observed.entropies.append(view.entropies.detach().double().cpu())
-    clipped = [term.clipped(detached.seen_with(term.needs)) for term in terms if term.clipped is not None]
+    clipped = [term.read(term.clipped, detached, owner=owner) for term in terms if term.clipped is not None]
     if clipped:
         observed.clipped.append(torch.stack(clipped).any(dim=0).cpu())
         observed.clips_completions = any(term.clips_completions for term in terms)
-    observe_terms(observed, detached, terms)
+    observe_terms(observed, detached, terms, owner)
 
 
 @torch.no_grad()
-def observe_terms(observed: Observations, view: TokenView, terms: Sequence[LossTerm]) -> None:
+def observe_terms(observed: Observations, view: TokenView, terms: Sequence[LossTerm], owner: str) -> None:
+    """Keep the values and measures of terms."""
     if "values" in view.known and observed.values is not None:
         observed.values.append(view.values.detach().cpu())
     for term in terms:
-        if term.reported:
-            values = term.per_token(view.seen_with(term.needs))
-            observed.terms.setdefault(term.metric_name, []).append(values.detach().double().cpu())
+        found = {term.metric_name: term.read(term.per_token, view, owner=owner)} if term.reported else {}
         if term.measures is not None:
-            for name, values in term.measures(view.seen_with(term.needs)).items():
-                observed.terms.setdefault(name, []).append(values.detach().double().cpu())
+            found |= term.read(term.measures, view, owner=owner)
+        for name, values in found.items():
+            observed.terms.setdefault(name, []).append(values.detach().double().cpu())
 
 
 def reference_distributions(objective: Objective, micro: Batch) -> NextTokens:
@@ -317,10 +318,7 @@ def token_totals(micro_batches: Sequence[Batch], observed: Observations) -> dict
 
 
 def update_tokens(batch: Batch, micro_batches: Sequence[Batch], observed: Observations) -> UpdateTokens:
-    """All that an update computed for each of its tokens, and what it was given of them.
-
-    The micro-batches hold the completions of the batch in its order.
-    """
+    """All columns of the update's tokens, given and computed.  Micro-batches keep the order of the batch."""
     logprobs = torch.cat(observed.logprobs)
     parts = [micro.columns.named() for micro in micro_batches]
     given = {name: torch.cat([part[name] for part in parts]) for name in batch.columns.named()}
@@ -354,10 +352,7 @@ def group_logprobs(
     max_tokens: int,
     teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None,
 ) -> Float64[Tensor, " token"]:
-    """log-probs of every sampled token of the groups under another policy, in order, in nats.
-
-    Behind `teacher_prompts`, where they are given, in place of the groups' own.
-    """
+    """log π of every sampled token of the groups in order, in nats; behind `teacher_prompts` if they are given."""
     parts: list[Tensor] = []
     batch = completions_of(groups, teacher_prompts).behind_teacher_prompts
     for micro in batch.split(max_tokens, padded=policy.forward.padded):
@@ -366,9 +361,9 @@ def group_logprobs(
 
 
 def undropped_gaps(policy: Policy, groups: CreditedGroups, *, temperature: float, max_tokens: int) -> Tensor | None:
-    """|log π - log μ| of tokens before a step's first update, without dropout; None where updates drop nothing.
+    """|log π - log μ| before a step's first update, without dropout; None if updates have no dropout.
 
-    Of all tokens where log π is known, else of the first group, which is scored for this alone.
+    Covers all tokens if log π is known, else those of the first group, which is scored for this.
     """
     if not drops(policy.model):
         return None

@@ -1,4 +1,4 @@
-"""What updates report, and the metrics of a step that several of them make: sums over tokens, divided once."""
+"""Reports of updates, and the metrics of a step from them: sums over tokens, divided once."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from torch import Tensor
 from posttrain.runs.reports import UpdateTokens
 
 FIRST_ALONE = "sampling/sampling_logp_difference/mean"
-"""Of the first update only, when sampler and trainer have the same weights."""
+"""Taken from the first update, when sampler and trainer have the same weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
-    """What one optimiser step did."""
+    """One optimiser step."""
 
     loss: float
     grad_norms: Mapping[str, float]
@@ -28,18 +28,17 @@ class UpdateReport:
     num_completions: int
     """Completions trained on."""
     sums: Mapping[str, float]
-    """By metric, the sum over those tokens of what the metric is the mean of."""
+    """Sums over the tokens, by the metric that is their mean."""
     completion_sums: Mapping[str, float]
-    """The same of metrics that are means over completions."""
+    """The same for metrics that are means over completions."""
     ratio_range: tuple[float, float]
     """Least and greatest ratio π/μ."""
     gaps: Float64[Tensor, " token"]
-    """How far the sampler's and the trainer's log-prob of each token lie apart, in nats."""
-
+    """|log π - log μ| of each token, in nats."""
     tokens: UpdateTokens | None = None
-    """All that was computed of each of those tokens, where it is kept."""
+    """The columns of the tokens, if they are kept."""
     taken: bool = True
-    """Whether the step was taken; else the policy was too far from the one that sampled before it."""
+    """Whether the step was taken; False if the KL limit was exceeded before it."""
 
     @property
     def kl_behaviour(self) -> float:
@@ -47,10 +46,9 @@ class UpdateReport:
 
 
 def kl_limit(limit: float | None, before: Sequence[UpdateReport], *, noisy: bool) -> float | None:
-    """The KL to the policy that sampled beyond which a step's next update is not taken; None takes it.
+    """The KL to the sampling policy beyond which the next update of a step is skipped; None takes it.
 
-    `noisy`: an adapter's dropout adds noise to the KL.  The step's first update, whose policy is still the one that
-    sampled, measures that noise, and the limit of the others is higher by it.
+    With `noisy` an adapter's dropout adds noise to the KL, which the first update measures and the limit includes.
     """
     if limit is None or (noisy and not before):
         return None
@@ -58,10 +56,9 @@ def kl_limit(limit: float | None, before: Sequence[UpdateReport], *, noisy: bool
 
 
 def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
-    """One step's metrics from the reports of its updates.
+    """One step's metrics: means over the tokens of all updates, and extremes; loss and norm are means over updates.
 
-    Means over tokens are taken over the tokens of all updates together, extremes over all, loss and norm are means over
-    updates, and the gap between sampler and trainer is that of the first update, when both have the same weights.
+    The gap between sampler and trainer is that of the first update.
     """
     if not reports:
         return {}
