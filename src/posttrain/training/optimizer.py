@@ -39,9 +39,8 @@ class ParameterGroup:
         if not 0 <= self.rate_scale < math.inf:
             raise UserError(f"{where}: rate_scale = {self.rate_scale}: use a finite number, 0 or more.")
         if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
-            raise UserError(
-                f"{where}: max_grad_norm = {self.max_grad_norm}: use a finite number above 0 (1e9 never clips), or None."
-            )
+            rule = "use a finite number above 0 (1e9 never clips), or None"
+            raise UserError(f"{where}: max_grad_norm = {self.max_grad_norm}: {rule}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
