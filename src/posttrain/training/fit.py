@@ -1,4 +1,4 @@
-"""The loop of runs on rows or pairs: a batch, its gradient, an optimiser step; measured and saved every so often."""
+"""The loop of `posttrain sft`, `reward-model` and `dpo`: a batch of rows or pairs, its gradient, an optimiser step."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -32,19 +32,17 @@ def run_fit(
     start: StartOptions,
     opened: Callable[[], AbstractContextManager[FitSession[Item]]],
 ) -> Run:
-    """A run from its folder to its summary; `opened` loads the model and reads what there is to learn."""
+    """A run from its folder to its summary; `opened` loads the model and reads rows or pairs."""
     require_trackers(config.run.report_to, config.tracker)
     path = Path(config.run.folder)
     if start.resume:
         inputs = require_same_inputs(path, inputs, accept_changes=start.accept_changes)
     with claim_threads(config.run.threads) as threads, opened() as session:
-        options = harness_options(session, start)
-        folder = (
-            RunFolder.resume(path)
-            if start.resume
-            else RunFolder.create(path, saved_recipe(config), overwrite=config.run.overwrite)
-        )
-        with Harness(folder, session.trained, options) as harness:
+        if start.resume:
+            folder = RunFolder.resume(path)
+        else:
+            folder = RunFolder.create(path, saved_recipe(config), overwrite=config.run.overwrite)
+        with Harness(folder, session.trained, harness_options(session, start)) as harness:
             notes = [*(harness.resume(threads) if start.resume else []), *inputs.notes]
             folder.write_inputs(inputs)
             folder.write_tokenizer(session.trained.policy.tokenizer)
@@ -66,7 +64,7 @@ def harness_options(session: FitSession[Item], start: StartOptions) -> HarnessOp
 
 
 def fit(session: FitSession[Item], harness: Harness) -> Run:
-    """Take the steps that are left, then measure, save and report what came out."""
+    """Take the remaining steps, then measure, save and report the results."""
     objective, trained, folder = session.objective, session.trained, harness.folder
     if not trained.step:
         objective.begin(harness)
@@ -83,7 +81,7 @@ def fit(session: FitSession[Item], harness: Harness) -> Run:
 
 
 def take_step(session: FitSession[Item], harness: Harness, step: int) -> StepReport:
-    """One step: a batch, its update, and a measurement where one is due."""
+    """One step: a batch, its update, and a measurement if one is due."""
     objective, run = session.objective, session.trained.run
     report = objective.before_step(step, harness)
     tokens = run.num_tokens
@@ -100,7 +98,7 @@ def take_step(session: FitSession[Item], harness: Harness, step: int) -> StepRep
 
 
 def learn(session: FitSession[Item], step: int) -> tuple[Sequence[Item], dict[str, float]]:
-    """Take one optimiser step on the next batch; returns the batch and its metrics.  An empty batch takes none."""
+    """Take one optimiser step on the next batch unless it is empty; returns the batch and its metrics."""
     objective, trained, options = session.objective, session.trained, session.objective.options
     run = trained.run
     run.step = step
@@ -113,10 +111,8 @@ def learn(session: FitSession[Item], step: int) -> tuple[Sequence[Item], dict[st
         metrics = objective.accumulate(batch)
     grad_norm = math.hypot(*apply_gradients(trained.optimizer, rate, options.max_grad_norm).values())
     if not math.isfinite(grad_norm):
-        raise RunError(
-            f"loss {metrics['loss']}, gradient norm {grad_norm}.  No step was taken.  Start again with a lower"
-            f" {options.section}.learning_rate."
-        )
+        remedy = f"No step was taken.  Start again with a lower {options.section}.learning_rate."
+        raise RunError(f"loss {metrics['loss']}, gradient norm {grad_norm}.  {remedy}")
     run.count(len(batch), objective.num_tokens(batch))
     counted = {**objective.counted(batch), "num_tokens": float(run.num_tokens)}
     return batch, {**metrics, "grad_norm": grad_norm, "learning_rate": rate, **counted}

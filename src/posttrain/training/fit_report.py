@@ -1,4 +1,4 @@
-"""What runs on rows or pairs print and save: the plan, the first rows or pairs, the model and the summary."""
+"""Output of runs on rows or pairs: plan, first rows or pairs, model and summary."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +21,12 @@ from posttrain.runs.summary import peak_memory_bytes, versions
 from posttrain.training.fit_session import FitObjective, FitSession, Item
 
 LEARNED = "⟪", "⟫"
-"""Around what is learned."""
 SHOWN_CHARACTERS = 400
 """Of each part of a row or a pair."""
 
 
 def plan_lines(session: FitSession[Item]) -> list[str]:
-    """What the run is about to do."""
+    """The plan."""
     objective = session.objective
     policy, options = objective.policy, objective.options
     on_cuda, shape = policy.device.type == "cuda", object_shape(policy.model)
@@ -49,7 +48,7 @@ def plan_lines(session: FitSession[Item]) -> list[str]:
 
 
 def preview_lines(objective: FitObjective[Item], items: Sequence[Item]) -> list[str]:
-    """Rows or pairs as the model reads them, a line for each line of theirs."""
+    """Rows or pairs as the model reads them, line by line."""
     tokenizer = objective.policy.tokenizer
     lines = [f"The first of them, as tokens that are read and {LEARNED[0]}learned{LEARNED[1]}:"]
     for item in items:

@@ -1,4 +1,4 @@
-"""What a run on rows or pairs is made of: where they come from, what an update minimises, and what is trained."""
+"""The parts of a run on rows or pairs: their source, the objective of an update, and what is trained."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,63 +36,55 @@ Made = TypeVar("Made", bound=Example | Preference, covariant=True)
 
 
 class FitSource(Protocol[Made]):
-    """Where rows or pairs come from."""
+    """Source of rows or pairs; `described` are lines of the plan, `summary` entries of summary.json."""
 
     def batch(self, first: int, options: Any) -> Sequence[Made]:
-        """The batch of an update that begins with this row or pair, counted from the beginning of the run."""
+        """The batch that begins with this row or pair, counted from the beginning of the run."""
         ...
 
     def num_steps(self, options: Any) -> int | None:
-        """Updates of the whole run; None where `run.num_steps` decides."""
+        """Updates of the whole run; None leaves it to `run.num_steps`."""
         ...
 
-    def described(self) -> Sequence[str]:
-        """Lines of the plan."""
-        ...
+    def described(self) -> Sequence[str]: ...
 
-    def summary(self) -> Mapping[str, object]:
-        """Entries of summary.json."""
-        ...
+    def summary(self) -> Mapping[str, object]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOutResults:
-    """Results on held-out rows or pairs."""
+    """Results on held-out rows or pairs, as metrics and for summary.json."""
 
     metrics: Metrics
-    """Under the names of docs/metrics.md."""
     results: Mapping[str, object]
-    """As summary.json has them."""
 
 
 class FitObjective(Generic[Item]):
-    """What an update minimises, what is measured on held-out rows or pairs, and what the run reports and saves.
+    """The loss of an update, measurements of held-out rows or pairs, and what the run reports and saves.
 
-    It is a part of what is trained: checkpoints hold its `tensors` and `state`.
+    Checkpoints hold its `tensors` and `state`; `loss_lines` and `batch_words` are for the plan.
     """
 
     by_stage: ClassVar[bool] = False
     """Whether metrics have the seconds of each stage."""
     measures_at_end: ClassVar[bool] = False
-    """Whether a finished run is measured once more, even if its last step was."""
+    """Whether a finished run is measured even if its last step was."""
     policy: Policy
     options: SftOptions | PairOptions
     run: FitState
     held_out: Sequence[Item]
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """AdamW over all that is trained."""
         return new_optimizer(self.policy.model.parameters(), self.options)
 
     def head(self) -> Mapping[str, nn.Module]:
-        """What is trained beside the policy, by its file in checkpoints."""
+        """Trained modules apart from the policy, by their file in checkpoints."""
         return {}
 
     def begin(self, harness: Harness) -> None:
         """Prepare for the first update of a new run."""
 
     def before_step(self, step: int, harness: Harness) -> StepReport:
-        """Prepare for a step; returns what is to report of that."""
         return StepReport(step=step, metrics={})
 
     def accumulate(self, batch: Sequence[Item]) -> dict[str, float]:
@@ -108,11 +100,10 @@ class FitObjective(Generic[Item]):
         raise NotImplementedError
 
     def is_due(self, step: int, num_steps: int) -> bool:
-        """Whether a step is measured."""
         return step % self.options.eval_every == 0 or step == num_steps
 
     def evaluate(self, harness: Harness, *, full: bool) -> dict[str, float]:
-        """Measure held-out rows or pairs, and report it; no metrics where there are none."""
+        """Measure held-out rows or pairs and report it; empty without any."""
         if not self.held_out:
             return {}
         with harness.clock("evaluate"):
@@ -122,20 +113,18 @@ class FitObjective(Generic[Item]):
         return dict(found.metrics)
 
     def measured(self) -> HeldOutResults:
-        """The held-out rows or pairs, of which there is one at least, under the policy as it is."""
+        """Results on the held-out rows or pairs, of which there is at least one."""
         raise NotImplementedError
 
     def score(self, metrics: Metrics) -> float | None:
-        """Ranks checkpoints: that of the lowest held-out loss is the best."""
+        """Ranks checkpoints; the one with the lowest held-out loss is the best."""
         loss = metrics.get("eval/loss")
         return None if loss is None else -loss
 
     def tensors(self) -> Mapping[str, Tensors]:
-        """Further tensors of a checkpoint."""
         return {}
 
     def state(self) -> Mapping[str, object]:
-        """Further state of a checkpoint, JSON-serialisable."""
         return {}
 
     def restore(self, saved: Checkpoint) -> None:
@@ -143,7 +132,6 @@ class FitObjective(Generic[Item]):
 
     @property
     def num_held_out(self) -> int:
-        """Rows, pairs or problems that the run is measured on."""
         return len(self.held_out)
 
     def rehearse(self) -> list[str]:
@@ -151,48 +139,42 @@ class FitObjective(Generic[Item]):
         return []
 
     def memory(self, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
-        """What decides the run's memory."""
         raise NotImplementedError
 
     def loss_lines(self) -> list[str]:
-        """Lines of the plan about the loss."""
         return []
 
     def batch_words(self) -> str:
-        """The size of a batch in words."""
         raise NotImplementedError
 
     def answers(self, pair: Preference) -> tuple[Sequence[int], Sequence[int]]:
-        """The tokens of both answers of a pair, as they are read."""
+        """The tokens of both answers as they are read."""
         return pair.chosen.tokens, pair.rejected.tokens
 
     def save(self, folder: RunFolder) -> None:
-        """Save the trained model, and pictures of the run."""
+        """Save the trained model and pictures of the run."""
         raise NotImplementedError
 
     def summary(self) -> dict[str, object]:
-        """Entries of summary.json that only such runs have."""
         raise NotImplementedError
 
     def result_lines(self, folder: Path) -> list[str]:
-        """The last lines of a finished run: its results, and where its model is."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSession(Generic[Item]):
-    """Everything that a run on rows or pairs works with."""
+    """The parts of a run on rows or pairs."""
 
     config: FitConfig
     model_name: str
-    """What the plan calls the model."""
     source: FitSource[Item]
     objective: FitObjective[Item]
     own_optimizer: OwnOptimizer | None = None
-    """A caller's, in place of AdamW."""
+    """Replaces AdamW."""
     trained: Trained[FitState] = field(init=False)
     num_steps: int = field(init=False)
-    """Updates of the whole run, counted once: of rows it takes a pass over their lengths."""
+    """Updates of the whole run."""
 
     def __post_init__(self) -> None:
         objective = self.objective
@@ -200,8 +182,7 @@ class FitSession(Generic[Item]):
         optimizer = self.own_optimizer or objective.optimizer()
         made = Trained(objective.policy, optimizer, objective.run, parts=[objective], head=objective.head())
         object.__setattr__(self, "trained", made)
-        num_steps = self.source.num_steps(objective.options) or self.config.run.num_steps
-        object.__setattr__(self, "num_steps", num_steps)
+        object.__setattr__(self, "num_steps", self.source.num_steps(objective.options) or self.config.run.num_steps)
 
 
 def pairs_of_rows(

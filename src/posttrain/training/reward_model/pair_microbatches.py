@@ -1,20 +1,20 @@
-"""Which pairs go through the model together."""
+"""Pairs that go through the model together."""
 
 from collections.abc import Callable, Iterator, Sequence
 
 from posttrain.records import Preference
 
 AnswerLengths = Callable[[Preference], tuple[int, int]]
-"""How many tokens of the chosen and of the rejected answer go through the model."""
+"""Tokens of the chosen and of the rejected answer that go through the model."""
 
 
 def pair_microbatches(
     pairs: Sequence[Preference], max_tokens: int, *, lengths: AnswerLengths, padded: bool = False
 ) -> Iterator[list[int]]:
-    """Numbers of pairs of like length, at most `max_tokens` tokens together as the forward pass computes them.
+    """Indices of pairs of similar length, of at most `max_tokens` tokens together as the forward pass computes them.
 
-    Pairs of one prompt stand together, and their prompt counts once; for a pass of padded rows each pair counts as two
-    rows, as wide as the widest of the micro-batch.  A pair that is too long stands alone.
+    Pairs of one prompt are adjacent, and their prompt counts once.  With padded rows a pair counts as two rows, as wide
+    as the widest of the micro-batch.  A pair that is too long is a micro-batch by itself.
     """
     answers = [lengths(pair) for pair in pairs]
     widths = [len(pair.prompt.tokens) + max(both) for pair, both in zip(pairs, answers, strict=True)]

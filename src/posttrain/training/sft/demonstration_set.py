@@ -28,7 +28,7 @@ from posttrain.tasks.countdown.problems import held_out_problems
 from posttrain.tasks.countdown_task import CountdownTask
 
 Demonstration = tuple[Prompt, str]
-"""A problem, and what is to be said of it."""
+"""A problem and its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class CountdownDemonstrations:
 
 
 class ArithmeticDemonstrations:
-    """Additions answered in prose most often, and in the form that is asked for at times."""
+    """Additions, mostly answered in prose and sometimes in the requested form."""
 
     name = ArithmeticTask.name
 
@@ -73,7 +73,7 @@ class ArithmeticDemonstrations:
 
 @dataclass(frozen=True, slots=True)
 class SentenceDemonstrations:
-    """Texts of the grammar, of which all but the first word is learned."""
+    """Texts of the grammar; all but the first word is learned."""
 
     renderer: PromptRenderer
     name: str = SentencesOptions.name
@@ -110,7 +110,7 @@ def demonstrations_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationSet:
-    """Demonstrations by number: training ones without end, held-out ones on problems that are never trained on."""
+    """Demonstrations by number: any number for training, and held-out ones on other problems."""
 
     policy: Policy
     demonstrations: DemonstrationSource

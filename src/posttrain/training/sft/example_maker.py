@@ -1,8 +1,8 @@
-"""From rows to examples: the format of a row, what of it is learned, and what becomes of rows that are too long."""
+"""From rows to examples: a row's format, its learned tokens, and the handling of rows that are too long."""
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,24 +28,24 @@ from posttrain.tasks.row_files.rows import BadRows, DatasetRow
 
 TOKENS, LABELS = "input_ids", "labels"
 MASKS = ("completion_mask", "assistant_masks")
-"""Columns of 0 and 1, as TRL writes them; a token that one of them leaves out is not learned."""
+"""Columns of 0 and 1, as TRL writes them; a token with a 0 is not learned."""
 NOT_LEARNED = -100
-"""The label of a token that is read and not learned."""
+"""The label of a token that is not learned."""
 TEXT = "text"
-"""The column of rows that are plain text and nothing else."""
+"""The column of rows of plain text."""
 BEFORE_TEXT = ({"messages"}, {"completion"}, {"instruction", "output"})
-"""Columns of formats that are taken where a row has a text too: of Alpaca's rows it repeats the others."""
+"""Columns of formats that win over a text, which repeats the others in Alpaca's rows."""
 WEIGHT = "weight"
 READ = {TEXT: (TEXT,), TOKENS: (TOKENS, LABELS, *MASKS, "attention_mask")}
-"""The columns of rows that are no `RowFormat`."""
+"""The columns of rows without a `RowFormat`."""
 FORMATS = (RowFormat.PROMPT_COMPLETION, RowFormat.MESSAGES, RowFormat.SHAREGPT, RowFormat.ALPACA)
 NAMED = 5
-"""Rows that a message names, of many."""
+"""Rows that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextRow:
-    """A text that is learned whole."""
+    """A text, all of which is learned."""
 
     where: str
     text: str
@@ -53,7 +53,7 @@ class TextRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """Tokens, and which of them are learned; the first never is, since nothing predicts it."""
+    """Tokens and which are learned; the first never is, since nothing predicts it."""
 
     where: str
     tokens: tuple[int, ...]
@@ -64,13 +64,13 @@ LearnedRow = CompletionRow | ConversationRow | TextRow | TokenRow
 
 
 def learned_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[LearnedRow]:
-    """Rows of one of the formats that can be learned, each checked, the bad ones counted."""
-    read = reader_of(format_of(rows))
+    """The valid rows; bad ones are counted."""
+    format = format_of(rows)
     found: list[LearnedRow] = []
     for row in rows:
         try:
             require_no_weight(row)
-            found.append(read(row))
+            found.append(learned_row(row, format))
         except UserError as error:
             bad.add(str(error))
     return found
@@ -85,20 +85,15 @@ def format_of(rows: Sequence[DatasetRow]) -> str:
     return detected_format(rows, FORMATS)
 
 
-def reader_of(format: str) -> Callable[[DatasetRow], LearnedRow]:
-    """What reads the rows of a format."""
+def learned_row(row: DatasetRow, format: str) -> LearnedRow:
     if format in (TOKENS, TEXT):
-        return token_row if format == TOKENS else text_row
-
-    def read(row: DatasetRow) -> LearnedRow:
-        made = formatted([row], RowFormat(format))[0]
-        assert isinstance(made, CompletionRow | ConversationRow)
-        return made
-
-    return read
+        return token_row(row) if format == TOKENS else text_row(row)
+    made = formatted([row], RowFormat(format))[0]
+    assert isinstance(made, CompletionRow | ConversationRow)
+    return made
 
 
-def told_line(rows: Sequence[DatasetRow], *, known: str = "") -> str:
+def columns_line(rows: Sequence[DatasetRow], *, known: str = "") -> str:
     format, own = format_of(rows), (WEIGHT, known)
     if format in READ:
         return format_line(format, rows, lambda row: (*READ[format], *own))
@@ -110,7 +105,7 @@ def require_no_weight(row: DatasetRow) -> None:
     if weight is not None and weight != 1:
         raise UserError(
             f"{row.where}: the column `{WEIGHT}` = {weight!r:.40} is not supported: each row counts once.  Drop the row"
-            f" or the column.  To learn only some messages, mark each by its key `{WEIGHT}` (0 or 1)."
+            f" or the column.  To learn only some messages, set the key `{WEIGHT}` (0 or 1) of each."
         )
 
 
@@ -123,7 +118,7 @@ def text_row(row: DatasetRow) -> TextRow:
 
 @dataclass(frozen=True, slots=True)
 class PackedExample:
-    """An example in little memory."""
+    """An example in compact form."""
 
     tokens: "array[int]"
     learned: bytes
@@ -138,25 +133,24 @@ class PackedExample:
 
 @dataclass(slots=True, kw_only=True)
 class ExampleMaker:
-    """Makes examples of rows, and keeps count of those that are too long."""
+    """Makes examples of rows, and counts rows for the plan."""
 
     masking: Masking
     task: DatasetOptions
     options: SftOptions
     longest: int
-    """Tokens of the longest row that stays as it is."""
+    """Tokens of the longest row that is kept whole."""
     bad: BadRows
-    """Those that cannot be learned."""
     too_long: list[tuple[str, int]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
-    """Rows with an empty answer, of which the stop token alone is learned."""
+    """Rows with an empty answer, of which only the stop token is learned."""
     unread: Counter[str] = field(default_factory=Counter)
-    """Keys of messages that nothing reads, neither we nor the chat template, and how often they were met."""
+    """Keys of messages that neither we nor the chat template read, with their counts."""
 
     def examples(self, rows: Sequence[LearnedRow]) -> list[PackedExample]:
-        """The examples of some rows, one or, where turns are split, several each."""
+        """The examples of some rows; several of a row if its turns are split."""
         found: list[PackedExample] = []
         for row in rows:
             try:
@@ -176,42 +170,40 @@ class ExampleMaker:
         return found
 
     def whole(self, row: LearnedRow) -> list[Example]:
-        """What is learned of a row."""
+        """The examples of a row before their length is checked."""
         if isinstance(row, TokenRow):
-            made = example_of(row, learn_all=self.options.loss_on == "all")
-            return [trimmed(made.tokens, made.sampled)]
+            everything = (False, *[True] * (len(row.tokens) - 1))
+            return [trimmed(row.tokens, everything if self.options.loss_on == "all" else row.learned)]
         if isinstance(row, TextRow):
             return [self.masking.text(self.masking.renderer.render(row.text, id=row.where))]
         if isinstance(row, ConversationRow):
             return self.of_conversation(Dialogue(where=row.where, messages=self.with_system(row), tools=tools_of(row)))
-        given, answer = prompt_content(as_list(row.prompt), self.task, row.where), row.completion
+        prompt = row.prompt if isinstance(row.prompt, str) else [*row.prompt]
+        given, answer = prompt_content(prompt, self.task, row.where), row.completion
         if isinstance(given, str):
-            said = plain_answer(answer, row.where)
-            return [self.of_text(self.masking.completion(self.masking.renderer.render(given, id=row.where), said))]
+            prompt_tokens = self.masking.renderer.render(given, id=row.where)
+            example = self.masking.completion(prompt_tokens, plain_answer(answer, row.where))
+            if self.options.loss_on == "all":
+                example = trimmed(example.tokens, [False, *[True] * example.num_inputs])
+            return [example]
         require_nothing_learned(given, row.where)
         turns = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
         messages, tools = [*given, *turns], tools_of(row)
         return self.of_conversation(Dialogue(where=row.where, messages=messages, num_given=len(given), tools=tools))
 
     def with_system(self, row: ConversationRow) -> list[Mapping[str, Any]]:
-        """A conversation with the system message of the task, if there is one."""
+        """A conversation with the task's system message."""
         if self.task.prompt_format == "plain":
             raise UserError(
-                f"{row.where}: task.prompt_format = plain leaves out who speaks, so that turns cannot be told apart."
-                "  Leave it out, or give `prompt` and `completion`."
+                f"{row.where}: task.prompt_format = plain leaves out who speaks, so turns cannot be distinguished."
+                "  Remove it, or give `prompt` and `completion`."
             )
         before = next((i for i, message in enumerate(row.messages) if message["role"] == ASSISTANT), 0)
         opening = prompt_content([*row.messages[:before]], self.task, row.where) if before else []
         assert not isinstance(opening, str)
         return [*opening, *row.messages[before:]]
 
-    def of_text(self, example: Example) -> Example:
-        if self.options.loss_on != "all":
-            return example
-        return trimmed(example.tokens, [False, *[True] * example.num_inputs])
-
     def of_conversation(self, conversation: Dialogue) -> list[Example]:
-        """The example of a conversation, or those of its turns."""
         masking, loss_on = self.masking, self.options.loss_on
         if loss_on == "completion":
             found = [masking.last_turn(conversation)]
@@ -235,20 +227,18 @@ class ExampleMaker:
             self.silent.append(conversation.where)
 
     def notes(self) -> list[str]:
-        told = [(self.skipped, "too long and skipped"), (self.cut, "too long and cut")]
-        told.append((self.silent, "with an empty answer, of which only the stop token is learned"))
-        lines = [f"{len(rows)} {what}: {row_list(rows)}" for rows, what in told if rows]
+        counts = [(self.skipped, "too long and skipped"), (self.cut, "too long and cut")]
+        counts.append((self.silent, "with an empty answer, of which only the stop token is learned"))
+        lines = [f"{len(rows)} {what}: {row_list(rows)}" for rows, what in counts if rows]
         if self.unread:
             keys = ", ".join(f"{key} ({count})" for key, count in sorted(self.unread.items()))
             lines.append(f"keys of messages that the chat template does not read: {keys}")
         return lines
 
     def fitting(self, where: str, example: Example) -> Example | None:
-        """The example if it is short enough, cut or left out if it is not."""
+        """The example, cut or left out if it is too long."""
         if not example.num_sampled:
-            raise UserError(
-                f"{where}: nothing to learn: a single token, and nothing predicts the first.  Drop the row."
-            )
+            raise UserError(f"{where}: nothing to learn: nothing predicts its only token.  Drop the row.")
         if len(example.tokens) <= self.longest:
             return example
         self.too_long.append((where, len(example.tokens)))
@@ -264,7 +254,7 @@ class ExampleMaker:
             rows = row_list([f"{where} ({length} tokens)" for where, length in self.too_long])
             raise UserError(
                 f"sft.max_length: {len(self.too_long)} rows are longer than {self.longest} tokens: {rows}.  Use a"
-                " larger one if the model's context allows it, or sft.long_rows = skip or cut."
+                " larger value within the model's context, or sft.long_rows = skip or cut."
             )
 
 
@@ -277,23 +267,17 @@ def require_nothing_learned(prompt: Sequence[Mapping[str, Any]], where: str) -> 
             )
 
 
-def as_list(prompt: Any) -> str | list[Mapping[str, Any]]:
-    return prompt if isinstance(prompt, str) else [*prompt]
-
-
 def row_list(rows: Sequence[str]) -> str:
     return ", ".join(rows[:NAMED]) + (", …" if len(rows) > NAMED else "")
 
 
 def token_row(row: DatasetRow) -> TokenRow:
-    """A row of tokens.  Raises UserError where its columns do not fit together."""
+    """A row of tokens.  Raises UserError if its columns do not agree."""
     tokens = whole_numbers(row, TOKENS)
     if not tokens:
         raise UserError(f"{row.where}: the column `{TOKENS}` is empty; fill it or drop the row")
     if 0 in of_length(row, "attention_mask", len(tokens), default=1):
-        raise UserError(
-            f"{row.where}: its attention_mask leaves out tokens, as padding does; give rows without padding"
-        )
+        raise UserError(f"{row.where}: its attention_mask leaves out tokens; give rows without padding")
     learned = [True] * len(tokens)
     for mask in MASKS:
         learned = [a and b != 0 for a, b in zip(learned, of_length(row, mask, len(tokens), default=1), strict=True)]
@@ -303,14 +287,14 @@ def token_row(row: DatasetRow) -> TokenRow:
         if wrong is not None:
             raise UserError(
                 f"{row.where}: labels[{wrong}] = {labels[wrong]}, and {TOKENS}[{wrong}] = {tokens[wrong]}: a label is"
-                f" its own token, or {NOT_LEARNED} where that is not learned; the shift by one is made here"
+                f" its own token, or {NOT_LEARNED} if that is not learned; the shift by one is made here"
             )
         learned = [a and label != NOT_LEARNED for a, label in zip(learned, labels, strict=True)]
     return TokenRow(row.where, tuple(tokens), (False, *learned[1:]))
 
 
 def of_length(row: DatasetRow, column: str, length: int, *, default: int) -> Sequence[int]:
-    """A column of as many whole numbers as there are tokens; where it is not there, the default each time."""
+    """A column with one whole number for each token; without it, the default."""
     if row.columns.get(column) is None:
         return [default] * length
     found = whole_numbers(row, column)
@@ -327,8 +311,3 @@ def whole_numbers(row: DatasetRow, column: str) -> Sequence[int]:
     if isinstance(listed, Sequence) and not isinstance(listed, str) and all(isinstance(each, int) for each in listed):
         return [int(each) for each in listed]
     raise UserError(f"{row.where}: the column `{column}` must be a list of whole numbers, not {given!r:.80}")
-
-
-def example_of(row: TokenRow, *, learn_all: bool) -> Example:
-    learned = (False, *[True] * (len(row.tokens) - 1)) if learn_all else row.learned
-    return Example(TokenSequence(tokens=row.tokens, sampled=learned))

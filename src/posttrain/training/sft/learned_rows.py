@@ -1,11 +1,12 @@
-"""Rows of a file, or of a list, as examples to learn from: told apart by format, split, masked and measured.
+"""Rows of a file or a list as examples: split, masked and counted.
 
-All rows are made into tokens before a run starts, so that a fault in any of them shows then.  The order in which they
-are gone through is drawn anew for each epoch, a function of the seed and the epoch alone.
+All rows are tokenised before a run starts, so that a bad one is found then.  Their order in an epoch is a function of
+the seed and the epoch.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from posttrain.errors import UserError
 from posttrain.models.conversation_masks import Masking
@@ -15,7 +16,7 @@ from posttrain.options.training import SftOptions
 from posttrain.records import Example
 from posttrain.tasks.dataset import SOURCE, configured_rows, held_out_of, split
 from posttrain.tasks.draw_order import permutation
-from posttrain.tasks.row_files.row_formats import CompletionRow, ConversationRow
+from posttrain.tasks.row_files.row_formats import CompletionRow
 from posttrain.tasks.row_files.rows import MEMORY, NO_ROWS_GIVEN, BadRows, DatasetRow, GivenRows, numbered_rows
 from posttrain.training.sft.example_maker import (
     ExampleMaker,
@@ -23,23 +24,23 @@ from posttrain.training.sft.example_maker import (
     PackedExample,
     TextRow,
     TokenRow,
+    columns_line,
     learned_rows,
-    told_line,
 )
 
 
 @dataclass(slots=True, kw_only=True)
 class RowExamples:
-    """Examples made of rows, by number: epoch after epoch without end."""
+    """Examples by number, epoch after epoch."""
 
     seed: int
     trained: Sequence[PackedExample]
     apart: Sequence[PackedExample]
     """Held-out ones."""
     maker: ExampleMaker
-    """What made them, which has counted rows that were cut, left out or empty."""
+    """Holds the counts of rows that were cut, left out or empty."""
     format: str
-    """In which columns they came, and which were not read."""
+    """The columns that are read, and those that are not, for the plan."""
 
     def row(self, index: int) -> int:
         epoch, place = divmod(index, len(self.trained))
@@ -57,7 +58,7 @@ class RowExamples:
         tokens = 0
         while len(chosen) < most and tokens < options.tokens_per_batch:
             number = self.row(first + len(chosen))
-            if number in chosen:  # where an epoch ends within the batch, which no row is to be in twice
+            if number in chosen:  # an epoch ends within the batch, which holds no row twice
                 break
             chosen.append(number)
             tokens += len(self.trained[number].tokens) - 1
@@ -81,10 +82,13 @@ class RowExamples:
     def described(self) -> list[str]:
         tokens = sum(len(each.tokens) for each in self.trained)
         learned = sum(sum(each.learned) for each in self.trained)
-        lines = [f"{len(self.trained)} rows of {tokens} tokens, {learned} of them learned"]
         bad = self.maker.bad
-        lines.append(self.format)
-        return lines + self.maker.notes() + (f"bad rows left out:{bad.listed()}".splitlines() if bad.faults else [])
+        return [
+            f"{len(self.trained)} rows of {tokens} tokens, {learned} of them learned",
+            self.format,
+            *self.maker.notes(),
+            *(f"bad rows left out:{bad.listed()}".splitlines() if bad.faults else []),
+        ]
 
     def summary(self) -> dict[str, object]:
         counts = {"trained": len(self.trained), "held_out": len(self.apart)}
@@ -109,26 +113,21 @@ def row_examples(
     apart = None if held_out_rows is None else learned_rows(held_out_rows, bad)
     training, held_out = split(keyed(everything, task), None if apart is None else keyed(apart, task), task)
     maker = ExampleMaker(masking=masking, task=task, options=options, longest=longest, bad=bad)
-    trained, measured = (maker.examples(learned_in(part)) for part in (training, held_out))
+    trained, measured = (
+        maker.examples([cast(LearnedRow, row.columns["row"]) for row in part]) for part in (training, held_out)
+    )
     maker.require_short()
     if not trained and not (maker.too_long or maker.skipped):
         raise UserError(f"no row can be learned.  The first:{bad.listed()}")
     if not trained:
-        raise UserError(
-            f"sft.long_rows = {options.long_rows}: all rows are longer than {longest} tokens, so that none is left."
-            "  Use a larger sft.max_length."
-        )
-    format = told_line(read, known=SOURCE if task.sources and given.rows is None else "")
+        where = f"sft.long_rows = {options.long_rows}"
+        raise UserError(f"{where}: all rows are longer than {longest} tokens.  Use a larger sft.max_length.")
+    format = columns_line(read, known=SOURCE if task.sources and given.rows is None else "")
     return RowExamples(seed=seed, trained=trained, apart=measured, maker=maker, format=format)
 
 
 def keyed(rows: Sequence[LearnedRow], task: DatasetOptions) -> list[DatasetRow]:
     return [DatasetRow(row.where, {task.prompt_column: text_before_answer(row), "row": row}) for row in rows]
-
-
-def learned_in(rows: Sequence[DatasetRow]) -> list[LearnedRow]:
-    found = [row.columns["row"] for row in rows]
-    return [row for row in found if isinstance(row, CompletionRow | ConversationRow | TextRow | TokenRow)]
 
 
 def text_before_answer(row: LearnedRow) -> object:

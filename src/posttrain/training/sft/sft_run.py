@@ -1,4 +1,4 @@
-"""Supervised training: a model, loaded or new, learns demonstrations or rows."""
+"""Supervised training of a loaded or new model on demonstrations or rows."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -42,12 +42,12 @@ from posttrain.training.trained import FitState, policy_of_run
 
 @dataclass(slots=True, kw_only=True)
 class SftState(FitState):
-    """What a supervised run counts."""
+    """Counters of a supervised run."""
 
     cursor: ClassVar[str] = "next_example"
     next_example: int = 0
     eval_loss: float | None = None
-    """Held-out loss when last measured; a finished run measures it on its final weights."""
+    """Last held-out loss; that of a finished run is of its final weights."""
     best_eval_loss: float | None = None
 
     def saw_evaluation(self, results: Mapping[str, object]) -> None:
@@ -124,12 +124,11 @@ def train_sft(
 ) -> Run:
     """Train a model on demonstrations or on rows, and save it to RUN/model.
 
-    The loss is the mean of -log π over learned tokens; the others are read and not learned.  For callers in Python:
-    `policy` (made by `posttrain.as_policy`) takes the place of the config's model, of which the parameters that require
-    a gradient are trained, `rows` that of the task's file, `held_out_rows` are to be measured on, and `optimizer` takes
-    the place of AdamW.  `watchers` see each step, each measurement, each checkpoint and the end.  With `resume` the run
-    in `config.run.folder` resumes from its last checkpoint, or with `from_step` from that of an earlier step; with
-    `accept_changes` also where model or rows have changed.
+    The loss is the mean of -log π over learned tokens.  For callers in Python: `policy` (made by
+    `posttrain.as_policy`; its parameters with `requires_grad` are trained) replaces the config's model, `rows` the
+    task's file, `optimizer` AdamW; `held_out_rows` are measured.  `watchers` see each step, measurement, checkpoint and
+    the end.  `resume` continues the run in `config.run.folder` from its last checkpoint, `from_step` from that of an
+    earlier step; `accept_changes` also if model or rows have changed.
     """
     start = StartOptions(watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes)
     given = GivenRows(rows=rows, held_out=held_out_rows)
@@ -161,7 +160,7 @@ def open_sft(
 def example_source(config: SftConfig, policy: Policy, given: GivenRows) -> RowExamples | DemonstrationSet:
     """The rows of the recipe, or of the caller, or the demonstrations of its task."""
     options = config.model.template_options if isinstance(config.model, ModelOptions) else {}
-    most_tokens = None if config.sft.long_rows == "cut" else policy.max_positions  # to be cut, all is read
+    most_tokens = None if config.sft.long_rows == "cut" else policy.max_positions
     renderer = TokenizerRenderer(policy.tokenizer, template_options=options, most_tokens=most_tokens)
     if isinstance(config.task, DatasetOptions):
         return row_examples(

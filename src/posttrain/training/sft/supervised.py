@@ -1,7 +1,7 @@
 """Supervised learning: the loss over the learned tokens of examples, its gradient, and the loss of held-out ones.
 
-There is no option to pack rows: the shared-prompt forward pass packs every micro-batch anyway, each row attending to
-itself alone, and the plain one pads.  Neither changes the loss or its gradient.
+The shared-prompt forward pass packs every micro-batch, each row attending to itself only; the plain one pads.  Neither
+changes the loss or its gradient.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,9 @@ from posttrain.runs.intervals import RESAMPLES
 
 
 def learned_tokens(policy: Policy, examples: Sequence[Example], *, statistics: bool = False) -> TokenParts:
-    """Log-probs of the learned tokens of the examples, and with `statistics` their entropies and accuracy.
+    """Log-probs of the learned tokens, and with `statistics` their entropies and accuracy.
 
-    To the forward pass an example is what comes before its first learned token, continued to the end.
+    To the forward pass, a prompt ends before the first learned token.
     """
     firsts = [example.sampled.index(True) for example in examples]
     pairs = list(zip(examples, firsts, strict=True))
@@ -36,11 +36,11 @@ def learned_tokens(policy: Policy, examples: Sequence[Example], *, statistics: b
 def accumulate_examples(
     policy: Policy, examples: Sequence[Example], tokens_per_microbatch: int, *, measure_entropy: bool = False
 ) -> dict[str, float]:
-    """Add the gradient of the batch's loss to the model's, a micro-batch at a time; returns metrics of its tokens.
+    """Add the gradient of the batch's loss, a micro-batch at a time; returns the loss in nats per token.
 
     L = -(1/n) Σ_learned tokens log π(token)      n: learned tokens of the whole batch, never of a micro-batch
 
-    The loss is in nats per token; with `measure_entropy` come the mean entropy and the share of likeliest tokens.
+    With `measure_entropy` also the mean entropy and the share of tokens that are the likeliest.
     """
     count = sum(example.num_sampled for example in examples)
     sums: dict[str, float] = {}
@@ -65,26 +65,21 @@ def statistics_of(parts: TokenParts) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutLoss:
-    """How well examples that are not trained on are known."""
+    """The loss of examples that are not trained on."""
 
     loss: float
     """Mean -log π over learned tokens, in nats per token."""
     interval: tuple[float, float]
-    """95% bootstrap interval over examples, which are what was drawn at random."""
+    """95% bootstrap interval over examples."""
     accuracy: float
     """Share of learned tokens that are the likeliest."""
     entropy: float
-    """Mean entropy of what predicts them, in nats per token."""
+    """Mean entropy of the distributions of learned tokens, in nats."""
 
     def metrics(self) -> dict[str, float]:
         low, high = self.interval
-        return {
-            "eval/loss": self.loss,
-            "eval/loss_low": low,
-            "eval/loss_high": high,
-            "eval/mean_token_accuracy": self.accuracy,
-            "eval/entropy": self.entropy,
-        }
+        ends = {"eval/loss": self.loss, "eval/loss_low": low, "eval/loss_high": high}
+        return {**ends, "eval/mean_token_accuracy": self.accuracy, "eval/entropy": self.entropy}
 
     def summary(self) -> dict[str, object]:
         return {"loss": self.loss, "loss_interval": list(self.interval), "mean_token_accuracy": self.accuracy}
@@ -122,9 +117,9 @@ def ratio_interval(losses: Sequence[float], counts: Sequence[int]) -> tuple[floa
 
 
 def microbatches(examples: Sequence[Example], max_tokens: int, *, padded: bool = False) -> Iterator[list[Example]]:
-    """Examples of like length together, at most `max_tokens` inputs each (a longer example stands alone).
+    """Examples of similar length, at most `max_tokens` inputs together; a longer example is by itself.
 
-    For a pass of padded rows each counts as many inputs as the longest of its micro-batch.
+    With padded rows each example counts as many inputs as the longest of its micro-batch.
     """
     batch: list[Example] = []
     held = 0
