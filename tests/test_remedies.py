@@ -73,7 +73,19 @@ IN_A_RUN = {
 IN_A_RUN |= {"manifest.json", "calibration.png", "held_out.jsonl"}
 IN_A_MODEL = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 FROM_PYTHON_ALONE = (
-    *("groups: ", "policy: ", "engine {}", "model: a ", "make one of a model", "give an object", "the episode is over"),
+    *(
+        "Make one of a model",
+        "Give an object",
+        "groups: ",
+        "policy: ",
+        "engine {}",
+        "model: a ",
+        "make one of a model",
+        "Make one of a model",
+        "give an object",
+        "Give an object",
+        "the episode is over",
+    ),
     *("no episode has begun", "terminal has a 0", "resume {}: the run was made with objects"),
     *(
         "Kept: step {}",

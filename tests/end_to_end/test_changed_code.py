@@ -16,10 +16,10 @@ from posttrain.commands.comparison.cell_runs import kept_result, recipe_digest
 from posttrain.commands.comparison.cells import Cell
 from posttrain.commands.phase_list import Phase
 from posttrain.commands.phase_runs import finished
-from posttrain.errors import UserError
 from posttrain.runs.named_inputs import named_files
 from posttrain.runs.run_inputs import RunInputs
 from tests.closed_form.test_comparison import result
+from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model, tiny_recipe
 
 REWARD = """from helper import SIZE
@@ -152,12 +152,12 @@ def test_train_refuses_a_changed_reward_given_by_name_or_as_an_object(place: Pat
 
     run("mine.py:score", 1)
     (place / "helper.py").write_text("SIZE = -1\n")
-    with pytest.raises(UserError, match=r"rewards.*score has changed"):
+    with refused("rewards", "score has changed"):
         run("mine.py:score", 2)
     (place / "helper.py").write_text("SIZE = 1\n")
     (place / "mine.py").write_text((place / "mine.py").read_text().replace("len", "2 * len"))
     sys.path.insert(0, str(place))
-    with pytest.raises(UserError, match=r"rewards\[0\] = score has changed"):
+    with refused("rewards[0] = score has changed"):
         run(__import__("mine").score, 2)
 
 
@@ -202,12 +202,12 @@ def test_digests_of_code_that_an_earlier_version_kept_are_not_compared(
     assert inputs["objects"]["rewards[0]"]["sha256"] not in ("", "of another kind")  # and from now on it is compared
     inputs["objects"]["rewards[0]"]["sha256"] = "of another kind"
     file.write_text(json.dumps(inputs))
-    with pytest.raises(UserError, match=r"rewards\[0\] = scored has changed"):
+    with refused("rewards[0] = scored has changed"):
         run(3)
     rows = inputs["objects"]["rows"]
     inputs["objects"] |= {"rewards[0]": {"is": "scored", "sha256": ""}, "rows": {**rows, "sha256": "of other rows"}}
     file.write_text(json.dumps({name: each for name, each in inputs.items() if name != "format"}))
-    with pytest.raises(UserError, match="rows = 1 rows has changed"):  # which was the same digest then
+    with refused("rows = 1 rows has changed"):  # which was the same digest then
         run(3)
 
 
@@ -226,5 +226,5 @@ def test_a_finished_phase_and_a_finished_cell_are_not_taken_for_those_of_other_c
     assert finished(phase, config)
     (place / "mine.py").write_text("def score(completions, **columns):\n    return [0.0] * len(completions)\n")
     for of_now in (lambda: kept_result(cell), lambda: finished(phase, config)):
-        with pytest.raises(UserError, match=r"is finished, and rewards\[0\].path = mine.py:score has changed"):
+        with refused("is finished, and rewards[0].path = mine.py:score has changed"):
             of_now()

@@ -138,7 +138,7 @@ ON_THE_COMMAND_LINE = {
     "a folder for a recipe": ("rl .", ".: is a folder, not a recipe file."),
     "a missing model folder": ("rl --model.path nowhere", "model.path = nowhere: no such folder.  Give a folder"),
     "a folder without a model": ("rl --model.path .", "model.path = .: the folder has no config.json"),
-    "resuming nothing": ("rl --resume nowhere", "--resume nowhere: not a run folder, for it has no config.yaml."),
+    "resuming nothing": ("rl --resume nowhere", "--resume nowhere: not a run folder: config.yaml is missing."),
     "a supervised recipe for rl": ("rl countdown-base", "sft: no such section in `posttrain rl`"),
 }
 

@@ -195,7 +195,11 @@ class Silent:
 
 
 WRONG: dict[str, tuple[str, object, str]] = {
-    "a name for a policy": ("policy", "my-model", "policy: 'my-model' (str) is no Policy; make one of a model and its"),
+    "a name for a policy": (
+        "policy",
+        "my-model",
+        "policy: 'my-model' (str) is not a Policy.  Make one",
+    ),
     "a class for a policy": ("policy", Policy, "posttrain.as_policy"),
     "a class for a task": ("task", Sums, "task: Sums is a class; give an object of it"),
     "half a task": (
@@ -213,16 +217,16 @@ WRONG: dict[str, tuple[str, object, str]] = {
     "a function for an algorithm": (
         "algorithm",
         grpo,
-        "is no Algorithm; give an object, such as what posttrain.algorithms.table.grpo()",
+        "is not an Algorithm.  Give an object, such as posttrain.algorithms.table.grpo()",
     ),
-    "a name for an algorithm": ("algorithm", "grpo", "algorithm: 'grpo' (str) is no Algorithm"),
-    "a class for an algorithm": ("algorithm", posttrain.Algorithm, "(type) is no Algorithm"),
+    "a name for an algorithm": ("algorithm", "grpo", "algorithm: 'grpo' (str) is not an Algorithm"),
+    "a class for an algorithm": ("algorithm", posttrain.Algorithm, "(type) is not an Algorithm"),
     "a function for a watcher": (
         "watchers",
         [print],
-        "watchers: <built-in function print> (builtin_function_or_method) is no Watcher; inherit",
+        "watchers: <built-in function print> (builtin_function_or_method).  Give a list of objects",
     ),
-    "a class for a watcher": ("watchers", [posttrain.Watcher], "watchers: Watcher is a class; give an object of it"),
+    "a class for a watcher": ("watchers", [posttrain.Watcher], "Watcher'> (type).  Give a list of objects"),
 }
 
 

@@ -86,7 +86,7 @@ def test_a_finished_run_can_go_on_for_longer_and_be_measured_again(folder: Path,
     require_same(run, four_steps)
     again = command("rl", "--resume", run, "--run.num-steps", "4", folder=place)
     assert again.code == 0, again.err
-    assert "Resumed after step 4.  That was the last one" in again.out
+    assert "Resumed after step 4.  That was the last step" in again.out
     require_same(run, four_steps)
 
 

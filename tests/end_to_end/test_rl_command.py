@@ -114,7 +114,7 @@ def test_a_run_is_not_overwritten_unless_told_and_has_one_writer(place: Path, ca
     running = start("rl", recipe, folder=place)
     running.wait_until((place / "run" / "config.yaml").exists)
     second = in_this_process(capsys, "rl", recipe)
-    require_one_message(second, 2, f"process {running.process.pid} is writing to this run folder", "one writer")
+    require_one_message(second, 2, f"process {running.process.pid} is writing to this run folder", "--run.folder")
     (place / "go").touch()
     assert running.ended().code == 0
     says = ("already holds a run", "--resume", "--run.overwrite", "--run.folder")

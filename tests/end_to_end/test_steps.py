@@ -10,6 +10,7 @@ import posttrain
 from posttrain.errors import UserError
 from posttrain.runs.reports import CheckpointReport, EndReport
 from tests.support.dice import dice
+from tests.support.refusals import refused
 from tests.support.runs import require_same, save_tiny_model, untimed
 
 ROWS = [{"prompt": f"Throw {n}. "} for n in range(12)]
@@ -73,7 +74,7 @@ def test_what_is_left_early_is_saved_let_go_of_and_resumed_to_the_same_bits(
     made, ends = config(model, tmp_path / "run"), Ends()
     steps = posttrain.steps(made, rows=ROWS, rewards=[dice], watchers=[ends])
     assert [next(steps).step for _ in range(3)] == [1, 2, 3]
-    with pytest.raises(UserError, match="another"):  # one writer
+    with refused("another"):  # one writer
         next(posttrain.steps(made, rows=ROWS, rewards=[dice], resume=True))
     steps.close()
     steps.close()
@@ -108,9 +109,9 @@ def test_a_step_that_was_saved_is_not_saved_again_and_an_error_between_steps_lea
     ("given", "error", "says"),
     [
         ({"reward": [dice]}, UserError, "there is no argument `reward`.*rewards"),
-        ({"watchers": [Ends]}, UserError, "watchers: Ends is a class"),
-        ({"from_step": 2}, UserError, "from_step = 2: only a run that is resumed"),
-        ({"policy": 3}, UserError, "policy: 3 .*is no Policy"),
+        ({"watchers": [Ends]}, UserError, "watchers: .*Ends.*a list of objects"),
+        ({"from_step": 2}, UserError, "from_step = 2: only a resumed run"),
+        ({"policy": 3}, UserError, "policy: 3 .*is not a Policy"),
     ],
 )
 def test_a_mistake_in_the_arguments_is_told_at_once(given: Any, error: type[Exception], says: str) -> None:

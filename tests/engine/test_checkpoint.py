@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.runs import checkpoint as checkpoints
 from posttrain.runs.checkpoint import TEMPORARY, forget_after, load_latest, prune, restore_threads, save, saved_steps
 from posttrain.runs.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
 from posttrain.runs.threads import claim_threads
 from tests.support.accidents import flip_bit
+from tests.support.refusals import refused
 
 
 class Tied(torch.nn.Module):
@@ -132,13 +133,13 @@ def test_tensors_and_floats_keep_their_bits(tmp_path: Path, dtype: torch.dtype) 
 def test_a_model_of_another_shape_is_refused_before_anything_is_copied() -> None:
     model = Tied(seed=1)
     untouched = {name: tensor.clone() for name, tensor in module_tensors(model).items()}
-    with pytest.raises(RunError, match=r"`embed\.weight` has shape \[5, 3\] here and \[5, 4\] in the checkpoint"):
+    with refused("`embed.weight` has shape [5, 3] here and [5, 4] in the checkpoint", error=RunError):
         restore_module(model, module_tensors(Tied(seed=2, width=4)))
     missing = module_tensors(Tied(seed=2))
     del missing["norm.bias"]
-    with pytest.raises(RunError, match=r"`norm\.bias` has no counterpart in the checkpoint"):
+    with refused("`norm.bias` has no counterpart in the checkpoint", error=RunError):
         restore_module(model, missing)
-    with pytest.raises(RunError, match=r"`extra` has no counterpart in the one of the model here"):
+    with refused("`extra` has no counterpart in the one of the model here", error=RunError):
         restore_module(model, {**module_tensors(Tied(seed=2)), "extra": torch.zeros(1)})
     assert all(torch.equal(untouched[name], tensor) for name, tensor in module_tensors(model).items())
 
@@ -148,12 +149,12 @@ def test_an_optimizer_of_another_recipe_is_refused() -> None:
     optimizer = adam(wide)
     train(wide, optimizer, range(1))
     tensors, options = optimizer_tensors(optimizer)
-    with pytest.raises(RunError, match=r"`0\.exp_avg` has shape \[5, 3\] here and \[5, 4\]"):
+    with refused("`0.exp_avg` has shape [5, 3] here and [5, 4]", error=RunError):
         restore_optimizer(adam(narrow), tensors, options)
     more = {f"{index}.exp_avg": torch.zeros(1) for index in (6, 5, 4, 3)}  # of three parameters
-    with pytest.raises(RunError, match=r"`3\.exp_avg` has no counterpart in the one of the optimiser here"):
+    with refused("`3.exp_avg` has no counterpart in the one of the optimiser here", error=RunError):
         restore_optimizer(optimizer, {**tensors, **more}, options)
-    with pytest.raises(RunError, match="parameter groups"):
+    with refused("parameter groups", error=RunError):
         restore_optimizer(torch.optim.AdamW(wide.parameters()), tensors, options)
 
 
@@ -190,10 +191,10 @@ def test_a_damaged_checkpoint_is_named_together_with_the_last_good_one(tmp_path:
     fill(tmp_path, 5, 10, 15, 20)
     flip_bit(tmp_path / "step-000015" / "policy.safetensors")
     harm(tmp_path / "step-000020" / file)
-    with pytest.raises(RunError, match=f"step-000020/{file}: .*{told}.*good checkpoint is .*step-000010\\.  ") as error:
+    with refused(f"step-000020/{file}:", f"{told}", "good checkpoint is", "step-000010.", error=RunError) as error:
         load_latest(tmp_path)
     assert f"\n    posttrain rl --resume {tmp_path.parent} --from-step 10\n" in str(error.value)
-    with pytest.raises(RunError, match=f"posttrain sft --resume {tmp_path.parent} --from-step 10"):
+    with refused(f"posttrain sft --resume {tmp_path.parent} --from-step 10", error=RunError):
         load_latest(tmp_path, command="sft")
 
 
@@ -201,14 +202,14 @@ def test_the_last_good_checkpoint_is_the_newest_that_is_whole(tmp_path: Path) ->
     fill(tmp_path, 30, 5, 20, 10, 15)
     assert list(saved_steps(tmp_path)) == [5, 10, 15, 20, 30]
     flip_bit(tmp_path / "step-000030" / "state.json")
-    with pytest.raises(RunError, match=r"good checkpoint is .*step-000020\."):
+    with refused("good checkpoint is", "step-000020.", error=RunError):
         load_latest(tmp_path)
 
 
 def test_a_damaged_only_checkpoint_says_that_there_is_no_other(tmp_path: Path) -> None:
     fill(tmp_path, 5)
     flip_bit(tmp_path / "step-000005" / "policy.safetensors")
-    with pytest.raises(RunError, match=r"No earlier checkpoint.*--run\.overwrite"):
+    with refused("No earlier checkpoint", "--run.overwrite", error=RunError):
         load_latest(tmp_path)
 
 
@@ -285,7 +286,7 @@ def test_the_thread_count_is_restored_and_another_one_is_refused(tmp_path: Path)
             assert restore_threads(saved, the_same) == []
         with (
             claim_threads(1) as another,
-            pytest.raises(UserError, match=r"run\.threads = 1, but .*step-000001 was made with 2") as error,
+            refused("run.threads = 1, but", "step-000001 was made with 2") as error,
         ):
             restore_threads(saved, another)
         assert error.value.exit_code == 2
@@ -300,7 +301,7 @@ def test_a_thread_count_that_cannot_be_had_stops_the_resumed_run(
     saved = load_latest(tmp_path)
     assert saved is not None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    with claim_threads(0) as threads, pytest.raises(RunError, match="takes only 3"):
+    with claim_threads(0) as threads, refused("takes only 3", error=RunError):
         restore_threads(saved, threads)
 
 
@@ -338,7 +339,7 @@ def test_a_full_disk_during_a_save_keeps_the_checkpoint_before_it(
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(checkpoints, "save_file", full)
-    with pytest.raises(RunError, match=rf"No space left.*Kept: .*step-000005 and.*Free.*--resume {tmp_path}"):
+    with refused("No space left", "Kept:", "step-000005 and", "Free", f"--resume {tmp_path}", error=RunError):
         fill(folder, 10)
     assert [path.name for path in folder.iterdir()] == ["step-000005"]
 

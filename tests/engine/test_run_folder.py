@@ -14,13 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
 from posttrain.runs.files import read_metrics
 from posttrain.runs.folder import LOCK
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import build_summary
 from posttrain.tasks.countdown.problems import Countdown
+from tests.support.refusals import refused
 
 
 def group(draw: int) -> Group:
@@ -59,7 +60,7 @@ def test_an_existing_run_is_not_overwritten_unless_told(tmp_path: Path) -> None:
         run.append_metrics(1, {"reward": 0.5})
         run.write_rollouts(1, GROUPS, GRADES, ADVANTAGES)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"already holds a run.*resume=True.*\"overwrite\": True") as error:
+    with refused("already holds a run", "resume=True", "run.overwrite = true") as error:
         RunFolder.create(tmp_path, "new: 1\n")
     assert error.value.exit_code == 2
     assert all(flag in error.value.command for flag in ("--resume", "--run.overwrite", "--run.folder"))
@@ -75,7 +76,7 @@ def test_overwriting_never_touches_a_folder_that_posttrain_did_not_make(tmp_path
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_text("precious")
     (tmp_path / "config.yaml").write_text("of another program")
-    with pytest.raises(UserError, match=r"not a run folder; it holds config\.yaml, model\."):
+    with refused("not a run folder: config.yaml, model."):
         RunFolder.create(tmp_path, "seed: 7\n", overwrite=True)
     assert (tmp_path / "model" / "weights").read_text() == "precious"
     assert not (tmp_path / LOCK).exists()
@@ -83,22 +84,22 @@ def test_overwriting_never_touches_a_folder_that_posttrain_did_not_make(tmp_path
 
 def test_a_file_in_place_of_the_folder_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    with pytest.raises(UserError, match="is a file") as error:
+    with refused("is a file") as error:
         RunFolder.create(tmp_path / "run", "")
     assert error.value.exit_code == 2
 
 
 def test_a_folder_below_a_file_cannot_be_made_and_says_so_with_exit_code_1(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot be written: Not a directory.*--run\.folder") as error:
+    with refused("cannot be written: Not a directory", "--run.folder", error=RunError) as error:
         RunFolder.create(tmp_path / "file" / "run", "")
     assert error.value.exit_code == 1
 
 
 def test_resuming_what_is_no_run_folder_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no config\.yaml"):
+    with refused("config.yaml is missing"):
         RunFolder.resume(tmp_path)
-    with pytest.raises(UserError, match=r"no config\.yaml"):
+    with refused("config.yaml is missing"):
         RunFolder.resume(tmp_path / "absent")
 
 
@@ -117,7 +118,7 @@ def test_a_second_writer_is_refused_by_the_name_of_the_first_and_let_in_when_tha
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"locked\n"
             for second in (lambda: RunFolder.resume(tmp_path), lambda: RunFolder.create(tmp_path, "", overwrite=True)):
-                with pytest.raises(UserError, match=f"process {holder.pid} is writing"):
+                with refused(f"process {holder.pid} is writing"):
                     second()
         finally:
             holder.send_signal(signal.SIGKILL)
@@ -126,7 +127,7 @@ def test_a_second_writer_is_refused_by_the_name_of_the_first_and_let_in_when_tha
 
 def test_closing_lets_the_next_writer_in(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, "")
-    with pytest.raises(UserError, match=f"process {os.getpid()} is writing"):
+    with refused(f"process {os.getpid()} is writing"):
         RunFolder.resume(tmp_path)
     run.close()
     run.close()
@@ -156,7 +157,7 @@ def test_a_run_that_ended_before_its_first_measurement_is_no_obstacle(tmp_path: 
 def test_a_failed_creation_leaves_no_lock_behind(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "") as run:
         run.append_metrics(0, {})
-    with pytest.raises(UserError, match="already holds"):
+    with refused("already holds"):
         RunFolder.create(tmp_path, "")
     RunFolder.resume(tmp_path).close()
 
@@ -272,7 +273,7 @@ def test_a_metrics_line_torn_anywhere_is_removed_and_the_lines_before_it_stay(tm
 def test_a_damaged_line_in_the_middle_of_a_journal_is_named(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, "").close()
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"st\n{"step": 2}\n')
-    with RunFolder.resume(tmp_path) as run, pytest.raises(RunError, match=r"metrics\.jsonl, line 2: not JSON"):
+    with RunFolder.resume(tmp_path) as run, refused("metrics.jsonl, line 2: not JSON", error=RunError):
         run.cut_after(1)
 
 
@@ -281,9 +282,9 @@ def test_a_damaged_line_in_the_middle_of_a_journal_is_named(tmp_path: Path) -> N
     [
         ("[1, 2]", "list in place of an object"),
         ("7", "int in place of an object"),
-        ('{"reward": 0.5}', "step = None is no number of a step"),
-        ('{"step": "one"}', "step = 'one' is no number of a step"),
-        ('{"step": true}', "step = True is no number of a step"),
+        ('{"reward": 0.5}', "step = None is not the number of a step"),
+        ('{"step": "one"}', "step = 'one' is not the number of a step"),
+        ('{"step": true}', "step = True is not the number of a step"),
     ],
 )
 @pytest.mark.parametrize("journal", ["metrics.jsonl", "scores.jsonl", "alarms.jsonl"])
@@ -342,14 +343,14 @@ def test_a_full_disk_ends_in_one_message_that_says_what_was_kept(
 
     with RunFolder.create(tmp_path, "") as run:
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written: No space left") as error:
+        with refused("metrics.jsonl: cannot be written: No space left", error=RunError) as error:
             run.append_metrics(1, {"reward": 0.5})
         assert "Free some space" in str(error.value)
         assert "--resume" not in str(error.value)  # nothing to resume from yet
         (run.checkpoints / "step-000004").mkdir()
         (run.checkpoints / "step-000004" / "manifest.json").write_text("{}")
         (run.checkpoints / "step-000005-backup").mkdir()
-        with pytest.raises(RunError, match=rf"Kept: .*step-000004 and every.*continue with --resume {tmp_path}"):
+        with refused("Kept:", "step-000004 and every", f"resume with --resume {tmp_path}", error=RunError):
             run.append_metrics(1, {"reward": 0.5})
     assert error.value.exit_code == 1
 
@@ -362,7 +363,7 @@ def test_a_disk_that_fills_up_while_a_rollout_file_is_written_leaves_no_piece_of
 
     with RunFolder.create(tmp_path, "") as run:
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(RunError, match=r"step-000001\.parquet: cannot be written: No space left"):
+        with refused("step-000001.parquet: cannot be written: No space left", error=RunError):
             run.write_rollouts(1, GROUPS, GRADES, ADVANTAGES)
         monkeypatch.undo()
     assert list((tmp_path / "rollouts").iterdir()) == []

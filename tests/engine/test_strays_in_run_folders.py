@@ -6,6 +6,7 @@ import pytest
 
 from posttrain.errors import RunError
 from posttrain.runs.run_folder import RunFolder
+from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize(("alarm", "says"), [("", "None"), (', "alarm": 7', "7")])
@@ -15,7 +16,7 @@ def test_a_line_of_alarms_that_names_none_is_told(tmp_path: Path, alarm: str, sa
         assert run.raised() == {"length": 1}
         with (tmp_path / "alarms.jsonl").open("a") as file:
             file.write(f'{{"step": 2{alarm}}}\n')
-        with pytest.raises(RunError, match=rf"alarms\.jsonl, line 2: alarm = {says} is no name.*Restore the file or"):
+        with refused(f"alarms.jsonl, line 2: alarm = {says} is not the name", "Restore", error=RunError):
             run.raised()
 
 

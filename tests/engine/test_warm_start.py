@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from posttrain.algorithms.table import build_algorithm
-from posttrain.errors import UserError
 from posttrain.rewards.grading.answers import ProcessReward
 from posttrain.runs.progress import Clock
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
 from posttrain.training.collector import CollectedStep
 from posttrain.training.warm_start import require_earlier_rollouts, require_known_tokens, warm_start
+from tests.support.refusals import refused
 from tests.support.stages import Stages, stages_with
 from tests.support.tiny import weights
 
@@ -87,7 +87,7 @@ def test_what_tokens_earned_is_part_of_the_returns_as_in_the_step_that_wrote_it(
     assert credited.groups.columns.returns.max() > 10
     torch.testing.assert_close(again.groups.columns.returns, credited.groups.columns.returns, rtol=0, atol=0)
     file.write_bytes(parquet_bytes(1, step.groups, step.grades, nothing))
-    with pytest.raises(UserError, match="its rewards marked tokens, and it has no column `process_rewards`"):
+    with refused("has marks but no column `process_rewards`"):
         read_rollouts(file)
 
 
@@ -109,7 +109,7 @@ def test_without_a_folder_nothing_is_done() -> None:
 
 
 def test_a_folder_without_rollouts_is_refused_before_anything_is_sampled(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^algorithm\.critic\.warm_start = .*: holds no step-N\.parquet"):
+    with refused("algorithm.critic.warm_start =", ": holds no step-N.parquet"):
         require_earlier_rollouts(build_algorithm({"name": "ppo", "critic": {"warm_start": str(tmp_path)}}))
 
 
@@ -121,7 +121,7 @@ def test_rollouts_of_a_larger_vocabulary_are_refused(tmp_path: Path) -> None:
         prompt = replace(group.prompt, tokens=(size - 1 + beyond, *group.prompt.tokens[1:]))
         ours, theirs = [group, replace(group, prompt=prompt)], Path("step-000001.parquet")
         if beyond:
-            with pytest.raises(UserError, match=rf"step-000001\.parquet has token {size}, and the policy knows {size}"):
+            with refused(f"step-000001.parquet has token {size}, and the policy knows {size}"):
                 require_known_tokens(ours, new.policy, theirs)
         else:
             require_known_tokens(ours, new.policy, theirs)

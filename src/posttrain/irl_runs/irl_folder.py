@@ -19,7 +19,7 @@ from numpy import ndarray
 
 from posttrain.config import IrlConfig
 from posttrain.errors import UserError
-from posttrain.runs.files import LineJournal, write_atomically, writing
+from posttrain.runs.files import LineJournal
 from posttrain.runs.folder import Folder
 
 CONTENTS = (
@@ -69,8 +69,7 @@ class IrlFolder(Folder):
         content = io.BytesIO()
         named: dict[str, Any] = dict(arrays)
         np.savez_compressed(content, **named)
-        with writing(self.path / name, self.path):
-            write_atomically(self.path / name, content.getvalue())
+        self.write(name, content.getvalue())
 
 
 def claim_irl_folder(config: IrlConfig) -> IrlFolder:

@@ -1,7 +1,7 @@
-"""Signs that a policy learns something else than its task: what to look at while a run goes on.
+"""Signs that a policy learns something other than its task.
 
-Pure functions of a run's metrics lines, so that a resumed run raises the alarms that it would have raised.  An alarm
-says what was seen and shows a completion; it changes nothing.  One about an outcome that is paid is a notice.
+Pure functions of a run's metrics lines, so that a resumed run raises the same alarms.  An alarm says what was seen and
+shows a completion; it changes nothing.  An alarm about an outcome that the reward pays is a notice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ import torch
 from posttrain.records import Grades, Group
 
 WINDOW = 10
-"""Steps that the present ones are compared with."""
+"""Steps that recent ones are compared with."""
 RECENT = 3
-"""Steps that an outcome's share is taken over: that of a single step is the luck of its problems."""
+"""Steps for the share of an outcome: a single step depends on the luck of its problems."""
 HALF = WINDOW // 2
 """Steps behind a mean reward, or the first steps of a run."""
 AGAIN_AFTER = 20
@@ -23,22 +23,22 @@ AGAIN_AFTER = 20
 OUTCOME_JUMP = 0.3
 LENGTH_FACTOR = 2.5
 DRIFT_FACTOR = 8.0
-"""Against the first steps: a policy that learns the demo honestly goes on four times as long."""
+"""Against the first steps: a policy that learns the demo honestly grows by a factor of four."""
 CLIPPED_JUMP = 0.3
 REPETITION = 0.5
 REPETITION_JUMP = 0.25
 SILENT_GROUPS = 0.8
 LEAST_RISE = 0.25
-"""In deviations of the reward within a group, so that the scale of a reward does not matter."""
+"""In deviations of the reward within a group, independent of the reward's scale."""
 EXCERPT = 600
 EXPLAINED = "value/explained_variance"
 TEACHER = "kl_teacher"
-"""Of runs that learn from a teacher, whatever their rewards are."""
+"""A metric of runs that learn from a teacher, whatever their rewards."""
 GAP, GAP_LIMIT, MOST_GAPS = (f"sampling/sampling_logp_difference/{name}" for name in ("max", "limit", "most"))
-"""How far sampler and trainer lie apart: the greatest of a step, its limit, and of mixtures in bfloat16 what most
-tokens do not exceed, which is then held to the limit."""
+"""Difference of sampler and trainer: the largest of a step, its limit, and for mixtures in bfloat16 what most tokens do
+not exceed, which is then compared with the limit."""
 LITTLE_EXPLAINED = 0.01
-"""Of the variance of returns: a critic of no use."""
+"""Of the variance of returns: a useless critic."""
 
 Line = Mapping[str, int | float | None]
 """One line of metrics.jsonl."""
@@ -46,12 +46,12 @@ Line = Mapping[str, int | float | None]
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something that should not happen."""
+    """A sign of trouble."""
 
     name: str
     says: str
     outcome: tuple[str, str] | None = None
-    """Reward function and verdict that it is about."""
+    """Its reward function and verdict."""
 
 
 def alarms(history: Sequence[Line], raised: Mapping[str, int]) -> list[Alarm]:
@@ -75,18 +75,17 @@ def alarms(history: Sequence[Line], raised: Mapping[str, int]) -> list[Alarm]:
 
 
 def known(lines: Sequence[Line], name: str) -> list[float]:
-    """A metric in some lines, where it is known."""
     return [value for line in lines if (value := line.get(name)) is not None]
 
 
 def shares(lines: Sequence[Line], name: str) -> list[float]:
-    """An outcome's share in each of the lines in which its function told outcomes; one that is left out is 0."""
+    """An outcome's share in each line with outcomes of its function; a missing one is 0."""
     function = name.rpartition("/")[0] + "/"
     return [line.get(name) or 0.0 for line in lines if any(key.startswith(function) for key in line)]
 
 
 def outcome_jumps(history: Sequence[Line]) -> list[Alarm]:
-    """One verdict's share is suddenly larger than it was."""
+    """The share of an outcome jumps."""
     found = []
     for name in (name for name in history[-1] if name.startswith("outcomes/")):
         now, before = shares(history[-RECENT:], name), shares(history[-RECENT - WINDOW : -RECENT], name)
@@ -98,7 +97,7 @@ def outcome_jumps(history: Sequence[Line]) -> list[Alarm]:
 
 
 def held_out_jumps(history: Sequence[Line]) -> list[Alarm]:
-    """The same on held-out problems, from evaluation to evaluation; a rise that the accuracy shares is learning."""
+    """The share of an outcome jumps between evaluations; a rise that the accuracy shares is learning."""
     found = []
     *earlier, last = history
     evaluations = [line for line in earlier if "eval/accuracy_sampled" in line][-HALF:]
@@ -114,7 +113,7 @@ def held_out_jumps(history: Sequence[Line]) -> list[Alarm]:
 
 
 def length(history: Sequence[Line]) -> Alarm | None:
-    """Completions grow suddenly, or many times over since the start of the run, or more of them run into the limit."""
+    """Completions jump in length, or have grown many times over, or more of them reach the limit."""
     lengths = known(history, "completions/mean_length")
     first, recent = fmean(lengths[:HALF] or [0.0]), fmean(lengths[-RECENT:] or [0.0])
     before = known(history[-1 - WINDOW : -1], "completions/mean_length")
@@ -140,9 +139,9 @@ def repetition(history: Sequence[Line]) -> Alarm | None:
 
 
 def no_signal(history: Sequence[Line]) -> Alarm | None:
-    """For many steps hardly any group had a signal."""
+    """For many steps almost no group had a signal."""
     silent = known(history[-WINDOW:], "frac_uninformative_groups")
-    # Of methods that compare with a value and not with siblings every completion has an advantage all the same.
+    # Where advantages compare with a value, completions have one in any case.
     idle = known(history[-WINDOW:], "frac_zero_advantage")
     if len(silent) < WINDOW or fmean(silent) < SILENT_GROUPS or (idle and fmean(idle) < SILENT_GROUPS):
         return None
@@ -155,7 +154,7 @@ def no_signal(history: Sequence[Line]) -> Alarm | None:
 
 
 def critic(history: Sequence[Line]) -> Alarm | None:
-    """For many steps the values have explained next to nothing of the returns: one number for all would do as well."""
+    """For many steps the values explain almost nothing of the returns."""
     explained = known([line for line in history[-WINDOW:] if not line.get("value/critic_alone")], EXPLAINED)
     if len(explained) < WINDOW or max(explained) >= LITTLE_EXPLAINED:
         return None
@@ -167,7 +166,7 @@ def critic(history: Sequence[Line]) -> Alarm | None:
 
 
 def sampler_gap(history: Sequence[Line]) -> Alarm | None:
-    """Sampler and trainer give the same token different log-probs, by more than their arithmetic explains."""
+    """Log-probs of sampler and trainer differ by more than their arithmetic explains."""
     judged = judged_gap(history[-1])
     if judged is None or judged[1] <= judged[2]:
         return None
@@ -177,7 +176,7 @@ def sampler_gap(history: Sequence[Line]) -> Alarm | None:
 
 
 def judged_gap(line: Line) -> tuple[str, float, float] | None:
-    """The metric that says how far sampler and trainer lie apart, its value and its limit, of steps that have one."""
+    """The metric of the difference of sampler and trainer, its value and its limit."""
     limit = line.get(GAP_LIMIT)
     for name in (MOST_GAPS, GAP):
         if limit is not None and (gap := line.get(name)) is not None:
@@ -186,7 +185,7 @@ def judged_gap(line: Line) -> tuple[str, float, float] | None:
 
 
 def unscored(history: Sequence[Line]) -> Alarm | None:
-    """Nothing was scored in the whole step, so that nothing was learned from it."""
+    """No completion of the step was scored."""
     if history[-1].get("frac_unscored") != 1:
         return None
     failed = history[-1].get("num_score_failures")
@@ -195,7 +194,7 @@ def unscored(history: Sequence[Line]) -> Alarm | None:
 
 
 def same_reward(history: Sequence[Line]) -> Alarm | None:
-    """Since the start of the run all reward functions have given one and the same score to whatever they scored."""
+    """Since the start of the run each reward function has given the same score to everything."""
     if history[-1].get("frac_uninformative_groups") != 1 or TEACHER in history[-1]:
         return None
     lines = [line for line in history if line.get("reward") is not None]
@@ -213,18 +212,18 @@ def same_reward(history: Sequence[Line]) -> Alarm | None:
 
 @dataclass(frozen=True, slots=True)
 class PastEvaluation:
-    """An evaluation along the way, with the rewards of the steps that lead to it."""
+    """An evaluation, with the rewards of the steps before it."""
 
     accuracy: float
     low: float
     high: float
     rewards: list[float]
     within: float
-    """Deviation of the reward within a group, on average."""
+    """Mean deviation of the reward within a group."""
 
 
 def evaluation_at(history: Sequence[Line], at: int) -> PastEvaluation | None:
-    """The evaluation in a line, if there is one; that before training goes with the first steps."""
+    """The evaluation in a line, if any; the one before training has the rewards of the first steps."""
     accuracy, low, high = (history[at].get(f"eval/accuracy_sampled{end}") for end in ("", "_low", "_high"))
     lines = history[max(1, at - HALF + 1) : max(HALF, at) + 1]
     rewards = known(lines, "reward")
@@ -234,10 +233,10 @@ def evaluation_at(history: Sequence[Line], at: int) -> PastEvaluation | None:
 
 
 def reward_alone(history: Sequence[Line]) -> Alarm | None:
-    """The reward rose and held-out accuracy did not; or accuracy fell below its best, and the reward did not fall.
+    """The reward rose and held-out accuracy did not, or accuracy fell below its best and the reward did not fall.
 
-    A rise counts that exceeds the spread over steps and a quarter of the spread within groups; a fall of accuracy
-    counts where the intervals do not overlap.
+    A rise must exceed the spread over steps and a quarter of the spread within groups.  A fall of accuracy counts where
+    the intervals do not overlap.
     """
     last = evaluation_at(history, len(history) - 1)
     far = range(len(history) - HALF if len(history) > WINDOW else 0)
@@ -256,19 +255,18 @@ def reward_alone(history: Sequence[Line]) -> Alarm | None:
 
 
 def rise(before: PastEvaluation, now: PastEvaluation) -> float:
-    """By how much the reward rose."""
     return fmean(now.rewards) - fmean(before.rewards)
 
 
 def bar(before: PastEvaluation, now: PastEvaluation) -> float:
-    """The least change of the reward that is no chance."""
+    """The smallest significant change of the reward."""
     return max(LEAST_RISE * before.within, pstdev(before.rewards) + pstdev(now.rewards))
 
 
 def is_notice(alarm: Alarm, grades: Grades) -> bool:
-    """Whether it tells of an outcome that is paid: completions with it score above the step's others.
+    """Whether completions with the alarm's outcome score above the others of the step.
 
-    It rises because it is rewarded, as when a policy picks up a format.
+    Such an outcome rises because it is rewarded, as when a policy learns a format.
     """
     if alarm.outcome is None or alarm.outcome[0] not in grades.outcomes:
         return False
@@ -282,7 +280,7 @@ def is_notice(alarm: Alarm, grades: Grades) -> bool:
 
 
 def transcript(alarm: Alarm, groups: Sequence[Group], grades: Grades) -> str:
-    """A completion of the step that shows what the alarm is about, in brief."""
+    """An excerpt of a completion of the step that illustrates the alarm."""
     rows = [(i, j) for i, group in enumerate(groups) for j in range(len(group.rollouts))]
     if alarm.outcome is not None and alarm.outcome[0] in grades.outcomes:
         told = grades.outcomes[alarm.outcome[0]]
@@ -298,7 +296,7 @@ def transcript(alarm: Alarm, groups: Sequence[Group], grades: Grades) -> str:
 
 
 def repeated_share(ids: Sequence[int], ngram: int = 4) -> float:
-    """Share of a completion's n-grams of tokens that occurred in it before; 0 for short ones."""
+    """Share of a completion's n-grams of tokens that occurred in it before; 0 for short completions."""
     count = len(ids) - ngram + 1
     if count <= 0:
         return 0.0

@@ -70,7 +70,7 @@ def draw_measured(
 
 
 def draw_held_out(axes: "Axes", records: Records) -> None:
-    """Accuracy on problems that were never trained on, with the interval of the sampled one."""
+    """Held-out accuracy, with the interval of the sampled one."""
     kinds = {
         "pass_at_8": ("pass@8", GREY),
         "accuracy_greedy": ("greedy", ORANGE),
@@ -86,27 +86,25 @@ def draw_held_out(axes: "Axes", records: Records) -> None:
 
 
 def draw_held_out_score(axes: "Axes", records: Records) -> None:
-    """Of a judge that counts something: the mean score, or the reward that it is, with its interval."""
+    """The mean score, or else the reward, with its interval."""
     name = next((each for each in ("score", "reward") if any(f"eval/{each}" in record for record in records)), "reward")
     draw_measured(axes, records, name, "sampled")
     dress(axes, f"Held-out {name}", f"mean {name}")
 
 
 def draw_token_accuracy(axes: "Axes", records: Records) -> None:
-    """Of a supervised run: how many held-out tokens are the likeliest."""
     draw_measured(axes, records, "mean_token_accuracy", "held out")
     axes.set_ylim(0, 1)
     dress(axes, "Likeliest token", "share of tokens")
 
 
 def draw_ranked(axes: "Axes", records: Records) -> None:
-    """Of a run on pairs: how many have more implicit reward for the chosen answer, of each step and held out."""
     draw_measure(axes, records, "pairs/accuracy", "Pairs ranked right", "share of pairs")
     axes.set_ylim(0, 1)
 
 
 def draw_both_answers(axes: "Axes", records: Records, name: str, title: str, unit: str) -> None:
-    """Of a run on pairs: a number of chosen and rejected answers, of each step's and of held-out ones."""
+    """A number of chosen and rejected answers, of each step and held out."""
     for answer, colour in (("chosen", GREEN), ("rejected", RED)):
         steps, values = series(records, f"{name}/{answer}")
         axes.plot(steps, values, color=colour, linewidth=1.2, alpha=0.5, label=answer)
@@ -119,7 +117,7 @@ def draw_both_answers(axes: "Axes", records: Records, name: str, title: str, uni
 
 
 def draw_length(axes: "Axes", records: Records) -> None:
-    """Completion lengths, and how many were cut off by the limit."""
+    """Completion lengths, and the share cut off by the limit."""
     steps, mean = series(records, "completions/mean_length")
     axes.plot(steps, mean, color=PURPLE, linewidth=2, label="mean length")
     ended_steps, ended = series(records, "completions/mean_terminated_length")
@@ -137,7 +135,7 @@ def draw_length(axes: "Axes", records: Records) -> None:
 
 
 def draw_outcomes(axes: "Axes", records: Records) -> None:
-    """How completions fared with the grader that tells most, as shares that add up to 1."""
+    """Outcomes of the reward function with the most of them, as shares that sum to 1."""
     names = metric_names(records, "outcomes/")
     functions = [name.split("/")[1] for name in names]
     function = max(sorted(set(functions)), key=functions.count, default="")
@@ -149,7 +147,7 @@ def draw_outcomes(axes: "Axes", records: Records) -> None:
 
 
 def draw_stability(axes: "Axes", records: Records) -> None:
-    """What warns of a collapse, on one logarithmic axis: KL, entropy and gradient norm."""
+    """KL, entropy and gradient norm, on a logarithmic axis."""
     for choices, colour in (
         ({"kl": "KL to reference (nats/token)", "kl_behaviour": "KL to behaviour (nats/token)"}, RED),
         ({"entropy": "entropy (nats/token)", "entropy_estimate": "entropy, estimated (nats/token)"}, BLUE),
@@ -166,7 +164,6 @@ def draw_stability(axes: "Axes", records: Records) -> None:
 
 
 def draw_seconds(axes: "Axes", records: Records) -> None:
-    """Where the time of a step goes."""
     timed = [record for record in records if "step_time" in record]
     stack(axes, timed, metric_names(timed, "seconds/"))
     axes.set_ylim(bottom=0)
@@ -174,11 +171,11 @@ def draw_seconds(axes: "Axes", records: Records) -> None:
 
 
 def stack(axes: "Axes", records: Records, names: Sequence[str]) -> None:
-    """Areas on top of each other; a metric that a step did not bring is 0 there."""
+    """Stacked areas; a missing metric is 0."""
     if not records or not names:
         return
     steps = [plot_number(record["step"]) for record in records]
-    # `step`: a stage that runs in some steps only shows as a bar of its own height, not as a slope.
+    # `step="mid"` draws a stage that runs in some steps only as a bar, not as a slope.
     layers = [[plot_number(record.get(name, 0.0)) for record in records] for name in names]
     if len(steps) == 1:  # an area needs two ends
         steps, layers = [steps[0], steps[0] + 1], [[layer[0], layer[0]] for layer in layers]
@@ -188,10 +185,7 @@ def stack(axes: "Axes", records: Records, names: Sequence[str]) -> None:
 
 
 def dress(axes: "Axes", title: str, unit: str, *, legend: Literal["inside", "below"] = "inside") -> None:
-    """Title, labels, grid and legend, which is below the panel where many lines would lie under it.
-
-    A panel without data says so.
-    """
+    """Title, labels, grid and legend (below the panel if it would cover many lines), or "no data"."""
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
     axes.set_xlabel("step", fontsize=9)
     axes.set_ylabel(unit, fontsize=9)
@@ -208,7 +202,7 @@ def dress(axes: "Axes", title: str, unit: str, *, legend: Literal["inside", "bel
 
 
 def series(records: Records, name: str) -> tuple[list[float], list[float]]:
-    """Steps and values of a metric, at the steps that have one; the full evaluation at the end replaces a brief one."""
+    """Steps and values of a metric where it exists; the full evaluation at the end replaces a brief one."""
     points = {
         plot_number(record["step"]): plot_number(record[name]) for record in records if record.get(name) is not None
     }
@@ -216,21 +210,20 @@ def series(records: Records, name: str) -> tuple[list[float], list[float]]:
 
 
 def plot_number(value: object) -> float:
-    """A JSON number; null, which stands for what was not finite, leaves a gap."""
+    """A JSON number; null, for non-finite values, leaves a gap."""
     return float(value) if isinstance(value, int | float) else nan
 
 
 def metric_names(records: Records, prefix: str) -> list[str]:
-    """Every metric of some steps with a prefix, in the order of first appearance."""
     return list(dict.fromkeys(name for record in records for name in record if name.startswith(prefix)))
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """The mean of a step and its neighbours on both sides, so that it does not lag behind.
+    """The mean of a step and its neighbours on both sides, without lag.
 
         m_t = Σ_s w^|t - s| x_s / Σ_s w^|t - s|        w = 1 - SMOOTHING
 
-    Steps without a number are left out.
+    Steps without a number are skipped.
     """
     known = [not isnan(value) for value in values]
     sums = decayed_sums([value if is_known else 0.0 for value, is_known in zip(values, known, strict=True)])
@@ -239,7 +232,7 @@ def running_mean(values: Sequence[float]) -> list[float]:
 
 
 def decayed_sums(values: Sequence[float]) -> list[float]:
-    """Σ_s w^|t - s| x_s, from what lies before and what lies behind each step."""
+    """Σ_s w^|t - s| x_s, from the sums before and after each step."""
     before, behind = (
         list(accumulate(each, lambda total, value: (1 - SMOOTHING) * total + value)) for each in (values, values[::-1])
     )

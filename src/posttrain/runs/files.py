@@ -1,7 +1,4 @@
-"""Files that survive a killed process: written whole or not at all, and read without trusting the last line.
-
-Torch-free, so that the curves and the progress display can be used without loading it.
-"""
+"""Files that survive a killed process: written whole or not at all, and read without a torn last line.  Torch-free."""
 
 import errno
 import io
@@ -22,23 +19,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPORARY = ".tmp-"
-"""Prefix of names that are still being written, or being removed; whoever finds one may delete it."""
+"""Prefix of names that are still being written or removed; anyone may delete them."""
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def refusal(path: Path, run: Path, reason: str, *, full: bool) -> RunError:
-    """The error for a file that could not be written: what was kept, and how to go on."""
     saved = saved_steps(run / "checkpoints")
     kept = f"{saved[max(saved)]} and every step before it" if saved else "the steps finished so far"
     remedy = "Free some space" if full else "Make the folder writable or choose another run.folder (--run.folder)"
-    resume = f", then continue with --resume {run} (in Python train(config, resume=True))" if saved else ""
+    resume = f", then resume with --resume {run} (in Python train(config, resume=True))" if saved else ""
     return RunError(f"{path}: cannot be written: {reason}.  Kept: {kept}.  {remedy}{resume}.")
 
 
 @contextmanager
 def writing(path: Path, run: Path) -> Iterator[None]:
-    """Turn the operating system's refusal to write `path` into an error that says what to do."""
+    """Turn an OSError for `path` into a message that says what is kept and what to do."""
     try:
         yield
     except OSError as error:
@@ -46,7 +42,7 @@ def writing(path: Path, run: Path) -> Iterator[None]:
         if error.errno == errno.ELOOP:
             reason = f"{error.filename} is a link; put the file itself there"
         raise refusal(path, run, reason, full=error.errno in DISK_FULL) from error
-    except SafetensorError as error:  # it wraps the operating system's error in a text
+    except SafetensorError as error:  # its text holds the system's error
         full = any(f"os error {code}" in str(error) for code in DISK_FULL)
         raise refusal(path, run, str(error), full=full) from error
 
@@ -61,9 +57,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file's content: a reader, or a run after a crash, finds the old or the new one and no mixture.
+    """Replace a file: a reader, or a run after a crash, finds the old content or the new one.
 
-    What a link under that name leads to stays as it is.
+    A link is replaced; its target stays unchanged.
     """
     temporary = path.with_name(TEMPORARY + path.name)
     temporary.unlink(missing_ok=True)
@@ -79,14 +75,14 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def save_figure(figure: "Figure", picture: Path, **options: Any) -> None:
-    """Write a picture, whole or not at all, in the format that its name says."""
+    """Write a picture, in the format of its suffix, whole or not at all."""
     content = io.BytesIO()
     figure.savefig(content, format=picture.suffix.removeprefix("."), **options)
     write_atomically(picture, content.getvalue())
 
 
 def no_link(path: str, flags: int) -> int:
-    """For `open`: a link is not followed, for whoever made a run folder may have put it there.  Raises OSError."""
+    """An opener that follows no link, which a foreign run folder may hold.  Raises OSError."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
@@ -170,11 +166,8 @@ class LineJournal:
 
 
 def changed_line(path: Path, number: int, what: str) -> RunError:
-    """The error for a line of a journal that nobody has written so."""
-    return RunError(
-        f"{path}, line {number}: {what}; the file was changed after it was written.  "
-        "Restore the file or delete that line."
-    )
+    changed = f"{path}, line {number}: {what}; the file was changed after it was written."
+    return RunError(f"{changed}  Restore the file or delete that line.")
 
 
 def read_metrics(path: Path) -> list[Mapping[str, object]]:
@@ -185,8 +178,8 @@ def read_metrics(path: Path) -> list[Mapping[str, object]]:
 def cut_lines_after(path: Path, step: int, *, one_a_step: bool = False) -> None:
     """Shorten a journal to its lines up to `step`, and remove a torn last line.
 
-    With `one_a_step` a second line of a step goes too, and what follows it: that of an end which was not the end.
-    Steps never fall along the file, so the rest is one truncation: it needs no room on a full disk.
+    With `one_a_step` a second line of a step goes too, and what follows: the run had ended there, and now continues.
+    Steps never decrease along the file, so one truncation is enough, and it needs no room on a full disk.
     """
     kept, before = 0, -1
     for end, record in json_lines(path):

@@ -1,8 +1,7 @@
-"""The folder of a run of any kind: one writer, claimed before anything is spent, begun when there is something to show.
+"""The folder of a run of any kind.  Torch-free.
 
-Its file `format` holds the version of its layout; a folder without one has format 1.
-
-Torch-free.  Whatever a call writes is on the disk (fsync) when the call returns.
+Its file `format` holds the version of its layout; a folder without one has format 1.  What a call writes is on the disk
+(fsync) when the call returns.
 """
 
 import fcntl
@@ -24,6 +23,8 @@ from posttrain.config.run_trust import keep_recipe
 from posttrain.errors import RunError, UserError
 from posttrain.runs.files import TEMPORARY, LineJournal, sync_folder, write_atomically, writing
 from posttrain.runs.manifest import reading
+from posttrain.runs.run_inputs import FILE as INPUTS
+from posttrain.runs.run_inputs import RunInputs
 
 LOCK = ".posttrain.lock"
 """Held by the writer while it lives; it also marks a folder as one that posttrain made and may clear."""
@@ -33,14 +34,14 @@ VERSION = 2
 
 
 class Folder:
-    """The one writer of the folder of a run of any kind; a context manager, whose exit lets the next writer in.
+    """The one writer of a run's folder; a context manager, whose exit lets the next writer in.
 
-    Claimed before anything is spent and begun when the run has something to show: until then what the folder holds is
-    still there, and a folder that was made for a run which never began is gone again.
+    A run claims its folder first and begins it when it has something to write.  Until then the folder's content stays,
+    and a folder made for a run that never begins is removed again.
     """
 
     contents: ClassVar[tuple[str, ...]]
-    """What overwriting removes, config.yaml last; anything else in the folder stays."""
+    """What overwriting removes, config.yaml last; other files stay."""
     journals: ClassVar[tuple[str, ...]] = ()
     """Files that grow by lines."""
     folders: ClassVar[tuple[str, ...]] = ()
@@ -54,7 +55,7 @@ class Folder:
 
     @classmethod
     def claim(cls, path: str | Path, *, overwrite: bool = False) -> Self:
-        """Become the writer of a folder that is new, empty, or holds an old run that `overwrite` gives up."""
+        """Become the writer of a folder that is new or empty, or whose run `overwrite` gives up."""
         path = Path(path)
         refuse_foreign_folder(path)
         new = not path.exists()
@@ -70,7 +71,6 @@ class Folder:
 
     @classmethod
     def create(cls, path: str | Path, config_yaml: str, *, overwrite: bool = False) -> Self:
-        """Claim a folder and begin at once."""
         folder = cls.claim(path, overwrite=overwrite)
         try:
             folder.begin(config_yaml)
@@ -81,18 +81,17 @@ class Folder:
 
     @classmethod
     def refuse_other_runs(cls, path: Path, *, overwrite: bool) -> None:
-        """Raise UserError where the folder holds a run that is not to be given up."""
-        if holds_steps(path) and not overwrite:
+        """Raise UserError where the folder holds a run with steps; one that failed before its first is no loss."""
+        journals = (path / "metrics.jsonl", path / "scores.jsonl")
+        if not overwrite and any(each.exists() and each.stat().st_size for each in journals):
             says = f"{path}: this folder already holds a run."
             raise UserError(
-                f"{says}  Continue it with train(..., resume=True), replace it with"
-                ' load_recipe(..., run={"overwrite": True}), or choose another folder with run={"folder": ...}.',
-                command=f"{says}  Continue it with --resume {path}, replace it with --run.overwrite, or choose another"
-                " folder with --run.folder.",
+                f"{says}  Use train(..., resume=True), run.overwrite = true or another run.folder.",
+                command=f"{says}  Use --resume {path}, --run.overwrite or another --run.folder.",
             )
 
     def begin(self, config_yaml: str) -> None:
-        """Clear what an earlier run left, lay out the new one, and write what was journalled so far."""
+        """Remove an earlier run, lay out the new one, and write what was held back so far."""
         with writing(self.path, self.path):
             for name in (FORMAT, *self.contents):
                 if (self.path / name).is_dir():
@@ -112,21 +111,33 @@ class Folder:
             write()
 
     def write_format(self) -> None:
-        """Save the version of the layout."""
-        with writing(self.path / FORMAT, self.path):
-            write_atomically(self.path / FORMAT, f"{VERSION}\n".encode())
+        self.write(FORMAT, f"{VERSION}\n")
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        """Replace a file of the folder, whole or not at all."""
+        path = self.path / name
+        with writing(path, self.path):
+            if path.parent != self.path:
+                path.parent.mkdir(exist_ok=True)
+            write_atomically(path, content.encode() if isinstance(content, str) else content)
+        return path
+
+    def write_inputs(self, inputs: RunInputs) -> None:
+        self.write(INPUTS, inputs.as_json())
+
+    def write_rows(self, name: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """Replace a file of JSON lines."""
+        self.write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
     def replace_config(self, config_yaml: str) -> None:
-        """Save a configuration in place of the one there, whole or not at all."""
         path = self.path / RUN_RECIPE
         before = digest_of(path) if self._begun else None
-        with writing(path, self.path):
-            write_atomically(path, config_yaml.encode())
+        self.write(RUN_RECIPE, config_yaml)
         keep_recipe(digest_of(path), before, str(path))
 
     @property
     def begun(self) -> bool:
-        """Whether what the folder holds is of this run."""
+        """Whether the folder's content is this run's."""
         return self._begun
 
     def close(self) -> None:
@@ -134,7 +145,7 @@ class Folder:
         if self._lock >= 0:
             if self._new and not self._begun:
                 (self.path / LOCK).unlink(missing_ok=True)
-                with suppress(OSError):  # somebody put something there meanwhile
+                with suppress(OSError):  # it is no longer empty
                     self.path.rmdir()
             os.close(self._lock)
             self._lock = -1
@@ -148,10 +159,7 @@ class Folder:
         self.close()
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
-        """Replace summary.json."""
-        path = self.path / "summary.json"
-        with writing(path, self.path):
-            write_atomically(path, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
+        self.write("summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
     def _append(self, name: str, records: Sequence[Mapping[str, object]]) -> None:
         if not self._begun:
@@ -161,10 +169,7 @@ class Folder:
 
 
 def require_known_format(run: Path) -> None:
-    """Refuse a folder that a newer version of posttrain wrote.
-
-    Raises UserError where its format is newer than this version reads, RunError where the file is damaged.
-    """
+    """Raise UserError for a folder that a newer version of posttrain wrote, RunError where the file is damaged."""
     file = run / FORMAT
     if not file.is_file():
         return
@@ -174,57 +179,47 @@ def require_known_format(run: Path) -> None:
         raise RunError(f"{file}: damaged: {text!r} is not a version.  Write {VERSION} there, or delete the file.")
     if int(text) > VERSION:
         raise UserError(
-            f"{run}: a run folder of format {text}, and this version of posttrain reads formats 1 to {VERSION}."
-            "  Update posttrain, or open the folder with the version that wrote it."
+            f"{run}: a run folder of format {text}, and this version of posttrain supports 1 to {VERSION}.  Update"
+            " posttrain."
         )
 
 
 def shown(path: Path) -> Path:
-    """A path as a person would type it: from the working folder where it is in there."""
+    """The path relative to the working folder, if it is in there."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def resume_command(run: Path, command: str) -> str:
-    """What to type to go on with a run."""
     return shlex.join(["posttrain", command, "--resume", str(shown(run))])
 
 
 def interrupted_lines(run: Path, step: int, reason: str, command: str) -> list[str]:
-    """The last lines of an interrupted run."""
-    return [
-        f"{reason}: stopped after step {step}; everything is saved.",
-        f"go on with   {resume_command(run, command)}",
-    ]
+    saved = f"{reason}: stopped after step {step}; everything is saved."
+    return [saved, f"go on with   {resume_command(run, command)}"]
 
 
 def saved_recipe(config: AnyConfig) -> str:
-    """The recipe as a run's folder keeps it.  It never says `overwrite`: running it must not delete this run."""
+    """The recipe for a run's folder.  It never says `overwrite`: running it must not delete this run."""
     kept: Any = config  # each kind has a `run` of its own class
     return as_recipe(replace(kept, run=replace(kept.run, overwrite=False)))
 
 
-def holds_steps(path: Path) -> bool:
-    """Whether a run got anywhere; one that a mistake in its recipe ended before is no loss."""
-    journals = (path / "metrics.jsonl", path / "scores.jsonl")
-    return any(journal.exists() and journal.stat().st_size for journal in journals)
-
-
 def refuse_foreign_folder(path: Path) -> None:
-    """A folder with other things in it is not for a run: overwriting must never remove what posttrain did not make."""
+    """Refuse a folder with other content: overwriting must never remove what posttrain did not make."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; a run needs a folder.  Choose another run.folder (--run.folder).")
     with reading(path):
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     others = sorted(name for name in names if name not in (LOCK, FORMAT) and not name.startswith(TEMPORARY))
     if others and not {LOCK, "config.yaml"} <= names:
+        listed = ", ".join(others[:3]) + (" ..." if len(others) > 3 else "")
         raise UserError(
-            f"{path}: not empty and not a run folder; it holds {', '.join(others[:3])}"
-            f"{' ...' if len(others) > 3 else ''}.  Choose a new or empty run.folder (--run.folder)."
+            f"{path}: not empty and not a run folder: {listed}.  Choose a new or empty run.folder (--run.folder)."
         )
 
 
 def lock_folder(path: Path) -> int:
-    """Become the folder's one writer.  The system drops the lock with the process, however that dies."""
+    """Become the folder's one writer.  The system releases the lock when the process ends, in whatever way."""
     with writing(path, path):
         descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
@@ -233,8 +228,8 @@ def lock_folder(path: Path) -> int:
         writer = os.read(descriptor, 32).decode().strip() or "just started"
         os.close(descriptor)
         raise UserError(
-            f"{path}: process {writer} is writing to this run folder, and a run has one writer.  "
-            "Wait until it ends, stop it, or choose another run.folder (--run.folder)."
+            f"{path}: process {writer} is writing to this run folder.  Stop it, or choose another run.folder"
+            " (--run.folder)."
         ) from None
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())
@@ -243,7 +238,7 @@ def lock_folder(path: Path) -> int:
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
-    """Make a folder, and keep a second writer out of it.  Raises UserError where there is one."""
+    """Make a folder and lock it.  Raises UserError where there is another writer."""
     with writing(folder, folder):
         folder.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(folder)

@@ -1,7 +1,7 @@
-"""What holds a run together, whichever loop it is of: folder, resume and cut, clock, checkpoints, signals, watchers.
+"""The frame of every training loop: folder, resume, clock, checkpoints, signals and watchers.
 
 with Harness(folder, trained, options) as harness:
-    harness.resume(threads)               where the run goes on from a checkpoint, the last or that of a step
+    harness.resume(threads)               only where the run resumes
     harness.start(plan)
     for step in harness.steps():
         ...                               the step's work, its stages timed by harness.clock
@@ -47,7 +47,7 @@ from posttrain.runs.watchers import (
 
 
 class TrainedState(Protocol):
-    """What is trained, as far as checkpoints ask."""
+    """The trained objects, as far as checkpoints need them."""
 
     @property
     def step(self) -> int:
@@ -55,13 +55,11 @@ class TrainedState(Protocol):
         ...
 
     @property
-    def optimizer(self) -> Optimizer:
-        """What takes the steps."""
-        ...
+    def optimizer(self) -> Optimizer: ...
 
     @property
     def seconds(self) -> float:
-        """What they and the evaluations have taken, in all lives of the run."""
+        """Time of the steps and evaluations, over the whole run."""
         ...
 
     def tensors(self) -> Mapping[str, Tensors]:
@@ -69,68 +67,60 @@ class TrainedState(Protocol):
         ...
 
     def state(self) -> Mapping[str, object]:
-        """Whatever else it reads, as plain data."""
+        """Other state of the next step, JSON-serialisable."""
         ...
 
-    def restore(self, saved: Checkpoint) -> None:
-        """Be as the checkpoint was."""
-        ...
+    def restore(self, saved: Checkpoint) -> None: ...
 
     def add_seconds(self, seconds: Mapping[str, float]) -> None:
         """Count the time of a step, by stage."""
         ...
 
 
-def no_score(metrics: Metrics) -> float | None:
-    """No checkpoint is better than another."""
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class HarnessOptions:
-    """What a recipe says of every run."""
+    """The options of every kind of run."""
 
     run: RunOptions
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     time_by_stage: bool = True
-    """Whether metrics tell the seconds of each stage."""
+    """Whether metrics have the seconds of each stage."""
     watchers: Sequence[Watcher] = ()
-    """A user's own, who see each step before its metrics are written and shown, and before it is saved."""
+    """The user's; they see each step before its metrics are written and shown, and before it is saved."""
     guards: Sequence[Watcher] = ()
-    """Those of the loop itself, which may end the run after a step that is in the journal and before it is saved."""
-    score: Callable[[Metrics], float | None] = no_score
-    """What of a step's metrics tells the best checkpoint: higher is better, None says nothing."""
+    """The loop's; they may end the run after a step is in the journal and before it is saved."""
+    score: Callable[[Metrics], float | None] = lambda metrics: None
+    """Rates a step's checkpoint by its metrics: higher is better, None says nothing."""
     stop_early: Callable[[], bool] = bool
-    """Whether the run has gone on for long enough although there are steps left."""
+    """Whether the run may end although there are steps left."""
     config: TrainingConfig = field(default_factory=Config)
-    """The recipe: saved with each checkpoint, and what a resumed run must share with it."""
+    """The recipe: saved with each checkpoint, and compared at a resume."""
     from_step: int | None = None
-    """The step whose checkpoint a resumed run goes on from; None is the last."""
+    """The step whose checkpoint is resumed; None is the last."""
     kept_from: Mapping[str, int] = field(default_factory=dict)
-    """Journals, and `rollouts`, with the first step that each tells of; from there on each tells of every step."""
+    """Journals, and `rollouts`, with their first step; from there on each has every step."""
 
 
 class Harness:
-    """One run, from its folder to its end.  A context manager: leaving it gives folder, signals and terminal back."""
+    """One run, from its folder to its end.  A context manager: leaving it releases folder, signals and terminal."""
 
     def __init__(self, folder: RunFolder, trained: TrainedState, options: HarnessOptions) -> None:
         self.folder, self.trained, self.options = folder, trained, options
         self.clock = Clock()
-        """Of the step that is going on."""
+        """Of the current step."""
         self.step = 0
-        """The one that is going on, or was last."""
+        """The current or last step."""
         self.interruption = Interruption()
         self.progress = Progress(options.run.num_steps)
         self.watchers: list[Watcher] = list(options.watchers)
         self.trackers = Trackers(folder, options.config, lambda text: self.progress.note(text))
         self._began, self._seconds_before = time.monotonic(), 0.0
         self.stopping = False
-        """Whether the run ends after the step that is going on."""
+        """Whether the run ends after the current step."""
         self._recorded: StepReport | None = None
-        """The step that was recorded last."""
         self._saved = -1
         """The step that was saved last."""
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """Damage to older checkpoints."""
         self._open = ExitStack()
 
@@ -145,10 +135,15 @@ class Harness:
         self._open.__exit__(kind, error, trace)
 
     def resume(self, threads: ThreadClaim) -> list[str]:
-        """Be as a checkpoint was, with what was written after it cut away; returns what to tell of it."""
-        saved = self.checkpoint_to_resume()
+        """Restore a checkpoint and remove everything written after it; returns lines about it."""
+        checkpoints, step = self.folder.checkpoints, self.options.from_step
+        if step is None:
+            saved = checkpoint.load_latest(checkpoints, command=self.command)
+        else:
+            saved = checkpoint.load_step(checkpoints, step, command=self.command)
         require_same_recipe(self.folder.path, self.options.config, saved.recipe if saved else "")
-        self.require_checkpoints(saved)
+        if step is None:
+            self.require_checkpoints(saved)
         self.folder.replace_config(saved_recipe(self.options.config))
         self.folder.write_format()
         if saved is None:
@@ -156,83 +151,76 @@ class Harness:
             return ["No checkpoint yet: the run starts again."]
         notes = checkpoint.restore_threads(saved, threads)
         self.trained.restore(saved)
-        given_up = checkpoint.forget_after(self.folder.checkpoints, saved.step)
+        removed = checkpoint.forget_after(checkpoints, saved.step)
         self.folder.cut_after(saved.step)
         self._seconds_before = self.trained.seconds
-        return [*self.resumed_lines(saved.step, given_up), *notes]
-
-    def checkpoint_to_resume(self) -> Checkpoint | None:
-        """The last checkpoint, or that of the step that was asked for."""
-        folder, step, command = self.folder.checkpoints, self.options.from_step, self.command
-        if step is not None:
-            return checkpoint.load_step(folder, step, command=command)
-        return checkpoint.load_latest(folder, command=command)
+        return [*self.resumed_lines(saved.step, removed), *notes]
 
     def require_checkpoints(self, saved: Checkpoint | None) -> None:
-        """Refuse to give up finished steps, unasked, because the checkpoints that they led to are gone."""
-        if self.options.from_step is not None:
-            return
+        """Refuse to lose finished steps because their checkpoints are missing."""
         folder, finished, step = self.folder.checkpoints, self.folder.last_step(), saved.step if saved else 0
-        told_at_once = self.options.kept_from.get("metrics.jsonl") == 0  # with a checkpoint before the first step
+        saves_step_0 = self.options.kept_from.get("metrics.jsonl") == 0  # with a checkpoint before the first step
         emptied = [path for each, path in empty_steps(folder).items() if step < each <= finished]
-        gone = saved is None and finished > 0 and (told_at_once or not folder.is_dir())
+        gone = saved is None and finished > 0 and (saves_step_0 or not folder.is_dir())
         if emptied or gone:
-            put_back = "its files back or delete the folder" if emptied else "checkpoints back"
             raise RunError(
-                f"{(emptied or [folder])[0]}: holds no checkpoint, and metrics.jsonl tells of steps up to {finished}."
-                f"  Put {put_back}, or start the run anew: run.overwrite = true (--run.overwrite) in place of resuming."
+                f"{(emptied or [folder])[0]}: holds no checkpoint, and metrics.jsonl has steps up to {finished}."
+                f"  {'Restore its files, delete it' if emptied else 'Restore the checkpoints'}, or start the run anew"
+                " with run.overwrite = true (--run.overwrite)."
             )
 
-    def resumed_lines(self, step: int, given_up: Sequence[int]) -> Iterator[str]:
-        """What to tell of a run that goes on after a step."""
+    def resumed_lines(self, step: int, removed: Sequence[int]) -> Iterator[str]:
         left = self.seconds_left()
+        spent = ""
         if step >= self.options.run.num_steps:
-            yield f"Resumed after step {step}.  That was the last one: the run is only measured again."
+            spent = "  That was the last step: the run is only measured again."
         elif left is not None and left <= 0:
-            yield (
-                f"Resumed after step {step}.  The {self._seconds_before / 60:.1f} min so far are all of"
-                f" run.time_limit_minutes = {self.options.run.time_limit_minutes:g}: the run is only measured again."
-            )
-        else:
-            yield f"Resumed after step {step}."
-        if given_up:
-            yield f"Removed: the checkpoints of steps {step_ranges(given_up)}, and all else of the steps after {step}."
+            limit = f"run.time_limit_minutes = {self.options.run.time_limit_minutes:g}"
+            spent = f"  Its {self._seconds_before / 60:.1f} min reach {limit}: the run is only measured again."
+        yield f"Resumed after step {step}.{spent}"
+        if removed:
+            yield f"Removed: the checkpoints of steps {step_ranges(removed)}, and everything else after step {step}."
         for name, missing in self.folder.missing(step, self.options.kept_from).items():
-            yield f"{name} lacks steps {step_ranges(missing)}, which were finished: the run goes on without them."
+            yield f"{name} lacks steps {step_ranges(missing)}, which were finished: the run continues without them."
 
     @property
     def command(self) -> str:
-        """The one that such a run is resumed with."""
+        """The command that resumes such a run."""
         return COMMAND_OF[type(self.options.config)]
 
     def kept(self) -> str:
-        """What there is to go on from."""
         return what_is_kept(self.folder.path, self.command) if self.folder.begun else NOTHING_KEPT
 
     def seconds_left(self) -> float | None:
-        """Until the time limit, which is for all lives of the run together; None without one."""
+        """Time until the limit, which counts the whole run; None without a limit."""
         limit = self.options.run.time_limit_minutes
         return None if limit is None else 60 * limit - self._seconds_before - (time.monotonic() - self._began)
 
     def start(self, plan: Sequence[str]) -> None:
-        """Show the plan and tell the user's watchers; from here on there is a display, and the built-in ones watch."""
+        """Show the plan and tell the user's watchers; from here on the display and the built-in watchers work."""
         self.progress = Progress(
             self.options.run.num_steps, first_step=self.trained.step + 1, time_limit_seconds=self.seconds_left()
         )
         self._open.enter_context(self.progress)
         self.watchers = self.watchers_in_order()
         self.progress.start(plan)
-        begun = BeginReport(step=self.trained.step, optimizer=self.trained.optimizer)
         for watcher in self.options.watchers:
-            watcher.on_begin(begun)
+            watcher.on_begin(BeginReport(step=self.trained.step, optimizer=self.trained.optimizer))
 
     def watchers_in_order(self) -> list[Watcher]:
         """All watchers: each adds to the metrics that the next ones see.
 
-        Checkpoints last: a step that one could not take in is taken again by the run that is resumed, and what others
-        have written of it is cut away.
+        Checkpoints last: a step that a watcher could not record is taken again by the resumed run, which first removes
+        what the others wrote of it.
         """
         own: dict[str, None] = {}
+        saver = CheckpointWriter(
+            self.options.checkpoint,
+            last_step=self.options.run.num_steps,
+            watchers=self.options.watchers,
+            stopping=self.decide_to_stop,
+            save=lambda report: self.save(score=self.options.score(report.metrics)),
+        )
         return [
             RolloutFiles(self.folder),
             Alarms(self.folder, self.progress),
@@ -242,27 +230,17 @@ class Harness:
             self.trackers,
             StepDisplay(self.progress, own),
             *self.options.guards,
-            self.checkpoint_writer(),
+            saver,
         ]
 
-    def checkpoint_writer(self) -> CheckpointWriter:
-        """Who saves a step once all others have seen it."""
-        return CheckpointWriter(
-            self.options.checkpoint,
-            last_step=self.options.run.num_steps,
-            stopping=self.decide_to_stop,
-            asked=self.asked_to_save,
-            save=lambda report: self.save(score=self.options.score(report.metrics)),
-        )
-
     def steps(self) -> Iterator[int]:
-        """The numbers of the steps that are left: until the last, the time limit, an early stop or a signal.
+        """The remaining steps: until the last, the time limit, an early stop or a signal.
 
         Only from here on does a signal wait for the end of a step.
         """
         self._open.enter_context(self.trackers.open(self.trained.step))
         self.interruption = self._open.enter_context(interruptible())
-        self.decide_to_stop()  # already: a resumed run may have nothing left to do
+        self.decide_to_stop()  # already: a resumed run may have no steps left
         while self.trained.step < self.options.run.num_steps and not self.stopping:
             self.step = self.trained.step + 1
             for watcher in self.options.watchers:
@@ -270,30 +248,19 @@ class Harness:
             yield self.step
 
     def decide_to_stop(self) -> bool:
-        """Whether no further step is to be taken, whatever is left.
+        """Whether to take no further step.
 
-        Decided once a step, when its checkpoint is due or not: a run that ended later would end without one.
+        Decided once a step, with its checkpoint: a run that ended later would end without one.
         """
         left = self.seconds_left()
         passed = left is not None and left <= 0
-        self.stopping = bool(self.interruption) or passed or self.told_to_stop or self.options.stop_early()
+        asked = any(watcher.stopping for watcher in self.options.watchers)
+        self.stopping = bool(self.interruption) or passed or asked or self.options.stop_early()
         return self.stopping
-
-    @property
-    def told_to_stop(self) -> bool:
-        """Whether one of the user's watchers wants no further step."""
-        return any(watcher.stopping for watcher in self.options.watchers)
-
-    def asked_to_save(self) -> bool:
-        """Whether a watcher wants the step saved; asked once of each step."""
-        asked = [watcher for watcher in self.options.watchers if watcher.saving]
-        for watcher in asked:
-            watcher.saving = False
-        return bool(asked)
 
     @contextmanager
     def naming_the_step(self) -> Iterator[None]:
-        """Let an error that ends the run say in which step it happened, and what is left to go on from."""
+        """Add the step and the last checkpoint to an error that ends the run."""
         try:
             yield
         except RunError as error:
@@ -302,7 +269,7 @@ class Harness:
             raise RunError(f"step {self.step}: {error}{left}") from error
 
     def record(self, report: StepReport) -> StepReport:
-        """Hand a finished step to the watchers, one after the other; returns it with what they added."""
+        """Pass a finished step to each watcher in turn; returns it with what they added."""
         metrics = dict(report.metrics)
         for watcher in self.watchers:
             with self.clock(watcher.stage) if watcher.stage else nullcontext():
@@ -313,13 +280,12 @@ class Harness:
         return self._recorded
 
     def leave(self) -> None:
-        """End the run after the step that was recorded last, as a signal in that step would have: it is saved."""
+        """End the run after the last recorded step, as a signal in that step would have: it is saved."""
         self.interruption.left = True
         if self._recorded is not None and self._saved != self._recorded.step:
             self.save(score=self.options.score(self._recorded.metrics))
 
     def evaluated(self, report: EvaluationReport) -> None:
-        """Hand an evaluation to the watchers."""
         for watcher in self.watchers:
             watcher.on_evaluation(report)
 
@@ -331,9 +297,9 @@ class Harness:
         path = checkpoint.save(folder, step, tensors, state, score=score, recipe=recipe)
         self._saved = step
         for wrong in checkpoint.prune(folder, keep_last=keep.keep_last, keep_best=int(keep.keep_best)):
-            if wrong not in self._told:
-                self._told.add(wrong)
-                self.progress.note(f"step {step}: {wrong}.  The run goes on; that checkpoint is of no use.")
+            if wrong not in self._reported:
+                self._reported.add(wrong)
+                self.progress.note(f"step {step}: {wrong}.  The run continues without that checkpoint.")
         for watcher in self.watchers:
             watcher.on_save(CheckpointReport(step=step, path=path))
 
@@ -350,20 +316,15 @@ class Harness:
 
 
 def step_ranges(steps: Sequence[int]) -> str:
-    """Step numbers, those in a row by the first and the last: 1-4, 7."""
-    ranges: list[list[int]] = []
-    for step in steps:
-        if ranges and step == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [step]
-        else:
-            ranges.append([step])
-    return ", ".join("-".join(map(str, each)) for each in ranges)
+    """Step numbers, consecutive ones as a range: 1-4, 7."""
+    first = [step for step in steps if step - 1 not in steps]
+    last = [step for step in steps if step + 1 not in steps]
+    return ", ".join(f"{low}-{high}" if low < high else f"{low}" for low, high in zip(first, last, strict=True))
 
 
 def require_resume(from_step: int | None, *, resume: bool) -> None:
-    """Refuse a step to go on from where nothing goes on."""
     if from_step is not None and not resume:
-        rule = "only a run that is resumed goes on from a step"
+        rule = "only a resumed run starts from a step"
         raise UserError(
             f"from_step = {from_step}: {rule}; call train(config, resume=True, from_step={from_step}).",
             command=f"--from-step {from_step}: {rule}; give --resume RUN as well.",

@@ -1,6 +1,6 @@
-"""Leaving cleanly: SIGINT and SIGTERM end a run after the step in progress, with a checkpoint; before steps at once.
+"""SIGINT and SIGTERM end a run after the current step, with a checkpoint, and before the first step at once.
 
-A `posttrain` command that is run as a process of its own is interrupted with the one that waits for it.
+A `posttrain` command that runs as a child process is interrupted with its parent.
 """
 
 import shlex
@@ -18,29 +18,28 @@ from posttrain.runs.files import no_link
 from posttrain.runs.folder import shown
 from posttrain.runs.manifest import saved_steps
 
-GOES_ON = "What is finished is kept; the same command goes on with the rest."
+GOES_ON = "Finished parts are kept; the same command continues with the rest."
 
 
 class Interruption:
-    """Whether someone asked the run to stop."""
+    """Whether the run is to stop."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self.left = False
-        """Whether whoever takes the steps one by one wants no more of them."""
+        """Whether the caller who takes the steps one by one has left."""
 
     def __bool__(self) -> bool:
         return self.left or self.signal is not None
 
     @property
     def reason(self) -> str:
-        """What stopped the run, as its last lines name it."""
         return "closed" if self.signal is None else self.signal.name
 
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Note the first SIGINT or SIGTERM instead of dying of it; a second one has its usual effect.
+    """Note the first SIGINT or SIGTERM; a second one has its usual effect.
 
     Outside the main thread, where Python allows no handlers, signals keep their usual effect.
     """
@@ -67,14 +66,14 @@ def interruptible() -> Iterator[Interruption]:
 
 
 class StoppedAtOnce(KeyboardInterrupt):
-    """A signal ended the work; the message says which one, and what is kept."""
+    """A signal ended the work; the message names it and says what is kept."""
 
 
 @contextmanager
 def stopped_with_a_word(kept: Callable[[], str]) -> Iterator[None]:
-    """Have SIGTERM end what goes on inside as SIGINT does, and both say what is kept.
+    """Let SIGTERM end the block as SIGINT does, with a message that says what is kept.
 
-    Outside the main thread, or where the program has a handler of its own, SIGTERM keeps its effect.
+    Outside the main thread, or where the program has a handler, SIGTERM keeps its effect.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -97,7 +96,6 @@ def stopped_with_a_word(kept: Callable[[], str]) -> Iterator[None]:
 
 
 def what_is_kept(run: Path, command: str) -> str:
-    """What a run that was stopped at once leaves to go on from."""
     saved = saved_steps(run / "checkpoints")
     if not saved:
         return NOTHING_KEPT
@@ -108,7 +106,7 @@ def what_is_kept(run: Path, command: str) -> str:
 
 
 def stopped_while_loading(resumed: str, command: str) -> AbstractContextManager[None]:
-    """For all of a command, from its first import on: until the folder is known to be of this run, what it resumes."""
+    """For a whole command: until it owns a folder, the run that it resumes is what is kept."""
     return stopped_with_a_word(lambda: what_is_kept(Path(resumed), command) if resumed else NOTHING_KEPT)
 
 
@@ -116,11 +114,11 @@ NOTHING_KEPT = "Nothing of this run is kept yet."
 
 
 def run_posttrain(command: Sequence[str], *, name: str, log: Path) -> None:
-    """Run `posttrain` with these arguments; what it prints goes to the end of a log.
+    """Run `posttrain` with these arguments; its output is appended to a log.
 
-    An interruption is passed on once, and waited for: the run saves the step that it is at.  It is in a session of its
-    own, for a terminal's Ctrl-C goes to all that are in one, and a second signal ends a run at once.  Raises RunError
-    where the command fails; `name` is what the message calls it.
+    An interruption is passed on once, and the run saves its current step.  It has its own session, since Ctrl-C reaches
+    all processes of a session and a second signal ends a run at once.  Raises RunError where the command fails, with
+    `name` in the message.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab", opener=no_link) as output:
@@ -141,13 +139,13 @@ def run_posttrain(command: Sequence[str], *, name: str, log: Path) -> None:
         said = log.read_bytes()[said_before:].decode("utf-8", errors="replace")
         last = said.strip().splitlines()[-1:]
         raise RunError(
-            f"{name}: `posttrain {' '.join(command)}` ended with {code}: {''.join(last)}\n    {log} has all that it"
-            f" said.  {GOES_ON}"
+            f"{name}: `posttrain {' '.join(command)}` ended with {code}: {''.join(last)}\n    Its output is in {log}.  "
+            f"{GOES_ON}"
         )
 
 
 def terminate(process: subprocess.Popen[bytes]) -> None:
-    """Tell a process to end, and wait until it has; whoever is interrupted in waiting tells it again."""
+    """Terminate a process and wait for its end; an interruption terminates it again."""
     process.terminate()
     try:
         process.wait()

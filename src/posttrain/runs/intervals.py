@@ -1,6 +1,6 @@
-"""How sure a mean is: 95% intervals over what was drawn at random, which are problems and prompts.
+"""95% intervals of means over problems or prompts.
 
-Samples of one problem, and pairs of one prompt, are not drawn independently: an interval over them would be too narrow.
+Samples of one problem, and pairs of one prompt, are not independent: an interval over them would be too narrow.
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ def share_interval(values: Float64[ndarray, " problem"]) -> Interval:
 
 
 def score_interval(values: Float64[ndarray, " problem"], scores: Float64[ndarray, "problem sample"]) -> Interval | None:
-    """Interval of the mean of scores, by the mean of each problem; of scores that are all 0 or 1 that of a share.
+    """Interval of the mean of scores, by the mean of each problem; that of a share if all scores are 0 or 1.
 
-    None where all problems have the same mean: resampling gives a point then, and says nothing of other problems.
+    None where all problems have the same mean: resampling then gives a point, and no information on other problems.
     """
     if np.isin(scores[~np.isnan(scores)], (0, 1)).all():
         return share_interval(values)
@@ -66,27 +66,25 @@ def jeffreys_interval(share: float, count: int) -> Interval:
 def resampled_sums(
     prompts: Sequence[object], columns: Float64[ndarray, "pair column"]
 ) -> Float64[ndarray, "resample column"]:
-    """Sums of columns over resamples of prompts, each with all its pairs; the same numbers give the same ones."""
+    """Sums of columns over resamples of prompts, each with all its pairs; deterministic."""
     number: dict[object, int] = {}
     of_pair = [number.setdefault(prompt, len(number)) for prompt in prompts]
     of_prompt = np.zeros((len(number), columns.shape[1]))
     np.add.at(of_prompt, of_pair, columns)
     random = np.random.default_rng(0)
     found = []
-    for _ in range(RESAMPLES):  # one at a time: all draws together would be large where pairs are many
+    for _ in range(RESAMPLES):  # one at a time, to save memory
         drawn = np.bincount(random.integers(len(number), size=len(number)), minlength=len(number))
         found.append(drawn @ of_prompt)
     return np.stack(found)
 
 
 def percentiles(values: Float64[ndarray, " resample"]) -> Interval:
-    """The middle 95%."""
     low, high = np.quantile(values, [0.025, 0.975])
     return float(low), float(high)
 
 
 def mean_intervals(prompts: Sequence[object], columns: Float64[ndarray, "pair column"]) -> list[Interval]:
-    """The bootstrap interval of the mean over pairs of each column."""
     sums = resampled_sums(prompts, np.concatenate([np.ones((len(prompts), 1)), columns], axis=1))
     return [percentiles(each) for each in (sums[:, 1:] / sums[:, :1]).T]
 

@@ -25,26 +25,25 @@ SHOWN = (
     ("kl_behaviour", "KL to behaviour", "{:.4f}"),
     ("tokens_per_second", "tokens/s", "{:,.0f}"),
 )
-"""Metric, label and format of the numbers that matter, in the order of the display."""
+"""Metric, label and format of the displayed numbers, in order."""
 
 COMPARED = ("eval/accuracy_sampled", "eval/reward", "eval/score", "eval/pairs/accuracy")
-"""Held-out metrics that are shown beside what they were at first."""
+"""Held-out metrics that are shown with their first value."""
 
 SPARK = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 32
 PLAIN_SECONDS = 5.0
-"""Without a terminal, steps closer together than this share a line; first, last and evaluated steps have their own."""
+"""Without a terminal, one line per this time; first, last and evaluated steps always have one."""
 
 
 class Clock:
-    """Adds up the wall time of named stages: `with clock("rollout"): ...`."""
+    """Sums the wall time of named stages: `with clock("rollout"): ...`."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Count what happens inside as part of a stage."""
         began = time.perf_counter()
         try:
             yield
@@ -53,14 +52,13 @@ class Clock:
 
     @property
     def total(self) -> float:
-        """Seconds of all stages."""
         return sum(self.seconds.values())
 
 
 class Progress:
-    """Shows a run's plan, its steps and its long stages.  A context manager: leaving it gives the terminal back.
+    """Shows a run's plan, its steps and its long stages.  A context manager: leaving it releases the terminal.
 
-    Texts are printed as they are, without markup; control characters, which model output may hold, are made visible.
+    Texts are printed without markup; control characters, which model output may hold, are escaped.
     """
 
     def __init__(
@@ -72,14 +70,14 @@ class Progress:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Steps are numbered `first_step` (above 1 when a run is resumed) to `num_steps`."""
+        """Steps are numbered `first_step` (above 1 in a resumed run) to `num_steps`."""
         self._console = console or Console(highlight=False)
         self._clock = clock
         self._num_steps, self._done, self._resumed_from = num_steps, first_step - 1, first_step - 1
         self._time_limit = time_limit_seconds
         self._latest: dict[str, float] = {}
         self._first: dict[str, float] = {}
-        """What the first evaluation measured."""
+        """Values of the first evaluation."""
         self._own: tuple[str, ...] = ()
         self._rewards: list[float] = []
         self._began = self._last_line = clock()
@@ -90,7 +88,7 @@ class Progress:
         self._run_bar = self._bars.add_task("step", total=num_steps, completed=self._done, tail="")
 
     def start(self, plan: Sequence[str]) -> None:
-        """Print the plan and begin to count time."""
+        """Print the plan and start the clock."""
         for line in plan:
             self.note(line)
         self._began = self._last_line = self._clock()
@@ -99,10 +97,7 @@ class Progress:
             self._live.start()
 
     def step(self, step: int, metrics: Mapping[str, float], *, own: Collection[str] = ()) -> None:
-        """Show a finished step; numbers that it does not bring keep their last value.
-
-        `own` are metrics beside ours that a person wants to see.
-        """
+        """Show a finished step; missing numbers keep their last value.  `own` are further metrics to show."""
         self._done = step
         self._own = tuple(own)
         self._latest |= metrics
@@ -119,12 +114,12 @@ class Progress:
             self.note(f"step {step}/{self._num_steps}  {numbers}  {duration(self._seconds_left())} left")
 
     def compare_with(self, metrics: Mapping[str, float]) -> None:
-        """Show later evaluations beside this one, unless there is an earlier one."""
+        """Show these values next to later evaluations, unless there are earlier ones."""
         self._first = {name: value for name, value in metrics.items() if name in COMPARED} | self._first
 
     @contextmanager
     def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show a long stage within or before a step, such as an evaluation; the caller is given `advance(count)`."""
+        """Show a long stage within or before a step, such as an evaluation; yields `advance(count)`."""
         if total == 0:
             yield lambda count: None
             return
@@ -150,17 +145,15 @@ class Progress:
             self.note(f"{name}: done in {self._clock() - began:.1f} s")
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
         self._console.print(Text(visible(text)), soft_wrap=True)
 
     def finish(self, lines: Sequence[str]) -> None:
-        """End the display and print what came out."""
+        """End the display and print the last lines."""
         self.close()
         for line in lines:
             self.note(line)
 
     def close(self) -> None:
-        """Give the terminal back.  Closing twice does nothing."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -174,7 +167,7 @@ class Progress:
         self.close()
 
     def _seconds_left(self) -> float | None:
-        """By the mean pace of this process so far, evaluations included; never beyond the time limit."""
+        """By the mean pace of this process, evaluations included; at most until the time limit."""
         elapsed = self._clock() - self._began
         done = self._done - self._resumed_from
         if done == 0:
@@ -184,7 +177,7 @@ class Progress:
 
     def _numbers(self, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
         accuracy, reward = COMPARED[:2]
-        # One of the two: the reward where no held-out answer was ever right, which is all that some rewards can tell.
+        # One of the two: the reward where no held-out answer was ever right.
         right = any(each.get(accuracy) or reward not in each for each in (metrics, self._first))
         left_out = reward if right else accuracy
         shown = []
@@ -195,7 +188,6 @@ class Progress:
         return shown + [(name, f"{metrics[name]:.4g}") for name in self._own if name in metrics]
 
     def _display(self) -> Group:
-        """The live display: bars, then the latest numbers."""
         elapsed, left = self._clock() - self._began, self._seconds_left()
         self._bars.update(self._run_bar, tail=f"{duration(elapsed)} elapsed, {duration(left)} left")
         numbers = Text()
@@ -206,7 +198,7 @@ class Progress:
 
 
 def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds, as on a clock; `?` while unknown."""
+    """h:mm:ss, or `?` while unknown."""
     if seconds is None:
         return "?"
     minutes, rest = divmod(round(seconds), 60)
@@ -215,7 +207,7 @@ def duration(seconds: float | None) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A row of bars, from the least value to the greatest; long histories are averaged into `SPARK_WIDTH` bars."""
+    """A row of bars between the smallest and largest value; long histories are averaged into `SPARK_WIDTH` bars."""
     if not values:
         return ""
     count = min(len(values), SPARK_WIDTH)
@@ -228,5 +220,5 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def visible(text: str) -> str:
-    """The text with control characters, which could steer a terminal, written as \\x1b and the like."""
+    """The text with control characters, which could steer a terminal, escaped as \\x1b and the like."""
     return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""Prompts and completions as the model reads and writes them, for a person to look at before an hour of training."""
+"""Prompts and completions as the model reads and writes them, for a look before training."""
 
 import math
 import re
@@ -11,34 +11,34 @@ from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.progress import visible
 
 OPEN, CLOSE, PREFILL = "⟦", "⟧", "▶"
-"""Around a token that stands for itself, and before the beginning of the answer."""
-LEGEND = f"{OPEN}…{CLOSE} is one token of its own, {PREFILL} where the prefill begins"
+"""Around a special token, and before the prefill."""
+LEGEND = f"{OPEN}…{CLOSE} is one special token, {PREFILL} where the prefill begins"
 LAST_TOKENS = 4
-"""Whose ids are shown: a prompt that ends otherwise than in training shows there."""
+"""Tokens whose ids are shown: they reveal a prompt that ends differently than in training."""
 MOST_CHARACTERS = 4000
-"""Of a prompt or completion; the middle of a longer one is left out."""
+"""Of a prompt or completion; the middle of a longer one is omitted."""
 MOST_OF_A_COLUMN = 60
 MOST_MARKS = 8
-"""Of a completion's process rewards; of more their number is told."""
+"""Of a completion's process rewards; further ones are counted."""
 OPEN_THOUGHT = re.compile(r"<(think|thinking|thought|reason|reasoning)>\s*$")
-"""How templates of thinking models begin an answer; other tags at the end of a prompt may name who speaks."""
+"""How templates of thinking models begin an answer; other tags at the end of a prompt may name the speaker."""
 Piece = tuple[str, bool]
 """Text, and whether it is a special or added token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """What reads the prompts: the parts of a model that decide what they look like to it."""
+    """The parts of a model that decide what prompts look like to it."""
 
     tokenizer: PreTrainedTokenizerBase
     stop_ids: Sequence[int]
     template_file: str = ""
-    """Of a template in place of the model's."""
+    """Of a template that replaces the model's."""
     template_options: Mapping[str, object] = field(default_factory=dict)
 
 
 def prompt_preview_lines(prompts: Sequence[Prompt], reader: Reader) -> list[str]:
-    """Prompts with their special tokens, last ids and columns, and what ends a completion; safe to print."""
+    """Prompts with their special tokens, last ids and columns, and the stop tokens; safe to print."""
     lines = head_lines(prompts, reader)
     for prompt in prompts:
         lines += ["", *prompt_lines(prompt, reader.tokenizer)]
@@ -46,7 +46,7 @@ def prompt_preview_lines(prompts: Sequence[Prompt], reader: Reader) -> list[str]
 
 
 def first_step_lines(groups: Sequence[Group], grades: Grades, count: int, reader: Reader) -> list[str]:
-    """The first so many prompts of a step, each with its first completion and what the rewards say of that."""
+    """The first `count` prompts of a step, each with its first completion and the scores of that."""
     lines = head_lines([group.prompt for group in groups[:count]], reader)
     for position, group in enumerate(groups[:count]):
         lines += ["", *prompt_lines(group.prompt, reader.tokenizer)]
@@ -55,7 +55,6 @@ def first_step_lines(groups: Sequence[Group], grades: Grades, count: int, reader
 
 
 def head_lines(prompts: Sequence[Prompt], reader: Reader) -> list[str]:
-    """What holds of all prompts: the template, what ends a completion, and the marks."""
     return [
         visible(f"template   {template_of(prompts, reader)}"),
         f"stop ids   {', '.join(named_token(token, reader.tokenizer) for token in reader.stop_ids)}",
@@ -64,7 +63,6 @@ def head_lines(prompts: Sequence[Prompt], reader: Reader) -> list[str]:
 
 
 def template_of(prompts: Sequence[Prompt], reader: Reader) -> str:
-    """Which chat template the prompts go through, if any does."""
     if all(prompt.messages is None for prompt in prompts):
         has_one = ", and the model has one" if reader.tokenizer.chat_template else ""
         return f"none: the prompts are text{has_one}"
@@ -74,7 +72,7 @@ def template_of(prompts: Sequence[Prompt], reader: Reader) -> str:
 
 
 def prompt_lines(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """One prompt: where it comes from and its size, its text, its last ids and what else rewards get."""
+    """One prompt: its id and size, text, last ids and columns."""
     text = marked_text(prompt, tokenizer)
     unmarked = [f"prefill    {quoted(prompt.prefill)}"] if prompt.prefill and PREFILL not in text else []
     kind = "as text" if prompt.messages is None else "through the chat template"
@@ -91,7 +89,7 @@ def prompt_lines(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str
 
 
 def graded_lines(group: Group, grades: Grades, position: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The first completion of a group, the one at `position` of what was graded, and each reward's score of it."""
+    """The first completion of the group at `position`, and its scores."""
     rollout = group.rollouts[0]
     scores = [
         f"{name} {number(score)}{outcome_of(grades, name, position)}"
@@ -108,7 +106,7 @@ def graded_lines(group: Group, grades: Grades, position: int, tokenizer: PreTrai
 
 
 def marked_lines(group: Group, grades: Grades, position: int) -> list[str]:
-    """What functions gave to tokens and spans of a group's first completion, a line for each function."""
+    """The marks of tokens and spans of a group's first completion, a line for each function."""
     text = group.graded_text(group.rollouts[0])
     lines: list[str] = []
     for name, of_groups in grades.marks.items():
@@ -123,35 +121,30 @@ def marked_lines(group: Group, grades: Grades, position: int) -> list[str]:
 
 def logged_lines(grades: Grades, position: int, sample: int) -> list[str]:
     """What functions logged of a completion, a line for each function."""
-    told = {name: of_groups[position][sample] for name, of_groups in grades.extras.items()}
     return [
         f"{name}: {', '.join(f'{column} = {excerpt(value)}' for column, value in extra.items())}"
-        for name, extra in told.items()
-        if extra
+        for name, of_groups in grades.extras.items()
+        if (extra := of_groups[position][sample])
     ]
 
 
 def number(score: float) -> str:
-    """A score, or that there is none."""
     return "none" if math.isnan(score) else f"{score:g}"
 
 
 def outcome_of(grades: Grades, name: str, position: int) -> str:
-    """What a reward called the first completion of a group, where it has names."""
     return f" ({grades.outcomes[name][position][0]})" if name in grades.outcomes else ""
 
 
 def opening_note(prompt: Prompt) -> str:
-    """What to tell of a template that begins the answer by itself: rewards would not see that beginning."""
-    if prompt.messages is None or prompt.prefill:
-        return ""
+    """A note on a template that begins the answer: rewards would not see that beginning."""
     found = OPEN_THOUGHT.search(prompt.text)
-    if found is None:
+    if prompt.messages is None or prompt.prefill or found is None:
         return ""
     tag = found[0].replace("\n", "\\n")
     return (
-        f"the chat template begins the answer with `{tag}`, which the rewards do not see.  To have them see it, say"
-        f' task.prefill: "{tag}"; it then stands there once.'
+        f"the chat template begins the answer with `{tag}`, which the rewards do not see.  Set"
+        f' task.prefill: "{tag}" to show it to them; the prompt then still has it once.'
     )
 
 
@@ -159,7 +152,6 @@ def opening_note(prompt: Prompt) -> str:
 
 
 def marked_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of a prompt's tokens, a mark where the prefill begins."""
     made = pieces(prompt.tokens, tokenizer)
     text = "".join(piece for piece, _ in made)
     if not prompt.prefill or not text.endswith(prompt.prefill):
@@ -169,7 +161,7 @@ def marked_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[Piece]:
-    """The text of tokens; those between two special ones together, as a character may be spread over several."""
+    """The text of tokens; ordinary ones are decoded together, since a character may span several."""
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     made: list[Piece] = []
     run: list[int] = []
@@ -185,12 +177,11 @@ def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[Pi
 
 
 def decoded(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of tokens, special ones too, nothing tidied away."""
     return str(tokenizer.decode([*tokens], skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def split_at(made: Sequence[Piece], length: int) -> tuple[list[Piece], list[Piece]]:
-    """Pieces before and after so many characters; one that lies across is cut in two."""
+    """The pieces before and after `length` characters; one that crosses is cut in two."""
     before: list[Piece] = []
     for index, (text, special) in enumerate(made):
         if length < len(text):
@@ -202,7 +193,7 @@ def split_at(made: Sequence[Piece], length: int) -> tuple[list[Piece], list[Piec
 
 
 def printable(made: Sequence[Piece]) -> str:
-    """Pieces as text that is safe to print; a long one without its middle."""
+    """Pieces as text that is safe to print, a long text without its middle."""
     text = "".join(f"{OPEN}{piece}{CLOSE}" if special else piece for piece, special in made)
     left_out = len(text) - MOST_CHARACTERS
     if left_out > 0:
@@ -212,23 +203,21 @@ def printable(made: Sequence[Piece]) -> str:
 
 
 def indented(text: str) -> Iterator[str]:
-    """The lines of a text below a heading."""
     return (f"  {line}" for line in text.split("\n"))
 
 
 def named_token(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A token's id and text, or its piece as the vocabulary has it where that is only a part of a character."""
+    """A token's id and text, or its entry in the vocabulary if it is only a part of a character."""
     text = decoded([token], tokenizer)
     piece = tokenizer.convert_ids_to_tokens(token)
     return f"{token} {quoted(str(piece) if '�' in text else text)}"
 
 
 def excerpt(value: object) -> str:
-    """A column's value on one line, cut where it is long."""
     text = repr(value)
     return text if len(text) <= MOST_OF_A_COLUMN else f"{text[: MOST_OF_A_COLUMN - 1]}…"
 
 
 def quoted(text: str) -> str:
-    """A short text in quotes, line ends and control characters written out."""
+    """A short text in quotes, with line ends and control characters escaped."""
     return '"' + visible(text).replace("\n", "\\n").replace("\t", "\\t") + '"'

@@ -1,4 +1,4 @@
-"""What a run tells its watchers: records of a step, an evaluation, a checkpoint and the end."""
+"""Reports for watchers: of a step, an evaluation, a checkpoint and the end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ Metrics = Mapping[str, float]
 
 
 def as_number(value: object) -> float | None:
-    """A number, of Python, numpy or torch, as Python's float; None for what is none, text with digits too."""
+    """A number of Python, numpy or torch as a float; None for anything else, including text."""
     if not isinstance(value, SupportsFloat | SupportsIndex):
         return None
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # several values in one, or too large
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # several values, or too large
         return None
 
 
@@ -31,17 +31,17 @@ class ScoredCompletions:
 
     groups: Sequence[Group]
     grades: Grades
-    """Of the reward functions; where training pays by none of them, of the task's measure.  `rewards` is NaN where no
-    reward was asked."""
+    """Of the reward functions, or of the task's measure where training uses none.  `rewards` is NaN where no reward was
+    computed."""
     judged: Float64[Tensor, "prompt sample"]
-    """The score that accuracy is computed from: 1 or more is a right answer; NaN where there is no score."""
+    """The score behind accuracy: 1 or more is right; NaN where there is no score."""
     greedy: bool = False
     """Whether each token was the likeliest one; otherwise they were sampled at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateTokens:
-    """What one optimiser update computed for each of its tokens."""
+    """Numbers that one optimiser update computed for its tokens."""
 
     rollouts: Sequence[tuple[int, str, int]]
     """(draw, prompt id, sample) of each completion."""
@@ -53,12 +53,12 @@ class UpdateTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginReport:
-    """The beginning of a run, or of its next part where it is resumed."""
+    """The beginning of a run, or of its continuation."""
 
     step: int
     """Steps finished before."""
     optimizer: torch.optim.Optimizer
-    """What takes the steps, with the state of the checkpoint where there is one."""
+    """With the state of the checkpoint, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,34 +68,33 @@ class StepReport:
     step: int
     """Counted from 1; 0 is the state before training."""
     metrics: Metrics
-    """Under the names of docs/metrics.md; watchers before this one have added theirs."""
+    """By the names of docs/metrics.md, including those of earlier watchers."""
     seconds: Metrics = field(default_factory=dict)
     """Wall time by stage."""
     num_tokens: int = 0
-    """Tokens that the step's speed is told in."""
+    """Tokens behind the step's speed."""
     groups: Sequence[Group] = ()
     """The groups that were trained on; none in a supervised run."""
     grades: Grades | None = None
-    """What the rewards said of them."""
+    """Their rewards."""
     advantages: Float64[Tensor, "prompt group"] | None = None
-    """Of each completion, the mean over its tokens where an algorithm tells them apart."""
+    """Of each completion; the mean over its tokens where they differ."""
     token_rewards: Float64[Tensor, " token"] | None = None
-    """What single tokens of those groups earned beside their completion, one completion after the other."""
+    """Rewards of single tokens, in the order of those groups."""
     process_rewards: Float64[Tensor, " token"] | None = None
-    """What reward functions marked of that; NaN where no step ends."""
+    """The part of them that reward functions marked; NaN where no step ends."""
     token_advantages: Float64[Tensor, " token"] | None = None
-    """What each of those tokens was credited with."""
     token_values: Float64[Tensor, " token"] | None = None
-    """What a critic expected before each of them; None without one."""
+    """A critic's values; None without one."""
     replaced: Sequence[tuple[Sequence[Group], Grades]] = ()
     """Groups that dynamic sampling set aside."""
     pairs: Sequence[Preference] = ()
-    """The pairs of answers that were learned."""
+    """The pairs that were learned."""
     updates: Sequence[UpdateTokens] = ()
     """The tokens of each update, with `run.keep_token_columns`."""
 
     def token_columns(self) -> dict[str, Float64[Tensor, " token"]]:
-        """What is known of single tokens of the groups trained on, under the names of the rollout file."""
+        """The columns of single tokens, by the names of the rollout file."""
         columns = {
             "token_rewards": self.token_rewards,
             "process_rewards": self.process_rewards,
@@ -105,7 +104,7 @@ class StepReport:
         return {name: column for name, column in columns.items() if column is not None}
 
     def all_rollouts(self) -> tuple[list[Group], Grades, Float64[Tensor, "prompt group"]]:
-        """The groups trained on, then those set aside, whose advantages are NaN."""
+        """The groups that were trained on, then those set aside, with NaN as advantages."""
         assert self.grades is not None, "a step without rollouts"
         assert self.advantages is not None
         groups, grades, advantages = list(self.groups), self.grades, self.advantages
@@ -122,13 +121,13 @@ class EvaluationReport:
 
     step: int
     results: Mapping[str, object]
-    """As in summary.json where it is a full one, else metrics."""
+    """As in summary.json for a full one, else metrics."""
     groups: Sequence[Group] = ()
     """The sampled completions of a full one."""
     evaluation: Literal["before", "brief", "after"] = "brief"
-    """`before` and `after` training everything is measured; `brief` ones are along the way."""
+    """Full ones are `before` and `after` training, `brief` ones between steps."""
     completions: Sequence[ScoredCompletions] = ()
-    """All of them with their scores."""
+    """All completions with their scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +145,7 @@ class EndReport:
     step: int
     folder: Path
     summary: Mapping[str, object]
-    """The content of summary.json; empty where the run was interrupted."""
+    """The content of summary.json; empty if the run was interrupted."""
     interrupted: bool = False
 
 
@@ -161,5 +160,5 @@ class Run:
 
     @property
     def model_folder(self) -> Path:
-        """The trained model, for `from_pretrained` and for `posttrain chat`; its adapter where that alone was saved."""
+        """The trained model, for `from_pretrained` and `posttrain chat`; or its adapter if only that was saved."""
         return run_model(self.folder)

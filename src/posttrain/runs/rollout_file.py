@@ -1,4 +1,4 @@
-"""Parquet files of a run: of a step and of an evaluation one row per completion, of updates one per trained completion.
+"""Parquet files of a run: one row per completion of a step, of an evaluation, and of the updates of a step.
 
 Null means: not scored (`reward`, `judged`, `score/<function>`), took no part in the update (`advantage`, token
 columns), nothing was cut (`cut_logprobs`), not marked (`marks/<function>`).
@@ -22,21 +22,13 @@ from posttrain.runs.reports import ScoredCompletions, UpdateTokens
 
 NO_COLUMNS: Mapping[str, Tensor] = MappingProxyType({})
 NEEDED = (
-    "draw",
-    "sample",
-    "prompt_id",
-    "prompt",
-    "prompt_tokens",
-    "tokens",
-    "logprobs",
-    "finish",
-    "completion",
+    *("draw", "sample", "prompt_id", "prompt", "prompt_tokens", "tokens", "logprobs", "finish", "completion"),
     "reward",
 )
-"""Columns that reading a file of rollouts needs."""
+"""Columns that `read_rollouts` requires."""
 PROCESS, SAMPLED = "process_rewards", "sampled"
 EXACT = 2**53
-"""The greatest of the integers that a float tells apart."""
+"""The largest integer below which a float64 represents all integers."""
 
 
 def parquet_bytes(
@@ -50,9 +42,7 @@ def parquet_bytes(
     """All rollouts of a step as a parquet file.
 
     `tokens` has all tokens of a completion, `sampled` which of them the policy sampled.  `logprobs`, `cut_logprobs` and
-    token columns, such as `token_advantages`, have a number for each sampled token.  Null means: not scored (`reward`,
-    `score/<function>`), took no part in the update (`advantage`, token columns), nothing was cut (`cut_logprobs`), not
-    marked (`marks/<function>`).
+    token columns, such as `token_advantages`, have a number for each sampled token.
     """
     assert grades.rewards.shape == advantages.shape == (len(groups), len(groups[0].rollouts))
     columns = {**rollout_columns(step, groups), **grade_columns(grades, advantages)}
@@ -63,7 +53,7 @@ def parquet_bytes(
 def evaluation_bytes(
     step: int, evaluation: str, completions: Sequence[ScoredCompletions], others: "Columns | None" = None
 ) -> bytes:
-    """All completions of an evaluation as a parquet file, behind the rows of other evaluations at the same step."""
+    """All completions of an evaluation as a parquet file, after the rows of other evaluations at the same step."""
     parts = [] if others is None else [others]
     for each in completions:
         rows = rollout_columns(step, each.groups)
@@ -74,7 +64,7 @@ def evaluation_bytes(
 
 
 def without_evaluation(file: Path, evaluation: str) -> "Columns | None":
-    """The rows of other evaluations in a file; None where there are none.  Raises RunError where it is damaged."""
+    """The rows of other evaluations in a file, or None.  Raises RunError for a damaged file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -83,7 +73,7 @@ def without_evaluation(file: Path, evaluation: str) -> "Columns | None":
         kept = [row for row, each in enumerate(columns["evaluation"]) if each != evaluation]
     except (pa.ArrowException, KeyError) as error:
         says = str(error).splitlines()[0]
-        raise RunError(f"{file}: damaged: not the completions of an evaluation ({says}).  Delete it.") from error
+        raise RunError(f"{file}: damaged: not completions of an evaluation ({says}).  Delete it.") from error
     return {name: [column[row] for row in kept] for name, column in columns.items()} if kept else None
 
 
@@ -103,11 +93,11 @@ def token_column_bytes(step: int, updates: Sequence[UpdateTokens]) -> bytes:
 
 
 Columns = dict[str, list[Any]]
-"""Name -> a value for each row."""
+"""Name -> values by row."""
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
-    """Rows of several tables, one after the other; null where a table lacks a column."""
+    """The rows of several tables in order; null where a table lacks a column."""
     names = dict.fromkeys(name for part in parts for name in part)
     counts = [len(next(iter(part.values()))) for part in parts]
     columns: Columns = {}
@@ -130,7 +120,7 @@ TYPES = {
     "judged": "double",
     "score": "double",
 }
-"""By name, or by what stands before its slash; other columns have the type of their values."""
+"""By name or prefix before the slash; other columns have the type of their values."""
 
 
 def table_bytes(columns: Mapping[str, Sequence[object]], types: Mapping[str, str] = TYPES) -> bytes:
@@ -138,15 +128,9 @@ def table_bytes(columns: Mapping[str, Sequence[object]], types: Mapping[str, str
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    known = {
-        "int32 list": pa.list_(pa.int32()),
-        "bool list": pa.list_(pa.bool_()),
-        "float list": pa.list_(pa.float32()),
-        "double list": pa.list_(pa.float64()),
-        "int32 lists": pa.list_(pa.list_(pa.int32())),
-        "float lists": pa.list_(pa.list_(pa.float32())),
-        "double": pa.float64(),
-    }
+    plain = {"int32": pa.int32(), "bool": pa.bool_(), "float": pa.float32(), "double": pa.float64()}
+    lists = {f"{name} list": pa.list_(each) for name, each in plain.items()}
+    known = plain | lists | {f"{name}s": pa.list_(each) for name, each in lists.items()}
     arrays = {
         name: pa.array(column, type=known.get(types.get(name.partition("/")[0], "")))
         for name, column in columns.items()
@@ -157,7 +141,7 @@ def table_bytes(columns: Mapping[str, Sequence[object]], types: Mapping[str, str
 
 
 def rollout_columns(step: int, groups: Sequence[Group]) -> dict[str, list[object]]:
-    """What was sampled: prompt by prompt, and within a prompt sample by sample."""
+    """The sampled completions, by prompt and sample."""
     rows: list[tuple[Group, Rollout]] = [(group, rollout) for group in groups for rollout in group.rollouts]
     columns_json = {group.draw: as_json(group.prompt.columns) for group in groups}
     return {
@@ -191,7 +175,7 @@ def alternative_columns(rollouts: Sequence[Rollout]) -> dict[str, list[object]]:
 
 
 def grade_columns(grades: Grades, advantages: Float64[Tensor, "prompt group"] | None = None) -> dict[str, list[object]]:
-    """What became of it: reward, advantage, and each function's score and outcome."""
+    """Rewards, advantages, and what each function returned."""
     columns = {"reward": nullable(grades.rewards)}
     columns |= {} if advantages is None else {"advantage": nullable(advantages)}
     columns |= {f"score/{name}": nullable(scores) for name, scores in zip(grades.names, grades.scores, strict=True)}
@@ -207,7 +191,7 @@ def grade_columns(grades: Grades, advantages: Float64[Tensor, "prompt group"] | 
 
 
 def token_lists(groups: Sequence[Group], column: Float64[Tensor, " token"]) -> list[object]:
-    """The numbers of each completion's sampled tokens; None for completions behind the last that has some."""
+    """The numbers of each completion's sampled tokens; None for completions after the end of the column."""
     values, start = column.tolist(), 0
     lists: list[object] = []
     for rollout in (rollout for group in groups for rollout in group.rollouts):
@@ -217,7 +201,6 @@ def token_lists(groups: Sequence[Group], column: Float64[Tensor, " token"]) -> l
 
 
 def plain_marks(grades: Grades) -> dict[str, tuple[tuple[dict[str, object] | None, ...], ...]]:
-    """What functions marked, as plain JSON."""
     return {
         name: tuple(
             tuple(None if marks is None else {"tokens": marks.tokens, "spans": marks.spans} for marks in group)
@@ -228,12 +211,12 @@ def plain_marks(grades: Grades) -> dict[str, tuple[tuple[dict[str, object] | Non
 
 
 def of_one_type(values: Sequence[object]) -> list[object]:
-    """The values where all of them, but None, are truth values, texts or numbers; else each as JSON text."""
+    """The values if all of them, except None, are booleans, texts or numbers; else each as JSON text."""
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {bool}:
         return list(values)
-    if kinds == {str}:
-        return [whole(value) if isinstance(value, str) else None for value in values]
+    if kinds == {str}:  # without halves of characters, which no file can hold
+        return [value.encode("utf-8", "replace").decode() if isinstance(value, str) else None for value in values]
     if kinds <= {int, float}:
         numbers = [value for value in values if isinstance(value, int | float)]
         if all(abs(number) <= EXACT for number in numbers if isinstance(number, int)):
@@ -242,18 +225,12 @@ def of_one_type(values: Sequence[object]) -> list[object]:
     return [None if value is None else json.dumps(value) for value in values]
 
 
-def whole(text: str) -> str:
-    """A text without halves of characters, which no file takes."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 def nullable(values: Float64[Tensor, "prompt group"]) -> list[object]:
-    """The values row by row, None for NaN."""
     return [None if math.isnan(value) else value for value in values.flatten().tolist()]
 
 
 def as_json(columns: Mapping[str, object]) -> str:
-    """A problem's columns as text: records become objects, and what JSON does not know becomes its Python text."""
+    """A problem's columns as JSON: records become objects, other values that JSON does not know their Python text."""
 
     def plain(item: object) -> object:
         return dataclasses.asdict(item) if dataclasses.is_dataclass(item) and not isinstance(item, type) else str(item)
@@ -262,7 +239,7 @@ def as_json(columns: Mapping[str, object]) -> str:
 
 
 def stored_steps(folder: str, option: str) -> list[Path]:
-    """The files of a folder of rollouts, step by step; `option` is what named it.  Raises UserError where none is."""
+    """The files of a folder of rollouts, by step; `option` names the folder in the message."""
     files = sorted(Path(folder).glob("step-*.parquet"))
     if not files:
         raise UserError(f"{option} = {folder}: holds no step-N.parquet.  Give the folder `rollouts` of a run.")
@@ -270,10 +247,10 @@ def stored_steps(folder: str, option: str) -> list[Path]:
 
 
 def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
-    """The groups of a step and what they earned, under the name `stored`: rewards, and process rewards as marks.
+    """The groups of a step, and their rewards and process rewards (as marks) under the name `stored`.
 
-    Groups that dynamic sampling set aside are among them, unless there are process rewards, which they lack.  Prompts
-    come back without their columns.  Raises UserError where the file is no such file.
+    Includes groups that dynamic sampling set aside, unless there are process rewards, which they lack.  Prompts have no
+    columns.  Raises UserError for another kind of file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -284,7 +261,7 @@ def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
         raise UserError(f"{file}: cannot be read as Parquet ({str(error).splitlines()[0]}).") from error
     lacking = [name for name in NEEDED if name not in table.column_names]
     if lacking:
-        raise UserError(f"{file}: has no column `{lacking[0]}`, so it is not the rollouts of a step of a run.")
+        raise UserError(f"{file}: the column `{lacking[0]}` is missing.  Give a file of a run's folder `rollouts`.")
     marked = has_process_rewards(file, table.column_names)
     by_draw: dict[int, list[dict[str, Any]]] = {}
     read = [*NEEDED, *([PROCESS] if marked else []), *([SAMPLED] if SAMPLED in table.column_names else [])]
@@ -303,30 +280,29 @@ def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
 
 
 def has_process_rewards(file: Path, columns: Sequence[str]) -> bool:
-    """Whether the file has rewards of single tokens.  Raises UserError where it has marks and lacks their values."""
+    """Whether the file has rewards of single tokens.  Raises UserError where it has marks without their values."""
     found = PROCESS in columns
     if not found and any(name.startswith("marks/") for name in columns):
         raise UserError(
-            f"{file}: its rewards marked tokens, and it has no column `{PROCESS}` with what they earned: an earlier"
-            " version wrote it.  Give rollouts of this version."
+            f"{file}: has marks but no column `{PROCESS}`: an earlier version wrote it.  Give rollouts of this version."
         )
     return found
 
 
 def marks_of(row: Mapping[str, Any]) -> Marks:
-    """What the tokens of a completion earned, each with the weight of its function."""
+    """The process rewards of a completion's tokens, weighted."""
     earned = iter(row[PROCESS])
     values = [next(earned) if sampled else math.nan for sampled in sampled_of(row)]
     return Marks(tokens=tuple(None if math.isnan(value) else value for value in values))
 
 
 def sampled_of(row: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Which tokens of a completion were sampled: all of them in files from before that column."""
+    """Which tokens of a completion were sampled: all, in files without that column."""
     return tuple(row[SAMPLED]) if SAMPLED in row else (True,) * len(row["tokens"])
 
 
 def group_of(draw: int, rows: Sequence[dict[str, Any]]) -> Group:
-    """The group that some rows are of."""
+    """The group of the rows of one draw."""
     first = rows[0]
     prompt = Prompt(id=first["prompt_id"], text=first["prompt"], tokens=tuple(first["prompt_tokens"]))
     rollouts = tuple(

@@ -140,8 +140,11 @@ def require_same_model(folder: Path, began: RunInput | None, now: RunInput | Non
     here = f"resume {folder}: {MODEL} = {now.what}"
     if not Path(now.what).is_dir():
         says = f"{here}: no such folder.  If the model has moved, name its new place"
-        python = f'load_recipe("{folder / "config.yaml"}", model={{"path": NEW}}, run={{"folder": "{folder}"}})'
-        raise UserError(f"{says}: {python}.", command=f"{says}: --resume {folder} --{MODEL} NEW.")
+        raise UserError(
+            f'{says}: train(load_recipe("{folder}/config.yaml", model={{"path": NEW}}, run={{"folder": "{folder}"}}),'
+            " resume=True).",
+            command=f"{says}: --resume {folder} --{MODEL} NEW.",
+        )
     if began.what != now.what and began.digest != now.digest:
         raise UserError(
             f"{here}: its files differ from those in {began.what} when the run began, by name, size or the first and"

@@ -1,4 +1,4 @@
-"""summary.json: what came out of a run, in numbers that another program can read."""
+"""summary.json: the results of a run, as numbers for other programs."""
 
 import platform
 import resource
@@ -11,15 +11,15 @@ HELD_OUT = ("accuracy_sampled", "accuracy_greedy", "pass_at_8")
 """Held-out results that come with an interval, `<name>_interval` = [low, high]."""
 
 SCORE = "score"
-"""The mean score of the measure by which answers are judged; in place of accuracies where scores count something."""
+"""The mean score by the task's measure; replaces accuracies where scores count something."""
 LEFT_OUT = "accuracy"
-"""Where the accuracies are left out, the reason why."""
+"""The reason why there are no accuracies."""
 
 REWARD = "reward"
-"""Another such: the mean reward, as training sums it.  Of a run that was begun before this was measured it is None."""
+"""The mean reward, as training sums it; None in runs of early versions."""
 
 PACKAGES = ("posttrain", "torch", "transformers", "safetensors", "tokenizers", "numpy")
-"""What a run's numbers can depend on."""
+"""Packages that a run's numbers can depend on."""
 
 
 def build_summary(
@@ -34,10 +34,9 @@ def build_summary(
     """The content of summary.json.
 
     `before` and `after` are held-out results: `accuracy_sampled`, `accuracy_greedy` and `pass_at_8`, each with a
-    `<name>_interval` of [low, high], `mean_length` in tokens, and whatever else an evaluation tells.  None stands
-    for what was not measured, such as pass@8 from fewer than 8 samples.
-    `run` is what else there is to say: steps taken, algorithm, rewards, recipe, machine.
-    `seconds` by stage and `tokens` by kind cover the whole run, resumed parts included; peak memory is this process's.
+    `<name>_interval` of [low, high], `mean_length` in tokens, and further ones.  None means not measured, such as
+    pass@8 from fewer than 8 samples.  `run` has further entries: steps, algorithm, rewards, recipe, machine.
+    `seconds` by stage and `tokens` by kind cover the whole run, also before a resume; peak memory is this process's.
     """
     return {
         "before": held_out_results(before),
@@ -52,7 +51,7 @@ def build_summary(
 
 
 def held_out_results(results: Mapping[str, object]) -> dict[str, object]:
-    """An evaluation's results, with every key that readers of summary.json rely on."""
+    """An evaluation's results, with every required key of summary.json."""
     required = [*HELD_OUT, *(f"{name}_interval" for name in HELD_OUT), "mean_length"]
     missing = [name for name in required if name not in results]
     assert not missing, f"evaluation without {', '.join(missing)}"
@@ -61,7 +60,7 @@ def held_out_results(results: Mapping[str, object]) -> dict[str, object]:
 
 
 def headline(results: Mapping[str, object], prefix: str = "") -> tuple[str, float] | None:
-    """What says most of held-out results: the accuracy at temperature 1, else the mean score, else the mean reward."""
+    """The main held-out result: the accuracy at temperature 1, else the mean score, else the mean reward."""
     for name in ("accuracy_sampled", SCORE, REWARD):
         value = results.get(prefix + name)
         if isinstance(value, int | float):
@@ -70,9 +69,9 @@ def headline(results: Mapping[str, object], prefix: str = "") -> tuple[str, floa
 
 
 def peak_memory_bytes() -> int:
-    """The most physical memory that this process has held so far; graphics memory is not in it."""
+    """Peak physical memory of this process so far, without graphics memory."""
     status = Path("/proc/self/status")
-    if status.is_file():  # Linux, whose getrusage counts what the process that started this one held
+    if status.is_file():  # on Linux, getrusage also counts the parent process
         (peak,) = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
         return int(peak) * 1024
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -80,5 +79,4 @@ def peak_memory_bytes() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Python's version and those of the packages that numbers depend on."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}

@@ -1,4 +1,4 @@
-"""The four trackers: how each is opened, told numbers and texts, and closed.  A library is loaded when it is used."""
+"""The four tracker services.  A library is loaded when it is used."""
 
 import importlib
 import json
@@ -17,11 +17,11 @@ from posttrain.options.tracker import TrackerOptions
 
 Job = Callable[[], None]
 LONGEST = 300
-"""Characters of what a library says that are told."""
+"""Characters of a library's message that are shown."""
 
 
 class TrackerFailure(Exception):
-    """A tracker's library raised an error, which is the cause."""
+    """A tracker's library failed; its error is the cause."""
 
 
 def attempt(job: Job) -> None:
@@ -30,20 +30,20 @@ def attempt(job: Job) -> None:
         job()
     except TrackerFailure:
         raise
-    except BaseException as error:  # one that leaves, by SystemExit, would take its thread along
+    except BaseException as error:  # SystemExit would end the thread
         said = " ".join(str(error).split())
         raise TrackerFailure(f"{type(error).__name__}: {said}"[:LONGEST]) from error
 
 
 class TrackerThread:
-    """Does what it is given one after the other; the program may end without waiting for it."""
+    """Does jobs in order; the program may end without waiting for it."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[tuple[Future[None], Job]] = SimpleQueue()
         Thread(target=self._work, name=f"tracker {name}", daemon=True).start()
 
     def submit(self, job: Job) -> Future[None]:
-        """Have it done after what was given before; its exception is a TrackerFailure."""
+        """Queue a job; its exception is a TrackerFailure."""
         future: Future[None] = Future()
         self._jobs.put((future, job))
         return future
@@ -61,26 +61,25 @@ class TrackerThread:
 
 Status = Literal["finished", "interrupted", "failed"]
 COLUMNS = ["step", "prompt", "completion", "reward", "advantage"]
-"""Of a table of completions."""
+"""Of a table of completions; a `Row` has their values."""
 Row = tuple[int, str, str, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """What a tracker is told of a run when it begins."""
+    """What a tracker knows of a run when it opens."""
 
     folder: Path
     config: Mapping[str, Any]
     """As plain data."""
     options: TrackerOptions
     known_as: str
-    """What the tracker called the run in an earlier life of it; empty where it is new there."""
+    """The run's name in the tracker before a resume; empty for a new run."""
     step: int
     """Steps finished."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
         return self.options.name or self.folder.name
 
 
@@ -88,19 +87,19 @@ class TrackerService(Protocol):
     """One service, for one run; all calls come from one thread."""
 
     def open(self, run: TrackedRun) -> str:
-        """Begin, or go on with the run that is known there; returns what finds it again, empty if nothing does."""
+        """Begin a run or continue the known one; returns its name for the next time, empty if it has none."""
         ...
 
     def tell(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Numbers of a step, by the names of docs/metrics.md."""
+        """Send numbers of a step, by the names of docs/metrics.md."""
         ...
 
     def show(self, rows: Sequence[Row]) -> None:
-        """Some completions of a step."""
+        """Send completions of a step."""
         ...
 
     def close(self, summary: Mapping[str, Any], status: Status) -> None:
-        """The run has ended; the summary is empty where it did not come to its end."""
+        """The run has ended; the summary is empty if it did not finish."""
         ...
 
 
@@ -108,7 +107,7 @@ class TensorBoard:
     """Event files in RUN/tensorboard."""
 
     def open(self, run: TrackedRun) -> str:
-        """Steps that are taken again after a resume take the place of what was written of them."""
+        """Steps that are repeated after a resume replace the earlier ones."""
         self.writer: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter(
             log_dir=str(run.folder / "tensorboard"), purge_step=run.step + 1 if run.step else None
         )
@@ -117,33 +116,30 @@ class TensorBoard:
         return "tensorboard"
 
     def tell(self, step: int, numbers: Mapping[str, float]) -> None:
-        """On the disk when this returns."""
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
 
     def show(self, rows: Sequence[Row]) -> None:
-        """A text for each."""
         for place, (step, prompt, completion, reward, advantage) in enumerate(rows):
             text = f"reward {reward:.4g}, advantage {advantage:.4g}\n\n{as_code(prompt)}\n\n{as_code(completion)}"
             self.writer.add_text(f"completions/{place}", text, step)
 
     def close(self, summary: Mapping[str, Any], status: Status) -> None:
-        """The summary as a text."""
         if summary:
             self.writer.add_text("summary", as_code(json.dumps(summary, indent=2)), 0)
         self.writer.close()
 
 
 class WeightsAndBiases:
-    """A run of W&B, whose files are in RUN/wandb.  Its axis is our step: a resumed run may take steps again."""
+    """A run of W&B, with files in RUN/wandb.  Its axis is our step, since a resumed run may repeat steps."""
 
     def open(self, run: TrackedRun) -> str:
-        """Where and whether it is sent is W&B's own affair (WANDB_MODE, `wandb login`), unless `offline` says no."""
+        """W&B's settings decide where and whether it sends (WANDB_MODE, `wandb login`), unless `offline` is set."""
         wandb: Any = importlib.import_module("wandb")
         mode = "offline" if run.options.offline else os.environ.get("WANDB_MODE", "online")
-        if mode == "online" and wandb.api.api_key is None:  # it would ask at the terminal, and wait
-            raise TrackerFailure("there is no API key: `wandb login`, or set tracker.offline: true")
+        if mode == "online" and wandb.api.api_key is None:  # it would ask at the terminal
+            raise TrackerFailure("API key is missing: run `wandb login`, or set tracker.offline: true")
         self.table = wandb.Table
         self.run: Any = wandb.init(
             project=run.options.project,
@@ -159,15 +155,12 @@ class WeightsAndBiases:
         return str(self.run.id)
 
     def tell(self, step: int, numbers: Mapping[str, float]) -> None:
-        """W&B sends it when it can."""
         self.run.log({"step": step, **numbers})
 
     def show(self, rows: Sequence[Row]) -> None:
-        """A table for each step."""
         self.run.log({"step": rows[0][0], "completions": self.table(columns=COLUMNS, data=[list(row) for row in rows])})
 
     def close(self, summary: Mapping[str, Any], status: Status) -> None:
-        """Numbers of the summary by their dotted names."""
         self.run.summary.update(dict(flat(summary)))
         self.run.finish(exit_code=1 if status == "failed" else 0)
 
@@ -177,10 +170,9 @@ class MlFlow:
 
     statuses: Mapping[Status, str] = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
     longest, most = 500, 100
-    """Characters of a parameter that every store takes, and parameters in one call."""
+    """Limits: characters of a parameter, parameters in one call."""
 
     def open(self, run: TrackedRun) -> str:
-        """Options are parameters, by their dotted names."""
         entities: Any = importlib.import_module("mlflow.entities")
         tracking: Any = importlib.import_module("mlflow.tracking")
         local = f"sqlite:///{run.folder.parent / 'mlflow.db'}"
@@ -199,18 +191,15 @@ class MlFlow:
         return self.id
 
     def tell(self, step: int, numbers: Mapping[str, float]) -> None:
-        """One call for all numbers of a step."""
         now = int(1000 * time.time())
         told = [self.metric(allowed(name), value, now, step) for name, value in numbers.items()]
         self.client.log_batch(self.id, metrics=told)
 
     def show(self, rows: Sequence[Row]) -> None:
-        """A file for each step."""
         content = {"columns": COLUMNS, "data": [list(row) for row in rows]}
         self.client.log_dict(self.id, content, f"completions/step-{rows[0][0]:06d}.json")
 
     def close(self, summary: Mapping[str, Any], status: Status) -> None:
-        """The summary is a file of the run."""
         if summary:
             self.client.log_dict(self.id, dict(summary), "summary.json")
         self.client.set_terminated(self.id, status=self.statuses[status])
@@ -220,7 +209,7 @@ class Trackio:
     """A run of a Trackio project, in its own folder on this machine (TRACKIO_DIR)."""
 
     def open(self, run: TrackedRun) -> str:
-        """Runs are found again by their names: a new one gets a name that no other has."""
+        """Runs are found by their names: a new one gets a unique name."""
         trackio: Any = importlib.import_module("trackio")
         self.table = trackio.Table
         name = run.known_as or f"{run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -231,20 +220,16 @@ class Trackio:
         return str(self.run.name)
 
     def tell(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Written to its data base by a thread of its own."""
         self.run.log(dict(numbers), step=step)
 
     def show(self, rows: Sequence[Row]) -> None:
-        """A table for each step."""
         self.run.log({"completions": self.table(columns=COLUMNS, data=[list(row) for row in rows])}, step=rows[0][0])
 
     def close(self, summary: Mapping[str, Any], status: Status) -> None:
-        """What the last line of metrics.jsonl says of the end is there already."""
         self.run.finish()
 
 
 def flat(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """What nested mappings hold, by dotted names."""
     for name, value in content.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{before}{name}.")
@@ -253,10 +238,10 @@ def flat(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def as_code(text: str) -> str:
-    """A text that Markdown shows as it stands."""
+    """A text that Markdown shows unchanged."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def allowed(name: str) -> str:
-    """A name that MLflow takes: letters, digits, _ - . / : and blanks."""
+    """A name that MLflow accepts: letters, digits, _ - . / : and blanks."""
     return re.sub(r"[^\w\-. :/]", "_", name)

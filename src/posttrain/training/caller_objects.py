@@ -58,13 +58,13 @@ class CallerObjects:
     """Replaces AdamW, over the policy's parameters."""
 
     def __post_init__(self) -> None:
-        for name, kind, remedy in (
-            ("policy", Policy, "Make one of a model and its tokenizer with posttrain.as_policy"),
-            ("algorithm", Algorithm, "Give an object, such as what posttrain.algorithms.table.grpo() returns"),
+        for name, kind, kind_name, remedy in (
+            ("policy", Policy, "a Policy", "Make one of a model and its tokenizer with posttrain.as_policy"),
+            ("algorithm", Algorithm, "an Algorithm", "Give an object, such as posttrain.algorithms.table.grpo()"),
         ):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
-                raise UserError(f"{name}: {value!r:.60} ({type(value).__name__}) is not a {kind.__name__}.  {remedy}.")
+                raise UserError(f"{name}: {value!r:.60} ({type(value).__name__}) is not {kind_name}.  {remedy}.")
         object.__setattr__(self, "rewards", loaded_rewards(self.rewards))
         for name, rows in (("rows", self.rows), ("held_out_rows", self.held_out_rows)):
             if isinstance(rows, Iterable) and not isinstance(rows, Sized):  # a generator gives them once

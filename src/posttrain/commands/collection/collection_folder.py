@@ -13,8 +13,6 @@ The journals of completions, answers and votes only grow; preferences, ties and 
 time that collecting ends or stops.
 """
 
-import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -27,7 +25,7 @@ from posttrain.errors import UserError
 from posttrain.options.collect import OF_CALLS
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.function import RewardFunction
-from posttrain.runs.files import LineJournal, write_atomically, writing
+from posttrain.runs.files import LineJournal
 from posttrain.runs.folder import Folder, lock_folder
 from posttrain.runs.named_inputs import files_of_reward, inputs_of_run, policy_input, read_all
 from posttrain.runs.run_inputs import FILE as INPUTS
@@ -75,17 +73,6 @@ class CollectionFolder(Folder):
     def journal(self, name: str) -> LineJournal:
         """A file that grows by lines: one journal for all who write to it."""
         return self._line_journals[name]
-
-    def write_inputs(self, inputs: RunInputs) -> None:
-        """Save what the pairs are made of beside the configuration."""
-        with writing(self.path / INPUTS, self.path):
-            write_atomically(self.path / INPUTS, inputs.as_json().encode())
-
-    def write_rows(self, name: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """Replace a file of rows, whole or not at all."""
-        content = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-        with writing(self.path / name, self.path):
-            write_atomically(self.path / name, content.encode())
 
 
 MAY_CHANGE = frozenset(

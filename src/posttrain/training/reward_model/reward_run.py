@@ -26,7 +26,7 @@ from posttrain.runs.folder import shown
 from posttrain.runs.named_inputs import inputs_of_run, policy_input
 from posttrain.runs.planned_memory import pairs_setup
 from posttrain.runs.reports import Run
-from posttrain.runs.run_folder import RunFolder
+from posttrain.runs.run_folder import HELD_OUT, RunFolder
 from posttrain.runs.watchers import Watcher
 from posttrain.tasks.dataset import Rows
 from posttrain.tasks.preference_set import PreferenceSet
@@ -140,7 +140,7 @@ class RewardModelObjective(FitObjective[Preference]):
         write_reward_model(self.config, self.scorer, reading, folder, found)
         if scores is not None:
             both = zip(self.held_out, scores.chosen.tolist(), scores.rejected.tolist(), strict=True)
-            folder.write_held_out([{"where": pair.where, "chosen": a, "rejected": b} for pair, a, b in both])
+            folder.write_rows(HELD_OUT, [{"where": pair.where, "chosen": a, "rejected": b} for pair, a, b in both])
 
     def summary(self) -> dict[str, object]:
         return {"best_accuracy": self.run.best_accuracy, "pairs_learned": self.run.next_pair}
