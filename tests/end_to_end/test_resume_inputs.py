@@ -110,7 +110,7 @@ OTHERS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "another reward": (
         lambda model: {"rewards": [louder]},
-        "rewards[0] = louder is given, and the run was made with dice",
+        "rewards[0] = louder is given",
     ),
     "another reward of its name": (
         lambda model: {"rewards": [posttrain.reward_function(louder, name="dice")]},

@@ -82,25 +82,21 @@ def test_overwriting_never_touches_a_folder_that_posttrain_did_not_make(tmp_path
     assert not (tmp_path / LOCK).exists()
 
 
-def test_a_file_in_place_of_the_folder_is_a_usage_error(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    with refused("is a file") as error:
-        RunFolder.create(tmp_path / "run", "")
-    assert error.value.exit_code == 2
-
-
-def test_a_folder_below_a_file_cannot_be_made_and_says_so_with_exit_code_1(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "words", "code"),
+    [("file", "is a file", 2), ("file/run", "cannot be written: Not a directory … --run.folder", 1)],
+)
+def test_a_folder_that_cannot_be_made_is_refused(place: str, words: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with refused("cannot be written: Not a directory", "--run.folder", error=RunError) as error:
-        RunFolder.create(tmp_path / "file" / "run", "")
-    assert error.value.exit_code == 1
+    with refused(words) as error:
+        RunFolder.create(tmp_path / place, "")
+    assert error.value.exit_code == code  # type: ignore[attr-defined]
 
 
 def test_resuming_what_is_no_run_folder_is_a_usage_error(tmp_path: Path) -> None:
-    with refused("config.yaml is missing"):
-        RunFolder.resume(tmp_path)
-    with refused("config.yaml is missing"):
-        RunFolder.resume(tmp_path / "absent")
+    for folder in (tmp_path, tmp_path / "absent"):
+        with refused("config.yaml is missing"):
+            RunFolder.resume(folder)
 
 
 HOLD = """
