@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from threading import Lock
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ import pytest
 import torch
 
 from posttrain.errors import RunError
+from posttrain.records import Group
 from posttrain.rewards.grading.answers import DetailedGrade, Graded
+from posttrain.rewards.grading.calls import private_copy
 from posttrain.rewards.grading.function import TrainerState
 from posttrain.rewards.grading.grade import grade, reward_function
 from tests.support.refusals import refused
@@ -41,71 +45,109 @@ def test_a_function_with_kwargs_is_given_everything_by_keyword_and_in_lists() ->
     }
 
 
-def test_a_function_without_kwargs_is_given_what_it_names_and_no_more() -> None:
-    def right(completions: list[str], answer: list[str], strict: bool = True) -> list[float]:
-        assert strict
-        return [float(text == wanted) for text, wanted in zip(completions, answer, strict=True)]
+TEXT = {"role": "assistant", "content": "<think>two"}
+"""What a function of messages gets for the completion `two`."""
+GIVEN: dict[str, tuple[Callable[..., object], list[Group], list[list[float]]]] = {
+    "only what its signature names": (
+        lambda completions, answer, strict=True: [
+            float(strict and text == right) for text, right in zip(completions, answer, strict=True)
+        ],
+        [group(["2", "3"], columns={"answer": "2", "unused": 0})],
+        [[1, 0]],
+    ),
+    "None where a row lacks a column": (
+        lambda completions, hint: [float(hint == ["x", None])] * 2,
+        [group(["a"], columns={"hint": "x"}), group(["b"])],
+        [[1], [1]],
+    ),
+    "what was sampled and not the columns prompt, completion and completions": (
+        lambda **given: [float(given["completions"] == ["a"] and not {"prompt", "completion"} & given.keys())],
+        [group(["a"], columns={"prompt": "x", "completion": "y", "completions": "z"})],
+        [[1]],
+    ),
+    "a conversation as messages": (
+        lambda prompts, completions: [float((prompts, completions) == ([[*CHAT]], [[TEXT]]))],
+        [group(["two"], prefill="<think>", messages=CHAT)],
+        [[1]],
+    ),
+    "a prompt and a completion that join to the whole text": (
+        lambda prompts, completions: [float(prompts[0] + completions[0] == "1 + 1?<think>two")],
+        [group(["two"], prefill="<think>")],
+        [[1]],
+    ),
+    "one response and its ground truth": (
+        lambda response, ground_truth: float(response == ground_truth),
+        [group(["2", "3"], columns={"ground_truth": "2"}), group(["2", "3"], columns={"ground_truth": "3"})],
+        [[1, 0], [0, 1]],
+    ),
+    "one response and the answer as its ground truth": (
+        lambda response, ground_truth: float(response == ground_truth),
+        [group(["2", "3"], columns={"answer": "2"}), group(["2", "3"], columns={"answer": "3"})],
+        [[1, 0], [0, 1]],
+    ),
+    "one response, columns and the finish reason, of a conversation too": (
+        lambda response, numbers, finish_reason: len(response) + sum(numbers) + 100 * (finish_reason == "stop"),
+        [group(["abc", "abc"], columns={"numbers": [1, 2]}, messages=CHAT)],
+        [[6, 106]],  # 3 letters + (1 + 2), and 100 for the one that stopped
+    ),
+    "one completion and the columns that it names, as a course writes them": (
+        lambda completion, nums, target: float(completion == f"{nums[0]}+{nums[1]}={target}"),
+        [
+            group(["1+2=3", "no"], columns={"nums": [1, 2], "target": 3}),
+            group(["2+2=4", "1+2=3"], columns={"nums": [2, 2], "target": 4}),
+        ],
+        [[1, 0], [1, 0]],
+    ),
+    "numbers for nums": (
+        lambda completion, nums, target: float(completion == f"{nums[0]}+{nums[1]}={target}"),
+        [group(["1+2=3"], columns={"numbers": (1, 2), "target": 3})],
+        [[1]],
+    ),
+    "one graded text with the prefill, of a conversation too": (
+        lambda completion: float(completion.startswith("<think>")),
+        [group(["a"], prefill="<think>"), group(["b"], messages=CHAT)],
+        [[1], [0]],
+    ),
+    "one completion that was sampled and not the column of that name": (
+        lambda completion: float(completion == "sampled"),
+        [group(["sampled"], columns={"completion": "of the row"})],
+        [[1]],
+    ),
+    "all texts, for which it may return a tensor": (
+        lambda texts: torch.tensor([text.count(".") for text in texts], dtype=torch.float32) * (len(texts) == 4),
+        [group(["a.", ".."], prefill="."), group(["b", "..."], messages=CHAT)],
+        [[2, 3], [0, 3]],
+    ),
+    "all texts as responses": (
+        lambda responses: torch.tensor([text.count(".") for text in responses]) * (len(responses) == 4),
+        [group(["a.", ".."], prefill="."), group(["b", "..."], messages=CHAT)],
+        [[2, 3], [0, 3]],
+    ),
+    "a column called responses": (
+        lambda completions, responses: [float(a == b) for a, b in zip(completions, responses, strict=True)],
+        [group(["x", "y"], columns={"responses": "x"})],
+        [[1, 0]],
+    ),
+    "lists where it names all completions and one": (
+        lambda completions, completion=None: [float(completion is None)] * len(completions),
+        [group(["x", "y"])],
+        [[1, 1]],
+    ),
+}
 
-    assert scores([group(["2", "3"], columns={"answer": "2", "unused": 0})], right) == [[1.0, 0.0]]
 
-
-def test_a_column_that_only_some_rows_have_is_none_in_the_others() -> None:
-    def hinted(completions: list[str], hint: list[str | None]) -> list[float]:
-        assert hint == ["x", None]
-        return [0, 0]
-
-    graded([group(["a"], columns={"hint": "x"}), group(["b"])], hinted)
-
-
-def test_the_columns_prompt_and_completion_are_withheld_and_completions_are_what_was_sampled() -> None:
-    def told(**kwargs: Any) -> list[float]:
-        assert not {"prompt", "completion"} & kwargs.keys()
-        return [float(kwargs["completions"] == ["a"])]
-
-    columns = {"prompt": "x", "completion": "y", "completions": "z"}
-    assert scores([group(["a"], columns=columns)], told) == [[1.0]]
-
-
-def test_a_conversation_is_given_as_messages() -> None:
-    def chat(prompts: list[Any], completions: list[Any]) -> list[float]:
-        assert prompts == [[{"role": "user", "content": "1 + 1?"}]]
-        assert completions == [[{"role": "assistant", "content": "<think>two"}]]
-        return [1]
-
-    assert scores([group(["two"], prefill="<think>", messages=CHAT)], chat) == [[1.0]]
+@pytest.mark.parametrize("what", GIVEN)
+def test_a_function_is_given(what: str) -> None:
+    function, groups, expected = GIVEN[what]
+    assert scores(groups, function) == expected
 
 
 def test_a_function_of_text_only_is_given_text_for_a_conversation_too() -> None:
     def text(prompts: list[str], completions: list[str]) -> list[float]:
-        assert prompts == ["1 + 1?"]
-        return [float(completions == ["<think>two"])]
+        return [float((prompts, completions) == (["1 + 1?"], ["<think>two"]))]
 
     groups = [group(["two"], prefill="<think>", messages=CHAT)]
     assert grade(groups, [reward_function(text, text_only=True)]).rewards.tolist() == [[1.0]]
-
-
-def test_a_plain_prompt_and_its_completion_join_to_the_whole_text_with_the_prefill_once() -> None:
-    def joined(prompts: list[str], completions: list[str]) -> list[float]:
-        return [float(prompts[0] + completions[0] == "1 + 1?<think>two")]
-
-    assert scores([group(["two"], prefill="<think>")], joined) == [[1.0]]
-
-
-@pytest.mark.parametrize("column", ["ground_truth", "answer"])
-def test_a_function_of_one_response_and_its_ground_truth_is_called_row_by_row(column: str) -> None:
-    def right(response: str, ground_truth: str) -> float:
-        return float(response == ground_truth)
-
-    groups = [group(["2", "3"], columns={column: "2"}), group(["2", "3"], columns={column: "3"})]
-    assert scores(groups, right) == [[1.0, 0.0], [0.0, 1.0]]
-
-
-def test_a_function_of_one_response_gets_columns_and_the_text_of_a_conversation() -> None:
-    def right(response: str, numbers: list[int], finish_reason: str) -> float:
-        return len(response) + sum(numbers) + 100 * (finish_reason == "stop")
-
-    # 3 letters + (1 + 2), and 100 for the one that stopped.
-    assert scores([group(["abc", "abc"], columns={"numbers": [1, 2]}, messages=CHAT)], right) == [[6.0, 106.0]]
 
 
 def test_a_function_that_changes_its_arguments_changes_no_problem_and_no_other_row() -> None:
@@ -117,6 +159,27 @@ def test_a_function_that_changes_its_arguments_changes_no_problem_and_no_other_r
     groups = [group(["a", "b"], columns={"numbers": [1, 1, 2]})]
     assert scores(groups, consuming) == [[2.0, 2.0]]
     assert groups[0].prompt.columns["numbers"] == [1, 1, 2]
+
+
+class Puzzle:
+    """A column's object of the user's own."""
+
+    def __init__(self) -> None:
+        self.numbers = [3, 8]
+
+
+def test_objects_of_a_users_own_are_copied_where_that_works() -> None:
+    mine, space, proxy, lock = Puzzle(), SimpleNamespace(numbers=[3, 8]), MappingProxyType({"numbers": [3, 8]}), Lock()
+    for given in (mine, space):
+        copied: Any = private_copy(given)
+        copied.numbers.remove(3)
+        assert type(copied) is type(given)
+        assert given.numbers == [3, 8]
+    seen: Any = private_copy(proxy)
+    seen["numbers"].remove(3)
+    assert type(seen) is MappingProxyType
+    assert proxy["numbers"] == [3, 8]
+    assert private_copy(lock) is lock
 
 
 def test_partials_and_objects_are_functions_too_and_have_names() -> None:
