@@ -118,7 +118,7 @@ class BehaviourReader:
         }
 
     def probes(self) -> Mapping[str, Probe]:
-        """The same of held-out completions, in full evaluations; nothing where no row is chosen."""
+        """The same of held-out completions, in full evaluations; nothing if no row is chosen."""
         if not self.rows:
             return {}
         readings = {f"{SHARE}/{name}": Reading(row.says) for name, row in self.rows.items()}

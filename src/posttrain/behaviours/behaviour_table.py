@@ -57,13 +57,13 @@ def several_tries(search: SearchReading) -> Signs:
 
 
 def right_steps(search: SearchReading) -> Signs:
-    """Right steps; shown where there are tries and all of them are right to their end."""
+    """Right steps; shown if there are tries and all of them are right to their end."""
     right = sum(step.right for each in search.tries for step in each.steps)
     return Signs(right, bool(search.tries) and all(each.complete for each in search.tries))
 
 
 def right_verdicts(search: SearchReading) -> Signs:
-    """Verdicts that agree with what a try comes to; shown where every try has one."""
+    """Verdicts that agree with their try's result; shown if every try has such a verdict."""
     right = sum(
         each.complete and verdict == (HIT if each.hits else MISS)
         for each, verdict in zip(search.tries, search.verdicts, strict=True)

@@ -94,20 +94,17 @@ class GroupLength:
     def __call__(
         self, /, *, prompts: Sequence[object], completion_ids: Ids, base: Sequence[float | None], **_columns: object
     ) -> list[float | None]:
-        lengths = [len(ids) for ids in completion_ids]
-        ranges: dict[str, tuple[int, int]] = {}
         keys = [repr(prompt) for prompt in prompts]
-        for key, length in zip(keys, lengths, strict=True):
-            low, high = ranges.get(key, (length, length))
-            ranges[key] = min(low, length), max(high, length)
-        return [self.value(length, ranges[key], score) for key, length, score in zip(keys, lengths, base, strict=True)]
+        lengths: dict[str, list[int]] = {}
+        for key, ids in zip(keys, completion_ids, strict=True):
+            lengths.setdefault(key, []).append(len(ids))
+        bounds = {key: (min(each), max(each)) for key, each in lengths.items()}
+        rows = zip(keys, completion_ids, base, strict=True)
+        return [self.value(len(ids), *bounds[key], score) for key, ids, score in rows]
 
-    def value(self, length: int, bounds: tuple[int, int], score: float | None) -> float | None:
-        if score is None:
-            return None
-        low, high = bounds
-        if low == high:
-            return 0.0
+    def value(self, length: int, low: int, high: int, score: float | None) -> float | None:
+        if score is None or low == high:
+            return None if score is None else 0.0
         share = 0.5 - (length - low) / (high - low)
         return share if score > self.threshold else min(0.0, share)
 

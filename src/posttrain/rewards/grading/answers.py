@@ -33,7 +33,7 @@ class Score(NamedTuple):
     """A function's verdict on one completion."""
 
     value: float
-    """NaN where it said nothing."""
+    """NaN if it gave no score."""
     outcome: str = ""
     details: Mapping[str, object] | None = None
     """For the journal."""
@@ -117,7 +117,7 @@ def read_score(value: object) -> Verdict:
         details = value.details if isinstance(value, DetailedGrade) else None
         outcome, value = str(value.outcome), value.score
         if not (details is None or is_json(details)):
-            return InvalidScore(f"returned details that are no JSON: {value_and_type(details)}")
+            return InvalidScore(f"returned details that are not JSON: {value_and_type(details)}")
     if isinstance(value, ScoringFailure):
         return value
     try:
@@ -313,7 +313,7 @@ def read_safely(read: Callable[[Given], Read], value: Given) -> Read:
 
 
 def safe_text(value: object, read: Callable[[object], str]) -> str:
-    """A value's `str` or `repr`, even where its class raises."""
+    """A value's `str` or `repr`, even if its class raises."""
     try:
         return read_safely(read, value)
     except FunctionError as failed:

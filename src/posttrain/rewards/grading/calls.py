@@ -224,7 +224,7 @@ def private_copy(value: Any) -> object:
 
 
 def reward_prompt(row: RolloutRow, function: RewardFunction) -> object:
-    """The prompt without the start of the answer: messages where there are any, else text."""
+    """The prompt without the start of the answer: messages if there are any, else text."""
     prompt = row.group.prompt
     if prompt.messages is not None and not function.text_only:
         return [dict(message) for message in prompt.messages]

@@ -19,7 +19,7 @@ from posttrain.errors import RunError
 from posttrain.rewards.grading.answers import FunctionError, as_raised, invoke, settled
 from posttrain.rewards.grading.calls import Call, Deadline, Result, reward_arguments
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.grading.resources import Resources, bind_resources
+from posttrain.rewards.grading.resources import NeedsResources, Resources
 from posttrain.rewards.grading.worker import Job, finish_jobs
 
 GRACE_SECONDS = 5.0
@@ -63,9 +63,12 @@ def call_here(call: Call, resources: Resources) -> Result:
     if refusal is not None:
         return refusal
     arguments = reward_arguments(call)
+    function: Any = call.function.call
+    if isinstance(function, NeedsResources):
+        function = function.with_resources(resources)
     try:
         with requiring_open_stdout(repr(call.function.name)), restoring_torch_state():
-            return invoke(bind_resources(call.function.call, resources), arguments)
+            return invoke(function, arguments)
     except (ScoringFailure, FunctionError) as failure:
         return failure
 

@@ -85,7 +85,7 @@ def has_weight(terms: RewardTerms) -> bool:
 def applying_rewards(
     columns: Mapping[str, object], functions: Sequence[RewardFunction], rounds: Sequence[Sequence[int]]
 ) -> set[str]:
-    """The rewards that score a row with these columns; one with a gate only where its gate does."""
+    """The rewards that score a row with these columns; one with a gate only if its gate does."""
     found: set[str] = set()
     for function in (functions[index] for indices in rounds for index in indices):
         terms = function.settings

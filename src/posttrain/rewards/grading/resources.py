@@ -106,10 +106,6 @@ class SessionReward:
         return partial(self.scores, resources)
 
 
-def bind_resources(call: Callable[..., object], resources: Resources) -> Callable[..., object]:
-    return call.with_resources(resources) if isinstance(call, NeedsResources) else call
-
-
 @functools.cache
 def default_resources() -> Resources:
     """Resources with default options for scoring outside any session; for one thread."""

@@ -66,7 +66,7 @@ class Worker:
         self.channel.send(payload)
 
     def close(self) -> int:
-        """End it and all processes that it has started; returns its exit status, the real one where it had ended."""
+        """End it and all processes that it has started; returns its exit status, even if it had already ended."""
         self.channel.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # before waiting: until then no other process has its number

@@ -118,7 +118,7 @@ def verdict_from(written: list[Any]) -> Verdict:
 
 
 def result_from(answer: dict[str, Any]) -> WorkerAnswer | FunctionError | ScoringFailure:
-    """A call's result, as if the call had been made here.  Raises RunError where the function did."""
+    """A call's result, as if the call had been made here.  Raises RunError if the function did."""
     match answer:
         case {"verdicts": verdicts}:
             return WorkerAnswer([verdict_from(verdict) for verdict in verdicts])
