@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from posttrain.errors import UserError
 from posttrain.generation.sampling import ENTRIES_AT_ONCE
 from posttrain.models.forward import Completions
 from posttrain.models.memory import memory_parts as parts
@@ -17,6 +16,7 @@ from posttrain.models.memory.memory_plan import MemoryPlan, changes_that_save, c
 from posttrain.models.memory.model_shape import config_shape
 from posttrain.models.policy import as_policy
 from posttrain.runs.planned_memory import MachineMemory, compared_setups, memory_line, memory_warning
+from tests.support.refusals import refused
 from tests.support.tiny import new_tokenizer
 
 LLAMA_3_8B = LlamaConfig(
@@ -345,5 +345,5 @@ def test_each_column_differs_from_grpo_by_what_its_name_says() -> None:
 def test_a_config_that_is_no_language_models_is_refused() -> None:
     from transformers import ViTConfig
 
-    with pytest.raises(UserError, match="not a causal language model"):
+    with refused("not a causal language model"):
         config_shape(ViTConfig())

@@ -10,7 +10,6 @@ import torch
 
 from posttrain import load_recipe
 from posttrain.algorithms.table import build_algorithm
-from posttrain.errors import UserError
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.memory_plan import MemoryPlan
@@ -25,6 +24,7 @@ from posttrain.runs.planned_memory import rl_setup
 from posttrain.training.reference import FrozenCopy, UncopiedPolicy, require_same_vocabulary
 from posttrain.training.teacher import PrivilegedPrompts, TeacherPrompts, filled, teacher_of
 from tests.support.model_folders import plain_tokenizer
+from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model
 from tests.support.tiny import tiny_model, tiny_policy, tokenizer
 
@@ -87,7 +87,7 @@ def test_an_answer_comes_from_its_column_and_the_prefill_stays_behind() -> None:
     options = TeacherOptions(sees="answer", answer_column="solution", template="{prompt}({shown}) {prompt}")
     group = group_of("a", "b", prefill="so ", answer="2")
     assert seen(options, group, [0, 0]) == ["1+1=(2) 1+1=so "] * 2
-    with pytest.raises(UserError, match=r"answer_column = answer: prompt p has no such column \(it has solution\)"):
+    with refused("answer_column = answer: prompt p has no such column (it has solution)"):
         seen(TeacherOptions(sees="answer"), group, [0, 0])
 
 
@@ -128,7 +128,7 @@ def test_the_student_itself_teaches_as_it_is_now_or_as_it_began() -> None:
 def test_a_model_of_the_same_vocabulary_teaches(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "teacher")
     policy = as_policy(tiny_model("qwen3", torch.float32, exact=False), tokenizer())
-    with pytest.raises(UserError, match=r"algorithm\.teacher\.model = .*: its output layer has \d+ rows.*policy's 24"):
+    with refused("algorithm.teacher.model = ", "policy's 24"):
         teacher_of(policy, TeacherOptions(model=str(folder)), {})
     student = teacher_of(tiny_policy(), SIBLING, {}).reference
     assert isinstance(student, UncopiedPolicy)
@@ -154,7 +154,7 @@ def test_a_model_of_another_vocabulary_is_refused_by_the_first_token_that_differ
     other = plain_tokenizer(eos_token="<|end|>")
     other.add_tokens(["zebra"])
     teacher = replace(tiny_policy(seed=1), tokenizer=other)
-    with pytest.raises(UserError, match=r"^zoo: its vocabulary is not the policy's: 1 tokens differ, such as 'zebra'"):
+    with refused("zoo: its vocabulary is not the policy's: 1 tokens differ, such as 'zebra'"):
         require_same_vocabulary(tiny_policy(), teacher, "zoo")
     require_same_vocabulary(tiny_policy(), tiny_policy(seed=1), "zoo")
 
@@ -162,21 +162,21 @@ def test_a_model_of_another_vocabulary_is_refused_by_the_first_token_that_differ
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, r"makes the student its teacher, with nothing to teach"),
-        ({"weights": "start"}, r"with nothing to teach"),
+        ({}, "with nothing to teach"),
+        ({"weights": "start"}, "with nothing to teach"),
         ({"model": "big", "weights": "start"}, r"weights = start is only for model = '', and model = big"),
-        ({"sees": "sibling", "template": "{prompt}"}, r"template = \{prompt\} needs .* \{shown\}"),
+        ({"sees": "sibling", "template": "{prompt}"}, "template = {prompt} needs…{shown}"),
         ({"sees": "sibling", "template": ""}, r"template = '' needs \{prompt\} and \{shown\}"),
-        ({"sees": "sibling", "answer_column": "a"}, r"answer_column = a is only for sees = answer, and sees = sibling"),
-        ({"sees": "answer", "correct_from": 0.5}, r"correct_from = 0\.5 is only for sees = sibling, and sees = answer"),
-        ({"model": "big", "template": "{prompt}{shown}"}, r"template = [\s\S]* is only for sees = answer or sibling"),
+        ({"sees": "sibling", "answer_column": "a"}, "answer_column = a…sees = sibling"),
+        ({"sees": "answer", "correct_from": 0.5}, "correct_from = 0.5…sees = answer"),
+        ({"model": "big", "template": "{prompt}{shown}"}, "template = …sees = answer or sibling"),
     ],
     ids=str,
 )
 def test_a_teacher_that_makes_no_sense_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         TeacherOptions(**options)
-    with pytest.raises(UserError, match=r"algorithm\.teacher"):
+    with refused("algorithm.teacher"):
         build_algorithm({"name": "distill", "teacher": options})
 
 
@@ -192,7 +192,7 @@ def test_groups_of_one_are_enough_where_nobody_is_compared() -> None:
 
 def test_a_conversation_without_a_user_has_no_place_for_more() -> None:
     prompt = Prompt(id="p", text="be", tokens=(1,), messages=({"role": "system", "content": "be"},))
-    with pytest.raises(UserError, match=r"prompt p: no message of the user's"):
+    with refused("prompt p: no message of the user's"):
         PrivilegedPrompts(SIBLING, TokenizerRenderer(tokenizer()), max_positions=9).written(prompt, "x")
 
 

@@ -12,7 +12,7 @@ import posttrain
 from posttrain.commands.collection import prompt_sampler
 from posttrain.commands.collection.collection import Collection, collect
 from posttrain.config import CollectConfig
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
@@ -21,6 +21,7 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.runs.threads import claim_threads
 from posttrain.tasks.preference_set import preference_set
+from tests.support.refusals import refused
 from tests.support.runs import SHAPE
 
 ROWS = [{"prompt": f"{a} and ", "wanted": str(a)} for a in range(6)]
@@ -127,7 +128,7 @@ def test_another_seed_samples_other_completions(policy: Policy, tmp_path: Path) 
 
 def test_the_number_of_threads_is_claimed_while_completions_are_sampled(policy: Policy, tmp_path: Path) -> None:
     config = config_of(tmp_path / "run", run={"threads": 2})
-    with claim_threads(1), pytest.raises(UserError, match=r"run\.threads = 2, but another session"):
+    with claim_threads(1), refused("run.threads = 2, but another session"):
         collect(config, policy=policy, rows=ROWS, rewards=[length])
 
 
@@ -252,16 +253,16 @@ def test_people_go_on_without_the_model(policy: Policy, tmp_path: Path, monkeypa
 def test_other_recipes_and_folders_are_refused(policy: Policy, tmp_path: Path) -> None:
     collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
     other = config_of(tmp_path / "run", collect={"group_size": 2})
-    with pytest.raises(UserError, match=r"differs from the collection's own in collect\.group_size = 2, which was 3"):
+    with refused("differs from the collection's own in collect.group_size = 2, which was 3"):
         collect(other, policy=policy, rows=ROWS, rewards=[length], resume=True)
     (tmp_path / "trained").mkdir()
     for name in ("config.yaml", "metrics.jsonl", ".posttrain.lock"):
         (tmp_path / "trained" / name).touch()
-    with pytest.raises(UserError, match="holds a run of another command"):
+    with refused("holds a run of another command"):
         collect(config_of(tmp_path / "trained"), policy=policy, rows=ROWS, rewards=[length])
-    with pytest.raises(UserError, match="not a run folder"):
+    with refused("not a run folder"):
         collect(config_of(tmp_path / "none"), policy=policy, rows=ROWS, rewards=[length], resume=True)
-    with pytest.raises(UserError, match=r"collect\(config, people=\.\.\.\)"):
+    with refused("collect(config, people=...)"):
         collect(config_of(tmp_path / "nobody", judge={"name": "person"}), policy=policy, rows=ROWS)
 
 
@@ -269,7 +270,7 @@ def test_a_journal_that_somebody_changed_is_told_by_its_line(policy: Policy, tmp
     run = collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
     journal = run.folder / "completions.jsonl"
     journal.write_text("".join(["[]\n", *journal.read_text().splitlines(keepends=True)]))
-    with pytest.raises(RunError, match=r"completions\.jsonl, line 1: list in place of an object"):
+    with refused("completions.jsonl, line 1: list in place of an object", error=RunError):
         collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length], resume=True)
 
 
@@ -277,7 +278,7 @@ def test_overwriting_gives_up_what_was_there_once_there_is_something_new(policy:
     collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
     before = (tmp_path / "run" / "completions.jsonl").read_bytes()
     anew = config_of(tmp_path / "run", collect={"num_prompts": 2}, run={"overwrite": True})
-    with pytest.raises(UserError, match="no reward function of its own"):
+    with refused("no reward function of its own"):
         collect(anew, policy=policy, rows=ROWS)
     assert (tmp_path / "run" / "completions.jsonl").read_bytes() == before
     assert collect(anew, policy=policy, rows=ROWS, rewards=[length]).summary["num_prompts"] == 2
@@ -291,6 +292,6 @@ def test_a_reward_that_fails_at_once_costs_no_earlier_collection(policy: Policy,
     def fails(completions: list[str], **columns: object) -> list[float]:
         raise ValueError("the grader is down")
 
-    with pytest.raises(RunError, match="the grader is down"):
+    with refused("the grader is down", error=RunError):
         collect(anew, policy=policy, rows=ROWS, rewards=[fails])
     assert {file: file.read_bytes() for file in before} == before

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from posttrain.errors import UserError
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
@@ -21,6 +20,7 @@ from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.function import load_reward
 from posttrain.rewards.grading.grade import grade
 from posttrain.tasks.dataset import DatasetTask
+from tests.support.refusals import refused
 
 TOKENIZER = new_tokenizer()
 RENDERER = TokenizerRenderer(TOKENIZER)
@@ -97,7 +97,7 @@ def test_system_messages_and_chat_make_conversations() -> None:
     assert first(plain, system="Be brief.") == first(turns, system="Be brief.")
     assert first(turns, system="Be brief.", prefill="So") == "system: Be brief.\nuser: hi\nassistant: So"
     own = [{"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]}]
-    with pytest.raises(UserError, match=r"rows:1: the prompt has a system message of its own"):
+    with refused("rows:1: the prompt has a system message of its own"):
         first(own, system="Be brief.")
 
 
@@ -139,12 +139,12 @@ def test_prompts_of_a_held_out_file_are_not_trained_on(tmp_path: Path) -> None:
     mine = task(SUMS[:10], held_out_path=held_out)
     assert texts(mine.held_out()) == [*texts_of(SUMS[:3]), "other"]
     assert [row.columns["prompt"] for row in mine.training_rows] == texts_of(SUMS[3:10])
-    with pytest.raises(UserError, match="leaves 0 rows to train on and 4 to evaluate on"):
+    with refused("leaves 0 rows to train on and 4 to evaluate on"):
         task(SUMS[:3], held_out_path=held_out)
 
 
 def test_a_share_that_leaves_one_side_empty_is_refused() -> None:
-    with pytest.raises(UserError, match=r"held_out_share = 0.001 leaves 20 rows to train on and 0 to evaluate on"):
+    with refused("held_out_share = 0.001 leaves 20 rows to train on and 0 to evaluate on"):
         task(SUMS[:20], held_out_share=0.001)
     assert task(SUMS[:20], held_out_share=0.0).held_out() == []
 
@@ -179,7 +179,7 @@ def test_blank_lines_byte_order_marks_and_odd_line_ends_inside_strings_are_fine(
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        ("rows.jsonl", '{"prompt": "a"}\n\n{"prompt": "b"\n', r"rows.jsonl:3: not JSON at column 15: .* \{\"prompt"),
+        ("rows.jsonl", '{"prompt": "a"}\n\n{"prompt": "b"\n', "rows.jsonl:3: not JSON at column 15"),
         ("rows.jsonl", '["a"]\n', "rows.jsonl:1: a row must be an object of named columns, not list"),
         ("rows.jsonl", "\n \n", "there are no rows"),
         ("rows.jsonl", '{"prompt": "a"}\n{"promt": "b"}\n', "rows.jsonl:2: no column `prompt`. Did you mean `promt`?"),
@@ -199,23 +199,23 @@ def test_a_fault_of_a_file_is_one_message_with_its_place(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UserError, match=complaint):
+    with refused(complaint):
         task(None, path=str(path), held_out_share=0.0)
 
 
 def test_a_missing_file_is_one_message_with_the_nearest_name(tmp_path: Path) -> None:
     written(tmp_path / "rows.jsonl", SUMS)
-    with pytest.raises(UserError, match=r"row.jsonl: no such file \(did you mean rows.jsonl\?\)"):
+    with refused("row.jsonl: no such file (did you mean rows.jsonl?)"):
         task(None, path=str(tmp_path / "row.jsonl"))
-    with pytest.raises(UserError, match=r"task.path is missing"):
+    with refused("task.path is missing"):
         task(None)
-    with pytest.raises(UserError, match="rows: there are no rows"):
+    with refused("rows: there are no rows"):
         task([])
 
 
 @pytest.mark.parametrize("options", [{"held_out_share": 1.0}, {"held_out_size": 0}, {"prompt_column": ""}])
 def test_options_that_leave_nothing_to_do_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(options))):
+    with refused(next(iter(options))):
         DatasetOptions(**options)
 
 

@@ -38,7 +38,7 @@ def test_a_model_of_a_family_that_the_shared_prompt_pass_knows(capsys: pytest.Ca
     assert line(said, "model ").startswith("model      model, 0.01 M parameters (0.00 M trained), float32 on ")
     assert "the model's own forward pass" not in said
     assert line(said, "weights").startswith("weights    float32 ")
-    assert line(said, "context") == "context    64 tokens (the model's own 64)"
+    assert line(said, "context") == "context    64 tokens (the model's 64)"
     assert line(said, "stop ids").startswith("stop ids   0 '<|end|>', 7 ")
     assert "messages may be prompts" in line(said, "template")
     assert "384 tokens for 384 rows of the embedding" in line(said, "tokenizer")
@@ -50,7 +50,7 @@ def test_a_model_that_runs_through_its_own_forward_pass_says_why(capsys: pytest.
     said = printed(capsys, "doctor", "--model", "model", "--model.dtype", "bfloat16", "--model.context", "30")
     assert "bfloat16 on cpu" in line(said, "model ")
     assert "by the model's own forward pass: its config says scale_attn_by" in said
-    assert line(said, "context") == "context    30 tokens (the model's own 64, asked for 30)"
+    assert line(said, "context") == "context    30 tokens (the model's 64, model.context is 30)"
     assert line(said, "sampling").startswith("sampling   by the model's own forward pass")
 
 

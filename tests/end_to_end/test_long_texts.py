@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from posttrain.cli import main
 from posttrain.models import rendering
 from posttrain.models.rendering import TooLongText, require_text_that_may_fit
+from tests.support.refusals import refused
 from tests.support.runs import SHAPE, save_tiny_model
 
 LONG = "1 + 2 " * 500_000
@@ -65,5 +66,5 @@ def test_a_text_is_refused_by_its_tokens_and_not_by_its_size() -> None:
     words = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
     for fits in ("x" * 100_000, " " * 100_000 + "a", "a" + " " * 100_000 + "a"):
         require_text_that_may_fit(words, fits, 4, "a row")
-    with pytest.raises(TooLongText, match="a row: its 100000 characters are more than 4 tokens"):
+    with refused("a row: its 100000 characters are more than 4 tokens", error=TooLongText):
         require_text_that_may_fit(words, "a " * 50_000, 4, "a row")

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-from posttrain.errors import UserError
 from posttrain.models.loading.saving import save_adapter
 from posttrain.models.policy import as_policy
 from posttrain.trl import SFTConfig, SFTTrainer
 from tests.support.family_exports import apart, loaded
 from tests.support.family_measures import saved
+from tests.support.refusals import refused
 
 
 def wrapped(label: str, base: Path, kind: Any) -> Any:
@@ -37,7 +37,7 @@ def test_layers_that_a_wrapper_has_beside_its_text_part_are_left_out_unless_they
     assert apart(loaded(tmp_path / "adapter").model, loaded(tmp_path / "base").model) > 0.01
     next(each for name, each in up.items() if ".vision_tower." in name).data.fill_(1.0)
     save_adapter(policy, tmp_path / "adapter")
-    with pytest.raises(UserError, match=r"its adapter has trained model.vision_tower.* Merge the adapter with peft"):
+    with refused("its adapter has trained model.vision_tower", "Merge the adapter with peft"):
         loaded(tmp_path / "adapter")
 
 
@@ -48,4 +48,4 @@ def test_an_adapter_that_only_peft_reads_is_told_when_a_trainer_is_made(
     SFTTrainer(model, SFTConfig(str(tmp_path / "run")), train_dataset=[{"text": "1"}])
     said = capsys.readouterr().out
     assert "peft will read the adapter that is saved, and posttrain's commands will not" in said
-    assert "target_parameters = gate.weight" in said
+    assert "gate.weight" in said

@@ -13,18 +13,17 @@ from transformers import AutoTokenizer
 
 from posttrain.cli import main
 from posttrain.commands.serving.http_requests import read_completion_request
-from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessSampling
 from posttrain.generation.request import Continuation
-from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.model_folder import load_policy, load_tokenizer
 from posttrain.models.loading.new_model import new_tokenizer
-from posttrain.models.loading.tokenizer_folder import load_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
 from posttrain.runs.prompt_preview import MOST_CHARACTERS, Reader, first_step_lines, prompt_preview_lines
 from posttrain.tasks.dataset import DatasetTask
+from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model, tiny_recipe
 
 TURNS = (
@@ -77,7 +76,7 @@ def test_a_prompt_is_text_or_a_conversation_as_its_format_says(
 
 @pytest.mark.parametrize("options", [{"prompt_format": "chat"}, {"system": "Be brief."}])
 def test_a_model_without_a_template_is_pointed_to_plain_text(options: Mapping[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"rows:1.* has no chat template\..*task\.prompt_format: plain"):
+    with refused("rows:1", "has no chat template.", "task.prompt_format: plain"):
         rendered("hi", template=None, **options)
     assert rendered("hi", template=None, **{**options, "prompt_format": "plain"}).text.endswith("hi")
 
@@ -90,14 +89,14 @@ def test_content_in_parts_is_measured_and_cut_as_the_text_that_it_is() -> None:
 
 
 def test_a_last_message_of_the_assistants_is_asked_about_and_is_what_is_said_of_it() -> None:
-    with pytest.raises(UserError, match=r"rows:1: the last message is the assistant's: '42'.*`drop`.*`prefill`"):
+    with refused("rows:1: the last message is the assistant's: '42'", "`drop`", "`prefill`"):
         rendered([USER, SAID])
     begun = rendered([USER, SAID], last_assistant_message="prefill", prefill="!")
     assert (begun.text, begun.prefill) == ("user: hi\nassistant: 42!", "42!")
     left_out = rendered([USER, SAID, SAID], last_assistant_message="drop")
     assert (left_out.text, left_out.prefill) == ("user: hi\nassistant: ", "")
     assert rendered([USER, SAID], last_assistant_message="drop", prompt_format="plain").text == "hi"
-    with pytest.raises(UserError, match="last_assistant_message = prefill needs a chat template"):
+    with refused("last_assistant_message = prefill needs a chat template"):
         DatasetOptions(last_assistant_message="prefill", prompt_format="plain")
 
 
@@ -140,7 +139,7 @@ def test_a_missing_template_file_is_told_before_anything_is_loaded(tmp_path: Pat
         assert main([*words, "--model.chat-template", "none.jinja"]) == 2
         assert "model.chat_template = none.jinja: no such file." in capsys.readouterr().err
     (tmp_path / "latin.jinja").write_bytes(b"\xe9")
-    with pytest.raises(UserError, match=r"latin\.jinja: cannot be read as text in UTF-8"):
+    with refused("latin.jinja: cannot be read as text in UTF-8"):
         load_policy(ModelOptions(path=str(model), chat_template=str(tmp_path / "latin.jinja")))
 
 

@@ -16,6 +16,7 @@ import posttrain
 from posttrain.errors import UserError
 from posttrain.models.loading.new_model import new_tokenizer
 from tests.support.dice import dice
+from tests.support.refusals import refused
 from tests.support.runs import require_same, save_tiny_model
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
@@ -72,7 +73,7 @@ def test_every_public_name_is_loaded_from_its_home_when_it_is_first_used() -> No
         defined = getattr(posttrain, name)
         assert defined.__name__ == name
         assert f"{defined.__module__}.".startswith(f"{posttrain.HOMES[name]}.")  # there, or in its package
-    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+    with refused("has no attribute 'trian'", error=AttributeError):
         _ = posttrain.trian
     for_type_checkers = {
         alias.name: str(node.module)
@@ -167,9 +168,9 @@ def test_an_evaluation_gives_rates_with_their_intervals(model: Path, tmp_path: P
 
 
 def test_mistakes_are_errors_with_a_message(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"rewards: the task has no reward function of its own, and none is given"):
+    with refused("rewards: the task has no reward function of its own, and none is given"):
         posttrain.train(config_for(model, tmp_path / "a"), rows=ROWS)
-    with pytest.raises(UserError, match=r"reward 'dice': weight = inf: must be a finite number"):
+    with refused("reward 'dice': weight = inf: must be a finite number"):
         posttrain.reward_function(dice, weight=float("inf"))
 
 
@@ -177,7 +178,7 @@ def test_a_run_resumed_from_python_keeps_its_recipe_and_says_how_long_it_now_is(
     config = config_for(model, tmp_path / "run")
     posttrain.train(config, rows=ROWS, rewards=[patient])
     other = config_for(model, tmp_path / "run", rollout={"temperature": 0.5})
-    with pytest.raises(UserError, match="differs from the run's own in rollout"):
+    with refused("differs from the run's own in rollout"):
         posttrain.train(other, rows=ROWS, rewards=[patient], resume=True)
     longer = config_for(model, tmp_path / "run", run={"num_steps": 2})
     run = posttrain.train(longer, rows=ROWS, rewards=[patient], resume=True)
@@ -191,7 +192,7 @@ def test_an_error_of_a_reward_may_be_counted_instead_of_stopping_the_run(model, 
     def odd_ones_fail(answer: Sequence[int], **columns: object) -> list[float]:
         return [float("nan") if a % 2 else 1.0 for a in answer]
 
-    with pytest.raises(UserError, match="nan"):
+    with refused("nan"):
         posttrain.train(config_for(model, tmp_path / "stops"), rows=ROWS, rewards=[odd_ones_fail])
     # All rows are even ones, or more than 5 % of the scores would be missing and that stops a run as well.
     even = [row for row in ROWS if row["answer"] % 2 == 0]

@@ -16,6 +16,7 @@ from posttrain.training.critic import save_critic
 from posttrain.trl import RewardConfig, RewardTrainer
 from posttrain.trl.saved_models import save_into_checkpoint, save_model_folder
 from tests.support.families import family_policy
+from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model
 
 PAIRS = [{"prompt": f"{number} + 1 =", "chosen": f" {number + 1}", "rejected": " no"} for number in range(4)]
@@ -58,14 +59,14 @@ def loses_a_weight(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_that_lost_a_weight_is_told_and_kept(
     saved: Callable[[Policy, Path], None], family: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(RunError, match=r"out: transformers would not load .*are missing .*The folder is kept"):
+    with refused("out: transformers would not load", "are missing", "The folder is kept", error=RunError):
         saved(family_policy(family), tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 @pytest.mark.usefixtures("loses_a_weight")
 def test_a_reward_model_that_lost_a_weight_is_told(trainer: RewardTrainer, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"out: transformers would not load .*score.weight"):
+    with refused("out: transformers would not load", "score.weight", error=RunError):
         trainer.save_model(str(tmp_path / "out"))
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from posttrain.errors import UserError
 from posttrain.models.adapters.adaptable import (
     adaptable_layers,
     add_adapter,
@@ -26,6 +25,7 @@ from posttrain.options.training import SftOptions
 from posttrain.records import Example, TokenSequence
 from posttrain.training.sft.supervised import accumulate_examples
 from tests.support.every_family import small_model
+from tests.support.refusals import refused
 from tests.support.tiny import tokenizer
 
 LEFT_OUT = {
@@ -57,7 +57,7 @@ def test_by_default_adapters_go_on_the_layers_that_can_have_one_and_the_others_a
 
 
 def test_a_layer_that_cannot_have_an_adapter_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"router is a Llama4Router, which has no adapter"):
+    with refused("router is a Llama4Router, which has no adapter"):
         target_layers(small_model("llama4_text"), ("router",))
 
 
@@ -70,7 +70,7 @@ def test_what_all_linear_reaches_of_a_mixture_is_said_and_4_bits_of_less_than_ha
     model.save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     asked = ModelOptions(path=str(tmp_path), quantization="nf4", adapter=AdapterOptions(rank=2), device="cpu")
-    with pytest.raises(UserError, match=rf"model.quantization: only {share} of this mixture's matrix weights"):
+    with refused("model.quantization", share):
         load_policy(asked)
     over_experts = MemorySetup(adapter_rank=2, adapts_experts=True)
     planned = trained_parameters(shape_of(model), over_experts)

@@ -6,8 +6,8 @@ No GPU is needed: what is decided is a function of the two devices and of whethe
 import pytest
 import torch
 
-from posttrain.errors import UserError
 from posttrain.models.loading.devices import idle_gpu_lines, require_device_of
+from tests.support.refusals import refused
 
 CPU, FIRST, SECOND = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))
 
@@ -19,7 +19,7 @@ def test_a_model_object_stays_where_it_is(there: torch.device, asked: str) -> No
 
 @pytest.mark.parametrize(("there", "asked"), [(CPU, "cuda"), (FIRST, "cpu")])
 def test_a_recipe_that_names_another_device_than_the_object_s_is_refused(there: torch.device, asked: str) -> None:
-    with pytest.raises(UserError, match=f"model.device = {asked}, but the policy that is given is on {there}"):
+    with refused(f"model.device = {asked}", str(there), "auto"):
         require_device_of(there, asked)
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import posttrain
-from posttrain.errors import UserError
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions
 from posttrain.records import Finish
+from tests.support.refusals import refused
 from tests.support.runs import SHAPE, save_tiny_model
 from tests.support.tiny import plain_logprobs
 
@@ -78,9 +78,9 @@ def test_mistakes_are_told_in_words(policy: Policy) -> None:
         ((policy, "1"), {"tokenizer": policy.tokenizer}, "a policy and a folder have one of their own"),
         ((policy, "1"), {"group_size": 0}, "group_size = 0 must be at least 1"),
         ((policy, [message]), {}, "holds a message where a prompt stands"),
-        ((policy, "1"), {"temprature": 1.0}, "Did you mean `?temperature"),
+        ((policy, "1"), {"temprature": 1.0}, "Did you mean `temperature`"),
         ((policy, "1"), {"max_completion_tokens": 0}, "generate: max_completion_tokens = 0"),
     ):
-        with pytest.raises(UserError, match=says):
+        with refused(says):
             posttrain.generate(*arguments, **options)  # type: ignore[arg-type]
     assert posttrain.generate(policy, []) == []

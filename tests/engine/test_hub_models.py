@@ -19,6 +19,7 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 from posttrain.runs.named_inputs import named_files
 from tests.support.model_folders import COMMIT, LocalHub, cached, serving_hub, small_folder
+from tests.support.refusals import refused
 
 NAME = "acme/counter"
 
@@ -56,7 +57,7 @@ def silent_socket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def refused(path: str, **options: str) -> str:
+def refusal(path: str, **options: str) -> str:
     with pytest.raises(UserError) as told:
         load_policy(ModelOptions(path=path, **options))
     return str(told.value)
@@ -73,12 +74,12 @@ def test_the_revision_that_is_asked_for_is_the_one_that_is_loaded(cache: Path, s
     other = cached(cache, NAME, source, commit="f" * 40, branch="v2")
     assert cached_folder(NAME, "v2") == other != cached_folder(NAME)
     assert load_policy(ModelOptions(path=NAME, revision="v2")).model.name_or_path == str(other)
-    assert "not in the cache" in refused(f"{NAME}@v3")
+    assert "not in the cache" in refusal(f"{NAME}@v3")
 
 
 def test_where_the_hub_refuses_the_connection_one_message_names_the_remedy() -> None:
     start = time.monotonic()
-    said = refused(NAME)
+    said = refusal(NAME)
     assert time.monotonic() - start < 5
     assert said.startswith(f"model.path = {NAME}: not in the cache of this machine, and http://127.0.0.1:9 cannot be")
     for remedy in (f"`hf download {NAME}`", "HF_HOME", "model.path", str(constants.HF_HUB_CACHE)):
@@ -88,28 +89,28 @@ def test_where_the_hub_refuses_the_connection_one_message_names_the_remedy() -> 
 def test_a_hub_that_never_answers_is_waited_for_once(silent_socket: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "SECONDS", 0.5)
     start = time.monotonic()
-    assert "cannot be reached" in refused(NAME)
+    assert "cannot be reached" in refusal(NAME)
     assert 0.4 < time.monotonic() - start < 1.0  # once, and neither at once nor again
 
 
 def test_offline_means_that_nobody_is_asked(local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE" in refused(NAME)
+    assert "HF_HUB_OFFLINE" in refusal(NAME)
     assert local_hub.asked == []
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("acme/private", r"does not let you in \(401\).*private or gated, or there is none.*HF_TOKEN"),
-        ("acme/gated", r"does not let you in \(403\).*Accept its terms at http://127.0.0.1:\d+/acme/gated"),
-        ("acme/nothing", r"neither a folder here nor a model of the hub .*404"),
-        ("acme/broken", r"answers 503.  Try again later.*hf download"),
-        (f"{NAME}@v9", r"no revision v9"),
+        ("acme/private", "does not let you in (401)…private…HF_TOKEN"),
+        ("acme/gated", "does not let you in (403)…Accept its terms at http://127.0.0.1:…/acme/gated"),
+        ("acme/nothing", "neither a folder here nor a model of the hub …404"),
+        ("acme/broken", "answers 503.  Try again later…hf download"),
+        (f"{NAME}@v9", "no revision v9"),
     ],
 )
 def test_what_the_hub_refuses_is_told_apart(name: str, says: str, local_hub: LocalHub) -> None:
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         load_policy(ModelOptions(path=name))
     assert len(local_hub.asked) == 1
 
@@ -164,17 +165,17 @@ def test_a_folder_goes_before_a_model_of_the_hub(path: str, make: Callable[[], N
 
 def test_a_mistyped_folder_is_not_looked_for_elsewhere() -> None:
     Path("runs").mkdir()
-    assert refused("runs/modle").startswith("model.path = runs/modle: no such folder.")
+    assert refusal("runs/modle").startswith("model.path = runs/modle: no such folder.")
 
 
 def test_a_revision_of_a_folder_is_refused() -> None:
-    with pytest.raises(UserError, match=r"revision = v2 is of a model of the hub"):
+    with refused("revision = v2 is of a model of the hub"):
         ModelOptions(revision="v2")
 
 
 def test_a_run_notes_which_files_of_the_hub_it_was_made_of(cache: Path, source: Path) -> None:
     config = load_recipe(model={"path": NAME})
-    with pytest.raises(UserError, match=r"^model\.path = acme/counter: not in the cache"):
+    with refused("model.path = acme/counter: not in the cache"):
         named_files(config)  # what cannot be read has no digest, and is never taken as unchanged
     snapshot = cached(cache, NAME, source)
     of_the_folder = named_files(load_recipe(model={"path": str(snapshot)}))["model.path"].digest

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from posttrain.errors import UserError
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
@@ -17,6 +16,7 @@ from posttrain.tasks.row_files.rows import GivenRows
 from posttrain.training.fit_report import marked
 from posttrain.training.sft.learned_rows import RowExamples, row_examples
 from tests.support.conversations import THOUGHTLESS, chat_tokenizer, turns
+from tests.support.refusals import refused
 
 ALL = DatasetOptions(held_out_share=0)
 ASKED = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
@@ -105,13 +105,13 @@ def test_without_a_template_a_prompt_is_text_and_a_conversation_is_refused() -> 
     plain = replace(ALL, prompt_format="plain")
     row = {"prompt": turns("a"), "completion": [{"role": "assistant", "content": "b"}]}
     assert shown(examples([row], task=plain)) == ["a⟪b<|im_end|>⟫"]
-    with pytest.raises(UserError, match=r"^rows:1: task.prompt_format = plain leaves out who speaks"):
+    with refused("rows:1: task.prompt_format = plain leaves out who speaks"):
         examples([{"messages": turns("a", "b")}], task=plain)
 
 
 def test_turns_that_a_template_rewrites_can_be_rows_of_their_own() -> None:
     row = {"messages": THINKING}
-    with pytest.raises(UserError, match=r"^rows:1, message 1: .*sft.split_turns: true"):
+    with refused("rows:1, message 1:", "sft.split_turns: true"):
         examples([row], template=THOUGHTLESS)
     found = examples([row], SftOptions(split_turns=True), template=THOUGHTLESS)
     assert [text.count("⟪") for text in shown(found)] == [1, 1]
@@ -125,14 +125,14 @@ def test_turns_that_a_template_rewrites_can_be_rows_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        ([{"text": ""}], "^rows:1: the column `text` must hold a text, not ''"),
-        ([{"text": "a"}, {"text": None}], "^rows:2: the column `text` must hold a text, not None"),
-        ([{"prompt": "a"}], "^rows:1: its columns match no supported format"),
-        ([{"messages": turns("a")}], "^rows:1: nothing to learn"),
+        ([{"text": ""}], "rows:1: the column `text` must hold a text, not ''"),
+        ([{"text": "a"}, {"text": None}], "rows:2: the column `text` must hold a text, not None"),
+        ([{"prompt": "a"}], "rows:1: its columns match no supported format"),
+        ([{"messages": turns("a")}], "rows:1: nothing to learn"),
     ],
 )
 def test_a_row_that_cannot_be_learned_is_named(rows: Sequence[Mapping[str, Any]], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         examples(rows)
 
 
@@ -145,7 +145,7 @@ def test_bad_rows_are_left_out_and_counted_where_some_may_be() -> None:
     assert second.strip().startswith("rows:3: the column `messages` must hold a list of messages")
     assert third.strip().startswith("rows:2: nothing to learn")
     assert len(found.summary()["rows"]["bad"]) == 2  # type: ignore[index]
-    with pytest.raises(UserError, match=r"at least 2 rows cannot be used, and task.skip_bad_rows = 1 allows 1"):
+    with refused("at least 2 rows cannot be used, and task.skip_bad_rows = 1 allows 1"):
         examples(rows, task=replace(ALL, skip_bad_rows=1))
 
 
@@ -184,14 +184,14 @@ def test_the_plan_names_the_format_and_the_columns_that_nothing_reads(row: Mappi
 @pytest.mark.parametrize("weight", [0, 0.5, "x"])
 def test_a_weight_of_a_row_is_refused(weight: object) -> None:
     rows = [{"prompt": "a", "completion": "b", "weight": 1}, {"prompt": "a", "completion": "b", "weight": weight}]
-    with pytest.raises(UserError, match=rf"^rows:2: the column `weight` = {weight!r} is not supported: each row"):
+    with refused(f"rows:2: the column `weight` = {weight!r}"):
         examples(rows)
 
 
 @pytest.mark.parametrize("key", ["training", "trainable", "masked", "loss_mask", "mask", "learn"])
 def test_keys_that_look_like_masks_are_refused_with_those_that_are_honoured(key: str) -> None:
     asked, answered = turns("a", "b")
-    with pytest.raises(UserError, match=rf"the key `{key}` is not supported.*by `weight` or `train`"):
+    with refused(f"the key `{key}` is not supported", "`weight` or `train`"):
         examples([{"messages": [asked, {**answered, key: 0}]}])
 
 
@@ -199,14 +199,12 @@ def test_marks_are_honoured_or_refused_in_every_format() -> None:
     read = [{**message, "weight": 0} for message in turns("a", "b")]
     rows = [{"messages": read}, {"messages": turns("a", "b")}]
     assert len(examples(rows, task=replace(ALL, skip_bad_rows=1)).trained) == 1
-    with pytest.raises(UserError, match=r"^no row can be learned.  The first:\n  rows:1: nothing to learn"):
+    with refused("no row can be learned", "rows:1: nothing to learn"):
         examples(rows[:1], task=replace(ALL, skip_bad_rows=1))
     asked = [*turns("a"), {"role": "assistant", "content": "b", "weight": 1}, *turns("c")]
-    with pytest.raises(UserError, match=r"^rows:1, message 1: is marked as learned, and stands in the prompt"):
+    with refused("rows:1, message 1: is marked as learned, and stands in the prompt"):
         examples([{"prompt": asked, "completion": "d"}])
-    with pytest.raises(
-        UserError, match=r"^rows:1, message 0: is marked as not learned, and task.prompt_format = plain"
-    ):
+    with refused("rows:1, message 0: is marked as not learned, and task.prompt_format = plain"):
         examples([{"prompt": "a", "completion": read[1:]}], task=replace(ALL, prompt_format="plain"))
 
 
@@ -224,9 +222,7 @@ LENGTHS = [{"prompt": "=" * n, "completion": "4"} for n in range(1, 8)]  # 3 to 
 
 
 def test_rows_that_are_too_long_are_counted_and_named_and_cut_or_skipped_where_that_is_asked_for() -> None:
-    with pytest.raises(
-        UserError, match=r"^sft.max_length: 2 rows are longer than 7 tokens: rows:6 \(8 tokens\), rows:7 "
-    ):
+    with refused("sft.max_length: 2 rows are longer than 7 tokens: rows:6 (8 tokens), rows:7"):
         examples(LENGTHS, longest=7)
     skipped = examples(LENGTHS, SftOptions(long_rows="skip"), longest=7)
     assert (len(skipped.trained), skipped.maker.skipped, skipped.maker.cut) == (5, ["rows:6", "rows:7"], [])
@@ -238,7 +234,7 @@ def test_rows_that_are_too_long_are_counted_and_named_and_cut_or_skipped_where_t
     kept = cut.trained[-1].unpacked()
     assert kept.tokens == (*[kept.tokens[0]] * 6, cut.trained[0].tokens[1])
     assert kept.sampled == (*[False] * 6, True)
-    with pytest.raises(UserError, match="all rows are longer than 2 tokens"):
+    with refused("all rows are longer than 2 tokens"):
         examples(LENGTHS, SftOptions(long_rows="skip"), longest=2)
 
 
@@ -294,23 +290,23 @@ def test_equal_prompts_stay_on_one_side_whatever_is_said_to_them(tmp_path: Path)
     ("row", "says"),
     [
         ({"input_ids": []}, r"rows:1: the column `input_ids` is empty"),
-        ({"input_ids": "2+2"}, r"rows:1: the column `input_ids` must be a list of whole numbers, not '2\+2'"),
-        ({"input_ids": [1, 2.5]}, r"must be a list of whole numbers, not \[1, 2.5\]"),
+        ({"input_ids": "2+2"}, "rows:1: the column `input_ids` must be a list of whole numbers, not '2+2'"),
+        ({"input_ids": [1, 2.5]}, "must be a list of whole numbers, not [1, 2.5]"),
         (
             {"input_ids": [1, 2, 99999]},
-            r"rows:1: the tokenizer's token 99999 has no row in the model's embedding",
+            "rows:1: the tokenizer's token 99999 has no row in the model's embedding",
         ),
-        ({"input_ids": [1, -1]}, r"token -1 has no row in the model's embedding"),
+        ({"input_ids": [1, -1]}, "token -1 has no row in the model's embedding"),
         (
             {"input_ids": [1, 2], "labels": [1]},
-            r"1 numbers in `labels`, and 2 in `input_ids`; give one for each",
+            "1 numbers in `labels`, and 2 in `input_ids`; give one for each",
         ),
-        ({"input_ids": [1, 2], "labels": [2, -100]}, r"labels\[0\] = 2, and input_ids\[0\] = 1: .* the shift by one"),
-        ({"input_ids": [1, 2], "attention_mask": [1, 0]}, r"its attention_mask leaves out tokens"),
-        ({"input_ids": [1, 2], "labels": [-100, -100]}, r"rows:1: nothing to learn"),
-        ({"input_ids": [1]}, r"rows:1: nothing to learn"),
+        ({"input_ids": [1, 2], "labels": [2, -100]}, "labels[0] = 2, and input_ids[0] = 1: … the shift by one"),
+        ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "its attention_mask leaves out tokens"),
+        ({"input_ids": [1, 2], "labels": [-100, -100]}, "rows:1: nothing to learn"),
+        ({"input_ids": [1]}, "rows:1: nothing to learn"),
     ],
 )
 def test_a_row_of_tokens_that_do_not_fit_together_is_named(row: Mapping[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         examples([row, {"input_ids": IDS}])

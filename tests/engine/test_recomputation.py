@@ -17,7 +17,6 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from posttrain.errors import UserError
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.forward import Completions
@@ -27,6 +26,7 @@ from posttrain.models.model_outputs import enable_recomputation, is_recomputing,
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.model import ModelOptions
 from tests.support.model_folders import family_folder, small_folder
+from tests.support.refusals import refused
 from tests.support.tiny import SHAPE, request, some_prompts, tokenizer
 
 PROMPTS, COMPLETIONS, PROMPT_OF = [[1, 2, 3, 4], [5, 6]], [[3, 4, 5, 6, 7], [7, 8], [9, 10, 11]], [0, 0, 1]
@@ -156,5 +156,5 @@ def test_the_quicker_pass_is_kept_with_layers_that_are_computed_again(tmp_path: 
 def test_a_model_whose_layers_cannot_be_computed_again_is_refused() -> None:
     model = mistral()
     model.model.layers = torch.nn.ModuleList()
-    with pytest.raises(UserError, match=r"the layers of a MistralForCausalLM cannot be computed again"):
+    with refused("the layers of a MistralForCausalLM cannot be computed again"):
         enable_recomputation(model)

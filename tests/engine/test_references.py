@@ -17,6 +17,7 @@ from posttrain.options.adapter import AdapterOptions
 from posttrain.training.reference import EarlierAdapter, FrozenCopy, Reference, reference_of
 from posttrain.training.update import Objective, group_logprobs
 from tests.support.adapted import adapted_policy, fill
+from tests.support.refusals import refused
 from tests.support.tiny import batch_of, gradient_of_update, request, some_prompts, tiny_policy
 
 GROUPS = sample_groups(InProcessEngine(tiny_policy(dtype=torch.float32)), some_prompts([3, 7, 1]), request())
@@ -72,7 +73,7 @@ def test_trap_4_a_context_that_is_not_entered_is_no_reference() -> None:
     reference = reference_of(policy)
     fill(policy.model)
     not_entered = reference.entered()
-    with pytest.raises(AttributeError, match="no attribute 'forward'"):
+    with refused("no attribute 'forward'", error=AttributeError):
         _ = not_entered.forward
     theirs = logprobs(policy)  # what the notebook then computed with
     assert (theirs - under(reference)).abs().max() > 0.1

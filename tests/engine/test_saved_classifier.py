@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from posttrain.errors import UserError
 from posttrain.models.adapters.adaptable import add_adapter
 from posttrain.models.classifiers.heads import TextScorer, new_scorer
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
@@ -31,6 +30,7 @@ from posttrain.training.reward_model.pair_scores import pair_scores
 from posttrain.training.teacher import teacher_of
 from tests.support.conversations import CHATML, CLOSED, OPENING, chat_model, chat_tokenizer, turns
 from tests.support.every_family import small_model
+from tests.support.refusals import refused
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "2+2=", "chosen": "4", "rejected": "5, I think"},
@@ -118,17 +118,15 @@ def test_a_reward_model_is_told_from_a_policy_although_a_tied_one_has_all_of_its
     saved(policy, tmp_path / "rm")
     _, told = AutoModelForCausalLM.from_pretrained(tmp_path / "rm", output_loading_info=True)
     assert not told["missing_keys"], "transformers itself does not tell"
-    with pytest.raises(
-        UserError, match=r"model\.path = .*Qwen3ForSequenceClassification is not a causal language model"
-    ):
+    with refused("model.path =", "Qwen3ForSequenceClassification is not a causal language model"):
         load_policy(ModelOptions(path=str(tmp_path / "rm")))
     for option, load in {
         "reference.path": lambda path: named_reference(path, policy),
         "algorithm.teacher.model": lambda path: teacher_of(policy, TeacherOptions(model=path), {}),
     }.items():
-        with pytest.raises(UserError, match=rf"^{option} = .*Qwen3ForSequenceClassification is not a causal"):
+        with refused(f"{option} = ", "Qwen3ForSequenceClassification is not a causal"):
             load(str(tmp_path / "rm"))
-        with pytest.raises(UserError, match=rf"^{option} = .*nowhere: no such folder"):
+        with refused(f"{option} = ", "nowhere: no such folder"):
             load(str(tmp_path / "nowhere"))
 
 
@@ -227,5 +225,5 @@ def test_special_tokens_that_a_completion_spells_are_read_as_text(tmp_path: Path
 
 def test_a_family_without_a_classifier_is_refused_before_anything_is_trained() -> None:
     policy = as_policy(small_model("cohere"), chat_tokenizer())
-    with pytest.raises(UserError, match="transformers has no sequence classifier over a cohere"):
+    with refused("transformers has no sequence classifier over a cohere"):
         require_classifier(policy)

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.utils import parametrize
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
-from posttrain.errors import UserError
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.forward import Completions, PlainForward, SharedPromptForward
@@ -19,6 +18,7 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.models.shared_prompt.families import FAMILIES
 from posttrain.training.update import group_logprobs
 from tests.support.families import family_model
+from tests.support.refusals import refused
 from tests.support.tiny import CLASSES, DECODERS, SHAPE, plain_logprobs, request, some_prompts, tokenizer
 
 PROMPTS = [(3, 9, 4), (1,)]
@@ -226,23 +226,23 @@ def test_nothing_outgrows_the_length_at_which_longrope_changes_every_angle(chose
 def test_an_adapter_on_the_output_layer_is_an_error_because_logits_are_taken_from_its_matrix() -> None:
     model = model_of("qwen3", tie_word_embeddings=False)
     peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["q_proj", "lm_head"]), model)
-    with pytest.raises(UserError, match=r"output layer is a peft\.tuners\.lora\.layer\.Linear, not torch\.nn\.Linear"):
+    with refused("output layer is a peft.tuners.lora.layer.Linear, not torch.nn.Linear"):
         as_policy(model, tokenizer())
 
 
 def test_a_hook_on_the_output_layer_is_an_error_because_that_layer_is_not_called() -> None:
     model = model_of("qwen3")
     model.lm_head.register_forward_hook(lambda module, inputs, output: output / 2)
-    with pytest.raises(UserError, match="its output layer has a hook, which is not supported"):
+    with refused("its output layer has a hook, which is not supported"):
         as_policy(model, tokenizer())
 
 
 def test_a_wrapper_that_does_more_than_its_layers_is_an_error() -> None:
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    with pytest.raises(UserError, match="PROMPT_TUNING may do more than its layers do"):
+    with refused("PROMPT_TUNING may do more than its layers do"):
         as_policy(peft.get_peft_model(model_of("qwen3"), config), tokenizer())
 
 
 def test_a_module_that_is_no_model_of_transformers_is_an_error() -> None:
-    with pytest.raises(UserError, match="a Linear is not a transformers model"):
+    with refused("a Linear is not a transformers model"):
         as_policy(nn.Linear(2, 2), tokenizer())

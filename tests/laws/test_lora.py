@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posttrain.errors import UserError
 from posttrain.models.adapters.adaptable import add_adapter, target_layers
 from posttrain.models.adapters.in_force import adapter_off, adapter_tensors
 from posttrain.models.adapters.lora import LoraLinear, lora_layers
 from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
 from tests.support.adapted import LORA, Pair, adapted_policy, completion_logprobs, fill
+from tests.support.refusals import refused
 from tests.support.tiny import plain_logprobs, relative_distance, tiny_model, tiny_policy
 
 EXAMPLES = [Pair((3, 9, 4), (7, 12, 8, 5)), Pair((2,), (6, 1, 5)), Pair((9, 9, 1, 0, 4), (8, 5))]
@@ -171,20 +171,20 @@ def test_targets_are_names_endings_patterns_or_all_linear_layers_but_the_output_
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("q_porj", r"targets: q_porj is none of the model's linear layers\.  Did you mean q_proj"),
-        ("wqkv_x", r"There are: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"),
-        ("lm_head", r"lm_head is a Linear, which has no adapter of its own: only linear layers have"),
-        ("embed_tokens", r"model\.embed_tokens is a Embedding, which has no adapter"),
+        ("q_porj", "targets: q_porj…Did you mean q_proj"),
+        ("wqkv_x", "There are: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"),
+        ("lm_head", "lm_head is a Linear, which has no adapter"),
+        ("embed_tokens", "model.embed_tokens is a Embedding, which has no adapter"),
     ],
 )
 def test_a_target_that_is_no_layer_is_told_with_those_that_are_near(target: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         target_layers(tiny_model("qwen3", exact=False), ("q_proj", target))
 
 
 def test_code_that_reads_the_matrix_of_an_adapted_layer_itself_is_refused() -> None:
     layer = LoraLinear(nn.Linear(3, 3), "mixer.dt_proj", LORA, seed=0)
-    with pytest.raises(UserError, match=r"reads the matrix of mixer\.dt_proj itself .* Name other layers"):
+    with refused("reads the matrix of mixer.dt_proj itself", "Name other layers"):
         layer.weight.sum()
 
 
@@ -192,11 +192,11 @@ def test_code_that_reads_the_matrix_of_an_adapted_layer_itself_is_refused() -> N
     ("given", "says"),
     [
         ({"alpha": math.inf}, "alpha = inf"),
-        ({"targets": ()}, r"targets = \(\) name no layer"),
+        ({"targets": ()}, "targets = () name no layer"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused(given: dict[str, object], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         AdapterOptions(**given)
 
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from posttrain.errors import UserError
 from posttrain.models.rendering import TokenizerRenderer
+from tests.support.refusals import refused
 
 CHATML = (
     "{% for message in messages %}{% if message.role == 'system' and refuse_system is defined %}"
@@ -91,16 +91,12 @@ def test_a_last_message_of_the_assistants_is_the_beginning_of_its_answer() -> No
 def test_options_reach_the_template_and_its_refusal_is_one_clear_message() -> None:
     renderer = TokenizerRenderer(tokenizer(template=CHATML), template_options={"refuse_system": True})
     system = {"role": "system", "content": "x"}
-    with pytest.raises(
-        UserError, match=r"prompt 'rows:3': .* refuses these messages: no system role \(roles: system, u"
-    ):
+    with refused("prompt 'rows:3':", "refuses these messages: no system role (roles: system, u"):
         renderer.render([system, USER], id="rows:3", prefill="", columns={})
 
 
 def test_messages_for_a_model_without_a_chat_template_say_what_to_do() -> None:
-    with pytest.raises(
-        UserError, match=r"prompt 'p' is a list of messages, .* no chat template.*task.prompt_format: plain"
-    ):
+    with refused("prompt 'p' is a list of messages,", "no chat template", "task.prompt_format: plain"):
         TokenizerRenderer(tokenizer()).render([USER], id="p", prefill="", columns={})
 
 
@@ -108,7 +104,7 @@ def test_messages_for_a_model_without_a_chat_template_say_what_to_do() -> None:
     "messages", [[], ["hi"], [{"role": "user"}], [{"role": "user", "content": None}], [{"from": "x", "value": "y"}]]
 )
 def test_messages_that_are_none_are_refused(messages: list[object]) -> None:
-    with pytest.raises(UserError, match="prompt 'p'"):
+    with refused("prompt 'p'"):
         TokenizerRenderer(tokenizer(template=CHATML)).render(messages, id="p", prefill="", columns={})
 
 
@@ -153,14 +149,14 @@ def test_a_prefill_that_ends_the_question_too_is_still_written() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"refuse_sistem": True}, r"refuse_sistem: .* reads no variable .* Did you mean `refuse_system`"),
-        ({"zzz": 1}, r"template_options\.zzz: the chat template reads no variable of that name"),
-        ({"add_generation_prompt": False}, r"add_generation_prompt: that is decided where the template is called"),
-        ({"tokenize": True}, "tokenize: that is decided"),
+        ({"refuse_sistem": True}, "refuse_sistem: … reads no variable … Did you mean `refuse_system`"),
+        ({"zzz": 1}, "template_options.zzz: the chat template reads no variable of that name"),
+        ({"add_generation_prompt": False}, "template_options.add_generation_prompt"),
+        ({"tokenize": True}, "template_options.tokenize"),
     ],
 )
 def test_an_option_that_the_template_does_not_read_is_refused(options: dict[str, object], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         TokenizerRenderer(tokenizer(template=CHATML), template_options=options)
 
 
@@ -178,17 +174,17 @@ def test_a_template_that_writes_the_date_of_today_writes_one_date_for_ever() -> 
         made.chat_template = text
         assert TokenizerRenderer(made).render([USER], id="p").text == made.apply_chat_template([USER], tokenize=False)
     for wrong in ("today", 5):
-        with pytest.raises(UserError, match=r"strftime_now = .*said as 2024-07-26"):
+        with refused("strftime_now =", "2024-07-26"):
             TokenizerRenderer(made, template_options={"strftime_now": wrong})
 
 
 def test_an_option_without_a_template_is_refused() -> None:
-    with pytest.raises(UserError, match=r"template_options\.enable_thinking: .* no chat template"):
+    with refused("template_options.enable_thinking:", "no chat template"):
         TokenizerRenderer(tokenizer(), template_options={"enable_thinking": False})
 
 
 def test_a_template_that_is_no_jinja_is_told_by_its_line() -> None:
-    with pytest.raises(UserError, match="not a Jinja template: line 2: "):
+    with refused("not a Jinja template: line 2:"):
         TokenizerRenderer(tokenizer(template="a\n{% for m in messages %}")).render([USER], id="p")
 
 
@@ -197,7 +193,7 @@ def test_of_several_templates_the_one_named_default_is_taken() -> None:
     made.chat_template = {"default": CHATML, "tool_use": "x"}
     assert TokenizerRenderer(made).render([USER], id="p").text == "[user]ab[assistant]"
     made.chat_template = {"one": CHATML, "two": "x"}
-    with pytest.raises(UserError, match=r"of the names one, two and none of the name default.*model\.chat_template"):
+    with refused("one, two", "model.chat_template"):
         TokenizerRenderer(made).render([USER], id="p")
 
 
@@ -212,21 +208,21 @@ def test_content_in_parts_of_text_is_that_text() -> None:
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        ({"type": "image", "image": "x.png"}, r"{'type': 'image', 'image': 'x.png'} is not text"),
-        ({"type": "text", "text": None}, r".* is not text"),
-        ("ab", r".* is not text"),
+        ({"type": "image", "image": "x.png"}, "{'type': 'image', 'image': 'x.png'} is not text"),
+        ({"type": "text", "text": None}, "is not text"),
+        ("ab", "is not text"),
     ],
 )
 def test_a_part_that_is_no_text_is_refused_by_row_and_place(part: object, says: str) -> None:
     messages = [{"role": "system", "content": "x"}, {"role": "user", "content": [part]}]
-    with pytest.raises(UserError, match=r"prompt 'rows:3': message 1 of the prompt, part 0: " + says):
+    with refused("prompt 'rows:3': message 1 of the prompt, part 0: ", says):
         TokenizerRenderer(tokenizer(template=CHATML)).render(messages, id="rows:3")
 
 
 def test_half_of_a_surrogate_pair_is_refused_by_row() -> None:
     made = TokenizerRenderer(tokenizer(template=CHATML))
     for content in ("a\ud83dc", [{"role": "user", "content": "a\ud83dc"}]):
-        with pytest.raises(UserError, match=r"prompt 'rows:3': half of a surrogate pair, '\\ud83d', before 'c"):
+        with refused("prompt 'rows:3': half of a surrogate pair, '\\ud83d', before 'c"):
             made.render(content, id="rows:3")
 
 
@@ -264,6 +260,6 @@ def test_a_piece_of_a_character_is_carried_as_it_was_sampled() -> None:
 
 
 def test_an_empty_prompt_is_refused_unless_the_tokenizer_opens_it() -> None:
-    with pytest.raises(UserError, match="prompt 'p' is empty"):
+    with refused("prompt 'p' is empty"):
         TokenizerRenderer(tokenizer()).render("", id="p", prefill="", columns={})
     assert TokenizerRenderer(tokenizer(around="<s> $A")).render("", id="p", prefill="", columns={}).tokens == (0,)

@@ -11,7 +11,7 @@ from posttrain.errors import UserError
 
 @contextmanager
 def refused(*words: object, error: type[Exception] = UserError) -> Iterator["pytest.ExceptionInfo[Exception]"]:
-    """Expect `error`, with each of `words` in its message; a text may hold several, with " … " between them."""
+    """Expect `error`, with each of `words` in its message; a text may hold several, with … between them."""
     with pytest.raises(error) as caught:
         yield caught
     missing = missing_words(words, str(caught.value))
@@ -29,4 +29,4 @@ def warned(*words: object, kind: type[Warning] = UserWarning) -> Iterator[None]:
 
 
 def missing_words(words: tuple[object, ...], message: str) -> list[str]:
-    return [each for word in words for each in str(word).split(" … ") if each not in message]
+    return [each for word in words for each in map(str.strip, str(word).split("…")) if each not in message]

@@ -54,7 +54,7 @@ main = partial(run_training_command, Config, PROGRAM, act)
 
 def show_prompts(config: Config, count: int) -> None:
     """Print the first prompts, step after step, as the model reads them; its weights are not loaded."""
-    from posttrain.models.loading.tokenizer_folder import load_tokenizer
+    from posttrain.models.loading.model_folder import load_tokenizer
     from posttrain.models.rendering import TokenizerRenderer
     from posttrain.runs.prompt_preview import Reader, prompt_preview_lines
     from posttrain.tasks.base import training_prompts

@@ -1,8 +1,8 @@
-"""How many tokens a policy may hold at a time, and rotary angles that depend on that alone.
+"""The context of a policy in tokens, and rotary angles that depend only on it.
 
-Two kinds of rotary embedding take other angles for all positions once the longest row of a batch is beyond a bound:
-`longrope` and `dynamic`.  Batch-mates would then change a completion's log-probs, and keys that are cached already
-would be wrong.  So the angles are fixed once, for the context that the policy is given (docs/decisions/014).
+Two kinds of rotary embedding, `longrope` and `dynamic`, change the angles of all positions once the longest row of a
+batch exceeds a bound.  Other rows would then change a completion's log-probs, and cached keys would be wrong.  So the
+angles are fixed once, for the policy's context (docs/decisions/014).
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,15 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from posttrain.errors import UserError
 
 NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
-"""What configs call the longest sequence that a model was made for."""
+"""Config names of the longest sequence."""
 WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
-"""What configs call the tokens that a layer of local attention looks back."""
+"""Config names of the window of local attention."""
 
 
 def context_of(config: PreTrainedConfig, asked: int | None) -> int:
-    """Tokens of prompt and completion together that a policy of this model holds.
+    """Tokens of prompt and completion together: `asked`, or for `longrope` the original context, or else the model's.
 
-    `asked` is a person's choice; without one it is the length of the original training for `longrope` and the model's
-    own for all others.  Raises UserError where a model says none or less than is asked for.
+    Raises UserError if the config says no length, or less than `asked`.
     """
     own = own_context(config)
     ropes = rope_settings(config)
@@ -35,8 +34,7 @@ def context_of(config: PreTrainedConfig, asked: int | None) -> int:
         if not lengths:
             raise UserError(
                 f"model: the config of this {config.model_type} does not say how many tokens it can read.  Set"
-                " model.context (in Python, as_policy(..., context=...)) to the most tokens of prompt and completion"
-                " together, such as 2048."
+                " model.context (in Python, as_policy(..., context=...)), for example to 2048."
             )
         return min(lengths)
     factors = [float(rope["factor"]) for rope in ropes if rope_type(rope) == "dynamic"]
@@ -48,14 +46,14 @@ def context_of(config: PreTrainedConfig, asked: int | None) -> int:
 
 
 def own_context(config: PreTrainedConfig) -> int | None:
-    """The length that the config states, under whichever name."""
+    """The length in the config, under one of `NAMES`."""
     text = config.get_text_config(decoder=True)
     found = [getattr(text, name, None) for name in NAMES]
     return next((value for value in found if isinstance(value, int) and value > 0), None)
 
 
 def changes_at(config: PreTrainedConfig) -> list[int]:
-    """Lengths beyond which some layer no longer sees all tokens of a sequence, ascending."""
+    """Lengths beyond which some layer does not see all tokens, ascending."""
     text = config.get_text_config(decoder=True)
     kinds = getattr(text, "layer_types", None)
     if kinds is not None and all(kind == "full_attention" for kind in kinds):
@@ -65,7 +63,7 @@ def changes_at(config: PreTrainedConfig) -> list[int]:
 
 
 def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
-    """The rotary settings of the model, or of each kind of its layers; empty where it has none."""
+    """The rotary settings of the model, or of each kind of its layers; possibly empty."""
     settings: dict[str, Any] = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
     of_kinds = [each for each in settings.values() if isinstance(each, dict)]
     return of_kinds or [settings]
@@ -77,10 +75,10 @@ def rope_type(rope: dict[str, Any]) -> str:
 
 @torch.no_grad()
 def fix_angles(model: PreTrainedModel, context: int) -> None:
-    """Have the rotary embeddings take the angles that belong to this context, however long or short the rows are.
+    """Have the rotary embeddings use this context's angles for rows of every length.
 
     `longrope`: the short factors up to the original context, else the long ones for every position.  `dynamic`: the
-    base for a sequence of this length.  Neither config nor weights change, so neither does what is saved.
+    base for a sequence of this length.  Config, weights and saved files do not change.
     """
     for module in model.modules():
         kinds = vars(module).get("rope_type")
@@ -96,7 +94,7 @@ def _fix(module: Any, kind: str, layer_type: str | None, context: int) -> None:
         module.config, before.device, seq_len=context, **({} if layer_type is None else {"layer_type": layer_type})
     )
     names = ["inv_freq", "original_inv_freq", *(["long_inv_freq"] if kind == "longrope" else [])]
-    for name in names:  # whichever of them the module's update would choose
+    for name in names:  # the module's update may choose any of them
         setattr(module, prefix + name, frequencies.to(before))
     setattr(module, f"{prefix}attention_scaling", scaling)
     if kind == "dynamic":
@@ -109,13 +107,13 @@ def num_embeddings(model: PreTrainedModel) -> int:
 
 
 def require_embeddings(tokens: Sequence[int], rows: int, tokenizer: PreTrainedTokenizerBase, where: str) -> None:
-    """Raise UserError where a token has no row in an embedding of this many rows."""
+    """Raise UserError for a token without a row in an embedding of this many rows."""
     least, last = min(tokens, default=0), max(tokens, default=0)
     if least >= 0 and last < rows:
         return
     unknown = last if least >= 0 else least
     text = f" ({tokenizer.decode([unknown])!r})" if 0 <= unknown < len(tokenizer) else ""
     raise UserError(
-        f"{where}: the tokenizer's token {unknown}{text} has no row in the model's embedding, which has {rows}.  Leave"
-        " that text out, or give the model the tokenizer that it was trained with."
+        f"{where}: the tokenizer's token {unknown}{text} has no row in the model's embedding, which has {rows}.  Remove"
+        " that text, or use the tokenizer that the model was trained with."
     )

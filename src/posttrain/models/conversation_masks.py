@@ -1,16 +1,16 @@
-"""Conversations and texts as rows of tokens, with those that are to be learned: what the model itself would say.
+"""Conversations and texts as rows of tokens, with the tokens to learn: those that the model itself would say.
 
-A chat template writes a whole conversation and does not tell who says which token.  So it is asked turn by turn:
+A chat template writes a whole conversation without saying whose token is whose.  So it is called for every turn:
 
-    before = T(messages before the turn, the assistant speaks next)        what the model reads when it is asked
-    upto   = T(messages up to the turn)                                    what it has said then
+    before = T(messages before the turn, the assistant speaks next)        what the model reads before its turn
+    upto   = T(messages up to the turn)                                    the same with its turn
 
-The turn's own tokens are those by which `upto` is longer, up to the first stop token behind its text; what a template
-writes behind that, such as a line's end or another stop token, is never sampled and not learned.  This holds where
-`before` begins `upto` and `upto` begins the whole, token by token.  Both are checked for every turn: templates that
-rewrite earlier turns, as those of thinking models do that drop their thoughts, would be learned wrongly in silence.
+The turn's tokens are those by which `upto` is longer, up to the first stop token after its text; anything after that,
+such as a newline or another stop token, is never sampled and not learned.  This requires that `before` begins `upto`
+and `upto` begins the whole, token by token.  Both are checked for every turn: templates that rewrite earlier turns, as
+thinking models' do that drop thoughts, would otherwise be learned wrongly in silence.
 
-A turn that its message marks as not learned (such as `weight: 0`) is read like what the others say.
+A turn that its message marks as not learned (such as `weight: 0`) is only read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Example, Prompt, TokenSequence
 
 THINK = "<think>"
-"""Begins the thoughts of models that have their template open them."""
+"""Begins thoughts; some templates write it themselves."""
 OTHER_WAYS = (
-    "  With sft.loss_on: completion the last turn alone is learned, and with sft.split_turns: true each turn in a row"
-    " of its own, as the model meets it.  Or name a template that keeps turns as they are: model.chat_template."
+    "  Set sft.loss_on: completion to learn only the last turn, sft.split_turns: true for a row per turn, or"
+    " model.chat_template to a template that keeps turns."
 )
 
 
@@ -39,44 +39,42 @@ class Dialogue:
     """Messages of which the assistant's are to be learned."""
 
     where: str
-    """Named in messages: the row."""
+    """The row, for messages."""
     messages: Sequence[Mapping[str, Any]]
     num_given: int = 0
-    """Messages at the beginning that are given, whoever says them: those of a row's prompt."""
+    """Messages at the beginning that are only read: those of a row's prompt."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """What the template is told of tools that may be called."""
 
     @property
     def turns(self) -> list[int]:
-        """The messages that are learned, by number from 0.  Raises UserError where there are none."""
+        """The messages that are learned, by number from 0.  Raises UserError if there are none."""
         roles = [message["role"] for message in self.messages]
         spoken = [number for number, role in enumerate(roles) if role == ASSISTANT and number >= self.num_given]
         found = [number for number in spoken if number not in self.only_read]
         if not found:
-            marked = "every message of the assistant's is marked as not learned (such as weight: 0)"
+            marked = "every assistant message is marked as not learned (such as weight: 0)"
             why = marked if spoken else f"no message of the role {ASSISTANT} (roles: {', '.join(roles)})"
-            raise UserError(f"{self.where}: nothing to learn: {why}.  Mend the row or leave it out.")
+            raise UserError(f"{self.where}: nothing to learn: {why}.  Correct the row or remove it.")
         if found[0] == 0:
-            raise UserError(f"{self.where}: begins with the assistant's answer.  Put before it what it answers.")
+            raise UserError(f"{self.where}: begins with the assistant's answer.  Add the message that it answers.")
         return found
 
     @property
     def only_read(self) -> list[int]:
-        """The messages that are marked as not learned."""
         marks = [learned_mark(each, f"{self.where}, message {i}") for i, each in enumerate(self.messages)]
         return [number for number, mark in enumerate(marks) if mark is False]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Masking:
-    """Makes examples for one model: its template, its tokenizer and its stop tokens."""
+    """Makes examples for a model's template, tokenizer and stop tokens."""
 
     renderer: TokenizerRenderer
     stop_ids: tuple[int, ...]
     other_ways: str = OTHER_WAYS
-    """What can be done where a template rewrites turns, said at the end of that message."""
+    """The remedy for a template that rewrites turns."""
     num_embeddings: int | None = None
-    """Rows of the model's embedding, if there is a model that learns."""
+    """Rows of the model's embedding; None if no model learns."""
 
     @classmethod
     def of(cls, policy: Policy, renderer: TokenizerRenderer) -> "Masking":
@@ -87,18 +85,18 @@ class Masking:
         return self.renderer.tokenizer
 
     def require_known(self, tokens: Sequence[int], where: str) -> None:
-        """Raise UserError for tokens that the model has no embedding for."""
+        """Raise UserError for tokens without an embedding."""
         if self.num_embeddings is not None:
             require_embeddings(tokens, self.num_embeddings, self.tokenizer, where)
 
     @property
     def stop(self) -> int:
-        """The stop token that ends a text: the tokenizer's own, or the first that the model names."""
+        """The stop token that ends a text: the tokenizer's, or else the model's first."""
         own = self.tokenizer.eos_token_id
         return own if own in self.stop_ids else self.stop_ids[0]
 
     def every_turn(self, conversation: Dialogue) -> Example:
-        """All turns of the assistant in one row.  Raises UserError naming the turn that the template rewrites."""
+        """All assistant turns in one row.  Raises UserError for a turn that the template rewrites."""
         whole = self._tokens(conversation, len(conversation.messages))
         learned = [False] * len(whole)
         for number in conversation.turns:
@@ -107,16 +105,16 @@ class Masking:
         return trimmed(whole, learned)
 
     def _span(self, conversation: Dialogue, number: int, whole: list[int]) -> tuple[int, int]:
-        """Where the tokens of a turn begin and end in those of the whole conversation."""
+        """Start and end of a turn in the tokens of the whole conversation."""
         opened = self._text(conversation, number, open_answer=True)
         before = self.renderer.tokens(opened, conversation.where)
         upto = self._tokens(conversation, number + 1)
         if upto[: len(before)] != before:
-            raise self._rewritten(conversation, number, "begins it in another way than when the assistant is to speak")
+            raise self._rewritten(conversation, number, "begins it in another way than an open turn")
         text = turn_text(conversation, number, opened)
         end = len(before) + self._end(conversation, number, upto[len(before) :])
         if whole[:end] != upto[:end]:
-            raise self._rewritten(conversation, number, "writes what leads to its end in another way once more follows")
+            raise self._rewritten(conversation, number, "writes it in another way once more follows")
         written = str(self.tokenizer.decode(upto[len(before) : end]))
         require_calls(conversation, number, written)
         if not has_all(written, text):
@@ -124,9 +122,9 @@ class Masking:
         return len(before), end
 
     def last_turn(self, conversation: Dialogue) -> Example:
-        """The last turn alone, behind what the model reads when it is asked for it.
+        """Only the last turn, after what the model reads before it.
 
-        Where the template does not write the turn as it stands, the text itself is behind it, and a stop token.
+        If the template changes the turn's text, the text itself and a stop token are used.
         """
         number, last = conversation.turns[-1], len(conversation.messages) - 1
         if number != last and last in conversation.only_read:
@@ -134,8 +132,8 @@ class Masking:
         if number != last:
             role = conversation.messages[-1]["role"]
             raise UserError(
-                f"{conversation.where}: ends with a message of the role {role}, so its last turn is not an answer. "
-                " Leave that out, or learn all turns: sft.loss_on: assistant."
+                f"{conversation.where}: ends with a message of the role {role}, not with an answer.  Remove it, or set"
+                " sft.loss_on: assistant to learn all turns."
             )
         opened, whole = self._text(conversation, number, open_answer=True), self._text(conversation, number + 1)
         before = self.renderer.tokens(opened, conversation.where)
@@ -147,20 +145,15 @@ class Masking:
         return answered(before, self._ended(self._behind(opened, text, conversation.where)))
 
     def turn_by_turn(self, conversation: Dialogue) -> list[Example]:
-        """Each turn in a row of its own, behind what the model reads when it is asked for it."""
+        """A row for each turn, after what the model reads before it."""
+        where, tools = conversation.where, conversation.tools
         return [
-            self.last_turn(
-                Dialogue(
-                    where=conversation.where,
-                    messages=conversation.messages[: number + 1],
-                    tools=conversation.tools,
-                )
-            )
+            self.last_turn(Dialogue(where=where, messages=conversation.messages[: number + 1], tools=tools))
             for number in conversation.turns
         ]
 
     def all_tokens(self, conversation: Dialogue) -> Example:
-        """Every token of the conversation but the first, which nothing predicts, and turns marked as not learned."""
+        """Every token of the conversation except the first, which nothing predicts, and turns marked as not learned."""
         whole = self._tokens(conversation, len(conversation.messages))
         learned = [False, *[True] * (len(whole) - 1)]
         for number in conversation.only_read:
@@ -170,34 +163,31 @@ class Masking:
         return trimmed(whole, learned)
 
     def completion(self, prompt: Prompt, text: str) -> Example:
-        """A text behind a plain prompt, and a stop token if it does not end with one."""
+        """A text after a plain prompt, with a stop token at its end."""
         return answered(prompt.tokens, self._ended(self._behind(prompt.text, text, prompt.id)))
 
     def text(self, text: Prompt) -> Example:
-        """All of a text but its first token, and a stop token if it does not end with one."""
+        """All of a text except its first token, with a stop token at its end."""
         tokens = self._ended([*text.tokens])
         return trimmed(tokens, [False, *[True] * (len(tokens) - 1)])
 
     def closing(self, conversation: Dialogue, example: Example) -> tuple[int, ...]:
-        """What the template writes behind an example's last token, such as a line's end.
-
-        Nothing where the example is not what the whole conversation begins with.
-        """
+        """What the template writes after an example's last token; nothing if the example does not begin the whole."""
         whole, size = self._tokens(conversation, len(conversation.messages)), len(example.tokens)
         return tuple(whole[size:]) if tuple(whole[:size]) == example.tokens else ()
 
     def _behind(self, prompt: str, text: str, where: str) -> list[int]:
-        """The tokens of a text behind a prompt, whose own stay as they are: they are what the model is asked with.
+        """The tokens of a text after a prompt, whose tokens must not change.
 
-        Read together with it where that leaves the prompt's tokens alone, else apart, as they are sampled.
+        Tokenised together if that keeps the prompt's tokens, else apart, as they are sampled.
         """
         before, whole = (self.renderer.tokens(each, where) for each in (prompt, prompt + text))
         return whole[len(before) :] if whole[: len(before)] == before else self.renderer.tokens(text, where)
 
     def _rewritten(self, conversation: Dialogue, number: int, how: str) -> UserError:
         return UserError(
-            f"{conversation.where}, message {number}: the chat template {how}, so its tokens in the whole conversation"
-            f" are not those that the model would say.{self.other_ways}"
+            f"{conversation.where}, message {number}: the chat template {how}, so the model would not say these tokens."
+            f"{self.other_ways}"
         )
 
     def _ended(self, tokens: list[int]) -> list[int]:
@@ -207,14 +197,13 @@ class Masking:
         messages, tools = conversation.messages[:count], conversation.tools
         return self.renderer.templated(messages, conversation.where, open_answer=open_answer, tools=tools)
 
-    def _tokens(self, conversation: Dialogue, count: int, *, open_answer: bool = False) -> list[int]:
-        text = self._text(conversation, count, open_answer=open_answer)
-        return self.renderer.tokens(text, conversation.where)
+    def _tokens(self, conversation: Dialogue, count: int) -> list[int]:
+        return self.renderer.tokens(self._text(conversation, count), conversation.where)
 
     def _end(self, conversation: Dialogue, number: int, turn: list[int]) -> int:
-        """Tokens of a turn up to the first stop token behind its text, that included.
+        """Tokens of a turn up to and with the first stop token after its text.
 
-        Only white space and further stop tokens may follow it, as where a template ends conversations too.
+        Only white space and further stop tokens may follow, as with a template that also ends conversations.
         """
         ends = [place for place, token in enumerate(turn, start=1) if token in self.stop_ids]
         rest = str(self.tokenizer.decode(turn[ends[-1] :] if ends else turn)).strip()
@@ -223,45 +212,41 @@ class Masking:
         stops = ", ".join(repr(self.tokenizer.decode([each])) for each in self.stop_ids)
         raise UserError(
             f"{conversation.where}, message {number}: the chat template ends the assistant's turn with"
-            f" {rest[-20:] or 'nothing'!r}, and the model stops at {stops}: it would not learn to stop.  If a token of"
-            ' the template ends turns, make it a stop token of the model: model.stop_tokens, such as ["<|im_end|>"].'
+            f" {rest[-20:] or 'nothing'!r}, and the model stops at {stops}.  Set model.stop_tokens to the template's."
         )
 
     def _says_more(self, tokens: list[int]) -> bool:
-        """Whether tokens are more than stop tokens and white space."""
         return bool(str(self.tokenizer.decode([each for each in tokens if each not in self.stop_ids])).strip())
 
 
 def answered(prompt: Sequence[int], completion: Sequence[int]) -> Example:
-    """A prompt that is read and a completion that is learned."""
     sampled = (False,) * len(prompt) + (True,) * len(completion)
     return Example(TokenSequence(tokens=(*prompt, *completion), sampled=sampled))
 
 
 def trimmed(tokens: Sequence[int], learned: Sequence[bool]) -> Example:
-    """An example without what comes behind its last learned token."""
+    """An example up to its last learned token."""
     end = max((place for place, each in enumerate(learned, start=1) if each), default=0)
     return Example(TokenSequence(tokens=tuple(tokens[:end]), sampled=tuple(learned[:end])))
 
 
 def turn_text(conversation: Dialogue, number: int, opened: str) -> str:
-    """The text of a turn that is said behind what opens it: thoughts that are open are not opened again."""
+    """The text of a turn after its opening, without a <think> that the opening has."""
     text = str(conversation.messages[number]["content"])
     return text.lstrip().removeprefix(THINK).removeprefix("\n") if opened.rstrip().endswith(THINK) else text
 
 
 def has_all(written: str, text: str) -> bool:
-    """Whether what a template has written has all of a text; it may have changed the white space."""
+    """Whether a template has written all of a text, up to white space."""
     return "".join(text.split()) in "".join(written.split())
 
 
 def require_calls(conversation: Dialogue, number: int, written: str) -> None:
-    """Refuse a turn whose calls of tools the template leaves out: nothing of them would be learned."""
+    """Refuse a turn whose tool calls the template omits: they would not be learned."""
     for call in conversation.messages[number].get("tool_calls") or ():
         name = str(call.get("function", call).get("name", ""))
         if not name or name not in written:
             raise UserError(
                 f"{conversation.where}, message {number}: the chat template does not write its call of"
-                f" {name or 'a tool without a name'}, so it would not be learned.  Name a template that does as"
-                " model.chat_template, or leave the row out."
+                f" {name or 'a tool without a name'}.  Set model.chat_template to one that does, or remove the row."
             )

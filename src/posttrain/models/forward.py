@@ -1,8 +1,8 @@
 """The forward pass: everything that a loss reads of completion tokens, with the output layer inside.
 
 Two implementations give the same numbers.  *Shared prompt* computes each prompt once, with its completions as branches
-and without padding.  *Plain* runs one padded row per completion through the model's own forward; it serves every model
-that the first one does not reproduce (`models.shared_prompt.architectures`), adapters included.
+and without padding.  *Plain* runs one padded row per completion through the model's own forward, for every model that
+the first one does not reproduce (`models.shared_prompt.families`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,64 +29,59 @@ Tokens = Sequence[int]
 
 @runtime_checkable
 class CompletionBatch(Protocol):
-    """What a forward pass reads: a `posttrain.batch.Batch`, or `Completions`."""
+    """What a forward pass reads: a `posttrain.batch.Batch`, or `Completions`, which documents the fields."""
 
     @property
-    def prompts(self) -> Sequence[Tokens]:
-        """Each prompt once."""
-        ...
+    def prompts(self) -> Sequence[Tokens]: ...
 
     @property
-    def completions(self) -> Sequence[Tokens]:
-        """Token ids, at least one each."""
-        ...
+    def completions(self) -> Sequence[Tokens]: ...
 
     @property
-    def prompt_of(self) -> Sequence[int]:
-        """The prompt that each completion continues."""
-        ...
+    def prompt_of(self) -> Sequence[int]: ...
 
     @property
-    def sampled(self) -> Bool[Tensor, " token"] | None:
-        """Which completion tokens are predicted; None means all.  The others are only read."""
-        ...
+    def sampled(self) -> Bool[Tensor, " token"] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """Completions without anything else that a batch has."""
+    """Completions without the other columns of a batch."""
 
     prompts: Sequence[Tokens]
+    """Each prompt once."""
     completions: Sequence[Tokens]
+    """Token ids, at least one each."""
     prompt_of: Sequence[int]
+    """The prompt that each completion continues."""
     sampled: Bool[Tensor, " token"] | None = None
+    """Which completion tokens are predicted; None means all.  The others are only read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardNeeds:
-    """Which numbers a loss or a metric needs of the sampled tokens."""
+    """The numbers that a loss or a metric needs of the sampled tokens."""
 
     logprobs: bool = True
     temperature: float = 1.0
     """Logits are divided by it: the temperature that sampled."""
     gradient: bool = True
-    """Whether the model gets a gradient.  `values` keeps the gradient of its head anyway."""
+    """Whether the model gets a gradient; the head of `values` always does."""
     divergences: Mapping[str, NextTokens] = field(default_factory=dict)
-    """Next-token distributions of other models at the same tokens, by name: KL(π‖other) of each is computed."""
+    """Other models' next-token distributions at the same tokens, by name, for KL(π‖other)."""
     entropies: bool = False
     entropy_gradient: bool = False
-    """Whether entropies have a gradient."""
     statistics: bool = False
     """Entropies in float64 and whether each token is the likeliest one; both without a gradient."""
     values: Callable[[Float[Tensor, "token hidden"]], Float[Tensor, " token"]] | None = None
-    """A head that reads the hidden states from which the tokens are predicted."""
+    """A head over the hidden states that predict the tokens."""
     distributions: bool = False
     """The next-token distributions themselves, without a gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenParts:
-    """What was needed, one number for each sampled token in order; None where it was not needed."""
+    """The needed numbers, one for each sampled token in order; None if not needed."""
 
     logprobs: Float[Tensor, " token"] | None = None
     """log π(token) in nats."""
@@ -99,17 +94,14 @@ class TokenParts:
 
 @runtime_checkable
 class ForwardPass(Protocol):
-    """The one thing that a sharding wrapper, a tensor-parallel layer or a fused kernel replaces."""
+    """What a sharding wrapper, a tensor-parallel layer or a fused kernel replaces."""
 
     padded: bool
-    """Whether each completion is a row of its own, prompt included, padded to the widest row of its micro-batch.
-    Otherwise a prompt counts once and nothing is padded."""
+    """Whether each completion with its prompt is a row, padded to the widest row of its micro-batch; otherwise a prompt
+    counts once and nothing is padded."""
 
     def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
-        """Log-probs of the sampled tokens and whatever else is needed.
-
-        h_t predicts token t from all tokens before it.  The last token of a completion is only predicted.
-        """
+        """The needed numbers of the sampled tokens; h_t predicts token t from all tokens before it."""
         ...
 
 
@@ -122,11 +114,10 @@ class SharedPromptForward:
         self.model, self.compute_dtype = model, compute_dtype
         self.decoder = Decoder(model, compute_dtype)
         self.adapted = adapted_names(model)
-        """Layers that had an adapter when this was made; training knows of no others."""
+        """Layers that had an adapter when this was made."""
         self.dropping = input_dropouts(model)
 
     def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
-        """See `ForwardPass`."""
         with torch.set_grad_enabled(needs.gradient and torch.is_grad_enabled()):
             hidden = self.completion_hidden(batch)
         return token_parts(self, hidden, predicted_tokens(batch, hidden.device), needs)
@@ -152,7 +143,6 @@ class PlainForward:
         self.dropping = input_dropouts(model)
 
     def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
-        """See `ForwardPass`."""
         with torch.set_grad_enabled(needs.gradient and torch.is_grad_enabled()):
             hidden = self.completion_hidden(batch)
         return token_parts(self, hidden, predicted_tokens(batch, hidden.device), needs)
@@ -179,9 +169,9 @@ class PlainForward:
 def token_parts(
     forward: SharedPromptForward | PlainForward, hidden: Tensor, targets: Tensor, needs: ForwardNeeds
 ) -> TokenParts:
-    """What is needed of the sampled tokens, from the hidden states that predict them and the model's output layer.
+    """The needed numbers, from the hidden states that predict the sampled tokens and the model's output layer.
 
-    Each part reads the output layer anew: under mixed precision their gradients are then added up in the weights' type.
+    Each part reads the output layer again: under mixed precision their gradients are then summed in the weights' type.
     """
     temperature, logprobs, entropies, likeliest = needs.temperature, None, None, None
 
@@ -216,10 +206,9 @@ def inputs(batch: CompletionBatch) -> list[Tokens]:
 
 
 def predicting(batch: CompletionBatch, prompt_ends: Sequence[int], starts: Sequence[int]) -> Int64[Tensor, " token"]:
-    """Positions from which the sampled tokens are predicted: the only place that chooses them.
+    """Positions from which the sampled tokens are predicted; only this function chooses them.
 
-    `prompt_ends` holds, for each completion, the position of its prompt's last token, and `starts` that of its own
-    first token.
+    For each completion, `prompt_ends` has the position of its prompt's last token and `starts` that of its first one.
     """
     every = torch.cat(
         [
@@ -231,7 +220,6 @@ def predicting(batch: CompletionBatch, prompt_ends: Sequence[int], starts: Seque
 
 
 def predicted_tokens(batch: CompletionBatch, device: torch.device) -> Int64[Tensor, " token"]:
-    """The sampled tokens, completion after completion."""
     every = torch.tensor([token for tokens in batch.completions for token in tokens], device=device)
     return every if batch.sampled is None else every[batch.sampled.to(device)]
 
@@ -246,7 +234,7 @@ def shared_hidden(decoder: Decoder, batch: CompletionBatch) -> Float[Tensor, "to
 
 
 def sequence_hidden(decoder: Decoder, batch: CompletionBatch) -> Float[Tensor, "token hidden"]:
-    """As `completion_hidden` where each completion has a prompt of its own: whole sequences, nothing to share."""
+    """As `completion_hidden` if no prompt is shared: whole sequences."""
     sequences = inputs(batch)
     layout = PackedLayout([len(sequence) for sequence in sequences])
     lengths = [len(batch.prompts[p]) for p in batch.prompt_of]

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens from hidden states, without ever holding all logits at once."""
+"""Log-probabilities of given tokens from hidden states, without holding all logits at once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,9 +13,9 @@ from posttrain.models.output_layer import OutputLayer
 from posttrain.models.shared_prompt.gradients import InPlaceGradient, in_place_gradient
 
 TILE_ELEMENTS = 1 << 20
-"""Logits that a CPU holds at a time: 4 MiB in float32, which its cache keeps between two operations."""
+"""Logits that a CPU holds at a time: 4 MiB in float32, which stay in its cache between two operations."""
 CHUNK_ELEMENTS = 1 << 23
-"""The same where whole rows are needed: fewer would read a large output matrix for every few rows."""
+"""The same for whole rows: fewer would read a large output matrix for every few rows."""
 CUDA_ELEMENTS = 1 << 27
 """Logits that a GPU holds at a time."""
 TILE_ROWS = 4096
@@ -24,8 +24,6 @@ TILE_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What is done with products of hidden states and output matrix, and where the matrix' gradient goes."""
-
     temperature: float
     soft_cap: float | None
     scale: float
@@ -33,7 +31,7 @@ class _Settings:
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Works tile by tile: some rows' logits of some of the vocabulary, always at the same place in memory."""
+    """Works tile by tile, each with some rows' logits of a part of the vocabulary, in the same memory."""
 
     @staticmethod
     def forward(
@@ -62,7 +60,7 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden, head, bias, targets, normalisers = ctx.saved_tensors  # type: ignore[attr-defined]
         settings: _Settings = ctx.settings  # type: ignore[attr-defined]
         layer = OutputLayer(head, bias, settings.soft_cap, settings.scale)
-        # Added up over tiles in float32: in bfloat16 the sum soon stands still, its next number 2^-8 away.
+        # Summed over tiles in float32: in bfloat16 the sum soon stops growing, its next number is 2^-8 away.
         grad_hidden = torch.zeros_like(hidden, dtype=normalisers.dtype)
         grad_head = None if settings.kept is None else settings.kept.gradient()
         if ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
@@ -94,7 +92,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 class _Tile:
-    """Room for one tile's logits, used for all: made anew each time, they leave the heap full of holes."""
+    """Memory for one tile's logits, reused for all: new memory each time fragments the heap."""
 
     def __init__(self, rows: slice, vocab: slice, temperature: float, like: Tensor) -> None:
         self.room = like.new_empty((rows.stop - rows.start) * (vocab.stop - vocab.start))
@@ -135,8 +133,7 @@ def token_logprobs(
         log π(y|h) = logit_y/τ - log Σ_v exp(logit_v/τ)
 
     Works through tiles of rows and vocabulary and recomputes their logits in the backward pass, so memory does not
-    grow with rows × vocabulary, and the output matrix is read, and its gradient written, once for thousands of rows.
-    `temperature` is the one that sampled.
+    grow with rows × vocabulary, and thousands of rows share one pass over the output matrix and its gradient.
     """
     matrix = output_layer.matrix
     kept = in_place_gradient(matrix) if hidden.requires_grad else None
@@ -147,13 +144,12 @@ def token_logprobs(
 
 @dataclass(frozen=True, slots=True)
 class NextTokens:
-    """Next-token distributions of a model at some positions; logits are made for a slice of them at a time."""
+    """A model's next-token distributions at some positions; logits are made for slices of them."""
 
     hidden: Float[Tensor, "token hidden"]
     output_layer: OutputLayer
 
     def logits(self, rows: slice = slice(None), *, temperature: float = 1.0) -> Float[Tensor, "row vocab"]:
-        """Logits / temperature of some positions, over the whole vocabulary."""
         return _logits(self.hidden[rows], self.output_layer, temperature)
 
 
@@ -188,7 +184,7 @@ def token_statistics(
     *,
     temperature: float = 1.0,
 ) -> tuple[Float64[Tensor, " token"], Bool[Tensor, " token"]]:
-    """The entropy in nats before each target, and whether the target is the likeliest token; without a gradient."""
+    """Entropy in nats before each target, and whether the target is the likeliest token; without a gradient."""
     entropies, likeliest = [], []
     for rows in _chunks(len(hidden), output_layer):
         logprobs = torch.log_softmax(_logits(hidden[rows], output_layer, temperature), dim=-1)
@@ -200,12 +196,7 @@ def token_statistics(
 def distribution_kl(
     logits: Float[Tensor, "token vocab"], reference_logits: Float[Tensor, "token vocab"]
 ) -> Float[Tensor, " token"]:
-    """The divergence itself, summed over the vocabulary at each position instead of estimated from one token.
-
-        KL(π‖ref) = Σ_v π(v) (log π(v) - log ref(v))
-
-    Both logits come already divided by the sampling temperature.  Costs the reference's logits, not just log-probs.
-    """
+    """KL(π‖ref) = Σ_v π(v) (log π(v) - log ref(v)) at each position; both logits are already divided by temperature."""
     logprobs, reference_logprobs = logits.log_softmax(dim=-1), reference_logits.log_softmax(dim=-1)
     return (logprobs.exp() * (logprobs - reference_logprobs)).sum(dim=-1)
 
@@ -222,7 +213,7 @@ def full_kl(
     `reference` predicts the same tokens.  Chunks are recomputed in the backward pass.
     """
     dtype = output_layer.matrix.dtype
-    # The chunks' gradients are added up in this precision: in bfloat16 the sum soon stands still.
+    # The chunks' gradients are summed in this precision: in bfloat16 the sum soon stops growing.
     wide = output_layer.to(torch.promote_types(dtype, torch.float32))
 
     def chunk(hidden: Tensor, matrix: Tensor, bias: Tensor | None, rows: slice) -> Tensor:
@@ -242,7 +233,7 @@ def _logits(hidden: Tensor, output_layer: OutputLayer, temperature: float) -> Te
 
 
 def _places(targets: Int64[Tensor, " row"], vocab: slice) -> tuple[Int64[Tensor, " row"], Bool[Tensor, " row"]]:
-    """Column of each row's target in this part of the vocabulary, or the nearest one, and whether it lies there."""
+    """Column of each row's target in this part of the vocabulary, or the nearest one, and whether it is there."""
     place = targets - vocab.start
     nearest = place.clamp(0, vocab.stop - vocab.start - 1)
     return nearest, place == nearest
@@ -257,13 +248,12 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _chunks(num_rows: int, output_layer: OutputLayer) -> list[slice]:
-    """Rows whose logits are held at one time."""
     elements = CUDA_ELEMENTS if output_layer.matrix.is_cuda else CHUNK_ELEMENTS
     return _slices(num_rows, elements // output_layer.num_logits) or [slice(0, 0)]
 
 
 def _tiles(num_rows: int, head: Tensor) -> Iterator[tuple[slice, list[slice]]]:
-    """Tiles of logits: for each run of rows, runs of the vocabulary.  Many rows first, as they share what is read."""
+    """Tiles of logits: for each run of rows, runs of the vocabulary.  Many rows first, as they share reads."""
     elements, vocab = CUDA_ELEMENTS if head.is_cuda else TILE_ELEMENTS, head.shape[0]
     for rows in _slices(num_rows, max(TILE_ROWS, elements // vocab)):
         yield rows, _slices(vocab, elements // (rows.stop - rows.start))

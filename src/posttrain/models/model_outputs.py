@@ -1,7 +1,6 @@
 """A model's own forward pass without its output layer, and gradient checkpointing for it.
 
-Layers of transformers recompute their activations only in training mode, which would turn dropout on.  Here they do so
-in eval mode, while a context is open.
+transformers recomputes activations only in training mode, which would turn dropout on.  Here layers do so in eval mode.
 """
 
 import warnings
@@ -29,9 +28,9 @@ def model_hidden(
     positions: Int64[Tensor, "row time"],
     **more: object,
 ) -> Float[Tensor, "row time hidden"]:
-    """Hidden states by the model's own forward, under autocast where the compute type is bfloat16.
+    """Hidden states by the model's own forward, under autocast if the compute type is bfloat16.
 
-    Positions are given where the family has them; others take them from the order of tokens, or have none.
+    `positions` are used if the family takes them.
     """
     if "position_ids" in _parameters(model):
         more["position_ids"] = positions
@@ -41,7 +40,6 @@ def model_hidden(
 
 
 def trunk(model: PreTrainedModel) -> nn.Module:
-    """The model without its output layer."""
     if model.base_model is not model:
         return model.base_model
     # A text-only class may name the part that only the whole family has.
@@ -52,7 +50,7 @@ def trunk(model: PreTrainedModel) -> nn.Module:
 
 
 def cache_refusal(model: PreTrainedModel) -> str | None:
-    """Why completions of this model cannot go on from cached keys and values, in words; None where they can."""
+    """Why completions of this model cannot be sampled from cached keys and values; None if they can."""
     if "past_key_values" not in _parameters(model):
         return f"a {model.config.model_type} takes no cache of keys and values"
     kept = {type(layer) for layer in DynamicCache(config=model.config).layers}
@@ -63,38 +61,32 @@ def cache_refusal(model: PreTrainedModel) -> str | None:
 
 
 def _parameters(model: PreTrainedModel) -> Mapping[str, object]:
-    """What the forward function of the model without its output layer takes."""
     return signature(trunk(model).forward).parameters
 
 
 def enable_recomputation(model: PreTrainedModel) -> None:
-    """Have the forward passes of training keep no more than the input of each layer.
-
-    A model object on which `gradient_checkpointing_enable()` was called is the same.  Raises UserError where the model
-    has no layers that can be computed again.
-    """
+    """Turn on gradient checkpointing: training keeps only the input of each layer, and computes the rest again."""
     if not recomputable_layers(model):
         raise UserError(
-            f"model.gradient_checkpointing: the layers of a {type(model).__name__} cannot be computed again.  Leave the"
-            " option out; a smaller update.tokens_per_microbatch saves memory too."
+            f"model.gradient_checkpointing: the layers of a {type(model).__name__} cannot be computed again.  Remove"
+            " it; a smaller update.tokens_per_microbatch also saves memory."
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # the name that all versions know is to be another
+        warnings.simplefilter("ignore", FutureWarning)  # about a later name
         model.gradient_checkpointing_enable({"use_reentrant": False})
     release_inputs(model)
 
 
 def release_inputs(model: PreTrainedModel) -> None:
-    """Take off the hook of the embeddings that transformers puts there with gradient checkpointing.
+    """Remove the embeddings' hook that transformers adds with gradient checkpointing.
 
-    It makes their output require a gradient, for the reentrant kind alone; a hook keeps a model from the quicker pass.
+    Only the reentrant kind needs it, and a hook excludes a model from the quicker pass.
     """
     if is_recomputing(model) and model.main_input_name == "input_ids":
         model.disable_input_require_grads()
 
 
 def recomputable_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
-    """The layers that may be computed again in the backward pass."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
@@ -104,7 +96,7 @@ def is_recomputing(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def recomputing_layers(model: PreTrainedModel) -> Iterator[None]:
-    """Within this, layers for which it was asked are computed again in the backward pass, where there is to be one."""
+    """Inside, layers with gradient checkpointing are computed again in the backward pass, if gradients are enabled."""
     wanted = torch.is_grad_enabled()
     layers = [layer for layer in recomputable_layers(model) if wanted and layer.gradient_checkpointing]
     before = [vars(layer).get("forward") for layer in layers]
@@ -121,7 +113,7 @@ def recomputing_layers(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's forward whose activations are thrown away; random numbers are not restored, for dropout is off."""
+    """A layer's forward whose activations are not kept; random numbers are not restored, as dropout is off."""
 
     @wraps(forward)
     def run(*given: Any, **named: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The output layer of a causal language model: what makes logits of its last hidden states.
+"""The output layer of a causal language model, which computes logits from its last hidden states.
 
 Log-probs are computed from it in chunks (`models.logprobs`), so the logits of all tokens never exist at once.  It is
-read from the model's output embeddings and config; `models.causality` holds it against the model itself.
+read from the model's output embeddings and config; `policy.require_causal_logits` compares it with the model.
 """
 
 from dataclasses import dataclass, replace
@@ -17,21 +17,18 @@ from posttrain.errors import UserError
 from posttrain.models.shared_prompt.families import alteration, full_name
 
 SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-"""What configs call a soft cap of logits: Gemma and most others; RecurrentGemma; xLSTM."""
+"""Config names of a soft cap of logits: Gemma and most others; RecurrentGemma; xLSTM."""
 MULTIPLIERS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
-"""What configs call a factor of logits: Cohere; Falcon-H1; Muse."""
+"""Config names of a factor of logits: Cohere; Falcon-H1; Muse."""
 DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
-"""What configs call a divisor of logits: Granite; Inkling, which divides the hidden states."""
+"""Config names of a divisor of logits: Granite; Inkling, which divides the hidden states."""
 UNLIKE_THEIR_NAME = {"hyperclovax": ("multiplies", "logits_scaling"), "mpt": ("ignores", "logit_scale")}
-"""Families that do something else with an option of these names than all others do."""
+"""Families that use an option of these names differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputLayer:
-    """Logits of a hidden state h, each vocabulary entry on its own.
-
-    z = scale · (h·Wᵀ + b),   logits = soft_cap · tanh(z / soft_cap)     or z where there is no cap
-    """
+    """Logits of a hidden state h: z = scale · (h·Wᵀ + b), logits = soft_cap · tanh(z / soft_cap), or z without cap."""
 
     matrix: Float[Tensor, "vocab hidden"]
     """W, in the policy's compute dtype."""
@@ -50,7 +47,7 @@ class OutputLayer:
         return self.of_products(F.linear(hidden.to(self.matrix.dtype), self.matrix))
 
     def of_products(self, products: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
-        """Logits, in float32 or wider, where h·Wᵀ is known already."""
+        """Logits, in float32 or wider, of known h·Wᵀ."""
         z = products.to(torch.promote_types(products.dtype, torch.float32))
         if self.bias is not None:
             z = z + self.bias
@@ -68,7 +65,7 @@ class OutputLayer:
         return replace(self, matrix=self.matrix.detach(), bias=None if self.bias is None else self.bias.detach())
 
     def take_over(self, other: "OutputLayer") -> None:
-        """Write another's matrix and bias over these, which stay where they are."""
+        """Copy another's matrix and bias into these, in place."""
         self.matrix.copy_(other.matrix)
         if self.bias is not None and other.bias is not None:
             self.bias.copy_(other.bias)
@@ -78,18 +75,18 @@ class OutputLayer:
 
 
 def output_layer_of(model: PreTrainedModel, dtype: torch.dtype) -> OutputLayer:
-    """The model's output layer with matrix and bias in this dtype, its cap and scale as the config says."""
+    """The model's output layer in this dtype, with the config's cap and scale."""
     head, (soft_cap, scale) = model.get_output_embeddings(), cap_and_scale(model.config.get_text_config(decoder=True))
     return OutputLayer(matrix=head.weight, bias=head.bias, soft_cap=soft_cap, scale=scale).to(dtype)
 
 
 def require_output_layer(model: PreTrainedModel) -> None:
-    """Raise UserError where log-probs cannot be taken from the output layer's matrix, with the remedy for the cause."""
+    """Raise UserError if log-probs cannot be computed from the output layer's matrix, with the remedy for the cause."""
     head = model.get_output_embeddings()
     if head is None:
         raise UserError(
-            f"model: a {type(model).__name__} has no output layer that makes logits of hidden states, so it is not a"
-            " causal language model.  Give one as AutoModelForCausalLM makes it."
+            f"model: a {type(model).__name__} has no output layer, so it is not a causal language model.  Give one that"
+            " AutoModelForCausalLM makes."
         )
     altered = alteration(head)
     if type(head) is nn.Linear and altered is None:
@@ -101,18 +98,18 @@ def require_output_layer(model: PreTrainedModel) -> None:
 def _remedy(head: nn.Module) -> str:
     if type(head.weight).__name__ == "DTensor":
         return (
-            "Make the policy of the unsharded model.  To train it sharded, then replace the policy's `forward` by one"
-            " that computes log-probs from the shards (posttrain.models.forward.ForwardPass)."
+            "Make the policy of the unsharded model.  To train it sharded, replace the policy's `forward` by one that"
+            " computes log-probs from the shards (posttrain.models.forward.ForwardPass)."
         )
     if full_name(type(head)).startswith("peft."):
-        return "Leave the output layer out of the adapter's target_modules and modules_to_save."
+        return "Remove the output layer from the adapter's target_modules and modules_to_save."
     if type(head) is nn.Linear:
         return "Remove what was added to it, and make the policy again."
-    return "Replace it by a torch.nn.Linear with the same weights; if it is quantised, exclude it from quantisation."
+    return "Replace it by a torch.nn.Linear with the same weights, not quantised."
 
 
 def cap_and_scale(config: Any) -> tuple[float | None, float]:
-    """Soft cap (None: none) and factor of the logits that a config asks for."""
+    """A config's soft cap (None: none) and factor of the logits."""
     different, name = UNLIKE_THEIR_NAME.get(config.model_type, ("", ""))
     caps = [getattr(config, each, None) for each in SOFT_CAPS]
     scale = 1.0

@@ -1,4 +1,4 @@
-"""A policy: a causal language model, its tokenizer and its stop tokens, from a folder or from the package.
+"""A policy: a causal language model, its tokenizer and its stop tokens.
 
 `require_causal_logits` runs a model once to check that it is causal and that its logits are those of our output layer.
 """
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.adaptable import CANNOT_READ
 from posttrain.models.adapters.peft_layers import adapted_names, take_dropouts, torch_dropouts
 from posttrain.models.context import context_of, fix_angles, num_embeddings
 from posttrain.models.forward import (
@@ -33,25 +34,25 @@ from posttrain.models.shared_prompt.families import shared_prompt_refusal
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What is trained and sampled: one set of weights, shared by both."""
+    """One set of weights, shared by trainer and sampler."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]
-    """Every token that ends a completion: the model may name several."""
+    """Every token that ends a completion."""
     compute_dtype: torch.dtype
-    """Arithmetic of matrix products and attention; weights and sums stay float32."""
+    """Type of matrix products and attention; weights and sums stay float32."""
     forward: ForwardPass
     """Log-probs of completions for losses and measurements; replaceable, see `ForwardPass`."""
     forward_reason: str | None
-    """Why that is the model's own forward pass and not the quicker shared-prompt one; None where it is that one."""
+    """Why it is the model's own forward pass; None for the quicker shared-prompt one."""
     cache_refusal: str | None = None
-    """Why the model's own forward pass samples without a cache, whole rows again for every token; None where it has one
-    or where the quicker pass is taken."""
+    """Why the model's own forward pass samples without a cache, whole rows for every token; None if it has one, and for
+    the shared-prompt pass."""
     context: int | None = None
-    """The longest prompt and completion together that was asked for; None means the model's own choice."""
+    """The chosen limit of prompt and completion together; None means the model's own."""
     stored_dtype: torch.dtype | None = None
-    """The type of the weights in the folder that they were loaded from, and are saved in; None means as they are."""
+    """The type in which the weights were stored, and are saved; None means their type in memory."""
 
     @property
     def device(self) -> torch.device:
@@ -81,28 +82,32 @@ class Policy:
         return logprobs
 
     def require_as_made(self) -> None:
-        """Raise UserError where the model has got an adapter or a hook since, which the policy would run without.
+        """Raise UserError if the model has since got an adapter or a hook, which the policy would run without.
 
-        Asked where a session is made, before every rollout and with every step's weights: milliseconds each time.
+        Called for every session, rollout and step's weights; it takes milliseconds.
         """
-        found = shared_prompt_refusal(self.model) if type(self.forward) is SharedPromptForward else None
-        if found is None and isinstance(self.forward, SharedPromptForward):
-            other = adapted_names(self.model) ^ self.forward.adapted
-            found = f"{min(other)} has got or lost an adapter" if other else None
-        if found is None and any(module.training for module in self.model.modules()):
-            found = "it has layers in training mode, whose dropout would be on"
-        if found is None and (late := torch_dropouts(self.model)):
-            found = f"{late[0][0]} has got an adapter with dropout"
-        if found is not None:
+        for fault in self.changes():
             raise UserError(
-                f"policy: its model has changed since the policy was made of it: {found}.  Adapters and hooks come"
-                " first; then make the policy, anew with posttrain.as_policy(policy.model, policy.tokenizer)."
+                f"policy: its model has changed since the policy was made: {fault}.  Make the policy again after that,"
+                " by posttrain.as_policy(policy.model, policy.tokenizer)."
             )
         if isinstance(self.forward, SharedPromptForward | PlainForward):
             require_output_layer(self.model)
 
+    def changes(self) -> Iterator[str]:
+        """Changes of the model that the forward pass does not follow."""
+        refusal = shared_prompt_refusal(self.model) if type(self.forward) is SharedPromptForward else None
+        if refusal is not None:
+            yield refusal
+        if isinstance(self.forward, SharedPromptForward):
+            changed = sorted(adapted_names(self.model) ^ self.forward.adapted)
+            yield from (f"{name} has got or lost an adapter" for name in changed)
+        if any(module.training for module in self.model.modules()):
+            yield "it has layers in training mode, whose dropout would be on"
+        yield from (f"{name} has got an adapter with dropout" for name, *_ in torch_dropouts(self.model))
+
     def copy(self) -> "Policy":
-        """The policy with weights of its own, through the same forward pass."""
+        """The policy with its own weights, through the same forward pass."""
         model, forward = copy.deepcopy((self.model, self.forward))
         return replace(self, model=model, forward=forward)
 
@@ -116,22 +121,21 @@ def as_policy(
     context: int | None = None,
     stop_tokens: Sequence[str] = (),
 ) -> Policy:
-    """A model object of your own as a policy, for training, sampling and evaluation from Python.
+    """Make a policy of your model object, for training, sampling and evaluation from Python.
 
-    Any causal language model of transformers, with or without an adapter; a `PeftModel` gives its base model, which
-    holds the adapter's layers.  Parameters that require a gradient are what is trained.  Adapters and hooks belong into
-    the model before this call; a run refuses those that come later.
+    Any causal language model of transformers, with or without an adapter; of a `PeftModel` the base model, which holds
+    the adapter's layers.  Parameters that require a gradient are trained.  Add adapters and hooks before this call; a
+    run refuses later ones.
 
-    `dtype` is the arithmetic of matrix products and attention: "bfloat16" over the weights as they are, "float32" their
-    own type, "auto" bfloat16 on CUDA and their own type on a CPU.  `forward="plain"` is the model's own forward pass
-    where the quicker shared-prompt one would do.  `context` is the most tokens of prompt and completion together, and
-    what rotary angles are fixed for that would change with it (`longrope`, `dynamic`); without one it is what the model
-    was made for, and the original context for `longrope`.  `stop_tokens` are texts of one token each that end a
-    completion beside the model's own.  `gradient_checkpointing_enable()` of the model is honoured.  The model is put
-    into eval mode: its own dropout is off when sampling and when updating; that of an adapter acts in updates.  It
-    stays on its device; a run whose recipe names another one as `model.device` is refused.
+    `dtype` is the type of matrix products and attention: "bfloat16" over the weights in their type, "float32" the
+    weights' type, "auto" bfloat16 on CUDA and the weights' type on a CPU.  `forward="plain"` always uses the model's
+    own forward pass.  `context` limits the tokens of prompt and completion together, and fixes rotary angles that
+    depend on it (`longrope`, `dynamic`); the default is the model's context, and for `longrope` the original one.
+    `stop_tokens` are further texts of one token each that end a completion.  `gradient_checkpointing_enable()` of the
+    model is respected.  The model is put into eval mode: its dropout is always off; an adapter's acts in updates.  It
+    stays on its device; a recipe that names another `model.device` is refused.
 
-    Raises UserError for a model whose logits are not those of one linear layer, soft-capped or scaled or as they are.
+    Raises UserError for a model whose logits are not those of one linear layer, optionally soft-capped or scaled.
     """
     model = without_wrapper(model)
     require_output_layer(model)
@@ -156,48 +160,44 @@ def as_policy(
 
 
 def chosen_dtype(name: str, weights: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type of matrix products that `auto`, `float32` or `bfloat16` means for weights of a type on a device.
+    """The type of matrix products that `auto`, `float32` or `bfloat16` means for weights of this type on this device.
 
-    float32 does not narrow: weights of float64 are computed with as they are.
+    float32 does not narrow: products of float64 weights are in float64.
     """
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" and weights == torch.float32 else weights
     if name == "bfloat16":
         return torch.bfloat16
     if name != "float32":
-        raise UserError(f"dtype = {name}: no type of computation; use auto, float32 or bfloat16.")
+        raise UserError(f"dtype = {name}: unknown type.  Use auto, float32 or bfloat16.")
     if weights in (torch.bfloat16, torch.float16):
         held = str(weights).removeprefix("torch.")
-        raise UserError(
-            f"dtype = float32, but the model's weights are {held}: load them in float32, or leave dtype out."
-        )
+        raise UserError(f"dtype = float32: the model's weights are {held}.  Load them in float32, or remove dtype.")
     return weights
 
 
 def without_wrapper(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside a `PeftModel`, adapter layers included; any other transformers model as it is.
+    """The transformers model inside a `PeftModel`, with its adapter layers; any other transformers model unchanged.
 
-    Raises UserError for wrappers other than LoRA's, which may do more than to call that model.
+    Raises UserError for wrappers other than LoRA's, which may do more than call that model.
     """
-    peft = sys.modules.get("peft")  # whoever has such a model has imported it
+    peft = sys.modules.get("peft")  # such a model has imported it
     if peft is not None and isinstance(model, peft.PeftModel):
         for config in model.peft_config.values():
             if config.peft_type != "LORA" or getattr(config, "alora_invocation_tokens", None) is not None:
                 raise UserError(
-                    f"model: a PeftModel of type {config.peft_type} may do more than its layers do, so only plain LoRA"
-                    " is unwrapped.  If the adapter's layers are the whole of it, give `model.get_base_model()`."
+                    f"model: a PeftModel of type {config.peft_type} may do more than its layers do; only plain LoRA is"
+                    " unwrapped.  If its layers are everything, give `model.get_base_model()`."
                 )
         model = model.get_base_model()
     if not isinstance(model, PreTrainedModel):
-        raise UserError(
-            f"model: a {type(model).__name__} is not a transformers model.  Give one as `AutoModelForCausalLM` makes"
-            " it, with or without an adapter of peft."
-        )
+        kind = type(model).__name__
+        raise UserError(f"model: a {kind} is not a transformers model.  Give one that `AutoModelForCausalLM` makes.")
     return model
 
 
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] = ()) -> tuple[int, ...]:
-    """The stop tokens that generation config, model config and tokenizer name, and those of texts, ascending."""
+    """The stop tokens of generation config, model config, tokenizer and texts, ascending."""
     generation = model.generation_config.eos_token_id if model.generation_config is not None else None
     own = (generation, getattr(model.config, "eos_token_id", None), tokenizer.eos_token_id)
     named = (*own, [single_token(tokenizer, text) for text in texts])
@@ -205,70 +205,68 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: 
 
 
 def united_stop_ids(named: Iterable[int | Sequence[int] | None], model: str) -> tuple[int, ...]:
-    """All stop tokens that are named in some places, each naming one, several or none, in ascending order."""
+    """All stop tokens of some places, each with one, several or none, in ascending order."""
     ids: set[int] = set()
     for each in named:
         if each is not None:
             ids.update([each] if isinstance(each, int) else each)
     if not ids:
         raise UserError(
-            f"{model}: neither its config nor its tokenizer names an end-of-text token, so"
-            " no completion could stop.  Name one by model.stop_tokens, or set eos_token_id in generation_config.json."
+            f"{model}: neither its config nor its tokenizer names an end-of-text token, so completions could not stop."
+            "  Set model.stop_tokens, or eos_token_id in generation_config.json."
         )
     return tuple(sorted(ids))
 
 
 def single_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
-    """The one token that a text is.  Raises UserError where it is several or none."""
+    """The token of a text.  Raises UserError if it is several or none."""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
         pieces = ", ".join(repr(tokenizer.decode([each])) for each in ids)
         raise UserError(
-            f"model.stop_tokens: {text!r} is {len(ids)} tokens of this model{f' ({pieces})' if ids else ''}; each must"
-            " be one.  Use a special token of the tokenizer, such as its end-of-turn token."
+            f"model.stop_tokens: {text!r} is {len(ids)} tokens of this model{f' ({pieces})' if ids else ''}, not one."
+            "  Use a special token of the tokenizer, such as its end-of-turn token."
         )
     return ids[0]
 
 
 EXACT_TOLERANCE, HALF_TOLERANCE = 1e-3, 5e-2
-"""Share of the largest logit that rounding explains: of float32, and of weights in a half-precision type."""
-CANNOT_READ = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-"""What models raise that want pictures, a language or the hidden states of another beside the tokens."""
-
-WITHOUT_GRADIENT = {"reformer": "computes gradients in training mode alone, where its dropout is on"}
+"""Rounding as a share of the largest logit: in float32, and for weights in a half-precision type."""
+WITHOUT_GRADIENT = {"reformer": "computes gradients only in training mode, with dropout"}
 """Families that cannot be trained with dropout off, and why."""
 
 
 @torch.no_grad()
 def require_causal_logits(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
-    """Raise UserError where the model reads tokens that come later, or makes other logits than its output layer alone.
+    """Raise UserError if the model reads later tokens, computes logits beyond its output layer, or fails in this type.
 
-    Or where it cannot be computed in this type.  Asked of the model itself, on two rows of three tokens that differ in
-    the last: no list of families is complete.
+    The model itself is run on two rows of three tokens that differ in the last: no list of families is complete.
     """
     name = f"model: a {type(model).__name__}"
     if model.config.is_encoder_decoder:
-        raise UserError(f"{name} reads prompts with an encoder; only causal language models can be trained here.")
+        raise UserError(f"{name} reads prompts with an encoder.  Use a causal language model.")
     if model.config.model_type in WITHOUT_GRADIENT:
-        raise UserError(f"{name} {WITHOUT_GRADIENT[model.config.model_type]}.  Take a model of another family.")
+        raise UserError(f"{name} {WITHOUT_GRADIENT[model.config.model_type]}.  Use a model of another family.")
     vocabulary = num_embeddings(model)
     rows = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device) % vocabulary
     dtype = product_type(model)
     own = own_logits(model, rows, dtype)
     if own.isnan().any():
-        raise UserError(f"{name} computes NaN for a text of three tokens: its weights hold NaN or infinity.")
+        raise UserError(
+            f"{name} computes NaN for a text of three tokens: its weights hold NaN or infinity.  Mend them."
+        )
     tolerance = EXACT_TOLERANCE if dtype in (torch.float32, torch.float64) else HALF_TOLERANCE
     bound = tolerance * own.abs().max()
     if (own[0, :2] - own[1, :2]).abs().max() > bound:
         raise UserError(
-            f"{name} reads tokens that come later, so it is not a causal language model as it is configured"
-            " (is_decoder in its config, for families that have it)."
+            f"{name} reads tokens that come later, so it is not causal.  Set is_decoder in its config, if its family"
+            " has that."
         )
     ours = plain_logits(model, rows, dtype)
     if ours.shape != own.flatten(0, 1).shape or (ours - own.flatten(0, 1)).abs().max() > bound:
         raise UserError(
             f"{name} makes its logits in another way than from its last hidden states by one matrix, a bias, a scale"
-            " and a soft cap, which is not supported."
+            " and a soft cap.  Use a model of another family."
         )
     if torch.bfloat16 == compute_dtype != dtype:
         own_logits(model, rows, compute_dtype)
@@ -278,7 +276,7 @@ def require_causal_logits(model: PreTrainedModel, compute_dtype: torch.dtype) ->
 def own_logits(
     model: PreTrainedModel, rows: Int64[Tensor, "row time"], dtype: torch.dtype
 ) -> Float[Tensor, "row time vocab"]:
-    """The logits of some rows by the model itself.  Raises UserError if it cannot read them."""
+    """The logits of some rows by the model itself."""
     with reading(model, dtype), torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=mixes(model, dtype)):
         logits: Tensor = model(input_ids=rows, use_cache=False).logits
         return logits
@@ -287,7 +285,7 @@ def own_logits(
 def plain_logits(
     model: PreTrainedModel, rows: Int64[Tensor, "row time"], dtype: torch.dtype
 ) -> Float[Tensor, "token vocab"]:
-    """The logits of some rows by our plain forward pass.  Raises UserError if it cannot read them."""
+    """The logits of some rows by our plain forward pass."""
     read = [tuple(row) for row in rows.tolist()]
     completions = Completions([row[:1] for row in read], [(*row[1:], 0) for row in read], range(len(read)))
     needs = ForwardNeeds(logprobs=False, distributions=True)
@@ -298,30 +296,27 @@ def plain_logits(
 
 
 def mixes(model: PreTrainedModel, dtype: torch.dtype) -> bool:
-    """Whether products are in bfloat16 over weights of another type."""
+    """Whether products are in bfloat16 and weights are not."""
     return dtype == torch.bfloat16 != model.dtype
 
 
 @contextmanager
 def reading(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
-    """Turn what models raise for a text of three tokens into a UserError with the remedy."""
+    """Raise a model's errors for a text of three tokens as one UserError with the remedy."""
     try:
         yield
     except UserError:
         raise
     except CANNOT_READ as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        remedy = (
-            "Its layers do not take bfloat16 products over weights of another type: set model.dtype to float32."
-            if mixes(model, dtype)
-            else "If it is to be set up first, do so before a policy is made of it; else take a model of text alone."
-        )
-        raise UserError(
-            f"model: a {type(model).__name__} cannot read a text of three tokens ({said}).  {remedy}"
-        ) from error
+        remedy = "Set it up before making a policy, or use a text-only model."
+        if mixes(model, dtype):
+            remedy = "Its layers do not support bfloat16 products over other weights: set model.dtype to float32."
+        kind = type(model).__name__
+        raise UserError(f"model: a {kind} cannot read a text of three tokens ({said}).  {remedy}") from error
 
 
 def product_type(model: PreTrainedModel) -> torch.dtype:
-    """What all of a model can be computed in: its type, or bfloat16 where some of its matrices are held in that."""
+    """The model's type, or bfloat16 if some of its matrices are held in that."""
     held = {parameter.dtype for parameter in model.parameters()}
     return torch.bfloat16 if torch.bfloat16 in held else model.dtype

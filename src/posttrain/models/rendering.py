@@ -1,7 +1,7 @@
-"""From a problem to the tokens a model reads: text, chat template, prefill, and one tokenisation of the whole.
+"""From a prompt to the tokens that a model reads: chat template, prefill, and one tokenisation of the whole text.
 
-Joining pieces that were tokenised apart gives other tokens than the model was trained on ("ab" may be one token where
-"a" and "b" are two), so the text is completed first and tokenised once, and the token ids travel with the prompt.
+Pieces that are tokenised apart give other tokens than the model was trained on ("ab" may be one token where "a" and "b"
+are two), so the text is completed first and tokenised once, and the token ids travel with the prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from posttrain.errors import UserError
 from posttrain.models import chat_templates
 from posttrain.models.chat_templates import (
     DATE,
+    OTHER_TEMPLATE,
     TODAY,
     TemplateTooSlow,
     bounded,
@@ -28,28 +29,26 @@ from posttrain.models.policy import Policy
 from posttrain.records import Prompt
 
 PROBE = "a"
-"""Any text, to learn which special tokens a tokenizer puts before it."""
+"""Any text, to find the special tokens that a tokenizer puts before it."""
 FIRST_LOOK = 8
-"""Characters for each token that fits, of which a longer text is measured by its beginning; few texts have so many."""
+"""A text with more characters per allowed token is first measured by its beginning; few texts have so many."""
 
 
 class TooLongText(UserError):
-    """A text that has more tokens than fit, known before all of it was made tokens."""
+    """A text with more tokens than fit, known before all of it was tokenised."""
 
     def __init__(self, where: str, characters: int, limit: int) -> None:
         super().__init__(
-            f"{where}: its {characters} characters are more than {limit} tokens, which is all that the model can read."
-            "  Shorten it."
+            f"{where}: its {characters} characters are more than {limit} tokens, the model's limit.  Shorten it."
         )
         self.more_than = limit
-        """Tokens that it has at least one more than."""
 
 
 class TokenizerRenderer:
-    """Renders prompts for the model that a tokenizer belongs to.
+    """Renders prompts for the model of a tokenizer.
 
-    With `most_tokens`, a text that cannot have so few is a `TooLongText` before it is made tokens: those of 8 MB take
-    20 seconds and 3 GB.
+    With `most_tokens`, a text that certainly has more is a `TooLongText` before it is tokenised: 8 MB take 20 seconds
+    and 3 GB.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class TokenizerRenderer:
         self.template_options = known_options(template, template_options or {})
         """Further arguments of the chat template, such as `enable_thinking`."""
         self.template = with_one_date(template, self.template_options.pop(TODAY, DATE))
-        """The text of the chat template; empty where the model has none for messages."""
+        """Empty if the model has none."""
         self.prefix = opening_tokens(tokenizer)
 
     def render(
@@ -75,12 +74,11 @@ class TokenizerRenderer:
         prefill: str = "",
         columns: Mapping[str, object] | None = None,
     ) -> Prompt:
-        """Plain text as it stands, or messages through the model's chat template; `prefill` begins the answer.
+        """Render plain text unchanged, or messages through the model's chat template; `prefill` begins the answer.
 
-        A last message of the assistant's is the beginning of its answer too, before `prefill`.  A tokenizer that
-        opens plain text with a special token (BOS) does so here, once: the token is in `tokens` and not in `text`.
-        Messages get what their template writes and nothing else.  Where the template begins the answer with the
-        prefill itself, as those of some thinking models do with `<think>`, it stands there once.
+        A last assistant message also begins the answer, before `prefill`.  A tokenizer that opens plain text with a
+        special token (BOS) does so once, in `tokens` and not in `text`.  Messages get only what their template writes.
+        A prefill that the template writes itself, as some do with `<think>`, is not repeated.
         """
         if isinstance(content, str):
             return self._prompt(content, None, id=id, prefill=prefill, columns=columns or {})
@@ -100,15 +98,15 @@ class TokenizerRenderer:
         open_answer: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The text that the chat template makes of messages; `open_answer` ends it where the assistant speaks next.
+        """The messages as text by the chat template; `open_answer` begins the assistant's next turn.
 
-        `tools` are those that the messages may call, as the template wants them described.
+        `tools` are described as the template expects.
         """
         require_template(self.tokenizer, id)
         if tools and "tools" not in self.template:
             raise UserError(
-                f"prompt {id!r}: its column `tools` describes tools, and the chat template does not read them.  Drop"
-                " the column, or name a template that does as model.chat_template."
+                f"prompt {id!r}: its column `tools` describes tools, and the chat template does not read them.  Remove"
+                " the column, or set model.chat_template to one that does."
             )
         require_no_powers(self.template)
         try:
@@ -123,30 +121,21 @@ class TokenizerRenderer:
                 )
             )
         except TemplateSyntaxError as error:
-            raise UserError(
-                f"the chat template is not a Jinja template: line {error.lineno}: {error.message}.  Mend it, or name"
-                " another file as model.chat_template."
-            ) from error
-        except TemplateError as error:
-            roles = [message["role"] for message in messages]
-            remedy = "move the system message into the first user message" if "system" in roles else "keep one turn"
-            raise UserError(
-                f"prompt {id!r}: the model's chat template refuses these messages: {error} (roles: {', '.join(roles)})."
-                f"  Change the messages (for example {remedy}), or use a model whose template takes them."
-            ) from error
+            fault = f"line {error.lineno}: {error.message}"
+            raise UserError(f"the chat template is not a Jinja template: {fault}.  {OTHER_TEMPLATE}") from error
         except Exception as error:
             raise template_error(error, messages, id) from error
         assert isinstance(text, str)
         return text
 
     def tokens(self, text: str, where: str) -> list[int]:
-        """The tokens of a text, without what the tokenizer adds around it.  Raises TooLongText, named by `where`."""
+        """The tokens of a text, without special tokens around it.  Raises TooLongText."""
         if self.most_tokens is not None:
             require_text_that_may_fit(self.tokenizer, text, self.most_tokens, where)
         return token_ids(self.tokenizer, text, special=False)
 
     def _opening_of_answer(self, text: str, messages: Sequence[Mapping[str, str]], id: str) -> str:
-        """What the template writes behind the messages to have the assistant speak; empty where that is not known."""
+        """What the template writes after the messages to begin the assistant's turn; empty if unknown."""
         before = self.templated(messages, id, open_answer=False)
         return text.removeprefix(before) if text.startswith(before) else ""
 
@@ -164,7 +153,7 @@ class TokenizerRenderer:
         if messages is None and tokens[: len(self.prefix)] != self.prefix:
             tokens = self.prefix + tokens
         if not tokens:
-            raise UserError(f"prompt {id!r} is empty; the model needs at least one token to go on from")
+            raise UserError(f"prompt {id!r} is empty.  Give at least one token.")
         return Prompt(
             id=id,
             text=text + prefill,
@@ -176,42 +165,44 @@ class TokenizerRenderer:
 
 
 def template_error(error: Exception, messages: Sequence[Mapping[str, str]], id: str) -> UserError:
-    """What to say of a template that fails at messages in another way than by refusing them."""
-    if isinstance(error, TemplateTooSlow):
-        fails = f"takes more than {chat_templates.SECONDS:g} seconds of processor time over"
+    """A template that refuses messages or fails with them."""
+    roles, remedy = [message["role"] for message in messages], "Change the messages"
+    if isinstance(error, TemplateError):
+        fault = f"refuses these messages: {error}"
+        remedy = "Move the system message into the first user message" if "system" in roles else "Keep one turn"
+    elif isinstance(error, TemplateTooSlow):
+        fault = f"takes more than {chat_templates.SECONDS:g} seconds of processor time over these messages"
     elif isinstance(error, MemoryError):
-        fails = "needs more memory than a template may have for"
+        fault = "needs more memory than allowed for these messages"
     else:
-        fails = f"fails with {type(error).__name__} ({error}) at"
+        fault = f"fails with {type(error).__name__} ({error}) at these messages"
     return UserError(
-        f"prompt {id!r}: the model's chat template {fails} these messages (roles:"
-        f" {', '.join(message['role'] for message in messages)}).  Change the messages, or name another template as"
-        " model.chat_template."
+        f"prompt {id!r}: the model's chat template {fault} (roles: {', '.join(roles)}).  {remedy}, or set"
+        " model.chat_template to another file."
     )
 
 
 def renderer_of(policy: Policy, template_options: Mapping[str, Any] | None = None) -> TokenizerRenderer:
-    """Renders what a policy is to read, and refuses what cannot fit into its context."""
+    """A policy's renderer, which refuses texts that cannot fit into its context."""
     return TokenizerRenderer(policy.tokenizer, template_options=template_options, most_tokens=policy.max_positions)
 
 
 def require_characters(text: str, id: str) -> None:
-    """Refuse half of a surrogate pair, which JSON can say, no tokenizer reads, and no UTF-8 file can hold."""
+    """Refuse half of a surrogate pair, which JSON allows, and neither tokenizers nor UTF-8 files do."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UserError(
             f"prompt {id!r}: half of a surrogate pair, {text[error.start]!a}, before {text[error.end :][:20]!a} is not"
-            " a character.  Mend the text, or leave the row out."
+            " a character.  Correct the text, or remove the row."
         ) from error
 
 
 def require_text_that_may_fit(tokenizer: PreTrainedTokenizerBase, text: str, limit: int, where: str) -> None:
-    """Refuse a text whose beginning alone has more than twice the tokens that are allowed.
+    """Raise TooLongText if the beginning of a text has more than twice the allowed tokens.
 
-    Twice, since a beginning may end within a word, which then has more tokens than the whole word.  A bound by bytes
-    and the longest token would not do: those of a tokenizer may stand for 128 spaces, or for any word that it does not
-    know.  Raises TooLongText.
+    Twice, because a beginning may end within a word, and a part can have more tokens than the word.  Bytes and the
+    longest token give no bound: one token may mean 128 spaces, or any unknown word.
     """
     size = FIRST_LOOK * (limit + FIRST_LOOK)
     while size < len(text):
@@ -221,16 +212,12 @@ def require_text_that_may_fit(tokenizer: PreTrainedTokenizerBase, text: str, lim
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
-    """The tokens of a text, with or without what the tokenizer adds around it."""
     ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
     return ids
 
 
 def opening_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The special tokens that a tokenizer puts before plain text.
-
-    What it adds behind, such as EOS, would end the answer before it begins, and is left out.
-    """
+    """The special tokens that a tokenizer puts before plain text; those after it, such as EOS, are ignored."""
     bare, full = token_ids(tokenizer, PROBE, special=False), token_ids(tokenizer, PROBE, special=True)
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:

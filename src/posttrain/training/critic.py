@@ -25,8 +25,8 @@ from posttrain.models.classifiers.heads import ValueHead
 from posttrain.models.classifiers.last_token_scores import ScoredBody, scored_body
 from posttrain.models.forward import ForwardNeeds
 from posttrain.models.loading.folder_kinds import is_classifier_folder
+from posttrain.models.loading.model_folder import load_beside
 from posttrain.models.loading.saving import require_loadable, save_policy, whole_folder
-from posttrain.models.loading.tokenizer_folder import load_beside
 from posttrain.models.model_outputs import trunk as without_output_layer
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.gradients import gradients_in_place

@@ -22,7 +22,7 @@ from posttrain.models.adapters.in_force import (
 )
 from posttrain.models.adapters.lora import UP
 from posttrain.models.loading.construction import linear_matrices
-from posttrain.models.loading.tokenizer_folder import load_beside
+from posttrain.models.loading.model_folder import load_beside
 from posttrain.models.policy import Policy
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
 

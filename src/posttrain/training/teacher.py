@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from posttrain.errors import UserError
-from posttrain.models.loading.tokenizer_folder import load_beside
+from posttrain.models.loading.model_folder import load_beside
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.teacher import PLACES, TeacherOptions

@@ -162,7 +162,7 @@ def test_a_body_that_is_not_whole_is_refused_in_any_case(tmp_path: Path) -> None
     reward_folder(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     save_file({name: each for name, each in weights.items() if "layers.1" not in name}, tmp_path / "model.safetensors")
-    with refused("the weights lack", "Qwen3ForSequenceClassification"):
+    with refused("weights of a Qwen3ForSequenceClassification are missing"):
         RewardModel(tmp_path, untrained_head=True)
 
 
@@ -191,10 +191,10 @@ def broken(folder: Path, how: str) -> Path:
     ("how", "says"),
     [
         ("nothing", "no such folder.  Give the folder of a reward model"),
-        ("no config", "the folder holds no config.json"),
+        ("no config", "config.json"),
         ("no weights", "the folder holds no weights"),
         ("no tokenizer", "the folder holds no tokenizer"),
-        ("an adapter", "an adapter of peft (LORA, over it does not say) where a whole model is needed"),
+        ("an adapter", "an adapter of peft (LORA, over an unnamed model)"),
         ("of no known kind", "transformers cannot load it as a sequence classifier"),
     ],
 )

@@ -1,10 +1,8 @@
-"""Which of a model's linear layers adapters can go on, and how much of the model they are.
+"""The linear layers of a model that can have adapters, those that `targets` name, and how much of the model they are.
 
-Two kinds of `nn.Linear` cannot have one.  A family's own subclass computes something else than a product, such as a
-router that returns scores and indices.  And a layer whose matrix other code reads is never called, or not only: an
-adapter around it would have no effect there.  The second kind is found by running the model once on three tokens.
-
-Layers named in `targets` are found here and get their adapters.
+Two kinds of `nn.Linear` cannot have one.  A family's subclass may compute something other than a product, such as a
+router that returns scores and indices.  And an adapter has no effect where other code reads a layer's matrix instead of
+calling the layer.  The second kind is found by running the model once on three tokens.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,13 +23,13 @@ from posttrain.models.adapters.peft_names import refused_by_peft
 from posttrain.options.adapter import ALL_LINEAR, EXPERTS, AdapterOptions
 
 QUANTISED = ("bitsandbytes.", "transformers.integrations.")
-"""Where subclasses of `nn.Linear` are from that compute the same product of a matrix that they keep in another form."""
+"""Packages whose subclasses of `nn.Linear` compute the same product of a matrix stored in another form."""
 CANNOT_READ = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-"""What models raise that cannot read a text of three tokens."""
+"""Errors of models that need more than tokens: pictures, a language, or the hidden states of another model."""
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Every linear layer but embeddings and output layer, those with an adapter by what is below it."""
+    """Every linear layer except embeddings and output layer; below an adapter, its base layer."""
     head = model.get_output_embeddings()
     return {
         name.removesuffix(".base_layer"): module
@@ -42,7 +40,7 @@ def linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 @torch.no_grad()
 def adaptable_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The linear layers that only multiply, and that nothing else in the model reads."""
+    """The linear layers that only multiply, and whose matrix no other code reads."""
     layers = linear_layers(model)
     read: set[str] = set()
     multiplied: set[str] = set()
@@ -54,27 +52,26 @@ def adaptable_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
         try:
             model(input_ids=rows, use_cache=False)
         except CANNOT_READ:
-            read.clear()  # a policy of it asks the same of it (`require_causal_logits`), and says what is wrong
+            read.clear()  # `require_causal_logits` does the same, and says what is wrong
     return {
         name: layer for name, layer in layers.items() if name not in read and (is_product(layer) or name in multiplied)
     }
 
 
 def is_product(layer: nn.Module) -> bool:
-    """Whether a linear layer's class says that it is y = W·x + b."""
+    """Whether a linear layer's class computes y = W·x + b."""
     kind = type(layer)
     return kind.forward in (nn.Linear.forward, Conv1D.forward) or kind.__module__.startswith(QUANTISED)
 
 
 class Watched(nn.Module):
-    """A layer that notes when anything but a call reads it, and when a call has given the product."""
+    """A layer that records when anything but a call reads it, and when a call has returned the product."""
 
     def __init__(self, layer: nn.Module, name: str, read: set[str], multiplied: set[str]) -> None:
         super().__init__()
         self.base_layer, self.name, self.read, self.multiplied = layer, name, read, multiplied
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """What the layer gives."""
         out, layer = self.base_layer(*given, **named), self.base_layer
         if isinstance(layer, nn.Linear) and not is_product(layer) and isinstance(out, Tensor):
             expected = F.linear(given[0], layer.weight, layer.bias)
@@ -83,7 +80,6 @@ class Watched(nn.Module):
         return out
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the layer, which is noted."""
         if name == "base_layer":
             return super().__getattr__(name)
         self.read.add(self.name)
@@ -92,7 +88,7 @@ class Watched(nn.Module):
 
 @contextmanager
 def watched(model: nn.Module, layers: Iterable[str], read: set[str], multiplied: set[str]) -> Iterator[None]:
-    """Inside, the layers note in `read` when they are read, and in `multiplied` that they are a product after all."""
+    """Inside, `read` and `multiplied` collect the names of layers that are read or return the product."""
     places = [(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], name) for name in layers]
     held = [getattr(above, last) for above, last, _ in places]
     try:
@@ -105,7 +101,7 @@ def watched(model: nn.Module, layers: Iterable[str], read: set[str], multiplied:
 
 
 def expert_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights of experts that a family keeps as one array of three dimensions for each layer, by name."""
+    """The weights of experts that a family keeps as three-dimensional arrays, by name."""
     return {
         f"{name}.{short}".lstrip("."): parameter
         for name, module in model.named_modules()
@@ -116,28 +112,26 @@ def expert_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def share_of_linear_layers(linear: int, experts: int) -> float:
-    """How much of a model's matrix weights linear layers are; the rest are experts."""
     return linear / (linear + experts)
 
 
 def reaches_half(linear: int, experts: int) -> bool:
-    """Whether linear layers are at least half of the matrix weights, so that holding them in 4 bits saves something."""
+    """Whether linear layers are at least half of the matrix weights, so that 4 bits are worth it."""
     return linear >= experts
 
 
 def require_half(linear: int, experts: int) -> None:
-    """Refuse 4 bits for a mixture of which experts, which stay as they are, are more than half."""
+    """Refuse 4 bits for a mixture with more than half of its weights in experts, which are not quantised."""
     if not reaches_half(linear, experts):
         share = share_of_linear_layers(linear, experts)
         raise UserError(
-            f"model.quantization: only {share:.0%} of this mixture's matrix weights are in linear layers, which go into"
-            " 4 bits; the experts would stay as they are.  Leave model.quantization out, and hold what is frozen in"
-            " bfloat16 by model.dtype = bfloat16."
+            f"model.quantization: only {share:.0%} of this mixture's matrix weights are in linear layers; 4 bits leave"
+            " the experts whole.  Remove model.quantization, and set model.dtype = bfloat16."
         )
 
 
 def add_adapter(model: PreTrainedModel, options: AdapterOptions, *, seed: int) -> None:
-    """Freeze the model and put an adapter beside each target.  Raises UserError where a target is not a layer."""
+    """Freeze the model and add an adapter to each target.  Raises UserError for a target that is not a layer."""
     targets, experts = target_layers(model, options.targets), expert_matrices(model)
     model.requires_grad_(False)
     for name in targets:
@@ -148,13 +142,12 @@ def add_adapter(model: PreTrainedModel, options: AdapterOptions, *, seed: int) -
 
 
 def put_layer(model: nn.Module, name: str, layer: nn.Module) -> None:
-    """Put a layer in place of the one of that name."""
     above, _, last = name.rpartition(".")
     setattr(model.get_submodule(above), last, layer)
 
 
 def target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
-    """The names of the layers that the targets mean, and of arrays of experts, in the model's order."""
+    """The names of targeted layers and arrays of experts, in the model's order."""
     names, experts = list(adaptable_layers(model)), list(expert_matrices(model))
     by_default = [name for name in names if not refused_by_peft(model, name)]
     wanted: set[str] = set()
@@ -170,26 +163,25 @@ def target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> list[str]
 
 
 def is_target(target: str, name: str) -> bool:
-    """Whether a target means the layer of this name."""
     return target == ALL_LINEAR or f".{name}".endswith(f".{target}") or fnmatchcase(name, target)
 
 
 def no_such_layer(model: PreTrainedModel, target: str, names: list[str]) -> str:
-    """The end of a message about a target that means no linear layer, with those whose names are near."""
+    """The end of a message about a target that matches no linear layer, with similar names."""
     if target == EXPERTS:
-        return "experts: the model has none that are arrays of three dimensions.  Name linear layers."
+        return "experts: the model has none as three-dimensional arrays.  Name linear layers."
     others = [name for name, _ in model.named_modules() if name and is_target(target, name)]
     if others:
-        rule = "has no adapter of its own: only linear layers have, but embeddings and the output layer have none"
-        return f"{others[0]} is a {type(model.get_submodule(others[0])).__name__}, which {rule}."
+        kind = type(model.get_submodule(others[0])).__name__
+        return f"{others[0]} is a {kind}, which has no adapter.  Name linear layers other than the output layer."
     known = list(dict.fromkeys(ending for name in names for ending in endings(name)))
     near = get_close_matches(target, known, n=3, cutoff=0.5)
     kinds = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
     hint = f"Did you mean {' or '.join(near)}?" if near else f"There are: {kinds or 'no linear layers'}."
-    return f"{target} is none of the model's linear layers.  {hint}"
+    return f"{target} is not one of the model's linear layers.  {hint}"
 
 
 def endings(name: str) -> Iterator[str]:
-    """By what names a layer can be meant, the shortest first: q_proj, self_attn.q_proj, ..."""
+    """The names that match a layer, the shortest first: q_proj, self_attn.q_proj, ..."""
     parts = name.split(".")
     yield from (".".join(parts[start:]) for start in reversed(range(len(parts))))

@@ -34,7 +34,7 @@ from posttrain.models.adapters.quantized import is_4_bit, whole_weight
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The matrices of all adapters in force, by the names that the model has for them."""
+    """The matrices of all adapters in force, by the model's names."""
     found: dict[str, nn.Parameter] = {
         f"{name}.{which}": matrix
         for name, layer in lora_layers(model).items()
@@ -47,7 +47,7 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def peft_matrices(layer: Any) -> dict[str, nn.Linear]:
-    """What holds the matrices in force of a layer of peft, such as `lora_A.default`."""
+    """The modules with the matrices in force of a peft layer, such as `lora_A.default`."""
     active = () if layer.disable_adapters else layer.active_adapters
     kinds = ((DOWN, layer.lora_A), (UP, layer.lora_B))
     return {f"{which}.{name}": held[name] for name in active for which, held in kinds if name in held}
@@ -58,24 +58,23 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def trains_adapter_alone(model: nn.Module) -> bool:
-    """Whether the model has adapters, and takes a gradient in their matrices and nowhere else."""
+    """Whether the model has adapters, and only their matrices are trained."""
     own = {id(matrix) for matrix in adapter_parameters(model).values()}
     return bool(own) and all(id(each) in own for each in model.parameters() if each.requires_grad)
 
 
 def trains_adapter(model: nn.Module) -> bool:
-    """Whether matrices of an adapter take a gradient, whatever else does beside them."""
+    """Whether matrices of an adapter are trained, possibly with other weights."""
     return any(matrix.requires_grad for matrix in adapter_parameters(model).values())
 
 
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes what its base does, to the bit."""
-    layers = lora_layers(model).values()
+    """Inside, the model computes exactly what its base does."""
     with ExitStack() as undone:
         for theirs in peft_layers(model).values():
             undone.enter_context(disabled(theirs))
-        for layer in layers:
+        for layer in lora_layers(model).values():
             undone.callback(setattr, layer, "off", layer.off)
             layer.off = True
         yield
@@ -83,7 +82,7 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def disabled(layer: Any) -> Iterator[None]:
-    """Inside, a layer of peft is as its base; what took a gradient takes one again behind it, and nothing else."""
+    """Inside, a peft layer is its base; afterwards the same matrices as before require a gradient."""
     if layer.disable_adapters:
         yield
         return
@@ -92,14 +91,14 @@ def disabled(layer: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        layer.enable_adapters(True)  # which would have all of them take one
+        layer.enable_adapters(True)  # which makes all of them require a gradient
         for matrix, gradient in took:
             matrix.requires_grad_(gradient)
 
 
 @contextmanager
 def adapter_as(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, the model runs with other matrices of its adapter, such as `adapter_tensors` once gave; no gradients."""
+    """Inside, the model runs with other matrices of its adapter, such as earlier `adapter_tensors`; no gradients."""
     with ExitStack() as undone:
         for name, layer in lora_layers(model).items():
             undone.callback(setattr, layer, "stand_in", layer.stand_in)
@@ -112,7 +111,7 @@ def adapter_as(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None
 
 
 NEEDS_TRAINING_MODE = ("DoraLinearVariant", "QALoraLinearVariant")
-"""What peft's layers have beside B·A that drops inputs only in training mode."""
+"""Variants of peft's layers that drop inputs only in training mode."""
 
 
 def input_dropouts(model: nn.Module) -> list[InputDropout]:
@@ -121,17 +120,17 @@ def input_dropouts(model: nn.Module) -> list[InputDropout]:
 
 
 def drops(model: nn.Module) -> bool:
-    """Whether updates compute something else than sampling does, because adapters drop inputs."""
+    """Whether adapters have dropout, so that updates compute something other than sampling does."""
     return bool(input_dropouts(model))
 
 
 def in_update(dropouts: Sequence[InputDropout]) -> bool:
-    """Whether these drop inputs now: inside `adapter_dropout`, and where there is to be a gradient."""
+    """Whether these drop inputs now: inside `adapter_dropout`, with gradients enabled."""
     return torch.is_grad_enabled() and any(each.key is not None for each in dropouts)
 
 
 def name_tokens(dropouts: Sequence[InputDropout], keys: Int64[Tensor, " *rows"], device: torch.device) -> None:
-    """Say which token is in each row of what these layers will read, until the next forward pass says so."""
+    """Set the token in each row that these layers will read in the next forward pass."""
     keys = keys.to(device)
     for each in dropouts:
         each.tokens = keys
@@ -139,14 +138,14 @@ def name_tokens(dropouts: Sequence[InputDropout], keys: Int64[Tensor, " *rows"],
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Inside, adapters drop nothing, also where gradients are taken with their dropout."""
+    """Inside, adapters drop nothing."""
     with dropout_keys(model, lambda dropout: None):
         yield
 
 
 @contextmanager
 def adapter_dropout(model: nn.Module, seed: int, update: int) -> Iterator[None]:
-    """Inside, gradients are taken with the adapter's dropout; its masks are those of `adapters.dropout`."""
+    """Inside, gradients are taken with the adapter's dropout, with the masks of `adapters.dropout`."""
     with (
         dropout_keys(model, lambda dropout: stream_seed(seed, "dropout", dropout.layer, update)),
         ExitStack() as undone,
@@ -155,13 +154,12 @@ def adapter_dropout(model: nn.Module, seed: int, update: int) -> Iterator[None]:
             variants = [type(each).__name__ for each in cast(Any, layer).lora_variant.values()]
             if any(name in NEEDS_TRAINING_MODE for name in variants) and drops(layer):
                 undone.callback(setattr, layer, "training", layer.training)
-                layer.training = True  # of the layer alone: what is inside stays as it is
+                layer.training = True  # not of the modules inside
         yield
 
 
 @contextmanager
 def dropout_keys(model: nn.Module, key: Callable[[InputDropout], int | None]) -> Iterator[None]:
-    """Inside, every dropout has another key."""
     with ExitStack() as undone:
         for dropout in input_dropouts(model):
             undone.callback(setattr, dropout, "tokens", dropout.tokens)
@@ -171,12 +169,12 @@ def dropout_keys(model: nn.Module, key: Callable[[InputDropout], int | None]) ->
 
 
 def merged_weights(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """The model's weights as if it had neither adapters nor 4-bit layers, by the names of a model without.
+    """The model's weights without adapters and 4-bit layers, by the names of a model without them.
 
-        W' = W + s·B·A, added in float32      of a 4-bit layer W is what its numbers stand for
+        W' = W + s·B·A, added in float32      W of a 4-bit layer is dequantised
 
-    Made from a copy, a matrix at a time, each in `dtype`, or in that of its W (a 4-bit one's: what it was made from).
-    Raises UserError where an adapter is more than that.
+    Each is in `dtype`, or else in that of its W (for a 4-bit layer, the type that it was quantised from).
+    Raises UserError for an adapter that is more than that.
     """
     require_mergeable(model)
     changed = dict[str, Tensor]()
@@ -208,7 +206,6 @@ def merged_weights(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[st
 
 
 def merged(layer: AdaptedLayer, dtype: torch.dtype | None) -> Tensor:
-    """W' of a layer."""
     weight = whole_weight(layer.base)
     if layer.factors is None:
         return weight
@@ -221,18 +218,15 @@ def stored(layer: nn.Module, weight: Tensor) -> Tensor:
 
 
 def require_mergeable(model: PreTrainedModel) -> None:
-    """Refuse adapters of peft that are more than matrices to be added."""
-    for name, layer in peft_layers(model).items():
-        told = more_than_plain(layer) if is_adapter_layer(layer) else f"is a {full_class_name(layer)}"
-        if told is not None:
-            raise not_merged(f"{name} {told}")
-    whole = next((name for name in model.state_dict() if ".modules_to_save." in name), None)
-    if whole is not None:
-        raise not_merged(f"{whole} is of a module that is saved whole")
-
-
-def not_merged(what: str) -> UserError:
-    return UserError(
-        f"model.adapter.save: {what}, which is not merged here.  Save the adapter alone, and merge it with peft:"
-        " merge_and_unload()."
-    )
+    """Refuse peft adapters that are more than matrices to be added."""
+    told = {
+        name: more_than_plain(layer) if is_adapter_layer(layer) else f"is a {full_class_name(layer)}"
+        for name, layer in peft_layers(model).items()
+    }
+    told |= {name: "is of a module that is saved whole" for name in model.state_dict() if ".modules_to_save." in name}
+    faults = [f"{name} {fault}" for name, fault in told.items() if fault is not None]
+    if faults:
+        raise UserError(
+            f"model.adapter.save: {faults[0]}, which cannot be merged here.  Save only the adapter, and merge it with"
+            " peft's merge_and_unload()."
+        )

@@ -9,7 +9,7 @@ Experts are arrays of three dimensions and not linear layers:
     W'_e = W_e + s·B_e·A_e      for each expert e;  A [rank·experts inputs], B [outputs rank·experts]
 
 As in peft's `target_parameters`, each array has a wrapper around the module, the first array's innermost.  The module
-runs with W' in place of W: W' is made in every forward pass, and an update keeps it for its backward pass.
+runs with W' instead of W.  Every forward pass makes W', and an update keeps it for its backward pass.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from posttrain.models.adapters.dropout import InputDropout
 from posttrain.options.adapter import AdapterOptions
 
 DOWN, UP = "lora_A", "lora_B"
-"""What the two matrices are called, as in peft's files."""
+"""Names of the two matrices, as in peft's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,44 +43,47 @@ class Factors:
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear layer and a low-rank adapter beside it, in float32 whatever the layer is kept in.
+    """A frozen linear layer with a low-rank adapter, in float32 whatever the layer's type.
 
-    A is drawn as peft draws it, uniform within ±1/√inputs, from a stream of its own that seed and name decide: another
-    target changes no other layer's draw.  B is zero, so that training starts from the model as it is.
+    A is drawn as peft draws it, uniform within ±1/√inputs, from a stream of seed and name: another target changes no
+    other layer's draw.  B is zero, so training starts from the unchanged model.
     """
 
     def __init__(self, base: nn.Module, name: str, options: AdapterOptions, *, seed: int) -> None:
         super().__init__()
-        outputs, inputs = layer_shape(base)
-        weight = next(base.parameters())
-        # Double only where the model is, so that float64 tests what float32 does.
-        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        stream = torch.Generator().manual_seed(stream_seed(seed, "adapter", name))
-        drawn = torch.rand(options.rank, inputs, generator=stream, dtype=torch.float64) * 2 - 1
         self.base_layer = base.requires_grad_(False)
+        outputs, inputs = layer_shape(base)
+        self.put_adapter(name, options, seed, next(base.parameters()), (options.rank, inputs), (outputs, options.rank))
+
+    def put_adapter(
+        self, name: str, options: AdapterOptions, seed: int, like: Tensor, down: tuple[int, int], up: tuple[int, int]
+    ) -> None:
+        """Draw A and B of these shapes, on the device of `like`; float64 if that is, so that float64 tests float32."""
         self.name, self.options, self.scale = name, options, options.scale
-        self.lora_A = nn.Parameter((drawn / inputs**0.5).to(weight.device, dtype))
-        self.lora_B = nn.Parameter(torch.zeros(outputs, options.rank, dtype=dtype, device=weight.device))
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        stream = torch.Generator().manual_seed(stream_seed(seed, "adapter", name))
+        drawn = torch.rand(down, generator=stream, dtype=torch.float64) * 2 - 1
+        self.lora_A = nn.Parameter((drawn / down[1] ** 0.5).to(like.device, dtype))
+        self.lora_B = nn.Parameter(torch.zeros(up, dtype=dtype, device=like.device))
         self.off = False
-        """Whether the layer is as if it had no adapter."""
+        """Whether the layer behaves as if it had no adapter."""
         self.stand_in: Factors | None = None
-        """Matrices in force in place of its own."""
+        """Matrices in force instead of its own."""
         self.input_dropout = InputDropout(options.dropout, name, "model.adapter.dropout")
 
     @property
     def weight(self) -> Tensor:
-        """Refused: code that reads a layer's matrix by name leaves out the adapter."""
+        """Refused: code that reads a layer's matrix would ignore the adapter."""
         raise UserError(
             f"model.adapter.targets: the model reads the matrix of {self.name} itself instead of calling the layer, so"
-            " an adapter there would have no effect.  Name other layers."
+            " an adapter would have no effect.  Name other layers."
         )
 
     def factors(self) -> Factors | None:
-        """The matrices in force; None where the adapter is off."""
+        """The matrices in force; None if the adapter is off."""
         return None if self.off else self.stand_in or Factors(self.lora_A, self.lora_B)
 
     def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
-        """The equation above."""
         out: Tensor = self.base_layer(x)
         factors = self.factors()
         if factors is None:
@@ -90,12 +93,12 @@ class LoraLinear(nn.Module):
 
 
 def stream_seed(seed: int, *key: object) -> int:
-    """A seed that is a function of a seed and of what it is for."""
+    """A seed for one purpose, a function of `seed` and `key`."""
     return int.from_bytes(hashlib.sha256(repr((seed, *key)).encode()).digest()[:8], "big") >> 1
 
 
 def layer_shape(layer: nn.Module) -> tuple[int, int]:
-    """(outputs, inputs) of a linear layer; GPT-2's keep their matrix transposed, and 4-bit ones in pieces."""
+    """(outputs, inputs) of a linear layer; GPT-2's are stored transposed, and 4-bit ones packed."""
     if isinstance(layer, Conv1D):
         inputs, outputs = layer.weight.shape
         return outputs, inputs
@@ -104,18 +107,16 @@ def layer_shape(layer: nn.Module) -> tuple[int, int]:
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoraLinear]:
-    """The layers with an adapter, by the name that the model has for them."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
 
 
 class LoraExperts(LoraLinear):
-    """An experts' module, or one that has an adapter already, with an adapter on one of its arrays."""
+    """An experts' module, possibly with an adapter already, with an adapter on one of its arrays."""
 
     def __init__(self, base: nn.Module, name: str, parameter: str, options: AdapterOptions, *, seed: int) -> None:
         nn.Module.__init__(self)
         self.base_layer, self.parameter = base.requires_grad_(False), parameter
-        self.name, self.options, self.scale = f"{name}.{parameter}", options, options.scale
-        if isinstance(base, LoraExperts):  # a second array: the first one's adapter is trained too
+        if isinstance(base, LoraExperts):  # a second array: the first one's adapter is also trained
             for each in base.chain():
                 each.lora_A.requires_grad_(True)
                 each.lora_B.requires_grad_(True)
@@ -123,14 +124,8 @@ class LoraExperts(LoraLinear):
         self.num_experts, first, second = weight.shape
         self.inputs_first = bool(getattr(self.experts(), "is_transposed", False))
         outputs, inputs = (second, first) if self.inputs_first else (first, second)
-        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        stream = torch.Generator().manual_seed(stream_seed(seed, "adapter", self.name))
         rows = options.rank * self.num_experts
-        drawn = torch.rand(rows, inputs, generator=stream, dtype=torch.float64) * 2 - 1
-        self.lora_A = nn.Parameter((drawn / inputs**0.5).to(weight.device, dtype))
-        self.lora_B = nn.Parameter(torch.zeros(outputs, rows, dtype=dtype, device=weight.device))
-        self.off, self.stand_in = False, None
-        self.input_dropout = InputDropout(options.dropout, self.name, "model.adapter.dropout")
+        self.put_adapter(f"{name}.{parameter}", options, seed, weight, (rows, inputs), (outputs, rows))
 
     def chain(self) -> "Iterator[LoraExperts]":
         """This wrapper and those below it."""
@@ -146,7 +141,7 @@ class LoraExperts(LoraLinear):
         return cast(Tensor, getattr(self.experts(), self.parameter))
 
     def change(self) -> Float[Tensor, "experts rows columns"]:
-        """s·B·A of every expert, in the order that the module keeps W in."""
+        """s·B·A of every expert, in the layout of W."""
         factors = self.factors()
         assert factors is not None, "an adapter that is off changes nothing"
         down = factors.down.reshape(self.num_experts, -1, factors.down.shape[1])
@@ -154,7 +149,7 @@ class LoraExperts(LoraLinear):
         return torch.einsum("ore,eri->eio" if self.inputs_first else "ore,eri->eoi", up, down) * self.scale
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """What the experts give with W + s·B·A, added in the adapter's type."""
+        """The experts' result with W + s·B·A, added in the adapter's type."""
         changed = {}
         for each in self.chain():
             if each.factors() is not None:
@@ -164,14 +159,13 @@ class LoraExperts(LoraLinear):
 
     @property
     def weight(self) -> Tensor:
-        """Refused, as any array that has an adapter."""
+        """Refused: see `LoraLinear.weight`."""
         raise UserError(
             f"model.adapter.targets: the model reads {self.name} itself instead of calling the experts, so an adapter"
-            " there would have no effect.  Leave experts out of the targets."
+            " would have no effect.  Remove experts from the targets."
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the model asks its experts for."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -181,7 +175,7 @@ class LoraExperts(LoraLinear):
 
 
 def wrap_experts(model: nn.Module, name: str, options: AdapterOptions, *, seed: int) -> LoraExperts:
-    """Put an adapter on an array of experts, by the name that it has without any."""
+    """Put an adapter on an array of experts, given by its name without adapters."""
     path, _, parameter = name.rpartition(".")
     above, _, last = path.rpartition(".")
     made = LoraExperts(model.get_submodule(path), path, parameter, options, seed=seed)
@@ -190,12 +184,11 @@ def wrap_experts(model: nn.Module, name: str, options: AdapterOptions, *, seed: 
 
 
 def without_wrappers(name: str) -> str:
-    """A name as it is in a model without adapters."""
     return ".".join(part for part in name.split(".") if part != "base_layer")
 
 
 def wrapper_names(arrays: Iterable[str]) -> dict[str, str]:
-    """The wrapper of each array, by the name of its module once all are wrapped: the last array's is outermost."""
+    """The module name of each array's wrapper once all are wrapped: the last array's is outermost."""
     by_module: dict[str, list[str]] = {}
     for array in arrays:
         by_module.setdefault(array.rpartition(".")[0], []).append(array)

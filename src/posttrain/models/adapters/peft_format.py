@@ -1,7 +1,7 @@
 """An adapter as a folder in peft's format: adapter_config.json and adapter_model.safetensors.
 
-`peft.PeftModel.from_pretrained(base, folder)` reads what is written here, and what peft has saved is read here, as far
-as it is plain LoRA; peft itself is not needed.
+`peft.PeftModel.from_pretrained(base, folder)` reads these folders, and plain LoRA that peft saved is read here; peft
+itself is not needed.
 """
 
 import json
@@ -47,13 +47,12 @@ PLAIN: Mapping[str, tuple[object, ...]] = {
     "use_qalora": (False,),
     "use_bdlora": (None, False),
 }
-"""What peft's settings are in an adapter that is y = W·x + s·B·A·x and no more; others are refused by name."""
-
+"""peft's settings of an adapter that is only y = W·x + s·B·A·x; other values are refused."""
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, re.error)
-"""What reading settings of other kinds than peft's raises."""
+"""Errors of reading damaged settings."""
 BASE_IN_4_BITS = "base_in_4_bits.json"
-"""The file that stands beside an adapter whose base was in 4 bits when it was trained."""
+"""The file in the folder of an adapter whose base was in 4 bits when it was trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +62,15 @@ class SavedAdapter:
     folder: Path
     settings: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
-    """By the file's name of the layer (see `peft_names`), and which of the two matrices it is."""
+    """By the file's name of the layer (see `peft_names`) and of the matrix."""
 
     @property
     def base(self) -> str:
-        """The path or name of the model that it was trained over."""
+        """Path or hub name of the base."""
         return str(self.settings["base_model_name_or_path"])
 
     @property
     def options(self) -> AdapterOptions:
-        """What it is, in our words."""
         return AdapterOptions(
             rank=int(self.settings["r"]),
             alpha=float(self.settings["lora_alpha"]),
@@ -83,34 +81,25 @@ class SavedAdapter:
 
     @property
     def layers(self) -> list[str]:
-        """Its layers, by the file's names."""
         return list(dict.fromkeys(name.rpartition(".")[0] for name in self.tensors))
 
     @property
     def quantization(self) -> Literal["nf4"] | None:
-        """In how many bits its base was, which peft's format does not say."""
         return "nf4" if (self.folder / BASE_IN_4_BITS).is_file() else None
 
     def options_of(self, layer: str) -> AdapterOptions:
-        """Those of one layer, which peft lets have its own rank and alpha."""
+        """Those of one layer, whose rank and alpha may differ."""
         return replace(self.options, rank=len(self.tensors[f"{layer}.{DOWN}"]), alpha=self.alpha_of(layer))
 
     def alpha_of(self, layer: str) -> float:
-        return next(
-            (
-                float(value)
-                for pattern, value in (self.settings.get("alpha_pattern") or {}).items()
-                if re.fullmatch(rf"(.*\.)?({pattern})", layer) or re.fullmatch(rf"(.*\.)?({pattern})", layer + WEIGHT)
-            ),
-            self.options.alpha,
-        )
-
-
-# Writing
+        for pattern, value in (self.settings.get("alpha_pattern") or {}).items():
+            if any(re.fullmatch(rf"(.*\.)?({pattern})", name) for name in (layer, layer + WEIGHT)):
+                return float(value)
+        return self.options.alpha
 
 
 def write_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Write the model's adapter as it is now.  The base is named by its folder, in full where it is on this machine."""
+    """Write the model's adapter.  The base is named by its folder, in full if it is on this machine."""
     if not lora_layers(model):
         write_peft_adapter(model, folder)
         return
@@ -125,12 +114,12 @@ def write_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def written_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The matrices of the adapter under the names of adapter_model.safetensors; they go on changing."""
+    """The adapter's own matrices, not copies, under the names of adapter_model.safetensors."""
     return {f"{PREFIX}{peft_name(model, name)}{WEIGHT}": each for name, each in adapter_tensors(model).items()}
 
 
 def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
-    """The content of adapter_config.json; a layer whose rank or alpha is not the first one's is named apart."""
+    """The content of adapter_config.json; a rank or alpha other than the first layer's is in a pattern."""
     adapted = lora_layers(model)
     first = next(iter(adapted.values())).options
     base = model.name_or_path or ""
@@ -165,35 +154,27 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
 
 
 def alpha_number(number: float) -> float | int:
-    """A whole number as such, as peft writes alpha."""
+    """A whole number as an int, as peft writes alpha."""
     return int(number) if number == int(number) else number
 
 
-# Reading
-
-
 def read_adapter(folder: Path) -> SavedAdapter:
-    """What a folder in peft's format holds.  Raises UserError where that is damaged, or more than plain LoRA."""
+    """Read a folder in peft's format.  Raises UserError if it is damaged, or more than plain LoRA."""
     where = f"model.path = {folder}"
     try:
         settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(
-            f"{where}: no adapter that can be read ({error}).  It needs {ADAPTER_CONFIG} and {WEIGHTS}, as"
-            " peft saves them."
+            f"{where}: the adapter cannot be read ({error}).  It needs {ADAPTER_CONFIG} and {WEIGHTS}, as peft saves"
+            " them."
         ) from error
     if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
         kind = settings.get("peft_type") if isinstance(settings, dict) else None
         raise UserError(f"{where}: its adapter is of type {kind}, and only LORA is read.  Merge it with peft first.")
-    require_plain(settings, where)
+    saved = plain_lora(folder, settings, tensors, where)
     if not settings.get("base_model_name_or_path"):
-        raise UserError(
-            f"{where}: {ADAPTER_CONFIG} does not name the model below the adapter.  Write its folder there, as"
-            " base_model_name_or_path."
-        )
-    named = named_as_in_file(tensors, where)
-    saved = SavedAdapter(folder=folder, settings=settings, tensors=named)
+        raise UserError(f"{where}: {ADAPTER_CONFIG} lacks base_model_name_or_path.  Write the base's folder there.")
     try:
         for layer in saved.layers:
             replace(saved.options, alpha=saved.alpha_of(layer))
@@ -201,54 +182,47 @@ def read_adapter(folder: Path) -> SavedAdapter:
     except UserError:
         raise
     except UNREADABLE as error:
-        raise UserError(
-            f"{where}: {ADAPTER_CONFIG} cannot be read ({type(error).__name__}: {error}).  Copy it anew from where the"
-            " adapter comes from."
-        ) from error
+        said = f"{type(error).__name__}: {error}"
+        raise UserError(f"{where}: {ADAPTER_CONFIG} cannot be read ({said}).  Copy the file again.") from error
     return saved
 
 
-def require_plain(settings: Mapping[str, Any], where: str) -> None:
-    """Refuse settings of an adapter that is more than plain LoRA."""
-    for name, plain in PLAIN.items():
-        if name in settings and settings[name] not in plain:
-            raise UserError(
-                f"{where}: its adapter has {name} = {settings[name]!r}, which is more than plain LoRA.  Merge it with"
-                " peft first, or give the model object in Python to posttrain.as_policy."
-            )
+def plain_lora(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> SavedAdapter:
+    """An adapter of these settings and tensors of its files.  Raises UserError if it is more than plain LoRA."""
+    faults = [
+        f"{name} = {settings[name]!r}" for name, plain in PLAIN.items() if settings.get(name, plain[0]) not in plain
+    ]
+    made = {}
+    for name, tensor in tensors.items():
+        made[name.removeprefix(PREFIX).removesuffix(WEIGHT)] = tensor
+        if not name.startswith(PREFIX) or name.removesuffix(WEIGHT).rpartition(".")[2] not in (DOWN, UP):
+            faults.append(f"{name} in {WEIGHTS}")
+    if faults:
+        raise UserError(
+            f"{where}: its adapter is more than plain LoRA: it has {faults[0]}.  Merge it with peft first, or give the"
+            " model object in Python to posttrain.as_policy."
+        )
+    return SavedAdapter(folder=folder, settings=settings, tensors=made)
 
 
 def unread_reason(model: PreTrainedModel) -> str | None:
-    """Why the adapter of peft that a model trains could not be loaded from its folder here; None where it could."""
+    """Why the peft adapter that a model trains could not be loaded from its folder here; None if it could."""
     name = trained_adapter(model)
     if name is None:
         return None
     settings = cast(Any, model).peft_config[name].to_dict()
     tensors = {f"{PREFIX}{key}": each for key, each in held_adapters(model)[name].items()}
     try:
-        require_plain(settings, "model")
-        saved = SavedAdapter(folder=Path(), settings=settings, tensors=named_as_in_file(tensors, "model"))
-        wrapped_arrays(model, saved, "model")
+        wrapped_arrays(model, plain_lora(Path(), settings, tensors, "model"), "model")
     except UserError as error:
         return str(error)
     return None
 
 
-def named_as_in_file(tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
-    """The matrices by the names of their layers; anything else in the file is refused."""
-    made = {}
-    for name, tensor in tensors.items():
-        plain = name.removeprefix(PREFIX).removesuffix(".weight")
-        if not name.startswith(PREFIX) or plain.rpartition(".")[2] not in (DOWN, UP):
-            raise UserError(f"{where}: {WEIGHTS} holds {name}, which is not a LoRA matrix.  Merge it with peft first.")
-        made[plain] = tensor
-    return made
-
-
 def wrapped_arrays(model: PreTrainedModel, saved: SavedAdapter, where: str) -> dict[str, str]:
-    """The file's layers that are wrappers of arrays of experts, and the arrays by the model's names, in its order.
+    """The file's layers that wrap arrays of experts, each with its array by the model's name, in the model's order.
 
-    Raises UserError where a parameter that the adapter targets is neither such an array nor the weight of a layer.
+    Raises UserError for a target parameter that is neither such an array nor the weight of a layer.
     """
     known = list(expert_matrices(model))
     arrays: list[str] = []
@@ -256,8 +230,8 @@ def wrapped_arrays(model: PreTrainedModel, saved: SavedAdapter, where: str) -> d
         found = [name for name in known if f".{name}".endswith(f".{text_model_name(model, parameter)}")]
         if not found and not (parameter.endswith(WEIGHT) and parameter.removesuffix(WEIGHT) in saved.layers):
             raise UserError(
-                f"{where}: its adapter has target_parameters = {parameter}, which is neither the weight of a linear"
-                " layer nor an array of experts here.  Merge it with peft first."
+                f"{where}: target_parameters of its adapter has {parameter}, which is neither the weight of a linear"
+                " layer nor an array of experts.  Merge it with peft first."
             )
         arrays += found
     arrays = [name for name in known if name in arrays]
@@ -265,22 +239,22 @@ def wrapped_arrays(model: PreTrainedModel, saved: SavedAdapter, where: str) -> d
 
 
 def put_adapter(model: PreTrainedModel, saved: SavedAdapter, options: AdapterOptions | None) -> None:
-    """Put a saved adapter over its base, to be used or trained on.  Raises UserError where it does not fit.
+    """Put a saved adapter over its base, to be used or trained further.  Raises UserError if it does not fit.
 
-    `options` are those that a recipe gives as well: they may change the dropout, and what else they say must hold.
+    A recipe's `options` may change the dropout; everything else must agree with the adapter.
     """
     where = f"model.path = {saved.folder}"
     saved = of_text_part(model, saved, where)
-    require_same_kind(saved, options, where)
-    require_same_layers(model, saved, options, where)
     known, arrays = linear_layers(model), wrapped_arrays(model, saved, where)
+    if options is not None:
+        require_same_adapter(model, saved, options, arrays)
     model.requires_grad_(False)
     for layer in (*(each for each in saved.layers if each not in arrays), *arrays):
         name = text_model_name(model, layer)
         if layer not in arrays and name not in known:
             raise UserError(
-                f"{where}: its adapter is for {layer}, and its base {saved.base} has no such linear layer.  Put the"
-                f" folder of the model that it was trained over into {ADAPTER_CONFIG}, as base_model_name_or_path."
+                f"{where}: its adapter is for {layer}, and its base {saved.base} has no such linear layer.  Write the"
+                f" folder of its base into {ADAPTER_CONFIG}, as base_model_name_or_path."
             )
         of_layer = saved.options if layer in arrays else saved.options_of(layer)
         of_layer = of_layer if options is None else replace(of_layer, dropout=options.dropout)
@@ -293,9 +267,9 @@ def put_adapter(model: PreTrainedModel, saved: SavedAdapter, options: AdapterOpt
 
 
 def of_text_part(model: PreTrainedModel, saved: SavedAdapter, where: str) -> SavedAdapter:
-    """The adapter without the layers that a wrapper has beside its text part, where they change nothing.
+    """The adapter without the layers outside a wrapper's text part.
 
-    peft puts them there for `all-linear`, and text trains none: B stays 0.  Raises UserError for one that was trained.
+    peft adds those for `all-linear`, and text does not train them: B stays 0.  Raises UserError if it was trained.
     """
     if wrapper_of(model) is None:
         return saved
@@ -304,51 +278,42 @@ def of_text_part(model: PreTrainedModel, saved: SavedAdapter, where: str) -> Sav
     trained = [layer for layer in outside if saved.tensors.get(f"{layer}.{UP}", torch.ones(1)).any()]
     if trained:
         raise UserError(
-            f"{where}: its adapter has trained {trained[0]}, which its base {saved.base} does not have in its text"
-            " part, and only that is loaded here.  Merge the adapter with peft first."
+            f"{where}: its adapter has trained {trained[0]}, which is outside the text part of its base {saved.base}."
+            "  Merge the adapter with peft first."
         )
     kept = {name: each for name, each in saved.tensors.items() if name.rpartition(".")[0] not in outside}
     return replace(saved, tensors=kept)
 
 
 def fill(made: LoraLinear, layer: str, saved: SavedAdapter, where: str) -> None:
-    """Put the saved matrices of a layer into it.  Raises UserError where they are missing or of another shape."""
+    """Copy the saved matrices of a layer into it.  Raises UserError if one is missing or of another shape."""
     for which, parameter in ((DOWN, made.lora_A), (UP, made.lora_B)):
         given = saved.tensors.get(f"{layer}.{which}")
         if given is None or given.shape != parameter.shape:
             shape = "missing" if given is None else f"of shape {[*given.shape]}"
             raise UserError(
-                f"{where}: {layer}.{which} is {shape}, and its base {saved.base} asks for {[*parameter.shape]}."
-                "  It was trained over another model."
+                f"{where}: {layer}.{which} is {shape}, and its base {saved.base} needs {[*parameter.shape]}.  Write the"
+                f" folder of its base into {ADAPTER_CONFIG}."
             )
         parameter.data.copy_(given)
 
 
-def require_same_kind(saved: SavedAdapter, options: AdapterOptions | None, where: str) -> None:
-    """Refuse options of an adapter that are not those of the one which is there."""
-    if options is None:
-        return
+def require_same_adapter(
+    model: PreTrainedModel, saved: SavedAdapter, options: AdapterOptions, arrays: Mapping[str, str]
+) -> None:
+    """Refuse options that differ from the saved adapter's; default targets mean its layers."""
+    fault = ""
     for name in ("rank", "alpha", "rslora"):
         given, there = getattr(options, name), getattr(saved.options, name)
         if given != there:
-            raise UserError(
-                f"model.adapter.{name} = {given}, and the adapter in {where} has {there}.  Leave model.adapter out to"
-                " go on with it as it is, or start from its base."
-            )
-
-
-def require_same_layers(
-    model: PreTrainedModel, saved: SavedAdapter, options: AdapterOptions | None, where: str
-) -> None:
-    """Refuse targets that are named and mean other layers than those of the adapter which is there."""
-    if options is None or options.targets == (ALL_LINEAR,):
-        return
-    arrays = wrapped_arrays(model, saved, where)
-    asked = set(target_layers(model, options.targets))
-    there = {arrays[layer] if layer in arrays else text_model_name(model, layer) for layer in saved.layers}
-    if asked != there:
+            fault = fault or f"{name} = {given}, and the adapter in {saved.folder} has {there}"
+    if not fault and options.targets != (ALL_LINEAR,):
+        there = {arrays[layer] if layer in arrays else text_model_name(model, layer) for layer in saved.layers}
+        differing = there ^ set(target_layers(model, options.targets))
+        if differing:
+            targets = ", ".join(options.targets)
+            fault = f"targets = {targets}: the adapter in {saved.folder} differs in {min(differing)}"
+    if fault:
         raise UserError(
-            f"model.adapter.targets = {', '.join(options.targets)}: the adapter in {where} is on other layers"
-            f" ({min(asked ^ there)} is one that differs).  Leave model.adapter out to go on with it as it is, or start"
-            " from its base."
+            f"model.adapter.{fault}.  Remove model.adapter to continue that adapter, or start from its base."
         )

@@ -1,10 +1,7 @@
-"""LoRA layers of peft in a model object that a caller brings, read where they are plain: y = W·x + s·B·A·x.
+"""LoRA layers of peft in a caller's model object, read if they are plain: y = W·x + s·B·A·x.
 
-peft itself is not needed: whoever has such a layer has imported it.
-
-`held_adapters` and the functions after it treat the adapter as a whole: which one the model holds, whether it is all
-that is trained, and its files.  peft writes those itself, so that everything it knows (DoRA, modules saved whole) is in
-them.
+peft is not needed: whoever has such a layer has imported it.  `held_adapters` and the functions after it treat an
+adapter as a whole.  peft writes its files, so that everything it supports (DoRA, modules saved whole) is in them.
 """
 
 import copy
@@ -25,7 +22,7 @@ from posttrain.models.adapters.quantized import CLASS as LINEAR_4BIT
 
 PLACE = "peft.tuners.lora."
 KINDS = (PLACE + "layer.Linear", PLACE + "bnb.Linear4bit")
-"""Classes of peft whose layers may be plain."""
+"""peft's classes whose layers may be plain."""
 BASES = ("torch.nn.modules.linear.Linear", "transformers.pytorch_utils.Conv1D", LINEAR_4BIT)
 
 
@@ -38,7 +35,6 @@ class AdaptedLayer:
     """None while the adapter is off."""
     scale: float
     dropout: TokenDropout | None = None
-    """What of the input the adapter does not see."""
 
 
 def full_class_name(value: object) -> str:
@@ -49,18 +45,13 @@ def is_adapter_layer(module: nn.Module) -> bool:
     return isinstance(module, LoraLinear) or full_class_name(module) in KINDS
 
 
-def has_peft() -> bool:
-    """Whether peft is imported: whoever has a model with its layers has done so."""
-    return "peft" in sys.modules
-
-
 def adapted_names(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, module in model.named_modules() if is_adapter_layer(module))
 
 
 def peft_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Every layer of a model that peft has put there, plain or not, by name."""
-    if not has_peft():
+    """Every layer of peft in a model, plain or not, by name."""
+    if "peft" not in sys.modules:
         return {}
     from peft.tuners.lora import LoraLayer
 
@@ -69,17 +60,15 @@ def peft_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def adapter_refusal(module: nn.Module) -> str | None:
-    """What of such a layer is more than y = W·x + s·B·A·x, in words; None where nothing is."""
-    base = cast(Any, module).base_layer
-    if full_class_name(base) not in BASES:
-        return f"has an adapter over a {full_class_name(base)}"
-    if isinstance(module, LoraLinear):
-        return None
-    return more_than_plain(module)
+    """Why an adapter layer is more than y = W·x + s·B·A·x; None if it is not."""
+    base = full_class_name(cast(Any, module).base_layer)
+    if base not in BASES:
+        return f"has an adapter over a {base}"
+    return None if isinstance(module, LoraLinear) else more_than_plain(module)
 
 
 def more_than_plain(module: nn.Module) -> str | None:
-    """What of a layer of peft is more than y = W·x + s·B·A·x at evaluation, in words; None where nothing is."""
+    """Why a peft layer is more than y = W·x + s·B·A·x at evaluation; None if it is not."""
     layer: Any = module
     if layer.merged:
         return "has an adapter that is merged into its weights"
@@ -92,7 +81,7 @@ def more_than_plain(module: nn.Module) -> str | None:
 
 
 def adapted_layer(module: nn.Module) -> AdaptedLayer | None:
-    """What is in force of such a layer; None for any other."""
+    """The base and the matrices in force of an adapter layer; None for any other layer."""
     if isinstance(module, LoraLinear):
         base = cast(nn.Linear | Conv1D, module.base_layer)
         return AdaptedLayer(base, module.factors(), module.scale, module.input_dropout.in_force(module.lora_A.device))
@@ -109,13 +98,13 @@ def adapted_layer(module: nn.Module) -> AdaptedLayer | None:
 
 
 def take_dropouts(model: nn.Module) -> None:
-    """Have the dropouts of peft's layers drop by token."""
+    """Replace the dropouts of peft's layers by ones that drop by token."""
     for name, adapter, dropout in torch_dropouts(model):
         cast(Any, model.get_submodule(name)).lora_dropout[adapter] = PeftDropout(dropout.p, name).eval()
 
 
 def torch_dropouts(model: nn.Module) -> list[tuple[str, str, nn.Dropout]]:
-    """The dropouts of peft's layers that drop as torch does: the layer's name, the adapter's and the dropout."""
+    """torch's dropouts in peft's layers, each with the names of layer and adapter."""
     return [
         (name, adapter, dropout)
         for name, layer in peft_layers(model).items()
@@ -126,11 +115,11 @@ def torch_dropouts(model: nn.Module) -> list[tuple[str, str, nn.Dropout]]:
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""What peft's wrappers put before the names of a model's layers."""
+"""peft's prefix of the names of a model's layers."""
 
 
 def held_adapters(model: PreTrainedModel) -> dict[str, dict[str, Tensor]]:
-    """The tensors of each adapter of peft, by its name and by theirs in peft's files, without `PREFIX`."""
+    """The tensors of each peft adapter, by its name and by their names in peft's files, without `PREFIX`."""
     if not peft_layers(model):
         return {}
     from peft import get_peft_model_state_dict
@@ -144,39 +133,36 @@ def held_adapters(model: PreTrainedModel) -> dict[str, dict[str, Tensor]]:
 
 
 def trained_adapter(model: PreTrainedModel) -> str | None:
-    """The adapter of peft whose tensors take a gradient; None where none does."""
-    for name, tensors in held_adapters(model).items():
-        if any(each.requires_grad for each in tensors.values()):
-            return name
-    return None
+    """The name of the peft adapter that is trained, or None."""
+    trained = (name for name, held in held_adapters(model).items() if any(each.requires_grad for each in held.values()))
+    return next(trained, None)
 
 
 def require_whole_adapter(model: PreTrainedModel) -> None:
-    """Refuse a model with layers of peft that trains what the files of one adapter would not hold."""
+    """Refuse a model with peft layers that trains weights which one adapter's files would not hold."""
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     if not peft_layers(model) or not trained:
         return
     merged = [name for name, layer in peft_layers(model).items() if cast(Any, layer).merged]
     if merged:
         raise UserError(
-            f"policy: the adapter of {merged[0]} is merged into its weights, so that it would take no gradient.  Call"
-            " the PeftModel's unmerge_adapter() first."
+            f"policy: the adapter of {merged[0]} is merged into its weights, so it would get no gradient.  Call the"
+            " PeftModel's unmerge_adapter() first."
         )
     name = trained_adapter(model)
     held = {} if name is None else held_adapters(model)[name]
     own = {id(each) for each in held.values()}
     others = [each for each, parameter in trained.items() if id(parameter) not in own]
     if others:
-        beside = "without its adapters" if name is None else f"beside its adapter {name}"
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise UserError(
-            f"policy: {beside} the model trains {others[0]}{f' and {len(others) - 1} more' if len(others) > 1 else ''},"
-            " which the files of an adapter do not hold, so the run could not save it.  Freeze it"
-            " (requires_grad_(False)), or name its module in modules_to_save of the LoraConfig."
+            f"policy: the model trains {others[0]}{more}, which are not in the files of its adapter"
+            f"{'' if name is None else f' {name}'}.  Freeze them, or set modules_to_save of the LoraConfig."
         )
 
 
 def write_peft_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Write the adapter that is trained as peft does.  The base is named by its folder, in full where it is here."""
+    """Write the trained adapter as peft does.  The base is named by its folder, in full if it is on this machine."""
     name = trained_adapter(model)
     assert name is not None, "a model whose adapter is trained"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,14 @@
-"""What peft calls the layers of an adapter, so that it finds them in the model that transformers loads from the folder.
+"""peft's names of an adapter's layers, so that it finds them in the model that transformers loads from the folder.
 
-Two things stand between a layer's name here and there.  A text model that was taken out of a multimodal one lies deeper
-in that one.  And peft reads `target_modules` of some mixtures as if each expert still were a linear layer (transformers
-4): names that end as experts' matrices did then become the experts, whichever layers have them now.  So a dense layer
-or a shared expert there is named by its weight, in `target_parameters`, which peft takes as it is.
+They differ for two reasons.  A text model taken out of a multimodal one lies deeper in that one.  And peft reads
+`target_modules` of some mixtures as if each expert were still a linear layer (transformers 4): names that end as
+experts' matrices did become the experts.  So a dense layer or a shared expert there is named by its weight, in
+`target_parameters`, which peft does not convert.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, cast
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -18,13 +17,13 @@ from transformers.conversion_mapping import _MODEL_TO_CONVERSION_PATTERN as CONV
 CONVERTED = ("mixtral", "qwen2_moe")
 """transformers' conversions of files for which peft also converts the targets of an adapter."""
 EXPERT_MATRICES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
-"""What the router and experts' matrices were called when each of them was a linear layer."""
+"""Names of the router and experts' matrices when each was a linear layer."""
 REFUSED_LAYERS = {
     **dict.fromkeys(("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), "*.out_proj"),
     "laguna": "*.shared_experts.*",
 }
-"""Layers of families that peft loads no adapter of: out_proj, whose matrix fast kernels read themselves, and names that
-it takes for those of older files."""
+"""Layers whose adapters peft does not load, by family: out_proj, which fast kernels read directly, and names that it
+mistakes for those of older files."""
 WEIGHT = ".weight"
 
 
@@ -34,16 +33,11 @@ class Wrapper:
 
     model_type: str
     inside: str
-    """The decoder's name in the text model, such as `model`; empty where the text model is the decoder."""
+    """The decoder's name in the text model, such as `model`; empty if the text model is the decoder."""
     outside: str
-    """Its name in the wrapper, which has a language model among others."""
+    """Its name in the wrapper."""
     gap: float = 0.0
-    """Largest difference, in nats, of a log-prob of the text model from the wrapper's, on a text of three tokens."""
-
-
-def note_wrapper(model: PreTrainedModel, wrapper: Wrapper) -> None:
-    """Record on a text model which wrapper it was taken out of."""
-    cast(Any, model).taken_from = wrapper
+    """Largest difference of log-probs from the wrapper's, in nats, on a text of three tokens."""
 
 
 def wrapper_of(model: nn.Module) -> Wrapper | None:
@@ -53,7 +47,6 @@ def wrapper_of(model: nn.Module) -> Wrapper | None:
 
 
 def peft_name(model: nn.Module, layer: str) -> str:
-    """A layer's name in the model that transformers loads from the folder."""
     wrapper = wrapper_of(model)
     return layer if wrapper is None else moved(layer, wrapper.inside, wrapper.outside)
 
@@ -65,20 +58,19 @@ def text_model_name(model: nn.Module, name: str) -> str:
 
 
 def moved(name: str, old: str, new: str) -> str:
-    """A name below one module as a name below another; a name that is not below the first one stays."""
+    """A name below module `old` as a name below `new`; other names stay."""
     rest = f".{name}".removeprefix(f".{old}" if old else "")
     return name if old and rest == f".{name}" else f"{new}{rest}".lstrip(".")
 
 
 def named_by_weight(model: PreTrainedModel, layers: Iterable[str]) -> list[str]:
-    """The layers that peft would take for experts if they were named in `target_modules`."""
+    """The layers that peft would mistake for experts if they were named in `target_modules`."""
     if CONVERSIONS.get(family(model)) not in CONVERTED:
         return []
     return [layer for layer in layers if layer.rpartition(".")[2] in EXPERT_MATRICES]
 
 
 def refused_by_peft(model: PreTrainedModel, layer: str) -> bool:
-    """Whether peft loads no adapter of this layer, however it is named."""
     return fnmatchcase(layer, REFUSED_LAYERS.get(family(model), ""))
 
 

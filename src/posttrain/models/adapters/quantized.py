@@ -1,9 +1,8 @@
 """Frozen layers in 4 bits, made by bitsandbytes: NF4 in blocks of 64 with quantised scales (QLoRA).
 
 Dettmers et al. 2023, arXiv:2305.14314, sections 3 and 4.  bitsandbytes 0.50 has a kernel for CPUs with AVX512-BF16 that
-packs a layer's weight in the first forward pass without gradient in eval mode, and leaves it packed.  From then on
-products are in bfloat16 whatever was asked for, and the base layer's part of a gradient vanishes, without a word.  So
-it is left off wherever anything is trained (`KERNEL`), and taken for inference alone.
+packs a layer's weight in the first forward pass without gradient in eval mode, for good.  From then on products are in
+bfloat16, and the base layer's part of a gradient is silently lost.  So it is only used for inference (`KERNEL`).
 """
 
 import logging
@@ -25,16 +24,16 @@ CLASS = "bitsandbytes.nn.modules.Linear4bit"
 
 
 def bitsandbytes() -> ModuleType:
-    """The library, imported only where 4 bits are asked for.  Raises UserError where it is not installed."""
+    """The library, imported only for 4 bits.  Raises UserError if it is not installed."""
     log = logging.getLogger("bitsandbytes")
     level = log.level
-    log.setLevel(logging.CRITICAL)  # of kernels on a hub that it does without
+    log.setLevel(logging.CRITICAL)  # it warns about kernels on a hub that it does not need
     try:
         import bitsandbytes as library
     except ImportError as error:
         raise UserError(
-            f"model.quantization = {NF4}: bitsandbytes is not installed ({error}).  pip install 'posttrain[qlora]', or"
-            " leave model.quantization out."
+            f"model.quantization = {NF4}: bitsandbytes is not installed ({error}).  Run pip install 'posttrain[qlora]',"
+            " or remove model.quantization."
         ) from error
     finally:
         log.setLevel(level)
@@ -50,10 +49,9 @@ def quantize(
     device: torch.device | None = None,
     packed_kernel: bool = False,
 ) -> None:
-    """Put every linear layer but the output layer into 4 bits, one at a time; products are in `compute_dtype`.
+    """Put every linear layer except the output layer into 4 bits; products are in `compute_dtype`.
 
-    Each goes alone to `device`, and into the type `made_from`, before it is quantised, and is let go of then: nothing
-    but one layer is held twice.  Where they are not given, layers are quantised as and where they are.
+    Each is moved to `device` and the type `made_from`, if given, and then quantised, so only one layer is held twice.
     `packed_kernel` is for models that are never trained and compute in bfloat16; see above.
     """
     library = bitsandbytes()
@@ -62,8 +60,8 @@ def quantize(
     names = [name for name, layer in adaptable_layers(model).items() if type(layer) is nn.Linear]
     if not names:
         raise UserError(
-            f"model.quantization = {NF4}: the model's family ({model.config.model_type}) has no torch.nn.Linear to put"
-            " into 4 bits.  Leave model.quantization out."
+            f"model.quantization = {NF4}: the model's family ({model.config.model_type}) has no torch.nn.Linear to"
+            " quantise.  Remove model.quantization."
         )
     for name in names:
         layer = cast(nn.Linear, model.get_submodule(name))
@@ -73,7 +71,7 @@ def quantize(
 
 
 def require_half_in_4_bits(model: nn.Module) -> None:
-    """Refuse a mixture that was put into 4 bits and of which experts, which stay as they are, are more than half."""
+    """See `require_half`, for a model that is in 4 bits."""
     layers = [cast(nn.Linear, layer) for layer in model.modules() if is_4_bit(layer)]
     require_half(
         sum(layer.in_features * layer.out_features for layer in layers),
@@ -82,7 +80,6 @@ def require_half_in_4_bits(model: nn.Module) -> None:
 
 
 def in_4_bits(library: Any, layer: nn.Linear, compute_dtype: torch.dtype, *, packed_kernel: bool) -> nn.Module:
-    """The layer with its matrix in NF4."""
     made = library.nn.Linear4bit(
         layer.in_features,
         layer.out_features,
@@ -104,9 +101,9 @@ def in_4_bits(library: Any, layer: nn.Linear, compute_dtype: torch.dtype, *, pac
 
 
 def compute_unpacked_in(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
-    """Have the layers of a model that was stored in 4 bits compute in this type, whatever type its folder names.
+    """Have layers that were stored in 4 bits compute in this type, not in their folder's, and never pack their weights.
 
-    Sampler and trainer then agree as they do elsewhere.  And keep the layers from packing their weights; see above.
+    Sampler and trainer then agree as they do elsewhere.
     """
     for layer in model.modules():
         if is_4_bit(layer):
@@ -115,12 +112,11 @@ def compute_unpacked_in(model: PreTrainedModel, compute_dtype: torch.dtype) -> N
 
 
 def is_4_bit(layer: nn.Module) -> bool:
-    """Whether bitsandbytes keeps a layer's matrix in 4 bits."""
     return f"{type(layer).__module__}.{type(layer).__qualname__}" == CLASS
 
 
 def stays_quantised(model: PreTrainedModel) -> bool:
-    """Whether weights are quantised in another way than in 4 bits, so that no whole model can be saved of them."""
+    """Whether weights are quantised in another way than in 4 bits, so that no whole model can be saved."""
     in_4_bits = {id(layer.weight) for layer in model.modules() if is_4_bit(layer)}
     others = [each for each in model.parameters() if id(each) not in in_4_bits]
     return (getattr(model, "is_quantized", False) and not in_4_bits) or any(
@@ -129,7 +125,6 @@ def stays_quantised(model: PreTrainedModel) -> bool:
 
 
 def runs_packed(layer: nn.Module) -> bool:
-    """Whether a layer runs through bitsandbytes' packed kernel, for inference alone."""
     return is_4_bit(layer) and bool(getattr(layer, KERNEL))
 
 
@@ -142,7 +137,7 @@ def dequantized(layer: nn.Module) -> Tensor:
 
 
 def whole_weight(layer: nn.Module) -> Tensor:
-    """The matrix of a frozen linear layer, [outputs inputs], however it is kept."""
+    """The matrix of a frozen linear layer, [outputs inputs], in whatever form it is kept."""
     if is_4_bit(layer):
         return dequantized(layer)
     weight = layer.weight
@@ -151,7 +146,7 @@ def whole_weight(layer: nn.Module) -> Tensor:
 
 
 def num_parameters(model: nn.Module) -> int:
-    """Parameters of a model, those in 4 bits counted one by one."""
+    """Number of a model's parameters; those in 4 bits count fully."""
     packed = [cast(nn.Linear, layer) for layer in model.modules() if is_4_bit(layer)]
     hidden = sum(layer.in_features * layer.out_features - layer.weight.numel() for layer in packed)
     return sum(parameter.numel() for parameter in model.parameters()) + hidden

@@ -2,7 +2,7 @@
 
     r = w · h_last      h_last: the final, normed hidden state at the last token of prompt and answer
 
-The score has no bias: pairs do not determine it, and the classifiers of transformers over decoders have none.
+The score has no bias: pairs do not determine it, and transformers' classifiers over decoders have none.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ Tokens = Sequence[int]
 class ScoreHead(nn.Module):
     """The vector w, in float32 whatever the body computes in.
 
-    Drawn from N(0, 1/(d + 1)), d the width of the hidden states (Stiennon et al. 2020, arXiv:2009.01325, as told by
-    Huang et al. 2024, arXiv:2403.17031), from a stream that the seed decides and nothing else does.
+    Drawn from N(0, 1/(d + 1)), d the width of the hidden states (Stiennon et al. 2020, arXiv:2009.01325, as reported by
+    Huang et al. 2024, arXiv:2403.17031), from a stream of the seed.
     """
 
     def __init__(self, width: int, *, seed: int, dtype: torch.dtype = torch.float32) -> None:
@@ -35,13 +35,12 @@ class ScoreHead(nn.Module):
         self.weight = nn.Parameter(drawn.to(dtype))
 
     def forward(self, hidden: Float[Tensor, "text hidden"]) -> Float[Tensor, " text"]:
-        """The score of each hidden state."""
         return F.linear(hidden.to(self.weight.dtype), self.weight).squeeze(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class TextScorer:
-    """A language model and the head that scores what it has read."""
+    """A language model and the head that scores texts."""
 
     policy: Policy
     head: ScoreHead
@@ -49,12 +48,11 @@ class TextScorer:
     def scores(
         self, prompts: Sequence[Tokens], answers: Sequence[Tokens], prompt_of: Sequence[int]
     ) -> Float[Tensor, " answer"]:
-        """r of each answer, with gradients; answer i, of one token at least, continues prompt `prompt_of[i]`.
+        """r of each answer, with gradients; answer i, of at least one token, continues prompt `prompt_of[i]`.
 
-        Read at the last token that there is, by the lengths of the texts: no pad token is looked for, so that none can
-        be mistaken for the text's end, nor the end for padding.
+        Read at the last token by the texts' lengths: no pad token is searched, so none is mistaken for a text's end.
         """
-        # The state at an answer's last token is the one that would predict a token behind it.
+        # The state at an answer's last token is the one that would predict the next token.
         extended = [(*tokens, tokens[-1]) for tokens in answers]
         last = torch.tensor([t == len(tokens) for tokens in answers for t in range(len(tokens) + 1)])
         batch = Completions(prompts, extended, prompt_of, sampled=last)
@@ -64,7 +62,7 @@ class TextScorer:
 
     @property
     def body_parameters(self) -> list[nn.Parameter]:
-        """What of the body is trained: not an output layer of its own, which no score passes through."""
+        """The body's trained parameters, without an untied output layer, which no score uses."""
         model = self.policy.model
         output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         unused = set() if output.weight is embedding.weight else {id(each) for each in output.parameters()}
@@ -72,14 +70,14 @@ class TextScorer:
 
 
 def new_scorer(policy: Policy, *, seed: int) -> TextScorer:
-    """A policy's body under a head that nobody has trained."""
+    """A policy's body with a new head."""
     dtype = torch.float64 if policy.model.dtype == torch.float64 else torch.float32
     head = ScoreHead(policy.hidden_width, seed=seed, dtype=dtype)
     return TextScorer(policy, head.to(policy.device))
 
 
 WIDENING = 4
-"""Channels of the hidden layer for each of the hidden state."""
+"""Channels of the hidden layer per channel of the hidden state."""
 
 
 class ValueHead(nn.Module):
@@ -88,8 +86,8 @@ class ValueHead(nn.Module):
         mlp      V = w · relu(W h + c) + b        W: 4d × d
         linear   V = w · h + b
 
-    w is 0 at first, so that V is b everywhere: the mean reward, once that is known (`expect`).  In float32 at least,
-    whatever the model computes in.  W is drawn from a stream of its own, uniform within ±1/√d.
+    w starts at 0, so V is b everywhere: the mean reward, once that is known (`expect`).  In float32 at least.  W is
+    drawn from a stream of the seed, uniform within ±1/√d.
     """
 
     def __init__(
@@ -110,7 +108,6 @@ class ValueHead(nn.Module):
             self.output.bias.zero_()
 
     def forward(self, hidden: Float[Tensor, "token hidden"]) -> Float[Tensor, " token"]:
-        """V of each hidden state."""
         x = hidden.to(self.output.weight.dtype)
         if self.widening is not None:
             x = torch.relu(self.widening(x))
@@ -118,15 +115,12 @@ class ValueHead(nn.Module):
 
     @torch.no_grad()
     def expect(self, mean: float) -> None:
-        """Make b the mean reward, which is what a new head then expects everywhere."""
+        """Set b to the mean reward."""
         self.output.bias.fill_(mean)
 
     @torch.no_grad()
     def load_score(self, w: Float[Tensor, " hidden"]) -> None:
-        """Make a new head V(h) = w · h, as a reward model's is; of an mlp two channels say it.
-
-        w · h = relu(w · h) - relu(-w · h)
-        """
+        """Make a new head V(h) = w · h, as a reward model's; an mlp uses two channels: relu(w · h) - relu(-w · h)."""
         self.output.bias.zero_()
         if self.widening is None:
             self.output.weight.copy_(w)

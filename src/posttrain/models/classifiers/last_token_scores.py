@@ -1,18 +1,16 @@
-"""Scores of whole texts by a sequence classifier, read at each text's last token, however texts are batched.
+"""Scores of whole texts by a sequence classifier, read at each text's last token in every batch.
 
-transformers' classifiers over decoders look for that token by the pad token's id.  Where a model has none they refuse a
-batch; where it is the end token as well they pass over the end token that a text really ends with, and read the score
-one token too early; where a text has the pad token at its end, likewise.  Here rows are padded on the right, their
-lengths are kept, and the head reads the hidden state at length - 1:
+transformers' classifiers over decoders find that token by the pad token's id.  Without one they refuse a batch; if it
+is also the end token, or ends a text, they skip that token and read the score one token too early.  Here rows are
+padded on the right, their lengths are kept, and the head reads the hidden state at length - 1:
 
     score_i = W · h_i[length_i - 1]
 
-Encoders that read a whole text at its first token have their own forward pass, under a mask.  Which of the ways gives
-what the model gives for one row alone, without padding, is tried when it is made; where neither does, rows go one by
-one.
+Encoders that read a text at its first token run their own forward pass, with a mask.  Both ways are compared with the
+model's result for single rows; if neither agrees, rows go one by one.
 
 `scored_body` is such a classifier as a language model: a critic may start as the reward model whose score is the value
-of a text that ends (Ouyang et al. 2022, arXiv:2203.02155).
+of a finished text (Ouyang et al. 2022, arXiv:2203.02155).
 """
 
 import copy
@@ -38,10 +36,10 @@ from posttrain.options.reward_model import RewardModelOptions
 
 Tokens = Sequence[int]
 TRIED_LENGTHS = (2, 3, 7, 12)
-"""Tokens of the rows by which the ways of reading are tried."""
+"""Lengths of the rows that compare the ways of reading."""
 EXACT, ROUNDED = 1e-4, 0.1
-"""Largest difference, relative to 1 + |score|, between a row alone and the same row in a batch: in float32 and float64,
-and in types of eight bits or fewer behind the point, where another order of sums is another number."""
+"""Largest difference, relative to 1 + |score|, between a row alone and in a batch: in float32 and float64, and in types
+of at most eight fraction bits, where the order of sums changes numbers."""
 
 
 class ScoreReading(StrEnum):
@@ -58,14 +56,14 @@ class ClassifierScores:
 
     model: PreTrainedModel
     pad_id: int
-    """Any token will do where padding is masked; of RoBERTa's kind it must be the tokenizer's own."""
+    """Any token, as padding is masked; for models like RoBERTa it must be the tokenizer's."""
     reading: ScoreReading
 
     def of_rows(self, rows: Sequence[Tokens], *, tokens_per_batch: int) -> Float[Tensor, "row label"]:
-        """The numbers of each row, in the rows' order, as float32 on the CPU.
+        """The numbers of each row, as float32 on the CPU.
 
-        Equal rows are computed once.  The others go through sorted by length, in batches of at most `tokens_per_batch`
-        tokens with their padding, or of one row.
+        Equal rows are computed once, others sorted by length in batches of at most `tokens_per_batch` tokens with
+        padding, or of one row.
         """
         different = sorted(set(map(tuple, rows)), key=lambda row: (len(row), row))
         one_by_one = self.reading is ScoreReading.ONE_BY_ONE
@@ -75,7 +73,6 @@ class ClassifierScores:
         return torch.stack([found[tuple(row)] for row in rows])
 
     def of_batch(self, rows: Sequence[Tokens]) -> Float[Tensor, "row label"]:
-        """The numbers of some rows together."""
         with torch.inference_mode():
             if self.reading is ScoreReading.LAST_TOKEN:
                 return last_token_scores(self.model, rows, self.pad_id)
@@ -86,9 +83,9 @@ class ClassifierScores:
 
 
 def classifier_scores(model: PreTrainedModel, *, pad_id: int | None, where: str) -> ClassifierScores:
-    """The fastest way to score with a model that agrees with the model itself on one row at a time.
+    """The fastest way to score that agrees with the model on one row at a time.
 
-    `pad_id` is the tokenizer's, if it has one.  Raises UserError where the model gives no numbers for a text.
+    `pad_id` is the tokenizer's, if it has one.  Raises UserError if the model returns no numbers for a text.
     """
     vocab = num_embeddings(model)
     pad_id = 0 if pad_id is None or pad_id >= vocab else pad_id
@@ -98,8 +95,8 @@ def classifier_scores(model: PreTrainedModel, *, pad_id: int | None, where: str)
     if any(logits.ndim != 2 for logits in expected):
         shape = [*expected[0].shape]
         raise UserError(
-            f"{where}: {type(model).__name__} gives numbers of shape {shape} for one text, and a reward model gives one"
-            " number for each label.  Give a model for sequence classification."
+            f"{where}: {type(model).__name__} returns numbers of shape {shape} for one text, not one per label.  Give a"
+            " model for sequence classification."
         )
     for reading in ScoreReading:
         if reading is ScoreReading.LAST_TOKEN and score_layer(model) is None:
@@ -111,14 +108,13 @@ def classifier_scores(model: PreTrainedModel, *, pad_id: int | None, where: str)
 
 
 def agrees(found: Float[Tensor, "row label"], expected: Float[Tensor, "row label"], model: PreTrainedModel) -> bool:
-    """Whether rows have the same numbers in a batch as alone."""
     coarse = model.dtype.itemsize < 4 or any(is_4_bit(layer) for layer in model.modules())
     gap = ((found.double() - expected.double()).abs() / (1 + expected.double().abs())).max()
     return bool(gap <= (ROUNDED if coarse else EXACT))
 
 
 def last_token_scores(model: PreTrainedModel, rows: Sequence[Tokens], pad_id: int) -> Float[Tensor, "row label"]:
-    """The head on the hidden state of each row's last token; the head computes in float32 at least."""
+    """The head on the hidden state of each row's last token, in float32 at least."""
     ids, mask = padded(rows, pad_id, device_of(model))
     hidden = model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state  # [row time hidden]
     last = torch.tensor([len(row) - 1 for row in rows], device=hidden.device)
@@ -130,7 +126,7 @@ def last_token_scores(model: PreTrainedModel, rows: Sequence[Tokens], pad_id: in
 
 
 def score_layer(model: PreTrainedModel) -> nn.Linear | None:
-    """The linear layer that classifiers over decoders have on every token; None for other kinds."""
+    """The linear head of classifiers over decoders; None for other kinds."""
     found = dict(model.named_children()).get("score")
     return found if type(found) is nn.Linear else None
 
@@ -138,7 +134,7 @@ def score_layer(model: PreTrainedModel) -> nn.Linear | None:
 def padded(
     rows: Sequence[Tokens], pad_id: int, device: torch.device
 ) -> tuple[Int[Tensor, "row time"], Int[Tensor, "row time"]]:
-    """Rows padded on the right to one length, and 1 where they are not padding."""
+    """Rows padded on the right to one length, and their mask."""
     width = max(map(len, rows))
     ids = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
@@ -146,7 +142,7 @@ def padded(
 
 
 def alone(model: PreTrainedModel, row: Tokens) -> Tensor:
-    """What the model gives for one row without padding: with no pad token to look for, it reads the last."""
+    """The model's result for one row: without a pad token, it reads the last."""
     with without_pad_token(model):
         ids, mask = padded([row], 0, device_of(model))
         return cast(Tensor, model(input_ids=ids, attention_mask=mask).logits)
@@ -154,7 +150,6 @@ def alone(model: PreTrainedModel, row: Tokens) -> Tensor:
 
 @contextmanager
 def without_pad_token(model: PreTrainedModel) -> Iterator[None]:
-    """Have a classifier not look for padding, for as long as there is none."""
     config: Any = model.config.get_text_config()
     before, config.pad_token_id = config.pad_token_id, None
     try:
@@ -164,7 +159,7 @@ def without_pad_token(model: PreTrainedModel) -> Iterator[None]:
 
 
 def batches(rows: Sequence[tuple[int, ...]], tokens_per_batch: int) -> Iterator[list[tuple[int, ...]]]:
-    """Rows, sorted by length already, in batches of so many tokens with their padding; one row if it has more."""
+    """Rows, sorted by length, in batches of at most so many tokens with padding, or of one row."""
     batch: list[tuple[int, ...]] = []
     for row in rows:
         if batch and (len(batch) + 1) * len(row) > tokens_per_batch:
@@ -181,38 +176,35 @@ def device_of(model: PreTrainedModel) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class ScoredBody:
-    """A model without the head that scores texts, and that head: r = w · h at a text's last token."""
+    """A model without its scoring head, and that head: r = w · h at a text's last token."""
 
     body: Policy
-    """A causal language model whose output layer is its embedding, if it can be: nothing is to be sampled of it."""
+    """A causal language model whose output layer is its embedding or zeros: nothing is sampled."""
     score: Float[Tensor, " hidden"] | None
-    """w; None of a model that scores nothing."""
+    """w; None for a model that does not score."""
 
 
 def scored_body(policy: Policy, path: str, *, option: str) -> ScoredBody:
     """The reward model of a folder, trainable, with the policy's tokenizer, on its device.
 
-    Raises UserError, of `option`, where it is none of one number over a decoder, or where it reads other tokens.
+    Raises UserError of `option` unless it gives one number over a decoder and reads the policy's tokens.
     """
     where = f"{option} = {path}"
     on_cuda = policy.device.type == "cuda"
     options = RewardModelOptions(model=path, dtype="float32", device="cuda" if on_cuda else "cpu")
     try:
         classifier, tokenizer = loaded_classifier(classifier_files(options), options)
-    except UserError as error:  # which speaks of the section `rewards`
+    except UserError as error:  # which names the section `rewards`
         raise UserError(str(error).replace("rewards: model = ", f"{option} = ")) from error
     head = score_layer(classifier)
     if head is None or head.out_features != 1:
         has = "another head" if head is None else f"{head.out_features} of them"
         raise UserError(
-            f"{where}: a critic starts from a reward model of one number, read from a decoder's last token, and"
-            f" {type(classifier).__name__} here has {has}."
+            f"{where}: {type(classifier).__name__} has {has}.  A critic starts from a reward model of one number, read"
+            " at a decoder's last token."
         )
     if stays_quantised(classifier) or any(is_4_bit(layer) for layer in classifier.modules()):
-        raise UserError(
-            f"{where}: its weights are stored quantised, which cannot be trained.  Give the folder of the model that it"
-            " was quantised from."
-        )
+        raise UserError(f"{where}: its weights are stored quantised.  Give the model that it was quantised from.")
     require_tokens_read(policy, tokenizer.get_vocab(), str(tokenizer.pad_token), where)
     model = with_output_layer(classifier)
     model.requires_grad_(True)
@@ -222,18 +214,18 @@ def scored_body(policy: Policy, path: str, *, option: str) -> ScoredBody:
 
 
 def require_tokens_read(policy: Policy, theirs: Mapping[str, int], pad: str, where: str) -> None:
-    """Refuse a reward model that reads one of the policy's tokens as another; it may pad with one of its own."""
+    """Refuse a reward model with other token ids than the policy's; its pad token may be new."""
     mine = policy.tokenizer.get_vocab()
     differing = sorted(text for text in mine.keys() | (theirs.keys() - {pad}) if mine.get(text) != theirs.get(text))
     if differing:
         raise UserError(
             f"{where}: its vocabulary is not the policy's: {len(differing)} tokens differ, such as {differing[0]!r}."
-            "  A critic reads what the policy wrote, so give a reward model over the policy's tokenizer."
+            "  Give a reward model with the policy's tokenizer."
         )
 
 
 def with_output_layer(classifier: PreTrainedModel) -> PreTrainedModel:
-    """A causal language model around a classifier's body, which has no output layer: its embedding, or else zeros."""
+    """A causal language model around a classifier's body; the output layer is its embedding, or else zeros."""
     config: Any = copy.deepcopy(classifier.config)
     config.tie_word_embeddings = True
     if hasattr(config, READING):

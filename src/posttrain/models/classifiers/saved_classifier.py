@@ -1,17 +1,16 @@
 """A reward model as a folder that transformers reads as a sequence classifier, and that `rewards` take by its path.
 
 transformers' classifiers over decoders read a row's score at its last token that is not the pad token.  So the folder
-pads with a token that no text ends with: a model without one, or with the end token for it, gets another, or a new one
-with a row of its own in the embedding, which is never read.
+pads with a token that ends no text: the tokenizer's, or its opening one, or a new one with a new row in the embedding.
 
-`config.json` says beside that how texts are read, so that a score in use is the one that was trained:
+`config.json` also says how texts are read, so that a score in use is the trained one:
 
     "reading": {"stop_token_ids": [0], "template_options": {}}
 
-A reward model reads prompt and completion in its own tokens.  A conversation goes through its own chat template, with
-the completion as the assistant's last message; a plain prompt and its completion are tokenized as one text.  A reward
-model trained here reads both exactly as in training, closing tokens included.  A policy's text is not trusted: where it
-spells a special token of the reward model, a space after the first character makes it plain text.
+A reward model reads prompt and completion in its own tokens.  A conversation goes through its chat template, with the
+completion as the last assistant message; a plain prompt and its completion are tokenised as one text.  A reward model
+trained here reads both exactly as in training, with closing tokens.  A policy's text is not trusted: in a special token
+of the reward model, a space after the first character makes it plain text.
 """
 
 import copy
@@ -40,27 +39,26 @@ from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer, token_ids
 
 HEAD = "score.weight"
-"""What classifiers over decoders call the head's matrix."""
 LABEL = "reward"
 NEW_PAD = "[PAD]"
 READING = "reading"
 """The key of config.json that says how texts are read."""
+OTHER_FAMILY = "Use a model of another family, such as Llama, Qwen, Gemma or GPT-2."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextReading:
-    """How a reward model of ours reads prompts and completions."""
+    """How a reward model trained here reads prompts and completions."""
 
     stop_token_ids: tuple[int, ...]
-    """Those by which answers end."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the chat template that it was trained with."""
+    """Arguments of the chat template in training."""
     plain: bool = False
     """Whether it was trained on plain texts only: then the saved tokenizer ends every text with the stop token."""
 
     @classmethod
     def of_config(cls, config: Any) -> "TextReading | None":
-        """What a folder says of it; None of one that is not ours."""
+        """The reading of a folder's config; None for a model that was not trained here."""
         said = getattr(config, READING, None)
         if not isinstance(said, Mapping) or not isinstance(said.get("stop_token_ids"), list):
             return None
@@ -76,22 +74,16 @@ class TextReading:
 
 
 def require_classifier(policy: Policy) -> None:
-    """Raise UserError, before anything is trained, where no classifier could be saved.
-
-    transformers must have one with a head over this family, and weights that are stored quantised stay so.
-    """
+    """Raise UserError, before anything is trained, if no classifier could be saved."""
     empty_classifier(policy.model)
     if stays_quantised(policy.model):
-        raise UserError(
-            "model: its weights are stored quantised, and a reward model is saved whole.  Give the model that it was"
-            " quantised from."
-        )
+        raise UserError("model: its weights are stored quantised.  Give the model that it was quantised from.")
 
 
 def save_classifier(scorer: TextScorer, folder: Path, reading: TextReading, card: str = "") -> PreTrainedModel:
-    """Write body, head and tokenizer; an adapter is added into a copy of the weights, in float32.  Returns what it is.
+    """Write body, head and tokenizer, and return the classifier.
 
-    Weights that were loaded from bfloat16 are bfloat16 again, the head among them.
+    An adapter is added to a copy of the weights, in float32.  If the weights were stored in bfloat16, all are again.
     """
     policy, model = scorer.policy, scorer.policy.model
     adapted = bool(adapted_names(model)) or any(is_4_bit(layer) for layer in model.modules())
@@ -118,7 +110,7 @@ def save_classifier(scorer: TextScorer, folder: Path, reading: TextReading, card
 
 
 def append_to_texts(tokenizer: PreTrainedTokenizerBase, stop: int) -> bool:
-    """Have a tokenizer put this token behind every text where it adds special tokens; whether it can."""
+    """Have a tokenizer append this token to every text with special tokens; returns whether it can."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return False
@@ -129,7 +121,7 @@ def append_to_texts(tokenizer: PreTrainedTokenizerBase, stop: int) -> bool:
 
 
 def scoring_section(token: str, *, appends: bool) -> str:
-    """What the card says of how other programs have to end a text."""
+    """The card's section on how other programs have to end a text."""
     own = (
         "The folder's tokenizer appends it, unless it is called with `add_special_tokens=False` (as TRL does)"
         if appends
@@ -138,16 +130,16 @@ def scoring_section(token: str, *, appends: bool) -> str:
     return f"""
 ## Scoring texts
 
-Plain text is scored at the stop token `{token}` behind prompt and answer.  Without it the score is another one.
-{own}: then append it, `prompt + answer + "{token}"`.  A conversation needs nothing more than its chat template, applied
-by the tokenizer's `apply_chat_template` with `tokenize=False`.
+Plain text is scored at the stop token `{token}` after prompt and answer.  Without it the score differs.
+{own}: then append it, `prompt + answer + "{token}"`.  A conversation only needs its chat template, applied by the
+tokenizer's `apply_chat_template` with `tokenize=False`.
 """
 
 
 def empty_classifier(model: PreTrainedModel) -> PreTrainedModel:
     """A classifier with one label over a model's body, without memory for its weights.
 
-    Raises UserError where transformers has none, or where it is more than that body and a linear head.
+    Raises UserError if transformers has none, or one with more than that body and a linear head.
     """
     config: Any = copy.deepcopy(model.config)
     vars(config).pop("quantization_config", None)  # the weights are whole again when they are saved
@@ -157,28 +149,19 @@ def empty_classifier(model: PreTrainedModel) -> PreTrainedModel:
         with ONE_AT_A_TIME, torch.device("meta"):
             made = AutoModelForSequenceClassification.from_config(config)
     except ValueError as error:
-        raise UserError(
-            f"model.path: transformers has no sequence classifier over a {kind}, so that no reward model of it could be"
-            " read again.  Take a model of another family, such as Llama, Qwen, Gemma or GPT-2."
-        ) from error
+        fault = f"transformers has no sequence classifier over a {kind}"
+        raise UserError(f"model.path: {fault}.  {OTHER_FAMILY}") from error
     names = set(made.state_dict())
-    lacking = sorted(names - set(plain_names(model)) - {HEAD})
+    plain = {name.replace(".base_layer.", ".") for name in model.state_dict()}  # without an adapter
+    lacking = sorted(names - plain - {HEAD})
     if lacking or HEAD not in names or type(made.get_submodule("score")) is not nn.Linear:
-        what = f"needs {', '.join(lacking[:3])} beside the body" if lacking else "has no head called score"
-        raise UserError(
-            f"model.path: the sequence classifier of transformers over a {kind} {what}, which is not trained here."
-            "  Take a model of another family, such as Llama, Qwen, Gemma or GPT-2."
-        )
+        what = f"also needs {', '.join(lacking[:3])}" if lacking else "has no head named score"
+        raise UserError(f"model.path: the sequence classifier of transformers over a {kind} {what}.  {OTHER_FAMILY}")
     return made  # type: ignore[no-any-return]
 
 
-def plain_names(model: PreTrainedModel) -> list[str]:
-    """The names of a model's weights as they are without an adapter."""
-    return [name.replace(".base_layer.", ".") for name in model.state_dict()]
-
-
 def padding_token(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> int:
-    """A token to pad with that ends no text, which the tokenizer is told of: its own, the opening one, or a new one."""
+    """Set and return a pad token that ends no text: the tokenizer's, the opening one, or a new one."""
     ends = {*stop_ids, tokenizer.eos_token_id}
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id in ends:
         if tokenizer.bos_token_id is not None and tokenizer.bos_token_id not in ends:
@@ -189,7 +172,7 @@ def padding_token(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -
 
 
 def with_row(body: Mapping[str, Tensor], made: PreTrainedModel, pad: int) -> dict[str, Tensor]:
-    """The weights with an embedding that has a row for the pad token; rows that are added are zeros."""
+    """The weights with a row for the pad token in the embedding; new rows are zeros."""
     embedding = made.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
     grown = dict(body)
@@ -203,7 +186,7 @@ def with_row(body: Mapping[str, Tensor], made: PreTrainedModel, pad: int) -> dic
 
 
 class ClassifierText:
-    """Reads prompts and completions for the reward model that a tokenizer belongs to."""
+    """Reads prompts and completions for the reward model of a tokenizer."""
 
     def __init__(
         self,
@@ -213,10 +196,7 @@ class ClassifierText:
         template_file: str = "",
         reading: TextReading | None = None,
     ) -> None:
-        """`where` is how messages begin; the template in a file takes the place of the tokenizer's own.
-
-        `reading` is how a model that was trained here reads; None is any other.
-        """
+        """`where` begins messages; `template_file` replaces the tokenizer's template; `reading` is for our models."""
         self.where = where
         if template_file:
             tokenizer = with_chat_template(deepcopy(tokenizer), template_file, "rewards: chat_template")
@@ -224,16 +204,13 @@ class ClassifierText:
         options = {} if reading is None else reading.template_options
         self.renderer = TokenizerRenderer(tokenizer, template_options=options)
         self.masking = None if reading is None else Masking(renderer=self.renderer, stop_ids=reading.stop_token_ids)
-        """How it was trained to read; None of a model of others."""
+        """How it reads; None for a model that was not trained here."""
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         self.special = tuple(sorted({*special, *tokenizer.all_special_tokens}, key=len, reverse=True))
         """Texts that the tokenizer reads as special tokens, the longest first."""
 
     def tokens(self, prompt: object, completion: object) -> list[int]:
-        """The tokens of a prompt and its completion, both texts or both messages.
-
-        Raises UserError for a conversation where there is no template.
-        """
+        """The tokens of a prompt and its completion, both texts or both messages."""
         if isinstance(prompt, str):
             assert isinstance(completion, str), completion
             if self.masking is not None:
@@ -243,7 +220,7 @@ class ClassifierText:
         if not self.renderer.template:
             raise UserError(
                 f"{self.where}: the prompt is a conversation, and the reward model's tokenizer has no chat template. "
-                " Name a file with one as the reward's chat_template, or have plain prompts, prompt_format: plain."
+                " Set the reward's chat_template to a file with one, or prompt_format: plain."
             )
         assert isinstance(prompt, Sequence), prompt
         assert isinstance(completion, Sequence), completion
@@ -256,7 +233,6 @@ class ClassifierText:
         return token_ids(self.tokenizer, text, special=False)
 
     def as_plain(self, text: str) -> str:
-        """A text that spells none of the special tokens."""
         for special in self.special:
             if special in text:
                 text = text.replace(special, f"{special[0]} {special[1:]}")

@@ -1,9 +1,7 @@
-"""Making model objects one at a time.
+"""Making model objects one at a time, and which parameters are trained and in which types the others are held.
 
-While transformers makes or loads a model it changes parts of torch for the whole process (initialisers, tied weights),
-and a seed is the process's as well: two sessions that open at once in threads would get models without weights.
-
-`freeze` and `hold_*` then decide which parameters are trained and in which types the others are held.
+While transformers makes or loads a model it changes parts of torch for the whole process (initialisers, tied weights,
+the seed): two sessions that open at once in threads would get models without weights.
 """
 
 import threading
@@ -25,20 +23,19 @@ from posttrain.errors import UserError
 from posttrain.models.adapters.adaptable import expert_matrices
 
 ONE_AT_A_TIME = threading.RLock()
-"""Held while a model is made or loaded."""
 
 LOAD_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, OSError, RuntimeError),
     *(SafetensorError, StrictDataclassError, TypeError, UnpicklingError, ValueError),
 )
-"""What transformers and the parsers below it raise of a folder that is damaged or hostile."""
+"""What transformers and its parsers raise for a damaged or hostile folder."""
 PLAIN_WORDS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
-"""Those whose text says what is wrong without the name of its class."""
+"""Those whose text is clear without the class's name."""
 
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Load or save a model one at a time, without transformers' progress bars, which would write over ours."""
+    """Load or save one model at a time, without transformers' progress bars, which would overwrite ours."""
     with ONE_AT_A_TIME:
         shown = transformers_logging.is_progress_bar_enabled()
         transformers_logging.disable_progress_bar()
@@ -51,10 +48,7 @@ def without_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def transformers_load_errors(message: Callable[[str], str]) -> Iterator[None]:
-    """Raise what transformers raises of a folder that it cannot load as one UserError.
-
-    `message` is made of the first words of what transformers said.
-    """
+    """Raise transformers' errors about a folder as one UserError; `message` gets the first words of what it said."""
     try:
         yield
     except LOAD_ERRORS as error:
@@ -64,12 +58,21 @@ def transformers_load_errors(message: Callable[[str], str]) -> Iterator[None]:
 
 
 def lacking_weights(found: Mapping[str, Any]) -> list[str]:
-    """The weights that transformers' loading info says would be made up: those missing, and those of another shape."""
+    """The weights that transformers would make up, by its loading info: missing ones, and those of another shape."""
     return sorted([*map(str, found["missing_keys"]), *(str(each[0]) for each in found["mismatched_keys"])])
 
 
+def require_no_lack(model: PreTrainedModel, lacking: Sequence[str], where: str) -> None:
+    """Refuse a folder that lacks weights."""
+    if lacking:
+        raise UserError(
+            f"{where}: {len(lacking)} weights of a {type(model).__name__} are missing ({', '.join(lacking[:3])}"
+            f"{' ...' if len(lacking) > 3 else ''}) and would be random.  Copy all files of the model again."
+        )
+
+
 def first_words(error: Exception) -> str:
-    """What an error says, in a line; of a pickle without torch's advice to unpickle it all the same."""
+    """An error's text in one line, without torch's advice to unpickle anyway."""
     if isinstance(error, UnpicklingError):
         return "its weights are a pickle that holds more than tensors, which could run code and is never unpickled"
     if isinstance(error, RecursionError):
@@ -79,21 +82,18 @@ def first_words(error: Exception) -> str:
 
 
 MATRICES = (nn.Linear, Conv1D)
-"""Layers whose matrix meets its input in the type that products are computed in, whatever type it is held in."""
+"""Layers whose matrix is cast to the type of products."""
 
 
 def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
-    """Take the parameters whose names match out of training; of tied ones any name will do.
-
-    Raises UserError where a pattern matches nothing, or where nothing is left.
-    """
+    """Freeze the parameters whose names match; any name of a tied parameter will do."""
     named = list(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
         found = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
         if not found:
             some = ", ".join(name for name, _ in (*named[:2], *named[-2:]))
             raise UserError(
-                f"model.frozen: no parameter is named {pattern}.  Names are such as {some}; * stands for any part."
+                f"model.frozen: no parameter is named {pattern}.  Use names such as {some}, or patterns with *."
             )
         for parameter in found:
             parameter.requires_grad_(False)
@@ -102,10 +102,9 @@ def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
 
 
 def hold_frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Hold the frozen matrices of linear layers and experts in a smaller type: what products round them to anyway.
+    """Hold the frozen matrices of linear layers and experts in the smaller type that products round them to anyway.
 
-    So the numbers stay the same.  Norms, biases and embeddings, whose type their output takes on, stay as they are, and
-    so does a matrix that is an embedding too.
+    So the numbers stay the same.  Norms, biases and embeddings stay: their output takes on their type.
     """
     for matrix in linear_matrices(model):
         if not matrix.requires_grad:
@@ -113,25 +112,15 @@ def hold_frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def hold_rest_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Hold in this type all that `hold_frozen_in` leaves as it is."""
+    """Hold all other parameters than `linear_matrices` in this type."""
     matrices = {id(each) for each in linear_matrices(model)}
     for parameter in model.parameters():
         if id(parameter) not in matrices and parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
 
 
-def hold_all_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Hold every parameter in this type but those in 4 bits."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
-
-
 def linear_matrices(model: nn.Module) -> list[Tensor]:
-    """The parameters that are matrices of linear layers or of experts (no embedding), none of them in 4 bits.
-
-    Each is there once.
-    """
+    """The matrices of linear layers and of experts, each once, without embeddings and those in 4 bits."""
     others = {
         id(parameter)
         for module in model.modules()

@@ -1,4 +1,4 @@
-"""What a policy is, in lines: the first of them at the start of every run, all of them by `posttrain doctor`."""
+"""A policy in lines: the first of them at the start of every run, all of them by `posttrain doctor`."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,21 +19,18 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.training import RATE_OF_ADAPTERS, OptimizerOptions
 
 WRAPPER_GAP = 0.1
-"""Nats by which a text model may differ from the multimodal one around it before that is said: rounding in bfloat16."""
+"""Nats by which a text model may differ from its wrapper without a line about it: rounding in bfloat16."""
 
 
 def model_lines(policy: Policy, name: str) -> list[str]:
-    """Size, arithmetic and forward pass of a policy; one line, and another for what keeps it from the quicker pass."""
+    """Size, arithmetic and forward pass of a policy."""
     model = policy.model
     total = num_parameters(model)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     part = "" if trained == total else f" ({trained / 1e6:.2f} M trained)"
     held = {parameter.dtype for parameter in model.parameters()}
-    weights = (
-        ""
-        if held <= {policy.compute_dtype, torch.float32}
-        else f" over {' and '.join(sorted(map(type_name, held)))} weights"
-    )
+    others = not held <= {policy.compute_dtype, torch.float32}
+    weights = f" over {' and '.join(sorted(map(type_name, held)))} weights" if others else ""
     again = ", layers computed again for gradients" if is_recomputing(model) else ""
     arithmetic = f"{type_name(policy.compute_dtype)}{weights} on {policy.device}{again}"
     lines = [f"model      {name}, {total / 1e6:.2f} M parameters{part}, {arithmetic}"]
@@ -41,7 +38,7 @@ def model_lines(policy: Policy, name: str) -> list[str]:
     if wrapper is not None and wrapper.gap > WRAPPER_GAP:
         lines.append(
             f"           its log-probs differ by up to {wrapper.gap:.2g} nats from those of the {wrapper.model_type}"
-            " that it was taken out of, which makes its logits in another way"
+            " that contains it, which computes its logits in another way"
         )
     lines += idle_gpu_lines(policy.device, gpu=torch.cuda.is_available())
     if policy.forward_reason is not None:
@@ -52,7 +49,6 @@ def model_lines(policy: Policy, name: str) -> list[str]:
 
 
 def adapter_lines(policy: Policy, options: OptimizerOptions) -> list[str]:
-    """What of an adapter a plan says, none where there is none."""
     layers = lora_layers(policy.model)
     if not layers:
         return []
@@ -74,7 +70,7 @@ def adapter_lines(policy: Policy, options: OptimizerOptions) -> list[str]:
 
 
 def left_out_lines(policy: Policy, layers: Mapping[str, LoraLinear]) -> list[str]:
-    """Of an adapter on all linear layers: those that cannot have one, and the experts of a mixture, which have none."""
+    """Layers that `all-linear` leaves without an adapter: those that cannot have one, and a mixture's experts."""
     if ALL_LINEAR not in next(iter(layers.values())).options.targets:
         return []
     lines = []
@@ -87,14 +83,14 @@ def left_out_lines(policy: Policy, layers: Mapping[str, LoraLinear]) -> list[str
         linear = sum(layer.lora_A.shape[1] * layer.lora_B.shape[0] for layer in layers.values())
         share = share_of_linear_layers(linear, experts)
         lines.append(
-            f"           all-linear is {share:.0%} of the matrix weights here; the experts are the rest, and have none"
+            f"           all-linear is {share:.0%} of the matrix weights here; the experts are the rest, with none"
             " (model.adapter.targets: [all-linear, experts])"
         )
     return lines
 
 
 def name_in_layer(name: str) -> str:
-    """A layer's name below its decoder layer, the same in every layer."""
+    """A layer's name without that of its decoder layer."""
     parts = name.split(".")
     number = next((place for place, part in enumerate(parts) if part.isdigit()), -1)
     return ".".join(parts[number + 1 :])
@@ -105,7 +101,6 @@ def type_name(dtype: torch.dtype) -> str:
 
 
 def unused_options(policy: Policy, options: ModelOptions) -> Iterator[str]:
-    """What of the options of a model has no effect on this one, in words."""
     if options.attn_implementation != "auto" and policy.forward_reason is None:
         yield (
             f"attn_implementation = {options.attn_implementation} is not used: the shared-prompt forward pass has"
@@ -114,7 +109,6 @@ def unused_options(policy: Policy, options: ModelOptions) -> Iterator[str]:
 
 
 def weight_lines(policy: Policy) -> list[str]:
-    """Types of the weights: in memory, and in the files that they came from."""
     sizes: dict[torch.dtype, int] = {}
     for parameter in policy.model.parameters():
         sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel() * parameter.element_size()
@@ -124,16 +118,14 @@ def weight_lines(policy: Policy) -> list[str]:
 
 
 def context_lines(policy: Policy) -> list[str]:
-    """Tokens that prompt and completion may have together, and what bounds them."""
     own, windows = own_context(policy.model.config), changes_at(policy.model.config)
-    bounds = [] if own is None else [f"the model's own {own}"]
+    bounds = [] if own is None else [f"the model's {own}"]
     bounds += [f"some layers look back {window}" for window in windows]
-    asked = [] if policy.context is None else [f"asked for {policy.context}"]
-    return [f"context    {policy.max_positions} tokens ({', '.join([*bounds, *asked])})"]
+    chosen = [] if policy.context is None else [f"model.context is {policy.context}"]
+    return [f"context    {policy.max_positions} tokens ({', '.join([*bounds, *chosen])})"]
 
 
 def tokenizer_lines(policy: Policy) -> list[str]:
-    """Stop tokens, chat template and the facts by which tokenizers trip."""
     tokenizer = policy.tokenizer
     rows = num_embeddings(policy.model)
     known = max(tokenizer.get_vocab().values()) + 1
@@ -150,9 +142,7 @@ def tokenizer_lines(policy: Policy) -> list[str]:
     ]
     if known > rows:
         facts.append("prompts with a token beyond the embedding are refused")
-    template = (
-        "of the model's own: messages may be prompts" if tokenizer.chat_template else "none: prompts are plain text"
-    )
+    template = "the model's: messages may be prompts" if tokenizer.chat_template else "none: prompts are plain text"
     return [
         f"stop ids   {stops}",
         f"template   {template}",

@@ -1,4 +1,4 @@
-"""A policy's weights for an engine elsewhere: under the names that libraries know, made only when they are read."""
+"""A policy's weights for another engine, under the names that libraries use, made only when they are read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from posttrain.models.policy import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedAdapter:
-    """A LoRA adapter as peft writes it, and the model below it."""
+    """A LoRA adapter as peft writes it, and its base."""
 
     base: str
-    """The folder or hub name of the model below it."""
+    """Folder or hub name of the base."""
     base_digest: str
-    """`model_digest` of that folder; empty where it is not a folder here."""
+    """`model_digest` of that folder; empty if it is not a local folder."""
     settings: Mapping[str, object]
     """The content of adapter_config.json."""
     tensors: Mapping[str, Tensor]
@@ -32,14 +32,14 @@ class ExportedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ExportedWeights:
-    """The weights of a policy as they are when they are read: `Engine.load` reads what it needs before it returns."""
+    """The weights of a policy at the time of reading: `Engine.load` reads what it needs before it returns."""
 
     policy: Policy
 
     def merged(self) -> dict[str, Tensor]:
-        """What the files of the saved model would hold: adapters added, 4-bit layers whole, tied tensors once.
+        """The tensors of the saved model's files: adapters added, 4-bit layers dequantised, tied tensors once.
 
-        Tensors that need no change are the trainer's own, not copies.
+        Tensors that need no change are the trainer's, not copies.
         """
         model = self.policy.model
         weights = dict(saved_weights(self.policy)[0])
@@ -49,7 +49,7 @@ class ExportedWeights:
         return {name: tensor.detach().contiguous() for name, tensor in exported.items()}
 
     def adapter(self) -> ExportedAdapter | None:
-        """The adapter alone; None where other weights are trained too, or where peft's own layers hold it."""
+        """Only the adapter; None if other weights are trained too, or if it is in peft's layers."""
         model = self.policy.model
         if not lora_layers(model) or not trains_adapter_alone(model):
             return None

@@ -1,4 +1,4 @@
-"""A policy from a model folder, from the hub or its cache, or from the package."""
+"""A policy, or its tokenizer alone, from a model folder, from the hub or its cache, or from the package."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -22,26 +23,25 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.quantization_config import Mxfp4Config
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.peft_format import SavedAdapter, read_adapter
+from posttrain.models.adapters.adaptable import add_adapter
+from posttrain.models.adapters.peft_format import SavedAdapter, put_adapter, read_adapter
 from posttrain.models.adapters.quantized import compute_unpacked_in, quantize, require_half_in_4_bits
 from posttrain.models.loading.adapter_folder import (
     adapter_template,
     base_options,
     name_stop_ids,
     named_stop_ids,
-    put_over,
     require_adapter_for_peft,
-    tokenizer_folder,
     with_chat_template,
 )
 from posttrain.models.loading.construction import (
     ONE_AT_A_TIME,
     freeze,
-    hold_all_in,
     hold_frozen_in,
     hold_rest_in,
     lacking_weights,
     linear_matrices,
+    require_no_lack,
     transformers_load_errors,
     without_progress_bars,
 )
@@ -51,15 +51,16 @@ from posttrain.models.loading.folder_kinds import (
     IN_4_BITS,
     SAFE_WEIGHTS,
     bundled_folder,
+    has_tokenizer,
     hub_folder,
     needs_code,
     quantisation,
     read_json,
     require_model_folder,
 )
-from posttrain.models.loading.text_part import is_wrapper, require_causal_class, require_text_part, text_part
+from posttrain.models.loading.text_part import is_wrapper, require_causal_config, text_part
 from posttrain.models.model_outputs import enable_recomputation
-from posttrain.models.policy import Policy, as_policy, chosen_dtype
+from posttrain.models.policy import Policy, as_policy, chosen_dtype, single_token, united_stop_ids
 from posttrain.options.adapter import is_adapter_folder
 from posttrain.options.model import ModelOptions
 
@@ -68,11 +69,11 @@ STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F
 
 
 def load_policy(options: ModelOptions, *, seed: int = 0, inference: bool = False) -> Policy:
-    """Load a model, or an adapter with the model below it; then put a new adapter over it, where one is asked for.
+    """Load a model, or an adapter with its base; then add a new adapter if the options ask for one.
 
-    All of it is made ready on the CPU and goes to its device then; only what is put into 4 bits goes there before,
-    layer by layer.  So neither ever holds more than the model as it is stored, or as it will be, and one layer.
-    The seed draws a new adapter; `inference` is for a model that is never trained.  Raises UserError where there is
+    Everything is prepared on the CPU and then moved to its device; only layers that are put into 4 bits go there one by
+    one before.  So neither ever holds more than the model as it is stored, or as it will be, and one layer.
+    `seed` draws a new adapter; `inference` is for a model that is never trained.  Raises UserError where there is
     neither a causal language model nor an adapter that can be loaded.
     """
     return policy_from(located_model(options), options, seed=seed, inference=inference)
@@ -83,8 +84,8 @@ def load_policy_to_train(
 ) -> Policy:
     """`load_policy` for a run that trains the policy and saves it, an adapter apart unless it `saves_whole` models.
 
-    `may_adapt` says whether the user can put an adapter over the model, which is then a remedy.
-    Raises UserError too where peft or transformers could not read what the run would save.
+    `may_adapt` says whether the user can add an adapter, which is then a remedy.
+    Also raises UserError where peft or transformers could not read what the run would save.
     """
     located = located_model(options)
     require_trainable_weights(located, options, saves_whole=saves_whole, may_adapt=may_adapt)
@@ -94,23 +95,48 @@ def load_policy_to_train(
     return policy
 
 
+def load_beside(policy: Policy, path: str, *, option: str, inference: bool = True) -> Policy:
+    """A second model, named by an option such as `reference.path`, on the policy's device.
+
+    Without `inference` it is trained, and saved whole.  Raises UserError of that option if it cannot be loaded.
+    """
+    options = ModelOptions(path=path, device="cuda" if policy.device.type == "cuda" else "cpu")
+    try:
+        if inference:
+            return load_policy(options, inference=True)
+        return load_policy_to_train(options, saves_whole=True, may_adapt=False)
+    except UserError as error:  # which names `model.path`
+        raise UserError(str(error).replace("model.path = ", f"{option} = ")) from error
+
+
+def load_tokenizer(options: ModelOptions) -> tuple[PreTrainedTokenizerBase, tuple[int, ...]]:
+    """The tokenizer that a policy of these options has, and its stop tokens, without loading weights."""
+    located = located_model(options)
+    options, folder = located.base, located.folder
+    config, tokenizer = loaded_config(folder, options), loaded_tokenizer(folder, options, located.saved)
+    with load_errors(options):
+        stored = (folder / "generation_config.json").is_file()
+        generation = GenerationConfig.from_pretrained(folder) if stored else GenerationConfig.from_model_config(config)
+    own = (generation.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id)
+    texts = [single_token(tokenizer, text) for text in options.stop_tokens]
+    return tokenizer, united_stop_ids((*own, texts, named_stop_ids(located.saved)), options.path)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocatedModel:
-    """The folders that a policy is loaded from, on this machine."""
+    """The local folders that a policy is loaded from."""
 
     folder: Path
     base: ModelOptions
-    """How the model in the folder is loaded: below a saved adapter, by the path that this names."""
+    """Options of the model in the folder: below a saved adapter, with the path that this names."""
     saved: SavedAdapter | None
     quantisation: str | None
-    """How the weights in the folder are quantised, None where they are not."""
+    """How the stored weights are quantised; None if they are not."""
 
 
 def located_model(options: ModelOptions) -> LocatedModel:
-    """Find what the options name, and read its small files and its adapter."""
-    saved = None
-    if not options.is_bundled and is_adapter_folder(options.folder):
-        saved = read_adapter(options.folder)
+    """Find the model that the options name, and read its small files and its adapter."""
+    saved = read_adapter(options.folder) if not options.is_bundled and is_adapter_folder(options.folder) else None
     base = options if saved is None else base_options(options, saved)
     folder = located_folder(base)
     found = quantisation(read_json(folder / "config.json", path_option(base)))
@@ -119,7 +145,7 @@ def located_model(options: ModelOptions) -> LocatedModel:
             f"model.quantization = {options.quantization}: the weights in {base.path} are quantised already ({found})."
             "  Leave model.quantization out."
         )
-    if found is not None:  # such a base is in 4 bits without being asked
+    if found is not None:
         base = replace(base, quantization=None)
     return LocatedModel(folder=folder, base=base, saved=saved, quantisation=found)
 
@@ -131,15 +157,17 @@ def policy_from(located: LocatedModel, options: ModelOptions, *, seed: int, infe
     config = loaded_config(folder, base)
     with load_errors(base):
         stored = stored_dtype(folder, config)
-    model, dtype = plain_model(folder, config, base, device, inference=inference)
+    model, dtype = plain_model(located, config, device, inference=inference)
     if options.quantization is not None and saved is None:  # an adapter that was trained over such a base is still read
         require_half_in_4_bits(model)
-    adapter = None if saved is None else saved.folder
-    tokenizer = loaded_tokenizer(folder, base, adapter)
-    name_stop_ids(model, [] if adapter is None else named_stop_ids(adapter))
+    tokenizer = loaded_tokenizer(folder, base, saved)
+    name_stop_ids(model, named_stop_ids(saved))
     if base.gradient_checkpointing:
         enable_recomputation(model)
-    put_over(model, options, saved, seed=seed)
+    if saved is not None:
+        put_adapter(model, saved, options.adapter)
+    elif options.adapter is not None:
+        add_adapter(model, options.adapter, seed=seed)
     if base.weights == "auto" and stored == dtype:  # so no bit of what is frozen is lost
         hold_frozen_in(model, dtype)
     if located.quantisation is None:
@@ -155,16 +183,19 @@ def policy_from(located: LocatedModel, options: ModelOptions, *, seed: int, infe
 
 
 def plain_model(
-    folder: Path, config: PreTrainedConfig, options: ModelOptions, device: torch.device, *, inference: bool
+    located: LocatedModel, config: PreTrainedConfig, device: torch.device, *, inference: bool
 ) -> tuple[PreTrainedModel, torch.dtype]:
-    """The model of a folder without an adapter, in 4 bits where that is asked for, and the type of its products."""
-    narrow = read_as_stored(folder, config, options, device)
-    model = loaded_model(folder, config, options, torch.bfloat16 if narrow else memory_dtype(options))
-    method = quantisation(read_json(folder / "config.json", path_option(options)))
+    """The model of a folder without an adapter, in 4 bits if the options say so, and the type of its products."""
+    folder, options, method = located.folder, located.base, located.quantisation
+    memory_dtype = torch.bfloat16 if options.weights == "bfloat16" else torch.float32
+    narrow = method is None and read_as_stored(folder, config, options, device)
+    model = loaded_model(folder, config, options, torch.bfloat16 if narrow else memory_dtype)
     if method == IN_4_BITS:  # bitsandbytes leaves the others in the type that they are stored in
-        hold_all_in(model, memory_dtype(options))
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(memory_dtype)
     elif method is not None and not getattr(model, "is_quantized", False):
-        as_never_quantised(model, memory_dtype(options))
+        as_never_quantised(model, memory_dtype)
     if narrow:
         hold_rest_in(model, torch.float32)
         model.config.dtype = torch.float32
@@ -173,7 +204,7 @@ def plain_model(
     compute_unpacked_in(model, dtype)
     if options.quantization is not None:
         packed = inference and dtype == torch.bfloat16
-        quantize(model, dtype, made_from=memory_dtype(options), device=device, packed_kernel=packed)
+        quantize(model, dtype, made_from=memory_dtype, device=device, packed_kernel=packed)
     if narrow and (options.weights == "float32" or dtype != torch.bfloat16):
         for matrix in linear_matrices(model):  # such as the output layer's, which is not in 4 bits
             matrix.data = matrix.data.float()
@@ -183,30 +214,27 @@ def plain_model(
 def read_as_stored(folder: Path, config: PreTrainedConfig, options: ModelOptions, device: torch.device) -> bool:
     """Whether weights are read in bfloat16, to be held in it or put into 4 bits, though `weights` is float32 or auto.
 
-    Where all are stored in it and the base is frozen, that is the same numbers for half the memory.  Not so where
-    the family keeps constants in the type that it is made in.
+    If all are stored in it and the base is frozen, that is the same numbers for half the memory.  Not so if the family
+    has buffers in the type of its weights, such as Gemma's scale.
     """
-    if not options.trains_adapter or options.weights == "bfloat16" or model_is_quantised(folder):
+    if not options.trains_adapter or options.weights == "bfloat16":
         return False
     held = options.weights == "auto" and chosen_dtype(options.dtype, torch.float32, device) == torch.bfloat16
     if options.quantization is None and not held:
         return False
     with load_errors(options):
-        return stored_dtypes(folder) == {torch.bfloat16} and not has_buffers_of_its_type(config)
-
-
-def has_buffers_of_its_type(config: PreTrainedConfig) -> bool:
-    """Whether a model of this config has buffers that are as wide as its weights, such as Gemma's scale."""
-    auto: Any = AutoModelForImageTextToText if is_wrapper(config) else AutoModelForCausalLM
-    with ONE_AT_A_TIME, torch.device("meta"):
-        model = auto.from_config(config, dtype=torch.bfloat16)
-    return any(buffer.dtype == torch.bfloat16 for buffer in model.buffers())
+        if {dtype for _, dtype in stored_tensors(folder)} != {torch.bfloat16}:
+            return False
+        auto: Any = AutoModelForImageTextToText if is_wrapper(config) else AutoModelForCausalLM
+        with ONE_AT_A_TIME, torch.device("meta"):
+            model = auto.from_config(config, dtype=torch.bfloat16)
+        return all(buffer.dtype != torch.bfloat16 for buffer in model.buffers())
 
 
 def as_never_quantised(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Take a model that transformers has dequantised for one that was stored in whole weights, all of one type.
+    """Treat a model that transformers has dequantised as one stored in whole weights, all of one type.
 
-    It would be saved under the names of quantised weights otherwise, which it has no longer.
+    Otherwise it would be saved under the names of quantised weights, which it no longer has.
     """
     vars(model).pop("_weight_conversions", None)
     cast(torch.nn.Module, model).to(dtype)
@@ -217,64 +245,50 @@ def require_trainable_weights(
 ) -> None:
     """Refuse to train weights that are stored quantised, and to merge an adapter into those that are not dequantised.
 
-    transformers dequantises MXFP4 as it loads it, so such a model is trained and saved as any other.
+    transformers dequantises MXFP4 when it loads it, so such a model is trained and saved as any other.
     """
-    method, base = located.quantisation, path_option(located.base)
+    method = located.quantisation
     if method is None or method == DEQUANTISED_AT_LOAD:
         return
-    if not options.trains_adapter:
-        merges = may_adapt and (not saves_whole or method == IN_4_BITS)
-        remedy = "Train an adapter over them (model.adapter.rank: 16), or give" if merges else "Give"
-        raise UserError(
-            f"{base}: its weights are stored quantised ({method}) and cannot be trained.  {remedy} the folder of the"
-            " model that it was quantised from."
-        )
     save = "merged" if saves_whole else options.adapter.save if options.adapter is not None else "adapter"
-    if save != "adapter" and method != IN_4_BITS:
+    if not options.trains_adapter:
+        adapts = may_adapt and (not saves_whole or method == IN_4_BITS)
+        fault, remedy = "cannot be trained", "Train an adapter (model.adapter.rank: 16), or give" if adapts else "Give"
+    elif save != "adapter" and method != IN_4_BITS:
+        fault = "an adapter is only merged into whole weights or 4-bit ones of bitsandbytes"
         remedy = "Give" if saves_whole else "Set model.adapter.save: adapter, or give"
-        raise UserError(
-            f"{base}: its weights are stored quantised ({method}), and an adapter is only merged into whole weights or"
-            f" 4-bit ones of bitsandbytes.  {remedy} the folder of the model that it was quantised from."
-        )
-
-
-def memory_dtype(options: ModelOptions) -> torch.dtype:
-    """The type that weights are held in unless they are frozen."""
-    return torch.bfloat16 if options.weights == "bfloat16" else torch.float32
+    else:
+        return
+    raise UserError(
+        f"{path_option(located.base)}: its weights are stored quantised ({method}); {fault}.  {remedy} the folder of"
+        " the model that it was quantised from."
+    )
 
 
 def located_folder(options: ModelOptions) -> Path:
-    """The folder that the options name, on this machine; one of the hub is downloaded where the cache lacks it."""
+    """The local folder that the options name; a model of the hub is downloaded if the cache lacks it."""
     options.require_files()
     if options.is_bundled:
         return bundled_folder(options.path)
-    if options.hub_name is None:
-        folder = options.folder
-    else:
-        folder = hub_folder(options.hub_name, options.hub_revision, with_code=options.trust_remote_code)
-    require_model_folder(
-        folder,
-        path_option(options),
-        trust_remote_code=options.trust_remote_code,
-        attention=options.attn_implementation,
-    )
+    trusted, folder = options.trust_remote_code, options.folder
+    if options.hub_name is not None:
+        folder = hub_folder(options.hub_name, options.hub_revision, with_code=trusted)
+    attention = options.attn_implementation
+    require_model_folder(folder, path_option(options), trust_remote_code=trusted, attention=attention)
     return folder
 
 
 def loaded_config(folder: Path, options: ModelOptions) -> PreTrainedConfig:
-    """The config of a folder, with the attention that the options ask for."""
-    chosen = options.attn_implementation
-    known = {"eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()}
-    if chosen != "auto" and chosen not in known:
+    """The config of a folder.  Raises UserError for a family that cannot be loaded, or an unknown attention."""
+    known = {"auto", "eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()}
+    if options.attn_implementation not in known:
         raise UserError(
-            f"model.attn_implementation = {chosen}: none that transformers knows; use auto, {', '.join(sorted(known))}."
+            f"model.attn_implementation = {options.attn_implementation}: unknown to transformers.  Use one of"
+            f" {', '.join(sorted(known))}."
         )
     with load_errors(options):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
-        if is_wrapper(config):
-            require_text_part(config, path_option(options))
-        else:
-            require_causal_class(config, path_option(options))
+        require_causal_config(config, path_option(options))
     return cast(PreTrainedConfig, config)
 
 
@@ -282,12 +296,12 @@ def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, 
     """The causal language model of a folder, on the CPU, its weights in one type."""
     whole = is_wrapper(config)
     loader: Any = AutoModelForImageTextToText if whole else AutoModelForCausalLM
-    asked: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     if options.attn_implementation != "auto":
-        asked["attn_implementation"] = options.attn_implementation
+        given["attn_implementation"] = options.attn_implementation
     if quantisation(read_json(folder / "config.json", path_option(options))) == DEQUANTISED_AT_LOAD:
-        asked["quantization_config"] = Mxfp4Config(dequantize=True)  # its kernels for GPUs compute no gradient
-    with load_errors(options), without_progress_bars():  # they would write over ours
+        given["quantization_config"] = Mxfp4Config(dequantize=True)  # its kernels for GPUs compute no gradient
+    with load_errors(options), without_progress_bars():
         model, found = loader.from_pretrained(
             folder,
             config=config,
@@ -295,32 +309,26 @@ def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, 
             trust_remote_code=options.trust_remote_code,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # which is then refused below
-            **asked,
+            **given,
         )
-    lacking = lacking_weights(found)
-    if lacking:
-        raise UserError(
-            f"{path_option(options)}: the weights lack {len(lacking)} of what a {type(model).__name__} needs"
-            f" ({', '.join(lacking[:3])}{' ...' if len(lacking) > 3 else ''}), which would be made up at random.  The"
-            " files are those of another model, or not whole."
-        )
+    require_no_lack(model, lacking_weights(found), path_option(options))
     return text_part(model) if whole else cast(PreTrainedModel, model)
 
 
-def loaded_tokenizer(base: Path, options: ModelOptions, adapter: Path | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, or of the adapter over it, known to have tokens for a text; with its template.
+def loaded_tokenizer(base: Path, options: ModelOptions, saved: SavedAdapter | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a saved adapter, or else of the base's folder.
 
-    A template that the options name goes before that of the adapter, and that before the base's.
+    Its template is the one that the options name, else the adapter's, else the tokenizer's.
     """
-    folder = tokenizer_folder(base, adapter)
+    folder = saved.folder if saved is not None and has_tokenizer(saved.folder) else base
     with load_errors(options):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
-    if adapter is not None and folder == base:
-        tokenizer.chat_template = adapter_template(adapter) or tokenizer.chat_template
+    if saved is not None and folder == base:
+        tokenizer.chat_template = adapter_template(saved.folder) or tokenizer.chat_template
     if not tokenizer("a", add_special_tokens=False)["input_ids"]:
         raise UserError(
-            f"{path_option(options)}: its tokenizer has no token for the letter a, so its files are not whole.  Copy"
-            " tokenizer.json and tokenizer_config.json into the folder, from the model that it was made of."
+            f"{path_option(options)}: its tokenizer has no token for the letter a.  Copy tokenizer.json and"
+            " tokenizer_config.json into the folder, from the original model."
         )
     return with_chat_template(cast(PreTrainedTokenizerBase, tokenizer), options.chat_template)
 
@@ -331,50 +339,31 @@ def load_errors(options: ModelOptions) -> AbstractContextManager[None]:
 
 def load_message(options: ModelOptions, said: str) -> str:
     """What to do where transformers cannot load a folder, and says this of it."""
+    where, folder = path_option(options), Path(options.path)
     if "trust_remote_code" in said:
-        return needs_code(path_option(options), "of its tokenizer or config")
+        return needs_code(where, "of its tokenizer or config")
     if options.attn_implementation not in ("auto", "eager", "sdpa"):
-        return f"model.attn_implementation = {options.attn_implementation}: not here ({said}).  Use auto."
-    return f"{path_option(options)}: transformers cannot load it ({said}).  {load_remedy(options)}"
-
-
-def load_remedy(options: ModelOptions) -> str:
-    """What may help where a folder cannot be loaded."""
-    folder = Path(options.path)
-    method = quantisation(read_json(folder / "config.json", path_option(options))) if folder.is_dir() else None
+        return f"model.attn_implementation = {options.attn_implementation}: not available ({said}).  Use auto."
+    method = quantisation(read_json(folder / "config.json", where)) if folder.is_dir() else None
+    remedy = "The folder needs config.json, model.safetensors, tokenizer.json and tokenizer_config.json."
     if method is not None:
-        return (
-            f"Its weights are quantised ({method}), which needs that method's own packages and often a GPU.  Give the"
-            " folder of the model that it was quantised from."
-        )
-    return "The folder needs config.json, model.safetensors, tokenizer.json and tokenizer_config.json."
+        remedy = f"Its weights are quantised ({method}).  Give the folder of the model that it was quantised from."
+    return f"{where}: transformers cannot load it ({said}).  {remedy}"
 
 
 def path_option(options: ModelOptions) -> str:
     return f"model.path = {options.path}"
 
 
-def model_is_quantised(folder: Path) -> bool:
-    """Whether the weights of a folder are quantised: such a model is where its loader put it."""
-    return quantisation(read_json(folder / "config.json", str(folder))) is not None
-
-
 def stored_dtype(folder: Path, config: PreTrainedConfig) -> torch.dtype | None:
-    """The type of the weights on the disk: as the config says, or else as the first of them is; None where unknown."""
+    """The type of the stored weights: the config's, or else that of the first of them; None if unknown."""
     if isinstance(config.dtype, torch.dtype):
         return config.dtype
-    for _, dtype in stored_tensors(folder):
-        return dtype
-    return None
-
-
-def stored_dtypes(folder: Path) -> set[torch.dtype | None]:
-    """The types of all weights on the disk, None among them for one of no known name; none where they are pickled."""
-    return {dtype for _, dtype in stored_tensors(folder)}
+    return next((dtype for _, dtype in stored_tensors(folder)), None)
 
 
 def stored_tensors(folder: Path) -> Iterator[tuple[str, torch.dtype | None]]:
-    """Names and types of the tensors in a folder's safetensors, by the files' headers alone."""
+    """Names and types of the tensors in a folder's safetensors, by the files' headers."""
     for file in sorted(folder.glob(SAFE_WEIGHTS)):
         with safe_open(file, framework="pt") as content:
             for name in content.keys():  # noqa: SIM118  it is not a mapping

@@ -1,7 +1,7 @@
 """A policy as a folder that transformers reads, and a check of what was saved.
 
 The check compares names and shapes in the files' headers with what transformers and peft would load.  It reads no
-weight, so it takes milliseconds, and a run checks every folder that it saves.
+weights, so it takes milliseconds.
 """
 
 import json
@@ -41,15 +41,19 @@ Shape = tuple[int, ...]
 
 
 def require_loadable(model: PreTrainedModel, folder: Path) -> None:
-    """Raise RunError where what this model was saved as, an adapter or a whole model, cannot be read again."""
-    if (folder / ADAPTER_CONFIG).is_file():
-        require_loadable_adapter(model, folder)
-    else:
-        require_loadable_model(model, folder)
+    """Raise RunError if the folder that this model was saved in, an adapter or a whole model, cannot be read again."""
+    adapter = (folder / ADAPTER_CONFIG).is_file()
+    fault = adapter_fault(model, folder) if adapter else model_fault(model, folder)
+    if fault is not None:
+        reader = "peft" if adapter else "transformers"
+        raise RunError(
+            f"{folder}: {reader} would not load what was saved ({fault}).  The folder is kept, and so are the run's"
+            " checkpoints.  Please report this fault with the model's name."
+        )
 
 
-def require_loadable_model(model: PreTrainedModel, folder: Path) -> None:
-    """Raise RunError where transformers would make up weights of a folder that this model was saved in."""
+def model_fault(model: PreTrainedModel, folder: Path) -> str | None:
+    """Which weights of a saved model transformers would make up or ignore; None if it reads them all."""
     loader: Any = type(model)
     try:
         weights = {name: InFile(shape) for file in weight_files(folder) for name, shape in saved_shapes(file).items()}
@@ -64,14 +68,12 @@ def require_loadable_model(model: PreTrainedModel, folder: Path) -> None:
                 ignore_mismatched_sizes=True,
             )
     except LOAD_ERRORS as error:
-        raise not_loadable(folder, "transformers", first_words(error)) from error
+        return first_words(error)
     kinds = {
         "weights are missing or have another shape": lacking_weights(found),
         "weights have names that it does not know": sorted(found["unexpected_keys"]),
     }
-    wrong = [f"{len(names)} {says} ({', '.join(names[:2])})" for says, names in kinds.items() if names]
-    if wrong:
-        raise not_loadable(folder, "transformers", "; ".join(wrong))
+    return "; ".join(f"{len(names)} {says} ({', '.join(names[:2])})" for says, names in kinds.items() if names) or None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -85,7 +87,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class InFile:
-    """Stands for a tensor in a file where transformers loads it: read as one without memory, on the meta device."""
+    """A tensor in a file, which transformers reads as one on the meta device, without memory."""
 
     shape: Shape
 
@@ -93,18 +95,17 @@ class InFile:
         return self
 
     def to(self, device: object = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor of that shape on the meta device, whichever is asked for."""
         return torch.empty(self.shape, dtype=dtype, device="meta")
 
 
-def require_loadable_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Raise RunError where peft would not find the layers of a saved adapter in the model below it.
+def adapter_fault(model: PreTrainedModel, folder: Path) -> str | None:
+    """Which layer of a saved adapter peft would not find in the base; None if it finds all, or wrote the files itself.
 
-    Asked of our own adapters of linear layers; peft writes the files of its own.
+    Arrays of experts are not checked.
     """
     adapted = lora_layers(model)
     if not adapted:
-        return
+        return None
     experts = {peft_name(model, name) for name, layer in adapted.items() if isinstance(layer, LoraExperts)}
     layers = layers_of_base(model)
     settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
@@ -116,17 +117,16 @@ def require_loadable_adapter(model: PreTrainedModel, folder: Path) -> None:
     for name in sorted((named | in_file) - experts):
         down, up = (written.get(f"{PREFIX}{name}.{which}{WEIGHT}") for which in (DOWN, UP))
         if name not in layers:
-            raise not_loadable(folder, "peft", f"the model has no linear layer {name}")
+            return f"the model has no linear layer {name}"
         if name not in named or down is None or up is None:
-            raise not_loadable(folder, "peft", f"{name} is not in both {ADAPTER_CONFIG} and {WEIGHTS}")
+            return f"{name} is not in both {ADAPTER_CONFIG} and {WEIGHTS}"
         if (up[0], down[1]) != layers[name]:
-            raise not_loadable(
-                folder, "peft", f"{name} is {[*layers[name]]} in the model, and {up[0]} by {down[1]} there"
-            )
+            return f"{name} is {[*layers[name]]} in the model, and {up[0]} by {down[1]} there"
+    return None
 
 
 def layers_of_base(model: PreTrainedModel) -> Mapping[str, Shape]:
-    """The linear layers, and their shapes, of the model that transformers loads from the base's folder."""
+    """Names and shapes of the linear layers of the model that transformers loads from the base's folder."""
     base = cast(nn.Module, model)
     if wrapper_of(model) is not None:
         config = AutoConfig.from_pretrained(str(model.name_or_path))
@@ -145,51 +145,41 @@ def saved_shapes(file: Path) -> dict[str, Shape]:
         return {name: tuple(content.get_slice(name).get_shape()) for name in content.keys()}  # noqa: SIM118
 
 
-def not_loadable(folder: Path, reader: str, said: str) -> RunError:
-    return RunError(
-        f"{folder}: {reader} would not load what was saved ({said}).  The folder is kept, and so are the run's"
-        " checkpoints, which hold the trained weights.  This is a fault of posttrain or of that library: please report"
-        " it with the model's name."
-    )
-
-
 def save_trained(policy: Policy, run: Path, save: Literal["adapter", "merged", "both"], card: str) -> None:
-    """What a finished run keeps, each with a card: the model in RUN/model, or an adapter in RUN/adapter, or both.
+    """Save a finished run's model in RUN/model, or its adapter in RUN/adapter, or both, each with a card.
 
-    `save` is `model.adapter.save`; where no adapter is trained it plays no part.
+    `save` is `model.adapter.save`, which is ignored if no adapter is trained.
     """
-    adapted = bool(adapted_names(policy.model))
+    adapted, folders = bool(adapted_names(policy.model)), []
     if adapted and save != "merged":
+        folders.append(run / "adapter")
         with whole_folder(run / "adapter") as folder:
             save_adapter(policy, folder)
             write_card(folder, card)
     if not adapted or save != "adapter":
+        folders.append(run / "model")
         with whole_folder(run / "model") as folder:
             save_policy(policy, folder)
             write_card(folder, card + merged_note(policy))
-    # Asked last, so that both are kept whatever is wrong with them.
-    if adapted and save != "merged":
-        require_loadable(policy.model, run / "adapter")
-    if not adapted or save != "adapter":
-        require_loadable(policy.model, run / "model")
+    for folder in folders:  # last, so that both are kept whatever is wrong with them
+        require_loadable(policy.model, folder)
 
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which then takes the place of what a run has under a name: whole, and over no link."""
-    beside = folder.with_name(f".tmp-{folder.name}")
-    remove_folder(beside)
-    beside.mkdir(parents=True)
+    """A temporary folder to fill, which then replaces the one of this name, or a link."""
+    made = folder.with_name(f".tmp-{folder.name}")
+    remove_folder(made)
+    made.mkdir(parents=True)
     try:
-        yield beside
+        yield made
         remove_folder(folder)
-        beside.rename(folder)
+        made.rename(folder)
     finally:
-        remove_folder(beside)
+        remove_folder(made)
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove what is there under a name, if anything is; of a link the link."""
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
     else:
@@ -202,20 +192,20 @@ def write_card(folder: Path, card: str) -> None:
 
 
 def merged_note(policy: Policy) -> str:
-    """What the card of a merged model says of how it was made; empty where nothing was merged."""
+    """How a merged model was made, for its card; empty if nothing was merged."""
     layers = adapted_names(policy.model)
     if not layers:
         return ""
     dtype = str(policy.stored_dtype or policy.model.dtype).removeprefix("torch.")
     in_4_bits = any(is_4_bit(layer) for layer in policy.model.modules())
-    onto = "dequantised 4-bit (nf4) weights, those that it was trained over" if in_4_bits else "the base's weights"
+    onto = "the dequantised 4-bit (nf4) weights that it was trained over" if in_4_bits else "the base's weights"
     return (
         f"\nAn adapter of {len(layers)} layers was merged in float32 onto {onto}, and the sum is stored in {dtype}.\n"
     )
 
 
 def save_adapter(policy: Policy, folder: Path) -> None:
-    """Write the adapter alone, in peft's format, with the tokenizer, its template and all stop tokens."""
+    """Write only the adapter, in peft's format, with the tokenizer, its template and all stop tokens."""
     write_adapter(policy.model, folder)
     note_base(policy.model.name_or_path or "", folder)
     with without_progress_bars():
@@ -225,9 +215,9 @@ def save_adapter(policy: Policy, folder: Path) -> None:
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Write model and tokenizer; weights that were loaded from bfloat16 are bfloat16 again, and config.json says so.
+    """Write model and tokenizer; weights that were stored in bfloat16 are bfloat16 again, and config.json says so.
 
-    An adapter is added into a copy of the weights, in float32; those in 4 bits are what their numbers stand for.
+    An adapter is added to a copy of the weights, in float32; 4-bit weights are dequantised.
     """
     model, dtype = policy.model, policy.stored_dtype
     weights, converted = saved_weights(policy)
@@ -239,13 +229,17 @@ def save_policy(policy: Policy, folder: Path) -> None:
             model.config.save_pretrained(folder)
             model.config.dtype = held
         policy.tokenizer.save_pretrained(folder)
-    save_code(policy, folder)
-    save_stop_ids(policy, folder)
+    source = Path(model.name_or_path or "")
+    if hasattr(model.config, "auto_map") and source.is_dir():  # the code that the model's folder brought
+        for file in source.glob("*.py"):
+            shutil.copyfile(file, folder / file.name)
+    if policy.stop_ids != stop_ids(model, policy.tokenizer):  # it was trained with others than it names
+        write_stop_ids(policy.stop_ids, folder)
     readable_as(folder / "config.json", folder)
 
 
 def saved_weights(policy: Policy) -> tuple[dict[str, Tensor], bool]:
-    """The weights that are saved, by the names of a model without an adapter, and whether they got another type."""
+    """The weights to save, by the names of a model without an adapter, and whether their type was changed."""
     model, dtype = policy.model, policy.stored_dtype
     adapted = bool(adapted_names(model)) or any(is_4_bit(layer) for layer in model.modules())
     weights: dict[str, Tensor] = merged_weights(model, dtype) if adapted else model.state_dict()
@@ -256,7 +250,7 @@ def saved_weights(policy: Policy) -> tuple[dict[str, Tensor], bool]:
 
 @contextmanager
 def saved_whole(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, transformers saves whole weights of a model whose weights are in 4 bits, and says nothing of these."""
+    """Inside, transformers saves whole weights of a 4-bit model, and no quantisation config."""
     owners = ((model, "hf_quantizer"), (model, "_weight_conversions"), (model.config, "quantization_config"))
     quantised = "hf_quantizer" in vars(model)
     held = [(owner, name, vars(owner)[name]) for owner, name in owners if quantised and name in vars(owner)]
@@ -269,22 +263,8 @@ def saved_whole(model: PreTrainedModel) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def save_code(policy: Policy, folder: Path) -> None:
-    """Copy the Python code that a model's folder brought, so that the one that is saved can be loaded again."""
-    source = Path(policy.model.name_or_path or "")
-    if hasattr(policy.model.config, "auto_map") and source.is_dir():
-        for file in source.glob("*.py"):
-            shutil.copyfile(file, folder / file.name)
-
-
-def save_stop_ids(policy: Policy, folder: Path) -> None:
-    """Name the stop tokens that the model did not name itself, in its generation config: it was trained to use them."""
-    if policy.stop_ids != stop_ids(policy.model, policy.tokenizer):
-        write_stop_ids(policy.stop_ids, folder)
-
-
 def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights in another floating-point type; those that are one tensor under two names stay one."""
+    """The weights in another floating-point type; tied ones stay one tensor."""
     made: dict[tuple[int, torch.Size], Tensor] = {}
     return {
         name: made.setdefault((value.data_ptr(), value.shape), value.detach().to(dtype))
@@ -295,7 +275,7 @@ def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Ten
 
 
 def readable_as(example: Path, folder: Path) -> None:
-    """Give every file of a folder the mode of one that was made as files are: safetensors' own are their owner's."""
+    """Give every file of a folder the mode of an ordinary one: safetensors' files are only readable by their owner."""
     mode = example.stat().st_mode & 0o777
     for file in folder.iterdir():
         if file.is_file():

@@ -1,6 +1,6 @@
 """The causal language model inside a model that reads pictures or sound too."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -9,49 +9,37 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.adaptable import CANNOT_READ
-from posttrain.models.adapters.peft_names import Wrapper, note_wrapper
+from posttrain.models.adapters.peft_names import Wrapper
 
 
 def is_wrapper(config: PreTrainedConfig) -> bool:
-    """Whether a config is that of a model with a text part among others."""
+    """Whether a config is of a model with a text part among others."""
     return config.get_text_config(decoder=True) is not config
 
 
-def require_text_part(config: PreTrainedConfig, where: str) -> None:
-    """Refuse a model whose text part transformers has no causal language model for."""
+def require_causal_config(config: PreTrainedConfig, where: str) -> None:
+    """Refuse a family without a causal language model in transformers; code that comes with a model may have one.
+
+    Of models that read more than text, those for pictures are loaded, as their text part.
+    """
     text = config.get_text_config(decoder=True)
-    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UserError(
-            f"{where}: {made_as(config)} reads more than text, and transformers has no causal language model for its"
-            f" text part ({text.model_type}).  Take a model of text alone."
-        )
-    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        raise UserError(
-            f"{where}: {made_as(config)} reads more than text; of such models those that read pictures are loaded, as"
-            f" their text part.  Take a {text.model_type} of its own."
-        )
-
-
-def require_causal_class(config: PreTrainedConfig, where: str) -> None:
-    """Refuse a family that transformers has no causal language model for; one whose code comes with it may have."""
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "auto_map"):
-        raise UserError(
-            f"{where}: transformers has no causal language model of the family {config.model_type} ({made_as(config)})."
-        )
-
-
-def made_as(config: PreTrainedConfig) -> str:
-    """The class that a model was saved as."""
-    return next(iter(config.architectures or ()), type(config).__name__.removesuffix("Config"))
+    fault = ""
+    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING and (is_wrapper(config) or not hasattr(config, "auto_map")):
+        fault = f"transformers has no causal language model for {text.model_type}"
+    elif is_wrapper(config) and type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        fault = "it reads more than text, but not pictures"
+    if fault:
+        kind = next(iter(config.architectures or ()), type(config).__name__.removesuffix("Config"))
+        raise UserError(f"{where}: {kind} cannot be loaded: {fault}.  Use a text-only model.")
 
 
 def text_part(whole: PreTrainedModel) -> PreTrainedModel:
-    """The decoder and the output layer of a wrapper as a causal language model, the weights being the wrapper's own."""
+    """The decoder and the output layer of a wrapper as a causal language model that shares the wrapper's weights."""
     text = whole.config.get_text_config(decoder=True)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(text)
     decoder = whole.get_decoder()
-    if type(decoder) is type(model):  # as in Llama 4, whose output layer is the decoder's own
+    if type(decoder) is type(model):  # as in Llama 4, whose decoder has the output layer
         model = decoder
     else:
         setattr(model, model.base_model_prefix, decoder)
@@ -60,24 +48,21 @@ def text_part(whole: PreTrainedModel) -> PreTrainedModel:
     model.name_or_path = whole.name_or_path
     if whole.generation_config is not None:
         model.generation_config = whole.generation_config
-    left = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
-    if left:
-        raise UserError(
-            f"model: the text part of a {type(whole).__name__} lacks {left[0]}.  Take a model of text alone."
-        )
-    note_wrapper(model, wrapper_around(decoder, "" if model is decoder else model.base_model_prefix, whole, model))
+    missing = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+    if missing:
+        raise UserError(f"model: the text part of {type(whole).__name__} lacks {missing[0]}.  Use a text-only model.")
+    cast(Any, model).taken_from = Wrapper(
+        model_type=whole.config.model_type,
+        inside="" if model is decoder else model.base_model_prefix,
+        outside=next(name for name, module in whole.named_modules() if module is decoder),
+        gap=gap_to_wrapper(whole, model),
+    )
     return model
-
-
-def wrapper_around(decoder: nn.Module, inside: str, whole: PreTrainedModel, text: PreTrainedModel) -> Wrapper:
-    """Where a decoder lies in the text model and in the wrapper."""
-    outside = next(name for name, module in whole.named_modules() if module is decoder)
-    return Wrapper(model_type=whole.config.model_type, inside=inside, outside=outside, gap=gap_to_wrapper(whole, text))
 
 
 @torch.no_grad()
 def gap_to_wrapper(whole: PreTrainedModel, text: PreTrainedModel) -> float:
-    """How far the text model is from the wrapper on text; 0 where that cannot read text alone.
+    """Largest difference of the text model's log-probs from the wrapper's, in nats; 0 if that cannot read text alone.
 
     Cohere2's text model multiplies logits by `logit_scale`, and Aya Vision's wrapper does not (transformers 5.23).
     """

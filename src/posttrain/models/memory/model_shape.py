@@ -1,13 +1,9 @@
-"""What of a model decides its memory, read from its config alone: no weight is loaded, or even made.
-
-`recipe_shape` is that of the model that a recipe names.
-"""
+"""The sizes of a model that decide its memory, read from its config: no weight is loaded or made."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -31,7 +27,7 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
 
 UNBOUNDED = 1 << 30
-"""Positions of a family whose config names no end of them."""
+"""Positions of a family whose config has no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +35,13 @@ class ModelShape:
     """Sizes of a causal language model, in numbers of weights and of channels."""
 
     parameters: int
-    """All of them, each once: an output matrix that is the embedding is not counted twice."""
+    """All of them, a tied output matrix once."""
     head_parameters: int
     """Those of the output matrix, vocab × hidden."""
     tied: bool
     """Whether the output matrix is the embedding."""
     linear_layers: tuple[tuple[int, int], ...]
-    """(inputs, outputs) of every linear layer but the output layer: what adapters go on, and what 4 bits hold."""
+    """(inputs, outputs) of every linear layer except the output layer: those for adapters and 4 bits."""
     vocab: int
     hidden: int
     layers: int
@@ -54,25 +50,25 @@ class ModelShape:
     kv_width: int
     """Heads of keys, or of values, × their width."""
     mlp_width: int
-    """Channels inside the MLP that a token goes through; of a mixture, those of all experts that it is sent to."""
+    """Channels inside the MLP that a token goes through; in a mixture, those of all its experts."""
     max_positions: int
     """Longest prompt and completion together, in tokens."""
     stored_bytes: int = 4
-    """Of a weight on the disk, 2 where the config says that all are in bfloat16."""
+    """Of a stored weight: 2 if the config says bfloat16."""
     quantised: str | None = None
-    """How weights are quantised on the disk (`quantisation`), None where they are not."""
+    """How weights are stored quantised (`quantisation`); None if they are not."""
     expert_arrays: tuple[tuple[int, int, int], ...] = ()
-    """(experts, rows, columns) of every array of experts; not linear layers, so never put in 4 bits."""
+    """(experts, rows, columns) of every array of experts, which are never put in 4 bits."""
     sizes: tuple[tuple[str, int], ...] = ()
-    """Every parameter's name, and how many numbers it has."""
+    """Every parameter's name and size."""
     gated: bool = True
     """Whether the MLP multiplies two halves, as SwiGLU does."""
     fused: bool = False
-    """Whether one matrix is stored for query, key and value, so that nothing has to be joined."""
+    """Whether query, key and value are stored as one matrix, so that nothing has to be joined."""
     normed_heads: bool = False
-    """Whether query and key heads have a norm of their own."""
+    """Whether query and key heads are normed."""
     shared_prompt: bool = True
-    """Whether the shared-prompt forward pass reproduces the family, as `posttrain.models.shared_prompt` tells."""
+    """Whether the shared-prompt forward pass supports it."""
 
     @property
     def linear_parameters(self) -> int:
@@ -84,16 +80,15 @@ class ModelShape:
 
     @property
     def frozen_matrices(self) -> int:
-        """Weights that an adapter leaves in a smaller type: those of linear layers, experts and output layer."""
+        """Weights that an adapter leaves in a smaller type: of linear layers, experts and an untied output layer."""
         return self.linear_parameters + self.expert_parameters + (0 if self.tied else self.head_parameters)
 
     def frozen_parameters(self, patterns: Sequence[str]) -> int:
-        """Weights whose names match one of the patterns of `model.frozen`."""
         return sum(size for name, size in self.sizes if any(fnmatchcase(name, pattern) for pattern in patterns))
 
     @property
     def joined_parameters(self) -> int:
-        """Weights of the projections that run side by side, which the decoder joins: query, key, value; gate, up."""
+        """Weights of the projections that the decoder joins: query, key, value; gate, up."""
         if self.fused:
             return 0
         joined_mlp = 2 * self.mlp_width if self.gated else 0
@@ -101,22 +96,18 @@ class ModelShape:
 
 
 def config_shape(config: PreTrainedConfig) -> ModelShape:
-    """The shape of the model that a config describes, made on torch's meta device: no bytes, a fifth of a second.
-
-    Raises UserError for a config that is not a causal language model's.
-    """
+    """The shape of a config's model, made on torch's meta device, without memory, in a fifth of a second."""
     try:
         with ONE_AT_A_TIME, torch.device("meta"):
             model = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config))
     except LOAD_ERRORS as error:
-        raise UserError(
-            f"config.json: of a {config.model_type}, which is not a causal language model ({error})."
-        ) from error
+        fault = f"a {config.model_type} is not a causal language model ({error})"
+        raise UserError(f"config.json: {fault}.  Use one of another family.") from error
     return shape_of(model)
 
 
 def object_shape(model: PreTrainedModel) -> ModelShape:
-    """The shape of a model's own class and config, without what adapters or 4 bits have made of its layers."""
+    """The shape of a model's class and config, without adapters and 4 bits."""
     found = getattr(model.config, "quantization_config", None)
     stored = "unnamed" if found is not None else None
     with ONE_AT_A_TIME, torch.device("meta"):
@@ -125,7 +116,7 @@ def object_shape(model: PreTrainedModel) -> ModelShape:
 
 
 def shape_of(model: PreTrainedModel) -> ModelShape:
-    """Sizes of a model as transformers makes it."""
+    """The shape of a model without adapters."""
     config = model.config
     head = cast(nn.Linear, model.get_output_embeddings())
     linear = [
@@ -164,13 +155,12 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
 
 
 def _inputs_outputs(module: nn.Linear | Conv1D) -> tuple[int, int]:
-    """Of GPT-2's layers too, whose matrices lie the other way round."""
     rows, columns = module.weight.shape
     return (columns, rows) if isinstance(module, nn.Linear) else (rows, columns)
 
 
 def _first(config: Any, *names: str) -> int | None:
-    """The first of these options that the family's config has; families name one thing differently, or lack it."""
+    """The first of these options that a config has; families differ in names."""
     for name in names:
         value = getattr(config, name, None)
         if isinstance(value, int):
@@ -179,25 +169,17 @@ def _first(config: Any, *names: str) -> int | None:
 
 
 def recipe_shape(options: ModelOptions | NewModelOptions) -> ModelShape:
-    """The shape of a model folder, which needs no weights, of the bundled model, or of one to be made from nothing.
-
-    Of an adapter's folder it is that of the model below.  A model of the hub is found as a run finds it.
-    """
+    """The shape of the model that a recipe names, or of an adapter's base; its folder needs no weights."""
     if isinstance(options, NewModelOptions):
         return config_shape(new_model_config(options, new_tokenizer(options.template)))
     if not options.is_bundled and is_adapter_folder(options.folder):
         options = base_options(options, read_adapter(options.folder))
-    folder = config_folder(options)
+    options.require_folder()
+    folder = options.folder
+    if options.is_bundled:
+        folder = bundled_folder(options.path)
+    elif options.hub_name is not None:
+        folder = hub_folder(options.hub_name, options.hub_revision, with_code=options.trust_remote_code)
     config = loaded_config(folder, options)
     shape = config_shape(config.get_text_config() if is_wrapper(config) else config)
     return replace(shape, quantised=quantisation(read_json(folder / "config.json", path_option(options))))
-
-
-def config_folder(options: ModelOptions) -> Path:
-    """The folder whose config.json describes the model; that it has weights as well is not asked."""
-    options.require_folder()
-    if options.is_bundled:
-        return bundled_folder(options.path)
-    if options.hub_name is not None:
-        return hub_folder(options.hub_name, options.hub_revision, with_code=options.trust_remote_code)
-    return options.folder

@@ -1,9 +1,9 @@
-"""Linear layers under an adapter as the decoder uses them: the frozen base's product, and thin ones beside it.
+"""Linear layers with an adapter as the decoder uses them: the frozen base's product plus thin ones.
 
     y = x·Wᵀ + b + s·(x·Aᵀ)·Bᵀ
 
-The base is read where it is, dense or in 4 bits: nothing is joined, and nothing but x·Aᵀ is kept for the backward pass.
-Layers that read one input have the A of all of them in one product, unless a dropout shows each another part of it.
+The base is read in place, dense or in 4 bits: nothing is joined, and only x·Aᵀ is kept for the backward pass.  Layers
+that read one input share one product for their A, unless dropout shows each a different part of it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,15 +25,14 @@ from posttrain.models.shared_prompt.linear import Matrix, Weight, dense_projecti
 
 @dataclass(frozen=True, slots=True)
 class FrozenBase:
-    """A frozen layer's matrix: dense in the type of the products, or in 4 bits and dense while a product is made."""
+    """A frozen layer's matrix: dense in the type of the products, or in 4 bits and dense during a product."""
 
     layer: nn.Linear | Conv1D
     dtype: torch.dtype
     packed: Matrix | None = None
-    """The matrix as inference reads it quickest, where it is kept so."""
+    """The matrix in inference's fastest order, if it was packed."""
 
     def matrix(self) -> Matrix:
-        """W, [outputs inputs]."""
         if self.packed is not None:
             return self.packed
         weight = dequantized(self.layer) if is_4_bit(self.layer) else weight_of(self.layer)
@@ -43,14 +42,12 @@ class FrozenBase:
         return None if self.layer.bias is None else self.layer.bias.detach().to(self.dtype)
 
     def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
-        """x·Wᵀ + b."""
         if runs_packed(self.layer):
             out: Tensor = self.layer(x)
             return out
         return linear(x, self.matrix(), self.bias())
 
     def product_back(self, grad: Float[Tensor, "row outputs"]) -> Float[Tensor, "row inputs"]:
-        """grad·W."""
         matrix = self.matrix()
         assert isinstance(matrix, Tensor), "packed for inference"
         return grad @ matrix
@@ -58,18 +55,16 @@ class FrozenBase:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedParts:
-    """What of the layers takes no gradient."""
+    """The layers' parts without gradient."""
 
     bases: tuple[FrozenBase, ...]
     outputs: tuple[int, ...]
     scales: tuple[float, ...]
-    """s of each layer; 0 where it has no adapter."""
+    """s of each layer; 0 without an adapter."""
     dropouts: tuple[TokenDropout | None, ...]
-    """What of the input each layer's adapter does not see."""
 
     @property
     def drop(self) -> bool:
-        """Whether some adapter does not see all of the input."""
         return any(dropout is not None for dropout in self.dropouts)
 
     def seen(self, x: Float[Tensor, "row inputs"]) -> Iterator[Float[Tensor, "row inputs"]]:
@@ -111,7 +106,7 @@ def _low(x: Tensor, parts: AdaptedParts, down: Tensor, ups: Sequence[Tensor]) ->
 
 
 def _grad_seen(grad_low: Tensor, parts: AdaptedParts, down: Tensor, ups: Sequence[Tensor]) -> Tensor:
-    """What adapters add to the gradient of x.  Masks are made again: a function needs not be kept."""
+    """The adapters' part of the gradient of x.  Masks are made again."""
     if not parts.drop:
         return grad_low @ down
     ranks = [up.shape[1] for up in ups]
@@ -124,7 +119,6 @@ def _grad_seen(grad_low: Tensor, parts: AdaptedParts, down: Tensor, ups: Sequenc
 def _grad_down(
     x: Tensor, grad_low: Tensor, parts: AdaptedParts, ups: Sequence[Tensor]
 ) -> Float[Tensor, "ranks inputs"]:
-    """The gradient of the joined A."""
     if not parts.drop:
         return grad_low.T @ x
     grads = grad_low.split([up.shape[1] for up in ups], dim=1)
@@ -141,7 +135,7 @@ def _products(x: Tensor, low: Tensor, parts: AdaptedParts, ups: Sequence[Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AdaptedWeight:
-    """Layers of one input, some of them with an adapter, as a `Weight`."""
+    """Layers of one input, some with an adapter, as a `Weight`."""
 
     parts: AdaptedParts
     down: Float[Tensor, "ranks inputs"]
@@ -150,14 +144,12 @@ class AdaptedWeight:
     """B of each, [outputs rank]."""
 
     def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
-        """See `Weight`."""
         if not torch.is_grad_enabled():
             return _products(x, _low(x, self.parts, self.down, self.ups), self.parts, self.ups)
         out: Tensor = _Adapted.apply(x, self.parts, self.down, *self.ups)  # type: ignore[no-untyped-call]
         return out
 
     def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "AdaptedWeight":
-        """See `Weight`."""
         if not self.parts.drop:
             return self
         some = tuple(None if dropout is None else dropout.of_tokens(rows) for dropout in self.parts.dropouts)
@@ -168,11 +160,10 @@ class AdaptedWeight:
         return replace(self, parts=replace(self.parts, bases=tuple(bases)))
 
     def owned(self) -> "AdaptedWeight":
-        """See `Weight`.  The base has its address already, and no copy is made of it."""
+        """See `Weight`.  The base keeps its address and is not copied."""
         return replace(self, down=self.down.detach().clone(), ups=tuple(up.detach().clone() for up in self.ups))
 
     def take_over(self, other: Weight) -> None:
-        """See `Weight`."""
         assert isinstance(other, AdaptedWeight)
         for mine, new in zip((self.down, *self.ups), (other.down, *other.ups), strict=True):
             mine.copy_(new)
@@ -181,7 +172,7 @@ class AdaptedWeight:
 def projection(modules: Sequence[nn.Module], dtype: torch.dtype) -> Weight:
     """Linear layers that read the same input as one, outputs side by side, in `dtype`: see `dense_projection`.
 
-    Where one has an adapter, or is in 4 bits, the base of all is frozen.
+    If one has an adapter or is in 4 bits, the base of all is frozen.
     """
     layers = [adapted_layer(module) for module in modules]
     if not any(layers) and not any(is_4_bit(module) for module in modules):
@@ -200,7 +191,7 @@ def projection(modules: Sequence[nn.Module], dtype: torch.dtype) -> Weight:
 
 
 def _joined(parts: AdaptedParts, factors: Sequence[Factors | None]) -> AdaptedWeight:
-    """The weight of these layers; one without an adapter has one of rank 0."""
+    """The weight of these layers; one without an adapter gets rank 0."""
     like, dtype = parts.bases[0].layer, parts.bases[0].dtype
     (_, inputs), device = layer_shape(like), like.weight.device
     none = torch.zeros(0, inputs, dtype=dtype, device=device)

@@ -1,8 +1,8 @@
 """Attention over padded calls, and over many sequences packed on one token axis.
 
 A packed batch holds *roots* (whole sequences, or the prompts of groups) and *branches* (completions), each of which
-continues one root.  A root is stored and computed once however many branches continue it.  Nothing is padded
-except inside attention, where sequences of like length share a padded bucket.
+continues one root.  A root is stored and computed once for all its branches.  Only attention pads: there sequences of
+similar length share a bucket.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class AttentionKind:
     """How a layer turns scores into shares: softmax(mask(c · tanh(s · q·kᵀ / c))), or without c of mask(s · q·kᵀ)."""
 
     window: int | None = None
-    """A query sees this many tokens, itself the last of them; None is all before it."""
+    """A query sees this many tokens, itself the last; None means all before it."""
     scale: float | None = None
     """s; None is 1/√width."""
     soft_cap: float | None = None
@@ -42,7 +42,7 @@ def attend(
     if kind.soft_cap is not None:
         return _attend_with_cap(query, key, value, mask, kind)
     if mask is not None and query.is_cuda:
-        # CUDA's kernels for grouped heads take no mask; the one that remains would keep all scores.
+        # CUDA's kernels for grouped heads support no mask; the remaining one would keep all scores.
         key, value = (repeated_heads(kv, query.shape[1]) for kv in (key, value))
     return F.scaled_dot_product_attention(
         query,
@@ -58,7 +58,7 @@ def attend(
 def _attend_with_cap(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kind: AttentionKind
 ) -> Float[Tensor, "row heads queries width"]:
-    """The same with capped scores, which no fused kernel makes.  All of them are kept for the backward pass, twice."""
+    """The same with capped scores, for which there is no fused kernel: all are kept for the backward pass, twice."""
     rows, heads, queries, width = query.shape
     if mask is None:
         mask = causal_mask(queries, None, query.device)[None, None]
@@ -72,7 +72,7 @@ def capped_scores(
     key: Float[Tensor, "row kv_heads keys width"],
     kind: AttentionKind,
 ) -> Float[Tensor, "row kv_heads queries keys"]:
-    """s · q·kᵀ, softly capped where the kind says so."""
+    """s · q·kᵀ, softly capped if the kind has a cap."""
     scores = (query * (query.shape[-1] ** -0.5 if kind.scale is None else kind.scale)) @ key.transpose(2, 3)
     return scores if kind.soft_cap is None else (scores / kind.soft_cap).tanh_() * kind.soft_cap
 
@@ -82,7 +82,7 @@ def weighted(
     hidden_from: Bool[Tensor, "#row 1 1 queries keys"],
     value: Float[Tensor, "row kv_heads keys width"],
 ) -> Float[Tensor, "row kv_heads each_and_queries width"]:
-    """softmax(masked scores)·v, the exponentials in float32 at least."""
+    """softmax(masked scores)·v, with exponentials in float32 at least."""
     rows, kv_heads, _, _, keys = scores.shape
     precise = torch.promote_types(scores.dtype, torch.float32)
     shares = torch.softmax(scores.masked_fill_(hidden_from, -torch.inf), dim=-1, dtype=precise).to(value.dtype)
@@ -90,7 +90,7 @@ def weighted(
 
 
 def causal_mask(length: int, window: int | None, device: torch.device) -> Bool[Tensor, "queries keys"]:
-    """Which tokens of its own sequence each one sees."""
+    """Which tokens of its sequence each one sees."""
     place = torch.arange(length, device=device)
     return in_sight(place[:, None], place, window)
 
@@ -104,7 +104,7 @@ def in_sight(query: Int64[Tensor, "*place"], key: Int64[Tensor, "*other"], windo
 def repeated_heads(
     kv: Float[Tensor, "row kv_heads keys width"], num_heads: int
 ) -> Float[Tensor, "row heads keys width"]:
-    """Each head as many times in a row as there are query heads that share it."""
+    """Each head repeated for every query head that shares it."""
     return kv.repeat_interleave(num_heads // kv.shape[1], dim=1)
 
 
@@ -117,24 +117,23 @@ class Bucket:
     """Sequences that share one padded attention call."""
 
     members: tuple[int, ...]
-    """Branches (or roots) in the bucket, longest first."""
+    """Branches (or roots), longest first."""
     width: int
     """Length of the longest, in tokens; the others are padded to it."""
 
     @property
     def num_slots(self) -> int:
-        """Padded positions."""
         return len(self.members) * self.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchIndices:
-    """What attention of one bucket of branches looks up."""
+    """Indices for attention of one bucket of branches."""
 
     roots: Int64[Tensor, " member"]
     """The root that each member continues."""
     sees_root: Bool[Tensor, "member longest"]
-    """Which keys of its root, padded to the longest, are tokens."""
+    """Which keys of its root, padded to the longest root, are tokens."""
     root_lengths: Int64[Tensor, " member"]
     """Position of each branch's first token."""
 
@@ -144,28 +143,26 @@ class Masks:
     """Which keys each query sees, bucket by bucket, in layers of one window."""
 
     roots: tuple[Bool[Tensor, "1 1 _ _"] | None, ...]
-    """[1, 1, width, width] each; None where all tokens before are seen."""
+    """[1, 1, width, width] each; None if all tokens before are seen."""
     branches: tuple[Bool[Tensor, "_ 1 _ _"], ...]
     """[member, 1, width, keys] each; keys are the root's tokens, then the branch's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedIndices:
-    """What attention over a layout looks up, on the device where it runs.
+    """Indices for attention over a layout, on its device.
 
-    A *slot* is a padded position; slots are counted through all buckets, those of roots first.
+    A *slot* is a padded position; slots are numbered through all buckets, those of roots first.
     """
 
     positions: Int64[Tensor, " token"]
-    """Position of each packed token in its own sequence, its root's tokens counted."""
+    """Position of each packed token in its sequence, with its root's tokens."""
     token_of_slot: Int64[Tensor, " slot"]
     """Packed token of each slot; a padding slot repeats its sequence's first: masked as a key, dropped as a query."""
     slot_of_token: Int64[Tensor, " token"]
-    """Where each packed token is among the slots."""
     row_of_root: Int64[Tensor, " root"]
     """Row of each root among the rows of all root buckets."""
     branches: tuple[BranchIndices, ...]
-    """One for each branch bucket."""
 
 
 class PackedLayout:
@@ -192,12 +189,11 @@ class PackedLayout:
             ),
             0,
         )
-        """Tokens of the longest sequence, a branch's with its root."""
+        """Tokens of the longest sequence, a branch with its root."""
         self.root_buckets = _like_lengths(self.root_lengths)
         self.branch_buckets = _like_lengths(self.branch_lengths)
 
     def indices(self, device: torch.device) -> PackedIndices:
-        """The layout's index tensors, made for a device."""
         token_of_slot, slot_of_token = self._slots()
         order = [member for bucket in self.root_buckets for member in bucket.members]
         return PackedIndices(
@@ -243,7 +239,6 @@ class PackedLayout:
         )
 
     def masks(self, indices: PackedIndices, window: int | None) -> Masks:
-        """The masks of layers with a window, on the device of the indices."""
         device = indices.positions.device
         roots = (
             None if window is None or bucket.width <= window else causal_mask(bucket.width, window, device)[None, None]
@@ -268,7 +263,7 @@ def _branch_mask(width: int, branch: BranchIndices, window: int | None) -> Bool[
 
 
 class _Rearrange(torch.autograd.Function):
-    """x[index] whose gradient is a gather too: `inverse` gives each row of x the one place where it is used."""
+    """x[index] whose gradient is also a gather: `inverse` gives the one place where each row of x is used."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
@@ -282,7 +277,7 @@ class _Rearrange(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
-    """Rows of padded slots back to packed tokens; padding receives a zero gradient."""
+    """Rows of padded slots back to packed tokens; padding gets a zero gradient."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, slot_of_token: Tensor) -> Tensor:
@@ -312,7 +307,6 @@ class PackedAttention:
         key: Float[Tensor, "token kv_heads width"],
         value: Float[Tensor, "token kv_heads width"],
     ) -> Float[Tensor, "token heads width"]:
-        """Attention of the layer's kind within each sequence of the layout."""
         layout, at, masks = self.layout, self.indices, self._masks_of(kind.window)
         heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[2]
         packed = torch.cat([query.flatten(1), key.flatten(1), value.flatten(1)], dim=1)  # [token qkv]
@@ -341,7 +335,7 @@ class PackedAttention:
         return packed_out.view(-1, heads, width)
 
     def _masks_of(self, window: int | None) -> Masks:
-        """Made once for all layers of a window; one that no sequence outgrows is none."""
+        """Made once for all layers of a window; a window longer than all sequences counts as none."""
         if window is not None and window >= self.layout.longest:
             window = None
         if window not in self._masks:
@@ -368,7 +362,7 @@ def _starts(lengths: Sequence[int], first: int) -> list[int]:
 
 
 def _like_lengths(lengths: Sequence[int]) -> list[Bucket]:
-    """Non-empty sequences in groups of like length, longest first."""
+    """Non-empty sequences in groups of similar length, longest first."""
     order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
     buckets: list[list[int]] = []
     for i in order:

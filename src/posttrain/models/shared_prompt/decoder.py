@@ -1,7 +1,7 @@
 """One forward pass for training and sampling: the families of `families` over packed tokens.
 
-It reads the weights of a Hugging Face model and owns none.  Attention is given by the caller, so the
-trainer (packed, shared prompts) and the sampler (cached keys and values) run the same arithmetic otherwise.
+It reads the weights of a Hugging Face model and owns none.  The caller provides attention, so trainer (packed, shared
+prompts) and sampler (cached keys and values) run the same arithmetic otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from posttrain.models.shared_prompt.linear import Weight
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """What a norm has learned."""
+    """A norm's learned tensors."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -37,7 +37,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNorms:
-    """The norms of one layer; those that its family lacks are None."""
+    """The norms of one layer; None if its family lacks them."""
 
     input: Norm | None
     attention: Norm | None
@@ -46,7 +46,7 @@ class LayerNorms:
     heads: Tensor | None
     """Of query and key heads, [heads + kv_heads, width]."""
     query: Tensor | None
-    """Of all query heads of a token as one row, [heads · width]; the next of all key heads."""
+    """Of all query heads of a token as one row, [heads · width]; `key` of all key heads."""
     key: Tensor | None
 
     def owned(self) -> "LayerNorms":
@@ -61,7 +61,6 @@ class LayerNorms:
         )
 
     def tensors(self) -> list[Tensor]:
-        """Those that there are, in one order."""
         norms = [norm for norm in (self.input, self.attention, self.mlp_input, self.mlp) if norm is not None]
         learned = [each for norm in norms for each in (norm.weight, norm.bias)]
         return [each for each in (*learned, self.heads, self.query, self.key) if each is not None]
@@ -69,7 +68,7 @@ class LayerNorms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """One decoder layer, ready for use."""
+    """One decoder layer with its weights."""
 
     kind: LayerKind
     activation: Activation
@@ -80,13 +79,13 @@ class DecoderLayer:
     down: Weight
 
     def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "DecoderLayer":
-        """The layer for some of the tokens behind its attention, which has seen all of them."""
+        """The layer for some tokens only, after its attention over all."""
         return replace(
             self, out=self.out.of_tokens(rows), gate_up=self.gate_up.of_tokens(rows), down=self.down.of_tokens(rows)
         )
 
     def for_inference(self) -> "DecoderLayer":
-        """The layer with its matrices as their products are quickest; for weights that no longer change."""
+        """The layer with its matrices in their fastest form, for weights that no longer change."""
         return replace(
             self,
             qkv=self.qkv.for_inference(),
@@ -106,7 +105,7 @@ class DecoderLayer:
         )
 
     def take_over(self, other: "DecoderLayer") -> None:
-        """Take over the numbers of the same layer of the model, in place."""
+        """Copy the numbers of the same layer of the model, in place."""
         for mine, new in zip(self.norms.tensors(), other.norms.tensors(), strict=True):
             mine.copy_(new)
         self.qkv.take_over(other.qkv)
@@ -133,7 +132,7 @@ Attend = Callable[
     ],
     Float[Tensor, "token heads width"],
 ]
-"""attend(layer, kind, query, key, value): what the caller's layout or cache makes of one layer's projections."""
+"""attend(layer, kind, query, key, value): one layer's attention over the caller's layout or cache."""
 Angles = Mapping[str, tuple[Float[Tensor, "token 1 turned"], Float[Tensor, "token 1 turned"]]]
 """cos and signed sin of every rotary angle of some tokens, by the angles' name; see `rotate`."""
 
@@ -142,11 +141,11 @@ ACTIVATIONS = {nn.SiLU: SILU, SiLUActivation: SILU, GELUTanh: GELU_TANH, NewGELU
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """What a model makes of the positions of some tokens."""
+    """A model's encoding of the positions of some tokens."""
 
     angles: Angles
     rows: Float[Tensor, "token hidden"] | None
-    """Embeddings of absolute positions, where the model has them."""
+    """Embeddings of absolute positions, if the model has them."""
 
     def at(self, index: Int64[Tensor, " token"]) -> "Positions":
         angles = {name: (cos[index], sin[index]) for name, (cos, sin) in self.angles.items()}
@@ -154,9 +153,9 @@ class Positions:
 
 
 class Decoder:
-    """The forward pass of a model that `models.shared_prompt.architectures` does not refuse.
+    """The forward pass of a model that `shared_prompt_refusal` does not refuse.
 
-    Matrix products and attention run in `compute_dtype`; the residual stream in the weights'; norms in float32 inside.
+    Matrix products and attention run in `compute_dtype`; the residual stream in the weights' type; norms in float32.
     """
 
     def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype | None = None) -> None:
@@ -173,14 +172,13 @@ class Decoder:
 
     @property
     def body(self) -> nn.Module:
-        """The part of the model with embedding, layers and last norm."""
         return self.model.get_submodule(self.family.decoder)
 
     def block(self, index: int) -> Any:
         return self.body.get_submodule(f"{self.family.layers}.{index}")
 
     def layer(self, index: int) -> DecoderLayer:
-        """Weights ready for use.  Joined by differentiable concatenation, so gradients reach the model's own."""
+        """A layer's weights, joined by differentiable concatenation, so gradients reach the model's parameters."""
         family, dtype, layer = self.family, self.compute_dtype, self.block(index)
         attention, mlp = layer.get_submodule(family.attention), layer.mlp
         return DecoderLayer(
@@ -224,13 +222,13 @@ class Decoder:
         return weight + self.family.norm_offset if self.family.norm_offset else weight
 
     def positions(self, positions: Int64[Tensor, " token"]) -> Positions:
-        """What the model makes of these positions; embeddings take part in the gradient."""
+        """The encoding of these positions, with gradients for embeddings."""
         name = self.family.positions
         rows = None if name is None else embed(cast(nn.Embedding, self.body.get_submodule(name)), positions)
         return Positions(self.angles(positions), rows)
 
     def position_table(self, length: int) -> Positions:
-        """The same of the first so many positions, for inference: embeddings are the model's own rows."""
+        """The encoding of the first positions, for inference: embeddings are the model's rows, not copies."""
         where = torch.arange(length, device=self.model.device)
         return Positions(self.angles(where), self.position_rows())
 
@@ -262,7 +260,7 @@ class Decoder:
     ) -> Float[Tensor, "wanted hidden"]:
         """Final hidden states of the wanted packed tokens, or of all.
 
-        A layer whose `gradient_checkpointing` is on keeps its input alone, and is run again in the backward pass.
+        A layer with `gradient_checkpointing` keeps only its input, and runs again in the backward pass.
         """
         return self.run(tokens, self.positions(positions), attend, None, wanted)
 
@@ -274,10 +272,10 @@ class Decoder:
         layers: Sequence[DecoderLayer] | None,
         wanted: Int64[Tensor, " wanted"] | None = None,
     ) -> Float[Tensor, "wanted hidden"]:
-        """As `hidden`, with positions and, unless None, joined weights that the caller already has."""
+        """As `hidden`, with the caller's positions and, unless None, joined weights."""
         x, angles = self._embedded(tokens, positions), positions.angles
         for index in range(self.num_layers):
-            # Of other tokens than the wanted ones nobody reads more than the last layer's keys and values.
+            # Only the last layer's keys and values of other tokens than the wanted ones are read.
             kept = wanted if index == self.num_layers - 1 else None
             block = partial(self._block, index, angles=angles, attend=attend, layers=layers, wanted=kept)
             if torch.is_grad_enabled() and self.block(index).gradient_checkpointing:
@@ -305,7 +303,6 @@ class Decoder:
         layers: Sequence[DecoderLayer] | None,
         wanted: Int64[Tensor, " wanted"] | None,
     ) -> Float[Tensor, "wanted hidden"]:
-        """One layer, for the wanted tokens."""
         layer, stream = self.layer(index) if layers is None else layers[index], x.dtype
         norms = layer.norms
         attended = self._attention(index, layer, self._normed(x, norms.input, self.compute_dtype), angles, attend)
@@ -318,7 +315,7 @@ class Decoder:
         return (x + self._normed(mlp, norms.mlp, stream)).to(stream)
 
     def _normed(self, x: Tensor, norm: Norm | None, dtype: torch.dtype) -> Tensor:
-        """x itself, where there is no norm between a layer's part and the stream; else in `dtype`."""
+        """The normed x in `dtype`, or x itself without a norm."""
         if norm is None:
             return x
         if self.family.norm == "layer":

@@ -5,23 +5,22 @@ A layer of every family is
     a = attention(norm₁(x))        x ← x + norm₂(a)
     m = mlp(norm₃(x))              x ← x + norm₄(m)          mlp(x) = down · (activation(gate · x) · (up · x))
 
-or down · activation(up · x) where nothing is gated, and a record says which of the norms there are and under which
-names, of what kind they are and how they use their weight, whether queries and keys are normed by head or as a whole,
-which projections are stored as one matrix, whether positions have embeddings of their own, and what attention makes of
-its scores in each layer: its window, scale and soft cap, and by which angles queries and keys are turned.  Numbers come
-from the model's config, which the functions of a record read; the activation, the scale of embeddings and rotary
-angles come from its modules.  The decoder's loop reads records and asks for no family.  A new family is a row of the
-table, if its layers are what a record can say; the tests of `tests/laws/test_families.py` decide.
+or down · activation(up · x) without a gate.  A record names the norms, their kind and how they use their weight, says
+whether queries and keys are normed by head or as a whole, which projections are stored as one matrix, whether positions
+have embeddings, and each layer's attention: window, scale, soft cap and rotary angles.  Numbers come from the model's
+config, which the functions of a record read; the activation, the scale of embeddings and rotary angles come from its
+modules.  The decoder's loop only reads records.  A new family is a row of the table, if a record can describe its
+layers; `tests/laws/test_families.py` decides.
 
 `shared_prompt_refusal` says which models the shared-prompt forward pass reproduces; all others run through their own.
-The decoder reads weights and calls no module of the model except its rotary embedding, so every module must be one that
-it knows exactly.  Plain low-rank adapters and layers in 4 bits are known.  Anything else is refused, never guessed:
-another adapter, a sharded layer, a subclass, a hook.
+The decoder reads weights and calls no module of the model except its rotary embedding, so it must know every module
+exactly.  Plain low-rank adapters and layers in 4 bits are known.  Anything else is refused, never guessed: another
+adapter, a sharded layer, a subclass, a hook.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, cast
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -34,7 +33,7 @@ from posttrain.models.shared_prompt.attention import AttentionKind
 Windows = Callable[[PreTrainedConfig], Sequence[int | None]]
 
 PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
-"""The classes of a family, usually."""
+"""A family's usual classes."""
 SAME_ANGLES = "every layer"
 """Name of the rotary angles of models that have one kind."""
 
@@ -44,12 +43,10 @@ def no_windows(config: PreTrainedConfig) -> list[int | None]:
 
 
 def one_window(config: PreTrainedConfig) -> list[int | None]:
-    """Every layer has the config's window, where there is one."""
     return [config.sliding_window] * config.num_hidden_layers
 
 
 def windows_by_layer(config: PreTrainedConfig) -> list[int | None]:
-    """Layers are called `sliding_attention` or `full_attention`."""
     return [config.sliding_window if kind == "sliding_attention" else None for kind in config.layer_types]
 
 
@@ -58,17 +55,14 @@ def same_angles(config: PreTrainedConfig) -> list[str | None]:
 
 
 def angles_by_layer(config: PreTrainedConfig) -> list[str | None]:
-    """Layers with a window have other angles than those without."""
     return list(config.layer_types)
 
 
 def angles_in_some_layers(config: PreTrainedConfig) -> list[str | None]:
-    """Some layers know no positions."""
     return [SAME_ANGLES if turned else None for turned in config.no_rope_layers]
 
 
 def no_angles(config: PreTrainedConfig) -> list[str | None]:
-    """Positions are told by embeddings, and nothing is turned."""
     return [None] * config.num_hidden_layers
 
 
@@ -77,58 +71,52 @@ def usual_scale(config: PreTrainedConfig) -> float | None:
 
 
 def scale_of_config(config: PreTrainedConfig) -> float | None:
-    """A number of the config in the place of the heads' width."""
-    scale: float = config.query_pre_attn_scalar**-0.5
-    return scale
+    return cast(float, config.query_pre_attn_scalar**-0.5)
 
 
 def scale_if_asked(config: PreTrainedConfig) -> float | None:
-    """1/√width unless the config says that scores are left as they are."""
     return None if config.scale_attn_weights else 1.0
 
 
 def no_soft_cap(config: PreTrainedConfig) -> float | None:
-    """Scores are not bounded, whatever the config says."""
     return None
 
 
 def soft_cap_of_config(config: PreTrainedConfig) -> float | None:
-    """Scores are bounded by a number of the config, if there is one."""
-    cap: float | None = config.attn_logit_softcapping
-    return cap
+    return cast(float | None, config.attn_logit_softcapping)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What a layer does besides its products and norms."""
+    """A layer's attention and rotary angles."""
 
     attention: AttentionKind
     angles: str | None
-    """Name of the rotary angles of its queries and keys; None where they are not turned."""
+    """Name of the rotary angles of its queries and keys; None without rotation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What the layers of one family are; the defaults are Llama's."""
+    """A family of decoders; the defaults are Llama's."""
 
     package: str
     """Folder of its modules in `transformers.models`."""
     prefix: str
-    """How its classes' names begin."""
+    """Prefix of its classes' names."""
     parts: tuple[str, ...] = PARTS
-    """How they go on."""
+    """The rest of their names."""
 
     others: tuple[str, ...] = ()
-    """Full names of classes that it has beside those and the common ones."""
+    """Full names of further classes."""
     refused: Mapping[str, object] = field(default_factory=dict)
-    """Options of the config that a record cannot say, with the value that is none of them."""
+    """Options of the config that a record cannot describe, with their only supported value."""
 
     decoder: str = "model"
     """The module with embedding, layers and last norm; this and the next three by name."""
     layers: str = "layers"
     last_norm: str = "norm"
     positions: str | None = None
-    """Embedding of absolute positions, whose rows are added to those of the tokens."""
+    """Embedding of absolute positions, which is added to the tokens'."""
 
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: str = "rms_norm_eps"
@@ -148,12 +136,11 @@ class Family:
     attention: str = "self_attn"
     """This and the products by name."""
     grouped: bool = True
-    """Whether the config says how many heads of keys there are, and how wide a head is; else there are as many as of
-    queries, which share the width of the stream."""
+    """Whether the config has a number of key heads and a head width; otherwise query and key heads share the stream."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     output: str = "o_proj"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    """Where nothing is gated, `up` alone."""
+    """Without a gate, only `up`."""
     down: str = "down_proj"
     gated: bool = True
     activation: str = "act_fn"
@@ -161,7 +148,7 @@ class Family:
     activation_option: str = "hidden_act"
     """Name of the activation in the config."""
     activations: tuple[str, ...] = ("silu", "gelu_pytorch_tanh")
-    """What it may say."""
+    """Supported ones."""
     scaled_embedding: str | None = None
     """Class of an embedding whose rows are multiplied by its `embed_scale`."""
 
@@ -257,7 +244,7 @@ FAMILIES = {
         prefix="Gemma3",
         parts=("ForCausalLM", "TextModel", *PARTS[2:]),
         query_key_norm="heads",
-        soft_cap=no_soft_cap,  # its attention leaves the config's cap alone
+        soft_cap=no_soft_cap,  # its attention ignores the config's cap
         angles=angles_by_layer,
     ),
 }
@@ -265,40 +252,37 @@ FAMILIES = {
 
 
 COMMON = (nn.Linear, nn.ModuleList, nn.SiLU, SiLUActivation, GELUTanh, nn.Dropout)
-"""What all families are made of besides their own classes.  Dropout is off: a policy's model is in eval mode."""
+"""Classes of all families.  Dropout is off: a policy's model is in eval mode."""
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
-"""Ways of the library to compute the same attention; another one is somebody's own."""
+"""The library's implementations of the same attention."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def shared_prompt_refusal(model: PreTrainedModel) -> str | None:
-    """Why the shared-prompt forward pass would not compute what the model computes, in words; None where it would.
-
-    Looks at the model as it is now; `Policy.require_as_made` asks again.
-    """
+    """Why the shared-prompt forward pass would not compute what the model computes now; None if it would."""
     return next(_config_refusals(model), None) or next(_module_refusals(model), None)
 
 
 def _config_refusals(model: PreTrainedModel) -> Iterator[str]:
     config = model.config
     if config.model_type not in FAMILIES:
-        yield f"its family is {config.model_type}, which is none of {', '.join(FAMILIES)}"
+        yield f"its family is {config.model_type}, not one of {', '.join(FAMILIES)}"
         return
     family = FAMILIES[config.model_type]
     activation = getattr(config, family.activation_option)
     if activation not in family.activations:
-        yield f"its activation is {activation}, which is none of {', '.join(family.activations)}"
+        yield f"its activation is {activation}, not one of {', '.join(family.activations)}"
     for option, usual in family.refused.items():
         if getattr(config, option, usual) != usual:
-            yield f"its config says {option} = {getattr(config, option)}, which the pass does not compute"
+            yield f"its config has {option} = {getattr(config, option)}, which the pass does not support"
     for kind in getattr(config, "layer_types", None) or ():
         if kind not in LAYER_TYPES:
-            yield f"a layer's attention is {kind}, which is none of {', '.join(LAYER_TYPES)}"
+            yield f"a layer's attention is {kind}, not one of {', '.join(LAYER_TYPES)}"
     if config._attn_implementation not in ATTENTION:
-        yield f"its attention is {config._attn_implementation}, which is none of {', '.join(ATTENTION)}"
+        yield f"its attention is {config._attn_implementation}, not one of {', '.join(ATTENTION)}"
     if getattr(config, "use_bidirectional_attention", False):
-        yield "its tokens see those behind them (use_bidirectional_attention)"
+        yield "its tokens see later ones (use_bidirectional_attention)"
 
 
 def _module_refusals(model: PreTrainedModel) -> Iterator[str]:
@@ -325,14 +309,14 @@ def _module_refusals(model: PreTrainedModel) -> Iterator[str]:
 
 
 def allowed_classes(family: Family) -> set[str]:
-    """The classes that a model of the family is made of, by their full names."""
+    """Full names of the classes of a family's models."""
     place = f"transformers.models.{family.package}.modeling_{family.package}.{family.prefix}"
     embedding = full_name(nn.Embedding) if family.scaled_embedding is None else place + family.scaled_embedding
     return {*(place + part for part in family.parts), embedding, *map(full_name, COMMON), *family.others}
 
 
 def alteration(module: nn.Module) -> str | None:
-    """What makes a module compute something else than its class does with plain weights, in words; None if nothing."""
+    """Why a module computes something other than its class does with plain weights; None if it does not."""
     if "forward" in vars(module):
         return "has a forward function put in place of its class's own"
     if any(getattr(module, hooks) for hooks in HOOKS):

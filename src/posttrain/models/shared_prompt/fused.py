@@ -1,7 +1,7 @@
 """Elementwise layers as single autograd nodes.
 
 On a CPU a small model spends as long in memory passes over activations as in matrix products; these write each
-activation once where composed operations write it five times.
+activation once, composed operations five times.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class _Rotate(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """What a gated MLP does to its gate, and the gradient of that."""
+    """An activation and its gradient."""
 
     value: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor, Tensor], object]
@@ -110,8 +110,8 @@ def rotate(
 
         y = x · cos + swap(x) · sin     swap exchanges the halves; sin is negated in the first
 
-    Su et al. 2021 (RoFormer), arXiv:2104.09864, eq. 34, with the pairing of the Llama family.  Where there are
-    angles for the first elements of a head only, the others stay as they are.
+    Su et al. 2021 (RoFormer), arXiv:2104.09864, eq. 34, with the pairing of the Llama family.  With angles for only
+    the first elements of a head, the others do not change.
     """
     turned = cos.shape[-1]
     if turned < x.shape[-1]:

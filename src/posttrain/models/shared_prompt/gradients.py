@@ -1,9 +1,7 @@
-"""Gradients of large matrices written where they are kept, instead of returned to autograd.
+"""Gradients of large matrices written in place, instead of returned to autograd.
 
 Autograd holds a gradient for every use of a parameter, and another for their sum.  For an output matrix that is also
 the embedding, with a vocabulary of 150,000, that is the peak of an update.
-
-`embed` looks up token embeddings and adds their gradient, as rows, to the gradient that is already there.
 """
 
 from collections.abc import Iterator
@@ -22,10 +20,10 @@ _IN_PLACE = ContextVar("in_place", default=False)
 
 @contextmanager
 def gradients_in_place() -> Iterator[None]:
-    """Have operations of `models/` add to `parameter.grad` in their backward pass, where they can, and return nothing.
+    """Have operations of `models/` add to `parameter.grad` in their backward pass, if they can, and return nothing.
 
-    For forward passes that end in `Tensor.backward`, where the sum is the same in whichever order they run;
-    `torch.autograd.grad` and hooks of the parameter do not see what is written so.
+    For forward passes that end in `Tensor.backward`; `torch.autograd.grad` and hooks of the parameter do not see these
+    gradients.
     """
     token = _IN_PLACE.set(True)
     try:
@@ -36,10 +34,7 @@ def gradients_in_place() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class InPlaceGradient:
-    """Where the gradient of a parameter goes that autograd is not shown.
-
-    A record, for tensors among a function's arguments would get a place in the graph.
-    """
+    """A parameter whose gradient is hidden from autograd; a record, as a tensor argument would join the graph."""
 
     parameter: Tensor
 
@@ -51,7 +46,6 @@ class InPlaceGradient:
 
 
 def in_place_gradient(weight: Tensor) -> InPlaceGradient | None:
-    """The parameter if its gradient is to be written in place, or None."""
     wanted = _IN_PLACE.get() and torch.is_grad_enabled() and weight.requires_grad
     return InPlaceGradient(weight) if wanted and isinstance(weight, nn.Parameter) else None
 

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 SIZES = (1, 2, 4, 8, 16, *range(32, 257, 32))
-"""Numbers of rows that products are made with.  oneDNN compiles a kernel of half a megabyte for each that it meets."""
+"""Numbers of rows of products.  oneDNN compiles a kernel of half a megabyte for each."""
 MOST_ROWS = SIZES[-1]
 USUAL_ROWS = 32
-"""Rows of a product that the order is chosen for; it serves others as well."""
+"""Rows of a product for which the order is optimal; it works for all."""
 
 
 class PackedWeight:
-    """A float32 matrix packed in the order in which oneDNN reads it, so that no product has to reorder it first.
+    """A float32 matrix in oneDNN's order, so that products do not have to reorder it first.
 
     At 32 rows a product takes 40 % of the time, at 1,200 rows 85 % (benchmarks/linear.py).  For inference: the copy
     does not follow its weight.
@@ -33,7 +33,7 @@ class PackedWeight:
 
     @staticmethod
     def serves(weight: Tensor) -> bool:
-        """Whether this machine and precision have such products."""
+        """Whether this machine and precision support it."""
         return (
             weight.device.type == "cpu"
             and weight.dtype == torch.float32
@@ -46,7 +46,7 @@ class PackedWeight:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _part(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The same for few rows, filled up to the next of the sizes."""
+        """The same for few rows, padded to the next of `SIZES`."""
         rows = len(x)
         size = SIZES[bisect_left(SIZES, rows)]
         padded = x if size == rows else F.pad(x, (0, 0, 0, size - rows))
@@ -59,28 +59,28 @@ Matrix = Tensor | PackedWeight
 
 @runtime_checkable
 class Weight(Protocol):
-    """A linear layer as the decoder uses it, x · Wᵀ + b, however its numbers are kept."""
+    """A linear layer as the decoder uses it, x · Wᵀ + b, in whatever form it is kept."""
 
     def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]: ...
 
     def of_tokens(self, rows: Int64[Tensor, " kept"]) -> "Weight": ...
 
     def for_inference(self) -> "Weight":
-        """The same as its products are quickest while its numbers stay as they are."""
+        """The same in its fastest form, while its numbers do not change."""
         ...
 
     def owned(self) -> "Weight":
-        """The same at addresses that stay; `take_over` brings it up to date."""
+        """The same at fixed addresses; `take_over` updates it."""
         ...
 
     def take_over(self, other: "Weight") -> None:
-        """Take over the numbers of a weight of the same modules, in place."""
+        """Copy the numbers of a weight of the same modules, in place."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows of a linear layer, the first of its outputs first."""
+    """Some outputs of a linear layer."""
 
     matrix: Matrix
     bias: Tensor | None = None
@@ -96,7 +96,6 @@ class DenseWeight:
     parts: tuple[Part, ...]
 
     def product(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
-        """See `Weight`."""
         if len(self.parts) == 1:
             return self.parts[0].product(x)
         return torch.cat([part.product(x) for part in self.parts], dim=-1)
@@ -105,20 +104,19 @@ class DenseWeight:
         return self
 
     def for_inference(self) -> "DenseWeight":
-        """See `Weight`.  Packing makes a copy, and what is copied anyway is joined."""
+        """See `Weight`.  Packing copies anyway, so parts are joined."""
         parts = self.parts
         if all(PackedWeight.serves(_tensor(part)) for part in parts):
             parts = _joined(parts)
         return DenseWeight(tuple(Part(for_inference(_tensor(part)), part.bias) for part in parts))
 
     def owned(self) -> "DenseWeight":
-        """See `Weight`.  What is frozen has its address already, and no copy is made of it."""
+        """See `Weight`.  Frozen tensors keep their address and are not copied."""
         return DenseWeight(
             tuple(Part(_kept(_tensor(part)), None if part.bias is None else _kept(part.bias)) for part in self.parts)
         )
 
     def take_over(self, other: Weight) -> None:
-        """See `Weight`."""
         assert isinstance(other, DenseWeight)
         for mine, new in zip(self.parts, other.parts, strict=True):
             _write(_tensor(mine), _tensor(new))
@@ -129,9 +127,8 @@ class DenseWeight:
 def dense_projection(modules: Sequence[nn.Linear | Conv1D], dtype: torch.dtype) -> Weight:
     """Linear layers that read the same input as one, outputs side by side, in `dtype`.
 
-    Layers that are trained are joined by a differentiable concatenation, so one product serves them all and gradients
-    reach the model's own parameters.  Frozen ones stay apart: a joined copy would be kept for the backward pass, where
-    the parameters themselves will do.
+    Trained layers are joined by a differentiable concatenation, so one product serves all and gradients reach the
+    model's parameters.  Frozen ones stay apart: the backward pass would keep a joined copy instead of the parameters.
     """
     parameters = [
         parameter for module in modules for parameter in (module.weight, module.bias) if parameter is not None
@@ -151,19 +148,17 @@ def weight_of(module: nn.Linear | Conv1D) -> Float[Tensor, "outputs inputs"]:
 def linear(
     x: Float[Tensor, "row inputs"], matrix: Matrix, bias: Float[Tensor, " outputs"] | None = None
 ) -> Float[Tensor, "row outputs"]:
-    """x · Wᵀ + bias, whichever way the matrix is kept."""
     if isinstance(matrix, PackedWeight):
         return matrix.product(x, bias)
     return F.linear(x, matrix, bias)
 
 
 def for_inference(matrix: Tensor) -> Matrix:
-    """The matrix as its products are quickest while it stays as it is."""
     return PackedWeight(matrix) if PackedWeight.serves(matrix) else matrix
 
 
 def _joined(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """One part of all, unless some have a bias and others none."""
+    """One part of all, unless only some have a bias."""
     biases = [part.bias for part in parts if part.bias is not None]
     if len(parts) == 1 or len(biases) not in (0, len(parts)):
         return parts
