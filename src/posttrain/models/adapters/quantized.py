@@ -80,6 +80,7 @@ def require_half_in_4_bits(model: nn.Module) -> None:
 
 
 def in_4_bits(library: Any, layer: nn.Linear, compute_dtype: torch.dtype, *, packed_kernel: bool) -> nn.Module:
+    """The layer in NF4."""
     made = library.nn.Linear4bit(
         layer.in_features,
         layer.out_features,

@@ -49,6 +49,7 @@ def model_lines(policy: Policy, name: str) -> list[str]:
 
 
 def adapter_lines(policy: Policy, options: OptimizerOptions) -> list[str]:
+    """Lines of the plan about an adapter."""
     layers = lora_layers(policy.model)
     if not layers:
         return []
@@ -126,6 +127,7 @@ def context_lines(policy: Policy) -> list[str]:
 
 
 def tokenizer_lines(policy: Policy) -> list[str]:
+    """Stop tokens, chat template and what is unusual about the tokenizer."""
     tokenizer = policy.tokenizer
     rows = num_embeddings(policy.model)
     known = max(tokenizer.get_vocab().values()) + 1
