@@ -1,4 +1,4 @@
-"""The loop: prompts → rollouts → grades → advantages → batches → loss → updates, as often as the recipe says."""
+"""The RL loop: prompts → rollouts → grades → advantages → batches → loss → updates, step by step."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A critic that has learned from the rollouts of an earlier run before it meets its own."""
+"""Training of a critic on rollouts of an earlier run, before its own run starts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,9 +24,9 @@ def require_earlier_rollouts(algorithm: Algorithm) -> None:
 
 
 def warm_start(learner: Learner, clock: Clock) -> list[str]:
-    """Have the critic learn from each step in the folder that its options name, once; returns what to tell of it.
+    """Train the critic once on each step of the folder in its options, if there is one; returns notes.
 
-    What it explained of each was measured before it learned from it.  Nothing is done where no folder is named.
+    The explained variance of a step is measured before the critic learns from it.
     """
     options = learner.algorithm.critic
     if options is None or not options.warm_start:
@@ -46,7 +46,7 @@ def warm_start(learner: Learner, clock: Clock) -> list[str]:
 
 
 def fit_critic(learner: Learner, collected: CollectedStep, clock: Clock) -> Mapping[str, float]:
-    """Have the critic alone learn from rollouts that are no step's; returns what was measured of them before."""
+    """Train only the critic on rollouts; returns their metrics before that."""
     before, options = learner.actor_critic_state, learner.settings.update
     credited = learner.credit(collected, clock)
     learner.actor_critic_state = replace(before, rewards=credited.next_state.rewards, begun=True, fitted=False)
@@ -61,7 +61,5 @@ def fit_critic(learner: Learner, collected: CollectedStep, clock: Clock) -> Mapp
 def require_known_tokens(groups: Sequence[Group], policy: Policy, file: Path) -> None:
     largest = max(max(*rollout.tokens, *group.prompt.tokens) for group in groups for rollout in group.rollouts)
     if largest >= policy.num_logits:
-        raise UserError(
-            f"{OPTION}: {file} has token {largest}, and the policy knows {policy.num_logits} of them."
-            "  Give rollouts of a policy with the same tokenizer."
-        )
+        where = f"{OPTION}: {file} has token {largest}, and the policy knows {policy.num_logits} of them"
+        raise UserError(f"{where}.  Give rollouts of a policy with the same tokenizer.")

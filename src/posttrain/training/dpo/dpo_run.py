@@ -1,4 +1,4 @@
-"""Direct preference optimisation: a policy learns to prefer the chosen answer of each pair, of rows or of rounds."""
+"""Direct preference optimisation on pairs of rows, or on pairs sampled in rounds."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,13 +50,12 @@ def train_dpo(
     from_step: int | None = None,
     accept_changes: bool = False,
 ) -> Run:
-    """Make a policy like the chosen answers of pairs better than the rejected ones, and save it to RUN/model.
+    """Train a policy to prefer the chosen answers of pairs to the rejected ones, and save it to RUN/model.
 
-    The pairs are rows with `chosen` and `rejected`, or, with `dpo.rounds`, the best and worst of the policy's own
-    completions by some rewards.  The objects are those of `posttrain.train`; of rows, `rows` have two answers each and
-    `held_out_rows` are to be measured on.  `reference` takes the place of the policy that training starts from, and
-    `optimizer` that of AdamW.  With `resume` the run in `config.run.folder` resumes from its last checkpoint, within a
-    round too, to the same bits as if it had never stopped.
+    The pairs are rows with `chosen` and `rejected`, or, with `dpo.rounds`, the best and worst of the policy's
+    completions by rewards.  The objects are those of `posttrain.train`; `rows` have two answers each.  `reference`
+    replaces the policy before training, `optimizer` AdamW.  `resume` continues the run in `config.run.folder` from its
+    last checkpoint, within a round too, to the same bits as an uninterrupted run.
     """
     start = StartOptions(watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes)
     own = CallerObjects(
@@ -77,7 +76,7 @@ def show_dpo_plan(config: DpoConfig) -> None:
 def open_dpo(
     config: DpoConfig, own: CallerObjects = NOTHING_BROUGHT, reference: Reference | None = None
 ) -> Iterator[FitSession[Preference]]:
-    """Load the model, and read all pairs or make what samples and judges them."""
+    """Load the model, and read all pairs or open the session that samples and scores them."""
     if config.dpo.rounds:
         with open_session(config.sampling_half(), own) as session:
             require_prompts_and_rows(session)
@@ -100,9 +99,7 @@ def open_dpo(
 
 def given_reference(given: Policy | Reference | None, config: DpoConfig) -> Reference | None:
     if given is not None and config.dpo.refresh_reference:
-        raise UserError(
-            "reference: one is given, and dpo.refresh_reference takes a new one in each round.  Leave one of them out."
-        )
+        raise UserError("reference: is given, and dpo.refresh_reference takes one in each round.  Leave one out.")
     return UncopiedPolicy(given) if isinstance(given, Policy) else given
 
 

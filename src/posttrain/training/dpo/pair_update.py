@@ -1,13 +1,13 @@
 """log-probs of pairs, and the gradient of a loss of pairs, a micro-batch at a time.
 
-A pair is never split: its loss is no sum over tokens, so that both answers have to be in memory at once.  Their prompt
-is computed once for both, and once for all pairs of one prompt in a micro-batch, where the forward pass allows it.
+A pair is never split: its loss is not a sum over tokens.  A prompt is computed once for all pairs of a micro-batch if
+the forward pass shares prompts.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float64
@@ -25,24 +25,24 @@ from posttrain.training.reference import Reference, reference_of
 from posttrain.training.reward_model.pair_microbatches import pair_microbatches
 
 ROUNDING = 1e-6
-"""The share of a log-prob by which float32 may move it."""
+"""Rounding of a log-prob in float32, as a share of it."""
 Which = Literal["training", "held_out"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPairs:
-    """Some pairs as policy and reference see them, in their order."""
+    """Numbers of some pairs, in their order."""
 
     policy: OfPairs
     """log-probs of whole answers, in nats, float64."""
     reference: OfPairs
     lengths: OfPairs
-    """Tokens that those are sums of."""
+    """Sampled tokens of the answers."""
     losses: Float64[Tensor, " pair"]
     rewards: OfPairs
     """Implicit rewards, β log π/π_ref of whole answers."""
     compared: OfPairs
-    """The same as the loss compares them: per token where it is length-normalised."""
+    """The same as the loss compares them: per token if it is length-normalised."""
 
     @classmethod
     def of(cls, objective: PairObjective, policy: OfPairs, reference: OfPairs, lengths: OfPairs) -> "MeasuredPairs":
@@ -70,10 +70,7 @@ class MeasuredPairs:
 
     @property
     def ranked_higher(self) -> Float64[Tensor, " pair"]:
-        """1 where the chosen answer has more implicit reward, by more than rounding; else 0.
-
-        Before the first update policy and reference are one, and no pair is ranked at all.
-        """
+        """1 if the chosen answer has more implicit reward, by more than rounding; else 0, as before any update."""
         ratios = log_ratios(self.policy, self.reference)
         rounding = ROUNDING * (self.policy.chosen.abs() + self.policy.rejected.abs())
         return (ratios.chosen - ratios.rejected > rounding).double()
@@ -120,11 +117,11 @@ def logprobs_without_gradient(policy: Policy, pairs: Sequence[Preference], max_t
 def accumulate_pairs(
     policy: Policy, pairs: Sequence[Preference], reference: OfPairs, objective: PairObjective, max_tokens: int
 ) -> tuple[float, MeasuredPairs]:
-    """Add the gradient of the batch's loss to the model's; returns the loss and what was seen of each pair.
+    """Add the gradient of the batch's loss to the model's; returns the loss and the numbers of each pair.
 
         loss = Σ_i w_i L_i / Σ_i w_i        w: the pairs' weights; over the whole batch, never a micro-batch
 
-    Raises RunError before the backward pass where a pair's loss is not finite.
+    Raises RunError before the backward pass if a pair's loss is not finite.
     """
     lengths = answer_lengths(pairs)
     weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
@@ -135,10 +132,8 @@ def accumulate_pairs(
         with gradients_in_place():
             logprobs = pair_logprobs(policy, [pairs[row] for row in rows])
         device = logprobs.chosen.device
-        beside = [
-            OfPairs(each.chosen[rows].to(device), each.rejected[rows].to(device)) for each in (reference, lengths)
-        ]
-        losses = objective.losses(logprobs, *beside)
+        others = (OfPairs(*(column[rows].to(device) for column in each)) for each in (reference, lengths))
+        losses = objective.losses(logprobs, *others)
         require_finite_pairs(losses, [pairs[row] for row in rows], logprobs)
         share = (weights[rows].to(device) * losses).sum()
         share.backward()
@@ -161,10 +156,8 @@ def require_finite_pairs(losses: Float64[Tensor, " pair"], pairs: Sequence[Prefe
 class PairReference:
     """The reference of a run on pairs.
 
-    *Live*: the policy that training started from, as an adapter that is off or a frozen copy, or another model that is
-    given, asked for each batch.
-    *Precomputed*: asked once for all pairs, whose log-probs are kept; where that is before the first update of any, the
-    policy itself is the reference, and there is no copy of it.
+    *Live*: the policy before training (a frozen copy, or its adapter off), or another model, computed for each batch.
+    *Precomputed*: computed once for all pairs, and kept; before the first update the policy itself is the reference.
     """
 
     def __init__(self, policy: Policy, options: DpoOptions, given: Reference | None = None) -> None:
@@ -206,10 +199,9 @@ class PairReference:
     def restore(self, saved: Mapping[str, Tensors]) -> None:
         """Be as the checkpoint was."""
         logprobs = saved.get("reference_logprobs", {})
-        whiches: tuple[Which, ...] = ("training", "held_out")
         self.kept = {
             which: OfPairs(*(logprobs[f"{which}.{answer}"].to(torch.float64) for answer in OfPairs._fields))
-            for which in whiches
+            for which in get_args(Which)
             if f"{which}.chosen" in logprobs
         }
         if self.reference is not None and "reference" in saved:

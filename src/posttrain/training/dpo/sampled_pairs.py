@@ -23,10 +23,9 @@ PARTS = ("prompt", "chosen", "rejected")
 
 
 def ranked_pairs(rewards: Sequence[float], most: int) -> list[tuple[int, int]]:
-    """Samples of one group as (better, worse): the best with the worst, the next best with the next worst, and so on.
+    """At most `most` pairs (better, worse) of a group: the best with the worst, the next best with the next worst, ...
 
-    At most so many, and only as long as one is better than the other; NaN, which is no reward, takes no part.  Of
-    samples that earned the same the first counts as better: which it is was drawn at random.
+    Samples without a reward (NaN) and ties are left out.  Among equal rewards the first sample counts as better.
     """
     order = sorted((i for i, reward in enumerate(rewards) if reward == reward), key=lambda i: (-rewards[i], i))
     found = zip(order, reversed(order), strict=True)
@@ -35,14 +34,14 @@ def ranked_pairs(rewards: Sequence[float], most: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRound:
-    """The groups of a round, what the rewards said of them, and the pairs that they make."""
+    """The groups of a round, their grades and their pairs."""
 
     number: int
     groups: Sequence[Group]
     grades: Grades
     pairs: Sequence[Preference]
     sides: Float64[Tensor, "prompt group"]
-    """1 for a completion that was chosen, -1 for one that was rejected, NaN for one in no pair."""
+    """1 for a chosen completion, -1 for a rejected one, NaN for one in no pair."""
 
     @property
     def num_tied(self) -> int:
@@ -64,7 +63,7 @@ class SampledRound:
 
 
 def sampled_round(number: int, groups: Sequence[Group], grades: Grades, pairs_per_prompt: int) -> SampledRound:
-    """The pairs of judged groups; two completions of the same tokens make none, whatever a judge says of them."""
+    """The pairs of graded groups; two completions of the same tokens are not a pair."""
     pairs: list[Preference] = []
     sides = torch.full_like(grades.rewards, torch.nan)
     for row, group in enumerate(groups):

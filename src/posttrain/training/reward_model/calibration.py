@@ -1,26 +1,30 @@
-"""How right a reward model is on pairs that it was not trained on, and whether its probabilities mean what they say.
+"""Accuracy and calibration of a reward model on held-out pairs, and their pictures.
 
 A reward model predicts for each pair which answer is preferred, with confidence p = σ(|r_chosen - r_rejected|), from
-1/2 to 1.  It is calibrated where, of the pairs with confidence p, a share p turns out as predicted:
+1/2 to 1.  It is calibrated if a share p of the pairs with confidence p turns out as predicted:
 
     ECE = Σ_b n_b/n |share right in b - mean confidence in b|       over bins b of confidence (Naeini et al. 2015)
 
-A pair where both answers score alike counts as half right, with confidence 1/2.
+A tie counts as half right, with confidence 1/2.
 
-Chance alone moves the share in a bin off its confidence, so ECE is above 0 for a calibrated model too, and a bootstrap
-interval lies wholly above the truth.  ECE therefore comes with what a calibrated model would show on as many pairs, and
-without an interval.  The other measures have 95% bootstrap intervals over prompts, since pairs of one prompt are not
-drawn independently; shares near 0 or 1, or of few pairs, have Jeffreys'.
+Chance moves the share in a bin off its confidence, so ECE is above 0 for a calibrated model too, and a bootstrap
+interval is too high.  ECE therefore comes with that of a calibrated model on as many pairs.  The other measures have
+95% bootstrap intervals over prompts, since pairs of one prompt are not independent; shares near 0 or 1, or of few
+pairs, have Jeffreys'.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from posttrain.records import Preference
+from posttrain.runs.curves import GREEN, GREY, ORANGE, draw_measure, dress, series
+from posttrain.runs.files import read_metrics, save_figure
 from posttrain.runs.intervals import (
     RESAMPLES,
     Interval,
@@ -33,14 +37,16 @@ from posttrain.training.reward_model.pair_scores import PairScores
 
 WITH_INTERVAL = ("loss", "accuracy", "margin")
 CALIBRATION = ("calibration_error", "calibration_error_by_chance", "calibration_error_by_chance_high")
+OF_SCORES = ("mean_reward", "reward_std")
+ENDS = ("low", "high")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationBin:
-    """Pairs of like confidence."""
+    """Pairs of similar confidence."""
 
     low: float
-    """Bounds of the confidence, the upper one excluded but for 1."""
+    """Bounds of the confidence; the upper one is included only if it is 1."""
     high: float
     num_pairs: int
     confidence: float
@@ -61,12 +67,11 @@ class CalibrationBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutPairs:
-    """What a reward model makes of held-out pairs; each measure with its interval."""
+    """A reward model on held-out pairs; each measure with its interval."""
 
     num_pairs: int
     loss: float
-    """Mean -log σ(r_chosen - r_rejected), without margins and centring, in nats; log 2 = 0.693 for one that knows
-    nothing."""
+    """Mean -log σ(r_chosen - r_rejected), without margins and centring, in nats; log 2 = 0.693 for equal scores."""
     loss_interval: Interval
     accuracy: float
     """Share of pairs whose chosen answer scores higher."""
@@ -78,34 +83,27 @@ class HeldOutPairs:
     reward_std: float
     """Population deviation of all scores."""
     calibration_error: float
-    """ECE, 0 to 1/2.  Too large where pairs are few: compare it with the next two."""
+    """ECE, 0 to 1/2.  Too large for few pairs: compare it with the next two."""
     calibration_error_by_chance: float
     """Mean ECE of a perfectly calibrated model with the same confidences on as many pairs."""
     calibration_error_by_chance_high: float
-    """95% of such models show less."""
+    """95% of such models have less."""
     bins: tuple[CalibrationBin, ...]
     """Those that hold a pair, by rising confidence."""
 
     def metrics(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for name in WITH_INTERVAL:
-            found[f"eval/{name}"] = getattr(self, name)
-            found[f"eval/{name}_low"], found[f"eval/{name}_high"] = getattr(self, f"{name}_interval")
-        found |= {f"eval/{name}": getattr(self, name) for name in CALIBRATION}
-        return found | {"eval/mean_reward": self.mean_reward, "eval/reward_std": self.reward_std}
+        found = {f"eval/{name}": getattr(self, name) for name in (*WITH_INTERVAL, *CALIBRATION, *OF_SCORES)}
+        ends = {name: getattr(self, f"{name}_interval") for name in WITH_INTERVAL}
+        return found | {f"eval/{name}_{end}": each[end == "high"] for name, each in ends.items() for end in ENDS}
 
     def summary(self) -> dict[str, object]:
-        found: dict[str, object] = {"num_pairs": self.num_pairs}
-        for name in WITH_INTERVAL:
-            found[name] = getattr(self, name)
-            found[f"{name}_interval"] = list(getattr(self, f"{name}_interval"))
-        found |= {name: getattr(self, name) for name in CALIBRATION}
-        bins = [each.as_json() for each in self.bins]
-        return found | {"mean_reward": self.mean_reward, "reward_std": self.reward_std, "calibration": bins}
+        found = {name: getattr(self, name) for name in ("num_pairs", *WITH_INTERVAL, *CALIBRATION, *OF_SCORES)}
+        intervals = {f"{name}_interval": list(getattr(self, f"{name}_interval")) for name in WITH_INTERVAL}
+        return {**found, **intervals, "calibration": [each.as_json() for each in self.bins]}
 
 
 def held_out_pairs(scores: PairScores, pairs: Sequence[Preference], num_bins: int) -> HeldOutPairs:
-    """Measure scores of pairs, of which there is at least one."""
+    """Measure the scores of at least one pair."""
     margins, right = scores.margins.numpy(), scores.right.numpy()
     both = np.concatenate([scores.chosen.numpy(), scores.rejected.numpy()])
     confidence = 1 / (1 + np.exp(-np.abs(margins)))
@@ -145,7 +143,7 @@ def held_out_pairs(scores: PairScores, pairs: Sequence[Preference], num_bins: in
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sums over pairs, of all of them or of each resample, by what is summed."""
+    """Sums over all pairs, or over each resample, by what is summed."""
 
     of: Mapping[str, Float64[ndarray, "resample column"]]
 
@@ -163,9 +161,9 @@ class Sums:
 def errors_by_chance(
     confidence: Float64[ndarray, " pair"], bins: Int64[ndarray, " pair"]
 ) -> Float64[ndarray, " simulation"]:
-    """ECE of simulated outcomes of a perfectly calibrated model: each pair is right with its confidence.
+    """ECE of simulated outcomes in which each pair is right with its confidence, a tie always half.
 
-    A tie is half right whatever happens.  The same confidences give the same numbers.
+    The same confidences give the same numbers.
     """
     random, gaps = np.random.default_rng(0), np.empty(RESAMPLES)
     for number in range(RESAMPLES):  # one at a time, as pairs may be many
@@ -192,3 +190,56 @@ def calibration_bin(which: int, num_bins: int, sums: Sums) -> CalibrationBin:
 def bin_of(confidence: Float64[ndarray, " pair"], num_bins: int) -> Int64[ndarray, " pair"]:
     place: ndarray = np.minimum(((confidence - 0.5) * 2 * num_bins).astype(np.int64), num_bins - 1)
     return place
+
+
+def draw_pair_curves(metrics: Path, picture: Path, title: str = "") -> None:
+    """Draw loss, accuracy, margin and calibration error of a reward model against the step."""
+    from matplotlib.figure import Figure
+
+    records = read_metrics(metrics)
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    panels = figure.subplots(2, 2)
+    figure.suptitle(title, fontsize=14, fontweight="bold")
+    draw_measure(panels[0, 0], records, "loss", "Loss", "nats per pair")
+    draw_measure(panels[0, 1], records, "accuracy", "Pairs in the right order", "share of pairs")
+    panels[0, 1].axhline(0.5, color=GREY, linewidth=1, linestyle="--")
+    panels[0, 1].set_ylim(0, 1)
+    draw_measure(panels[1, 0], records, "margin", "Margin", "chosen less rejected")
+    by_chance = series(records, "eval/calibration_error_by_chance")
+    panels[1, 1].plot(*by_chance, color=GREY, linewidth=1, linestyle="--", label="a calibrated model, by chance")
+    draw_measure(panels[1, 1], records, "calibration_error", "Calibration error", "probability")
+    panels[1, 1].set_ylim(bottom=0)
+    save_figure(figure, picture, dpi=110)
+
+
+def calibration_words(measured: Mapping[str, Any]) -> str:
+    words, chance = f"calibration error {measured['calibration_error']:.3f}", "calibration_error_by_chance"
+    return f"{words} ({measured[chance]:.3f} by chance for a calibrated model)" if chance in measured else words
+
+
+def draw_calibration(measured: Mapping[str, Any], picture: Path, title: str = "") -> None:
+    """Draw the share of correct pairs for bins of predicted probability, over their numbers of pairs."""
+    from matplotlib.figure import Figure
+
+    bins: Sequence[Mapping[str, Any]] = measured["calibration"]
+    figure = Figure(figsize=(6.5, 7.5), layout="constrained")
+    curve, counts = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    figure.suptitle(title, fontsize=14, fontweight="bold")
+    curve.plot([0.5, 1], [0.5, 1], color=GREY, linewidth=1, linestyle="--", label="calibrated")
+    predicted = [each["mean_confidence"] for each in bins]
+    observed = [each["share_right"] for each in bins]
+    below = [each["share_right"] - each["share_right_interval"][0] for each in bins]
+    above = [each["share_right_interval"][1] - each["share_right"] for each in bins]
+    look: dict[str, Any] = {"color": GREEN, "marker": "o", "markersize": 5, "capsize": 3, "linestyle": "none"}
+    curve.errorbar(predicted, observed, yerr=[below, above], label="held-out pairs", **look)
+    curve.set_ylim(0, 1.02)
+    dress(curve, calibration_words(measured).capitalize(), "share right")
+    left = [each["confidence"][0] for each in bins]
+    width = [each["confidence"][1] - each["confidence"][0] for each in bins]
+    counts.bar(left, [each["num_pairs"] for each in bins], width=width, align="edge", color=ORANGE, alpha=0.85)
+    counts.set_ylabel("pairs", fontsize=9)
+    counts.tick_params(labelsize=8)
+    counts.spines[["top", "right"]].set_visible(False)
+    counts.set_xlabel("predicted probability of the answer that scores higher", fontsize=9)
+    curve.set_xlabel("")
+    save_figure(figure, picture, dpi=110)

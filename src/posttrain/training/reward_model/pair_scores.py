@@ -1,7 +1,7 @@
 """Scores of pairs, and the gradient of a reward model's loss, a micro-batch at a time.
 
-A pair is never split.  What both answers begin with is computed once, and once for all pairs of one prompt in a
-micro-batch, where the forward pass shares prompts; an answer that is in several pairs is scored once.
+A pair is never split.  A prompt is computed once for all pairs of a micro-batch if the forward pass shares prompts, and
+an answer in several pairs is scored once.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from posttrain.training.reward_model.pair_microbatches import pair_microbatches
 
 @dataclass(frozen=True, slots=True)
 class PairScores:
-    """What a reward model says of some pairs, in their order."""
+    """A reward model's scores of some pairs, in their order."""
 
     chosen: Float64[Tensor, " pair"]
     rejected: Float64[Tensor, " pair"]
@@ -57,7 +57,7 @@ def read_lengths(pair: Preference) -> tuple[int, int]:
 
 
 def scores_of_pairs(scorer: TextScorer, pairs: Sequence[Preference]) -> Float64[Tensor, "2 pair"]:
-    """Scores of the chosen answers and of the rejected ones, with gradients, in float64 from the head on."""
+    """Scores of chosen and rejected answers, with gradients, in float64 from the head on."""
     prompts: dict[tuple[int, ...], int] = {}
     texts: dict[tuple[int, tuple[int, ...]], int] = {}
     places = []
@@ -76,8 +76,8 @@ def accumulate_scores(
 
         L = Σ_i w_i [ -log σ(r_c - r_r - s·m) + c (r_c + r_r)² ] / Σ_i w_i
 
-    w: the pairs' weights, over the whole batch and never a micro-batch, so that no split changes the gradient; s, m:
-    `margin_scale` and the rows' margins, 0 where there is none.  Raises RunError where a score is not finite.
+    w: the pairs' weights over the whole batch, so that no split changes the gradient; s, m: `margin_scale` and the
+    rows' margins, 0 if missing.  Raises RunError if a score is not finite.
     """
     weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
     weights = weights / weights.sum()

@@ -1,4 +1,4 @@
-"""Training a reward model: a language model's body under a scalar head learns which answers are preferred."""
+"""Training of a reward model: a language model with a scalar head learns which answers are preferred."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -35,13 +35,18 @@ from posttrain.training.caller_objects import StartOptions
 from posttrain.training.fit import run_fit, show_plan
 from posttrain.training.fit_session import FitObjective, FitSession, HeldOutResults, pairs_of_rows
 from posttrain.training.optimizer import POLICY, OwnOptimizer, ParameterGroup, new_optimizer
-from posttrain.training.reward_model.calibration import HeldOutPairs, held_out_pairs
-from posttrain.training.reward_model.pair_pictures import calibration_words, draw_calibration, draw_pair_curves
+from posttrain.training.reward_model.calibration import (
+    HeldOutPairs,
+    calibration_words,
+    draw_calibration,
+    draw_pair_curves,
+    held_out_pairs,
+)
 from posttrain.training.reward_model.pair_scores import PairScores, accumulate_scores, pair_scores, read_answers
 from posttrain.training.trained import FitState, policy_of_run
 
 HEAD = "head"
-"""The head's name in checkpoints and in metrics."""
+"""The head's name in checkpoints and metrics."""
 CARD = """# Reward model
 
 Trained by `posttrain reward-model` over `{base}`: one number for a prompt and an answer, higher for what was preferred.
@@ -58,7 +63,7 @@ without complaint, but the body has learned to judge, and what comes out is of n
 
 @dataclass(slots=True, kw_only=True)
 class RewardModelState(FitState):
-    """What the training of a reward model counts; tokens of prompts with each of their answers."""
+    """Counters of a reward model's run; a prompt's tokens count with each answer."""
 
     cursor: ClassVar[str] = "next_pair"
     next_pair: int = 0
@@ -180,10 +185,9 @@ def train_reward_model(
 
         L = -log σ(r_chosen - r_rejected - margin) + c (r_chosen + r_rejected)²      mean over pairs, by their weights
 
-    What is saved is a folder for `AutoModelForSequenceClassification`, and for `rewards: [{model: FOLDER}]`.  For
-    callers in Python: `policy` (made by `posttrain.as_policy`) takes the place of the config's model, of which the
-    parameters that require a gradient are trained with the head, a new one unless `head` is given.  The other arguments
-    are those of `posttrain.train_sft`; rows have two answers each.
+    The saved folder loads in `AutoModelForSequenceClassification`, and as `rewards: [{model: FOLDER}]`.  For callers in
+    Python: `policy` (made by `posttrain.as_policy`; its parameters with `requires_grad` are trained) replaces the
+    config's model, and `head` a new head.  The other arguments are those of `posttrain.train_sft`.
     """
     start = StartOptions(watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes)
     given = GivenRows(rows=rows, held_out=held_out_rows)
