@@ -16,132 +16,96 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from posttrain.algorithms.algorithm import Algorithm
-    from posttrain.algorithms.credit import Credit, per_rollout
-    from posttrain.algorithms.losses import ClipRange
-    from posttrain.algorithms.terms import LossTerm, policy_term
-    from posttrain.commands.collection.collection import collect
+    from posttrain.algorithms.algorithm import Algorithm as Algorithm
+    from posttrain.algorithms.credit import Credit as Credit
+    from posttrain.algorithms.credit import per_rollout as per_rollout
+    from posttrain.algorithms.losses import ClipRange as ClipRange
+    from posttrain.algorithms.terms import LossTerm as LossTerm
+    from posttrain.algorithms.terms import policy_term as policy_term
+    from posttrain.commands.collection.collection import collect as collect
     from posttrain.config import (
-        CollectConfig,
-        Config,
-        DpoConfig,
-        IrlConfig,
-        RewardModelConfig,
-        SftConfig,
-        as_recipe,
-        load_recipe,
+        CollectConfig as CollectConfig,
     )
-    from posttrain.generation.engine import Engine, Sampling, SamplingTimeout
-    from posttrain.generation.generate import generate
-    from posttrain.generation.request import Continuation, Sampled
-    from posttrain.irl_runs.environment import LearnedReward
-    from posttrain.irl_runs.run import recover
-    from posttrain.models.policy import as_policy
-    from posttrain.needs import Need
-    from posttrain.records import Finish
-    from posttrain.rewards.grading.answers import ProcessReward, Span
-    from posttrain.rewards.grading.function import reward_function
-    from posttrain.rewards.model import RewardModel, RewardModelEnsemble
-    from posttrain.runs.reports import Run
-    from posttrain.runs.watchers import Watcher
-    from posttrain.tasks.base import Probe, Reading, Task
-    from posttrain.training.dpo.dpo_run import train_dpo
-    from posttrain.training.evaluate import evaluate
-    from posttrain.training.reward_model.reward_run import train_reward_model
-    from posttrain.training.rl import train
-    from posttrain.training.sft.sft_run import train_sft
-    from posttrain.training.steps import steps
+    from posttrain.config import (
+        Config as Config,
+    )
+    from posttrain.config import (
+        DpoConfig as DpoConfig,
+    )
+    from posttrain.config import (
+        IrlConfig as IrlConfig,
+    )
+    from posttrain.config import (
+        RewardModelConfig as RewardModelConfig,
+    )
+    from posttrain.config import (
+        SftConfig as SftConfig,
+    )
+    from posttrain.config import (
+        as_recipe as as_recipe,
+    )
+    from posttrain.config import (
+        load_recipe as load_recipe,
+    )
+    from posttrain.generation.engine import Engine as Engine
+    from posttrain.generation.engine import Sampling as Sampling
+    from posttrain.generation.engine import SamplingTimeout as SamplingTimeout
+    from posttrain.generation.generate import generate as generate
+    from posttrain.generation.request import Continuation as Continuation
+    from posttrain.generation.request import Sampled as Sampled
+    from posttrain.irl_runs.environment import LearnedReward as LearnedReward
+    from posttrain.irl_runs.run import recover as recover
+    from posttrain.models.policy import as_policy as as_policy
+    from posttrain.needs import Need as Need
+    from posttrain.records import Finish as Finish
+    from posttrain.rewards.grading.answers import ProcessReward as ProcessReward
+    from posttrain.rewards.grading.answers import Span as Span
+    from posttrain.rewards.grading.function import reward_function as reward_function
+    from posttrain.rewards.model import RewardModel as RewardModel
+    from posttrain.rewards.model import RewardModelEnsemble as RewardModelEnsemble
+    from posttrain.runs.reports import Run as Run
+    from posttrain.runs.watchers import Watcher as Watcher
+    from posttrain.tasks.base import Probe as Probe
+    from posttrain.tasks.base import Reading as Reading
+    from posttrain.tasks.base import Task as Task
+    from posttrain.training.dpo.dpo_run import train_dpo as train_dpo
+    from posttrain.training.evaluate import evaluate as evaluate
+    from posttrain.training.reward_model.reward_run import train_reward_model as train_reward_model
+    from posttrain.training.rl import train as train
+    from posttrain.training.sft.sft_run import train_sft as train_sft
+    from posttrain.training.steps import steps as steps
 
-__all__ = [
-    "Algorithm",
-    "ClipRange",
-    "CollectConfig",
-    "Config",
-    "Continuation",
-    "Credit",
-    "DpoConfig",
-    "Engine",
-    "Finish",
-    "IrlConfig",
-    "LearnedReward",
-    "LossTerm",
-    "Need",
-    "Probe",
-    "ProcessReward",
-    "Reading",
-    "RewardModel",
-    "RewardModelConfig",
-    "RewardModelEnsemble",
-    "Run",
-    "Sampled",
-    "Sampling",
-    "SamplingTimeout",
-    "SftConfig",
-    "Span",
-    "Task",
-    "Watcher",
-    "as_policy",
-    "as_recipe",
-    "collect",
-    "evaluate",
-    "generate",
-    "load_recipe",
-    "per_rollout",
-    "policy_term",
-    "recover",
-    "reward_function",
-    "steps",
-    "train",
-    "train_dpo",
-    "train_reward_model",
-    "train_sft",
-]
-
-HOMES = {
-    "Algorithm": "posttrain.algorithms.algorithm",
-    "ClipRange": "posttrain.algorithms.losses",
-    "Credit": "posttrain.algorithms.credit",
-    "per_rollout": "posttrain.algorithms.credit",
-    "LossTerm": "posttrain.algorithms.terms",
-    "policy_term": "posttrain.algorithms.terms",
-    "Need": "posttrain.needs",
-    "CollectConfig": "posttrain.config",
-    "Config": "posttrain.config",
-    "DpoConfig": "posttrain.config",
-    "IrlConfig": "posttrain.config",
-    "RewardModelConfig": "posttrain.config",
-    "SftConfig": "posttrain.config",
-    "as_recipe": "posttrain.config",
-    "load_recipe": "posttrain.config",
-    "Engine": "posttrain.generation.engine",
-    "Sampling": "posttrain.generation.engine",
-    "SamplingTimeout": "posttrain.generation.engine",
-    "Continuation": "posttrain.generation.request",
-    "Sampled": "posttrain.generation.request",
-    "Finish": "posttrain.records",
-    "LearnedReward": "posttrain.irl_runs.environment",
-    "recover": "posttrain.irl_runs.run",
-    "as_policy": "posttrain.models.policy",
-    "ProcessReward": "posttrain.rewards.grading.answers",
-    "Span": "posttrain.rewards.grading.answers",
-    "reward_function": "posttrain.rewards.grading.function",
-    "RewardModel": "posttrain.rewards.model",
-    "RewardModelEnsemble": "posttrain.rewards.model",
-    "Watcher": "posttrain.runs.watchers",
-    "Probe": "posttrain.tasks.base",
-    "Reading": "posttrain.tasks.base",
-    "Task": "posttrain.tasks.base",
-    "Run": "posttrain.runs.reports",
-    "train": "posttrain.training.rl",
-    "train_dpo": "posttrain.training.dpo.dpo_run",
-    "train_reward_model": "posttrain.training.reward_model.reward_run",
-    "train_sft": "posttrain.training.sft.sft_run",
-    "collect": "posttrain.commands.collection.collection",
-    "evaluate": "posttrain.training.evaluate",
-    "generate": "posttrain.generation.generate",
-    "steps": "posttrain.training.steps",
+NAMES = {
+    "algorithms.algorithm": "Algorithm",
+    "algorithms.credit": "Credit per_rollout",
+    "algorithms.losses": "ClipRange",
+    "algorithms.terms": "LossTerm policy_term",
+    "commands.collection.collection": "collect",
+    "config": "CollectConfig Config DpoConfig IrlConfig RewardModelConfig SftConfig as_recipe load_recipe",
+    "generation.engine": "Engine Sampling SamplingTimeout",
+    "generation.generate": "generate",
+    "generation.request": "Continuation Sampled",
+    "irl_runs.environment": "LearnedReward",
+    "irl_runs.run": "recover",
+    "models.policy": "as_policy",
+    "needs": "Need",
+    "records": "Finish",
+    "rewards.grading.answers": "ProcessReward Span",
+    "rewards.grading.function": "reward_function",
+    "rewards.model": "RewardModel RewardModelEnsemble",
+    "runs.reports": "Run",
+    "runs.watchers": "Watcher",
+    "tasks.base": "Probe Reading Task",
+    "training.dpo.dpo_run": "train_dpo",
+    "training.evaluate": "evaluate",
+    "training.reward_model.reward_run": "train_reward_model",
+    "training.rl": "train",
+    "training.sft.sft_run": "train_sft",
+    "training.steps": "steps",
 }
-"""Where each public name is defined."""
+"""The public names of each module."""
+HOMES = {name: f"posttrain.{module}" for module, names in NAMES.items() for name in names.split()}
+__all__ = list(HOMES)
 
 
 def __getattr__(name: str) -> object:

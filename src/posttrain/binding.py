@@ -1,8 +1,7 @@
-"""Binds plain data from a recipe to a function or class whose signature says what it takes.
+"""Binds plain data from a recipe to a function or class by its signature.
 
 An algorithm is a function and its signature is its config schema: {"clip_high": 0.3} becomes dapo(clip_high=0.3).
-A section of options is a dataclass, and its fields are the schema.  A function or class of the user's own is named in a
-recipe as FILE.py:NAME, and bound in the same way.
+The schema of a section is a dataclass.  A user's function or class, FILE.py:NAME in a recipe, is bound in the same way.
 """
 
 import ast
@@ -29,7 +28,6 @@ from posttrain.schemas import (
     Schema,
     checker,
     did_you_mean,
-    is_record,
     record_class,
     record_of,
 )
@@ -50,7 +48,7 @@ def arguments_for(schema: Schema, options: object, *, where: str) -> dict[str, A
 
 
 def call_arguments(record: Any, *, where: str) -> dict[str, Any]:
-    """What the target of a record's schema is to be called with; records within it become what they are records of."""
+    """Arguments for the target of a record's schema; records within it become objects."""
     arguments: dict[str, Any] = {}
     for option in type(record).schema.own.values():
         value = getattr(record, option.name)
@@ -63,11 +61,11 @@ def call_arguments(record: Any, *, where: str) -> dict[str, Any]:
 def constructed_within(value: Any, where: str) -> Any:
     if isinstance(value, tuple):
         return tuple(constructed_within(item, f"{where}[{index}]") for index, item in enumerate(value))
-    return constructed(value, f"{where}.") if is_record(value) else value
+    return constructed(value, f"{where}.") if hasattr(type(value), "schema") else value
 
 
 def constructed(record: Any, before: str) -> Any:
-    """The object that a record is a record of; `before` is what its complaints begin with, such as `rollout.`."""
+    """The object of a record; `before` begins its messages, such as `rollout.`."""
     arguments = call_arguments(record, where=before.rstrip(":. "))
     try:
         return type(record).schema.target(**arguments)
@@ -78,13 +76,12 @@ def constructed(record: Any, before: str) -> Any:
 # What a recipe names as FILE.py:NAME
 
 OWN = {"algorithm": "function", "task": "class", "engine": "class"}
-"""Sections that may name the user's own by `path: FILE.py:NAME`, and what must be there."""
-
+"""Sections that may name a user's object by `path: FILE.py:NAME`, and its kind."""
 INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of what pip installs, which changes by its version and not by an edit."""
+"""Folders of pip, whose files change by version and not by an edit."""
 EXAMPLE = {"algorithm": "my_algorithm", "task": "MyTask", "engine": "MyEngine"}
 GIVEN = {"algorithm": ([], []), "task": (["renderer"], ["seed"]), "engine": (["policy"], [])}
-"""What each is called with besides its options: by position, and by name."""
+"""Arguments besides options: by position, and by name."""
 
 
 def is_own(section: str, content: object) -> bool:
@@ -97,7 +94,7 @@ def is_name_in_file(path: object) -> bool:
 
 
 def own_target(section: str, path: object) -> Callable[..., Any]:
-    """The function or class of the user's own that a section names as FILE.py:NAME."""
+    """The user's function or class that a section names as FILE.py:NAME."""
     noun = OWN[section]
     if not is_name_in_file(path):
         rows = "  For rows of a file give task.name = dataset as well." if section == "task" else ""
@@ -112,12 +109,9 @@ def own_target(section: str, path: object) -> Callable[..., Any]:
 
 
 def own_schema(section: str, path: object) -> Schema:
-    """What a recipe may say of it: besides what it is given, it is called by options alone.
-
-    Raises UserError where the signature cannot be called so, or has options that no recipe can say.
-    """
+    """The options of a user's function or class: all parameters but those of GIVEN."""
     target = own_target(section, path)
-    leading = Option("path", str, path, f"A {OWN[section]} of your own, as FILE.py:{OWN[section].upper()}.")
+    leading = Option("path", str, path, f"Your {OWN[section]}, as FILE.py:{OWN[section].upper()}.")
     first, given = GIVEN[section]
     try:
         require_init(target)
@@ -125,7 +119,7 @@ def own_schema(section: str, path: object) -> Schema:
         schema = Schema(target, (leading,), frozenset((*list(signature.parameters)[: len(first)], *given)))
         checker(record_class(schema))
         for name in schema.own.keys() & {"name", "path"}:
-            raise UserError(f"a recipe chooses by `{name}`, so that no option can be called that")
+            raise UserError(f"`{name}` chooses it in a recipe, so no option can have that name")
         signature.bind(*first, **dict.fromkeys((*given, *schema.own)))
     except (UserError, NameError, TypeError) as error:
         form = f"({', '.join([*first, *(['*'] if given else []), *given, '**options'])})"
@@ -134,7 +128,7 @@ def own_schema(section: str, path: object) -> Schema:
 
 
 def require_init(target: Callable[..., Any]) -> None:
-    """Raise TypeError for a class whose `__init__` is a protocol's: that one binds any arguments and takes none."""
+    """Raise TypeError for a class whose `__init__` is a protocol's, which binds any arguments and accepts none."""
     for each in getattr(target, "__mro__", ()):
         if "__init__" in vars(each):
             if is_protocol(each):
@@ -143,7 +137,7 @@ def require_init(target: Callable[..., Any]) -> None:
 
 
 def build_own(section: str, content: Mapping[str, object], *given: object, **named: object) -> object:
-    """What the user's own function or class makes of a section and of what it is given besides."""
+    """What a user's function or class returns for a section and the arguments of GIVEN."""
     schema = own_schema(section, content["path"])
     arguments = arguments_for(schema, content, where=section)
     try:
@@ -155,26 +149,24 @@ def build_own(section: str, content: Mapping[str, object], *given: object, **nam
 
 
 def object_in_file(path: str, *, where: str, noun: str = "function") -> object:
-    """What FILE.py:NAME names; `where` is the section of the recipe that messages begin with.
+    """The object FILE.py:NAME, a `noun`; `where` is the section of the recipe that messages begin with."""
+    file = path.rpartition(":")[0]
+    return object_in(module_from(Path(file), where), path, f"{where}: {file} has no {noun}")
 
-    Raises UserError if there is no such file, if it cannot be imported, or if it holds no such name; `noun` says what
-    is looked for there.
-    """
-    file, _, name = path.rpartition(":")
-    module = module_from(Path(file), where)
+
+def object_in(module: ModuleType, path: str, lacks: str) -> object:
+    """The object of a module that a path names, remembered as known code."""
+    name = path.rpartition(":")[2]
     if not hasattr(module, name):
-        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UserError(f"{where}: {file} has no {noun} `{name}`.  {did_you_mean(name, own)}")
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UserError(f"{lacks} `{name}`.  {did_you_mean(name, known)}")
     remember([known_code(path)])
     return getattr(module, name)
 
 
 def object_in_module(path: str, *, where: str) -> object:
-    """What package.module:NAME names, of what is installed or lies in the folder that a run is started in.
-
-    Raises UserError if there is no such module, if it cannot be imported, or if it holds no such name.
-    """
-    place, _, name = path.rpartition(":")
+    """The object package.module:NAME of an installed module, or one in the working folder."""
+    place = path.rpartition(":")[0]
     look_in_working_folder()
     try:
         module = importlib.import_module(place)
@@ -183,40 +175,35 @@ def object_in_module(path: str, *, where: str) -> object:
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}.")
         remedy = "  It is looked for in the folder you run in and among what is installed." if missing else ""
-        raise UserError(
-            f"{where}: module {place} cannot be imported: {type(error).__name__}: {error}.{remedy}"
-        ) from error
-    if not hasattr(module, name):
-        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UserError(f"{where}: module {place} has no function `{name}`.  {did_you_mean(name, own)}")
-    remember([known_code(path)])
-    return getattr(module, name)
+        says = f"{type(error).__name__}: {error}.{remedy}"
+        raise UserError(f"{where}: module {place} cannot be imported: {says}") from error
+    return object_in(module, path, f"{where}: module {place} has no function")
 
 
 def look_in_working_folder() -> None:
-    """Have modules be found in the working folder too, after all other places: they shadow nothing."""
+    """Let Python find modules in the working folder too, after all other places: they shadow nothing."""
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.append(folder)
 
 
 def module_from(file: Path, where: str) -> ModuleType:
-    """Run a Python file of the user's as a module; it may import its neighbours, as a script may."""
+    """Run a user's Python file as a module; it may import its neighbours, as a script may."""
     if not file.is_file():
         raise UserError(f"{where}: {file}: no such file. Paths are relative to the folder you run in.")
     # One module for all that is named in a file until it changes, under a name that shadows no other module.
     name = f"posttrain_file_of_user.{file.resolve()}@{digest_of(file)}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file, loader=UncachedLoader(name, str(file)))
+    loader = UncachedLoader(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
     assert spec is not None, file
-    assert spec.loader is not None, file
     module = importlib.util.module_from_spec(spec)
     folder = str(file.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
     sys.modules[name] = module  # where dataclasses look for the module of a class
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except SystemExit as leave:
         del sys.modules[name]
         raise UserError(f"{where}: {file} cannot be imported: it calls {exit_call(leave)}") from leave
@@ -227,10 +214,10 @@ def module_from(file: Path, where: str) -> ModuleType:
 
 
 class UncachedLoader(SourceFileLoader):
-    """Runs a file as it is now: Python takes compiled code for current by whole seconds and by size."""
+    """Runs a file's present code: Python compares compiled code only by whole seconds and size."""
 
     def path_stats(self, path: Any) -> Any:
-        """None, which keeps compiled code from being read and from being written."""
+        """Raise, so that compiled code is neither read nor written."""
         raise OSError(f"{path}: compiled anew each time")
 
 
@@ -241,14 +228,11 @@ def digest_of(file: Path) -> str:
         return ""
 
 
-# The files that code of the user's own is in
+# The files of a user's code
 
 
 def code_files(path: str, *, where: str) -> list[tuple[str, Path]]:
-    """The file of FILE.py:NAME or package.module:NAME, and the files beside it that it imports, by their names.
-
-    Raises UserError where there is no such file.
-    """
+    """The file of FILE.py:NAME or package.module:NAME, and its neighbours that it imports, by their names."""
     place, _, _ = path.rpartition(":")
     file = Path(place) if is_name_in_file(path) else module_file(place)
     if file is None or not file.is_file():
@@ -257,17 +241,14 @@ def code_files(path: str, *, where: str) -> list[tuple[str, Path]]:
 
 
 def code_digest(file: Path) -> str:
-    """The SHA-256 of a file of code, and of those beside it that it imports; empty where there is no such file."""
+    """The SHA-256 of a file of code and of its neighbours that it imports; empty for a missing file."""
     beside = sorted(imported_beside(file).items())
     listed = "".join(f"{name} {digest_of(each)}\n" for name, each in beside)
     return hashlib.sha256(f"{digest_of(file)}\n{listed}".encode()).hexdigest() if beside else digest_of(file)
 
 
 def known_code(path: str) -> KnownCode:
-    """What FILE.py:NAME or package.module:NAME names, by the digest of all that an import of it runs, as far as known.
-
-    The digest is empty where there is no such file.
-    """
+    """FILE.py:NAME or package.module:NAME with the digest of all that its import runs; empty for a missing file."""
     place, _, name = path.rpartition(":")
     if place.endswith(".py"):
         return KnownCode(code_digest(Path(place)), name, path)
@@ -279,10 +260,7 @@ def known_code(path: str) -> KnownCode:
 
 
 def module_file(place: str) -> Path | None:
-    """The file of a module, by its dotted name; None where there is no such module, or none of a file.
-
-    Nothing is run: `find_spec` of a dotted name would import the packages above it.
-    """
+    """The file of a module by its dotted name, or None.  `find_spec` of that name would import packages above it."""
     look_in_working_folder()
     first, *names = place.split(".")
     try:
@@ -297,10 +275,10 @@ def module_file(place: str) -> Path | None:
 
 
 def imported_beside(file: Path) -> dict[str, Path]:
-    """The files that a file of code imports, and that those import, by their paths from its folder.
+    """The files that a file of code imports, directly or not, by their paths from its folder.
 
-    Those beside the file, beside its package or in the working folder; of a file that speaks of `sys.path` also those
-    one folder above and below.  Installed packages are not followed.
+    They are next to the file, next to its package or in the working folder; if the file uses `sys.path`, also one
+    folder above and below.  Installed packages are not followed.
     """
     top = next((folder for folder in file.resolve().parents if not (folder / "__init__.py").is_file()), file.parent)
     if not INSTALLED.isdisjoint(top.parts):
@@ -317,7 +295,7 @@ def imported_beside(file: Path) -> dict[str, Path]:
 
 
 def imports_of(file: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, list[str]]]:
-    """Every import in a file, as a folder and the names that lead on from there; none where it does not parse."""
+    """Every import in a file, as a folder and the names from there; none if the file does not parse."""
     try:
         source = file.read_bytes()
         with PARSING:

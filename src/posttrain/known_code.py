@@ -1,9 +1,9 @@
-"""Code and recipes that this user has run on this machine, by digest: what a run folder names is held against them.
+"""Code and recipes that this user has run on this machine, by digest.  A run folder may only name known ones.
 
     $XDG_STATE_HOME/posttrain/known (by default ~/.local/state/posttrain/known), one line each:
-    SHA-256 of the content, the name in it that was asked for, where it was
+    SHA-256 of the content, the name in it, where it was
 
-Whoever sends a run folder cannot write there.  A digest and no path decides, so that a run may be moved.
+The author of a run folder cannot write there.  The digest decides, not the path, so a run may be moved.
 """
 
 import os
@@ -17,12 +17,12 @@ DIGITS = 64
 
 @dataclass(frozen=True, slots=True)
 class KnownCode:
-    """A function or class in a file, or the recipe of a run, with the content that it had."""
+    """A function or class in a file, or the recipe of a run, with the digest of its content."""
 
     digest: str
     name: str
     where: str = ""
-    """For people who read the file; it decides nothing."""
+    """For readers of the file; not compared."""
 
     @property
     def key(self) -> str:
@@ -30,7 +30,7 @@ class KnownCode:
 
 
 def state_file() -> Path:
-    """Where it is kept.  Raises RuntimeError where a user has no home."""
+    """Raises RuntimeError for a user without a home."""
     named = Path(os.environ.get("XDG_STATE_HOME", ""))
     state = named if named.is_absolute() else Path.home() / ".local" / "state"  # as the XDG specification says
     return state / "posttrain" / "known"
@@ -41,7 +41,7 @@ def is_known(code: KnownCode) -> bool:
 
 
 def known_keys() -> set[str]:
-    """The keys of all that has been run here; none where that cannot be read."""
+    """The keys of all known code; none if the file cannot be read."""
     try:
         lines = state_file().read_text(encoding="utf-8", errors="replace").splitlines()
     except (OSError, RuntimeError):
@@ -50,10 +50,7 @@ def known_keys() -> set[str]:
 
 
 def remember(codes: Iterable[KnownCode]) -> None:
-    """Keep that these have been run here.
-
-    On a machine that has no place for it nothing is kept: a run is then resumed with --trust-code.
-    """
+    """Keep these as known.  If the file cannot be written nothing is kept: a run is then resumed with --trust-code."""
     known = known_keys()
     fresh = {each.key: each for each in codes if len(each.digest) == DIGITS and each.key not in known}
     if not fresh:

@@ -1,8 +1,7 @@
-"""What may be said in a recipe of a function or class: its signature, read once into a record class.
+"""The options of a function or class in a recipe: its signature, read once into a record class.
 
-A record has the names, types, defaults and meanings of the options and no rules.  pydantic checks recipes against it
-and flags are made of it; the rules between options wait until the function or class itself is called, when every source
-has been heard.
+A record has the names, types, defaults and meanings of the options, and no rules.  pydantic checks recipes against it
+and flags are made of it; rules between options wait until the function or class is called, after all sources are read.
 """
 
 import ast
@@ -25,10 +24,10 @@ from urllib.parse import urlsplit
 from posttrain.errors import UserError
 
 PARSING = threading.Lock()
-"""Held by whoever has Python parse a source: where two threads do at once, Python 3.11 loses count and raises."""
+"""Held while Python parses a source: when two threads parse at once, Python 3.11 loses count and raises."""
 
 REQUIRED = inspect.Parameter.empty
-"""In place of a default: there is none."""
+"""Marks an option without a default."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,11 @@ class Option:
 
 @dataclass(frozen=True)
 class Schema:
-    """What may be said in a recipe of a function or class."""
+    """The options of a function or class in a recipe."""
 
     target: Callable[..., Any]
     leading: tuple[Option, ...] = ()
-    """How the target was chosen: an option `name` or `path`, which comes first and may take the place of its own."""
+    """How the target was chosen: an option `name` or `path`, which comes first and replaces the target's."""
     left_out: frozenset[str] = frozenset()
     """Parameters that no recipe gives."""
 
@@ -71,11 +70,10 @@ class Mistake:
     """Something that a schema does not allow."""
 
     path: tuple[str, ...]
-    """From the place where the options stand, downwards."""
     says: str
-    """How a message goes on after the path."""
+    """The message after the path."""
     names: tuple[str, ...] = ()
-    """The names that exist there, where the mistake is another."""
+    """The names that exist there, if the mistake is an unknown one."""
 
     def line(self, where: str) -> str:
         remedy = f".  {did_you_mean(self.path[-1], self.names)}" if self.names else ""
@@ -107,12 +105,6 @@ def default_of(option: Any) -> Any:
     return REQUIRED if option.default is MISSING else option.default
 
 
-def require_left_out(options: Any, names: Iterable[str], rule: str, *, where: str = "") -> None:
-    for each in fields(options):
-        if each.name in names and getattr(options, each.name) != default_of(each):
-            raise UserError(f"{where}{each.name} = {getattr(options, each.name)} {rule}; leave it out")
-
-
 def require_no_password(address: str, name: str, remedy: str) -> None:
     """Refuse an address that may hold a secret, without repeating it: recipes are saved with a run, and shown."""
     parts = urlsplit(address)
@@ -136,9 +128,9 @@ def is_record(value: object) -> bool:
 
 @cache
 def record_class(schema: Schema) -> Any:
-    """A frozen dataclass of the schema's options without their rules; an option without a default is None at first.
+    """A frozen dataclass of the schema's options without their rules; an option without a default begins as None.
 
-    An option that is a dataclass, or None, or a list of them, has records of that in its place.
+    An option that is a dataclass, or None, or a list of dataclasses, becomes a record or a list of records.
     """
     from pydantic import BeforeValidator, ConfigDict, WrapValidator
     from typing_extensions import Doc
@@ -173,7 +165,7 @@ def as_record(record: Any, value: Any) -> Any:
 
 
 def unwrapped(annotation: Any) -> Any:
-    """`X` of `X | None`, of `tuple[X, ...]` and of `Annotated[X, ...]`; other types as they are."""
+    """`X` of `X | None`, of `tuple[X, ...]` and of `Annotated[X, ...]`; other types unchanged."""
     if get_origin(annotation) is Annotated:
         return unwrapped(get_args(annotation)[0])
     arguments = [each for each in get_args(annotation) if each not in (types.NoneType, Ellipsis)]
@@ -205,7 +197,7 @@ def field_docs(options: type) -> dict[str, str]:
 
 @cache
 def checker(annotation: Any) -> Any:
-    """What pydantic makes of a record class, or of a tuple of them."""
+    """pydantic's validator of a record class, or of a tuple of records."""
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
 
@@ -217,9 +209,9 @@ def checker(annotation: Any) -> Any:
 
 
 def checked(annotation: Any, content: object) -> tuple[Any, list[Mistake]]:
-    """The content as a record, or a tuple of records, and what is wrong with it.
+    """The content as a record, or a tuple of records, and its mistakes.
 
-    Through JSON, because pydantic is strict there and still makes tuples of lists: "8" and true are no numbers.
+    Through JSON, where pydantic is strict and still makes tuples of lists: "8" and true are not numbers.
     """
     from pydantic import ValidationError
 
@@ -230,7 +222,7 @@ def checked(annotation: Any, content: object) -> tuple[Any, list[Mistake]]:
 
 
 def lists_as_tuples(value: object) -> object:
-    """A list as a tuple, and the lists that are its items too; all else as it is."""
+    """A list as a tuple, and the lists in it too."""
     return tuple(map(lists_as_tuples, value)) if isinstance(value, list) else value
 
 
@@ -267,12 +259,10 @@ def mistake(annotation: Any, error: Any) -> Mistake:
             rule = f"should be {expected}" + (f".  Did you mean `{near[0]}`?" if near else "")
         case _:
             rule = error["msg"].replace("Input should", "should").replace("a valid integer", "a whole number")
-    return Mistake(path, f" = {value_excerpt(error['input'])} {rule.replace('a valid ', 'a ')}")
-
-
-def value_excerpt(value: object) -> str:
+    value = error["input"]
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    excerpt = text if len(text) <= 60 else f"{text[:57]}..."
+    return Mistake(path, f" = {excerpt} {rule.replace('a valid ', 'a ')}")
 
 
 def names_at(annotation: Any, path: tuple[str, ...]) -> list[str]:
@@ -284,7 +274,7 @@ def names_at(annotation: Any, path: tuple[str, ...]) -> list[str]:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """The end of a message about a name that does not exist: the nearest one that does, or those, or all there are."""
+    """The remedy for an unknown name: the nearest known ones, or all."""
     closeness = {choice: difflib.SequenceMatcher(None, str(name), choice).ratio() for choice in known}
     best = max(closeness.values(), default=0)
     nearest = [f"`{choice}`" for choice, close in closeness.items() if close == best]

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import pytest
-
 from posttrain.commands.collection.pair_choice import ChosenPairs, choose_pairs, lot
-from posttrain.errors import UserError
 from posttrain.options.collect import CollectOptions, LlmJudgeOptions
 from tests.support.comparisons import written_prompt
+from tests.support.refusals import refused
 
 
 def ids(chosen: ChosenPairs) -> list[str]:
@@ -73,17 +71,8 @@ def test_a_lot_is_even_and_another_for_each_purpose() -> None:
     assert lot(0, "side", "x") != lot(0, "pair", "x")
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"pairs_per_prompt": 2}, "pairs_per_prompt = 2 is only for pairs = random"),
-    ],
-)
-def test_options_that_make_no_pair_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        CollectOptions(**options)
-
-
-def test_all_principles_need_a_file_of_them() -> None:
-    with pytest.raises(UserError, match="Give principles: FILE"):
+def test_options_without_effect_are_refused() -> None:
+    with refused("pairs_per_prompt = 2", "pairs = random"):
+        CollectOptions(pairs_per_prompt=2)
+    with refused("Give principles: FILE"):
         LlmJudgeOptions(principle="all")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
@@ -19,6 +19,7 @@ from posttrain.tasks.preference_set import PreferenceSet, preference_set
 from posttrain.tasks.row_files.rows import BadRows, GivenRows
 from tests.support.conversations import CHATML, OPENING, THOUGHTLESS, WORDY, chat_tokenizer, turns
 from tests.support.dataset_rows import json_lines
+from tests.support.refusals import refused
 
 ASKED = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
 SAID = "<|im_end|>"
@@ -76,7 +77,7 @@ def test_each_format_of_rows_gives_a_prompt_and_two_answers_that_continue_it(
     row: Mapping[str, Any], expected: tuple[str, str, str] | None
 ) -> None:
     if expected is None:
-        with pytest.raises(UserError, match="must both be text or both be messages"):
+        with refused("must both be text or both be messages"):
             pairs_of([row])
         return
     assert shown(pairs_of([row])) == [expected]
@@ -112,7 +113,7 @@ def test_turns_that_are_marked_as_not_learned_are_not_counted_and_no_score_can_l
     talk = {"prompt": turns("a"), "chosen": [read, *turns("c", "d")], "rejected": turns("", "x")[1:]}
     [pair] = pairs_of([talk]).training
     assert chat_tokenizer().decode(pair.chosen.sampled_tokens) == f"d{SAID}"
-    with pytest.raises(UserError, match=r"^rows:1, message 0: .* a reward model scores the whole of an answer"):
+    with refused("rows:1, message 0:", "a reward model scores the whole of an answer"):
         pairs_of([talk], options=RewardTrainingOptions())
 
 
@@ -151,35 +152,34 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
 @pytest.mark.parametrize(("row", "message"), BAD, ids=[message for _, message in BAD])
 def test_a_bad_pair_is_told_by_file_and_line(row: Mapping[str, Any], message: str, tmp_path: Path) -> None:
     path = json_lines(tmp_path / "pairs.jsonl", [PLAIN, row])
-    with pytest.raises(UserError, match=message) as told:
+    with refused("pairs.jsonl:2", message):
         pairs_of(None, path=path)
-    assert str(told.value).startswith("pairs.jsonl:2")
     left = pairs_of(None, path=path, skip_bad_rows=1)
     assert [pair.where for pair in left.training] == ["pairs.jsonl:1"]
     assert any("bad pairs left out" in line for line in left.described())
 
 
 def test_a_turn_that_does_not_end_with_a_stop_token_is_refused() -> None:
-    with pytest.raises(UserError, match=r"rows:1.*it would not learn to stop"):
+    with refused("rows:1", "it would not learn to stop"):
         pairs_of([{"chosen": turns("a", "b"), "rejected": turns("a", "c")}], template=WORDY)
 
 
 def test_turns_that_a_template_rewrites_are_refused_with_a_remedy_that_pairs_have() -> None:
     row = {"chosen": turns("a", "<think>b</think>c", "d", "e"), "rejected": turns("a", "f")}
-    with pytest.raises(UserError, match="Leave out what follows the first answer") as told:
+    with refused("Leave out what follows the first answer") as told:
         pairs_of([row], template=THOUGHTLESS)
     assert "sft." not in str(told.value)
 
 
 def test_pairs_that_are_too_long_are_told_or_left_out_and_never_cut() -> None:
     long = {**PLAIN, "rejected": "5" * 30}  # 4 tokens of prompt, 30 digits and a stop token: 35
-    with pytest.raises(UserError, match=r"pairs.max_length: 1 pairs are longer than 34 tokens: rows:2 \(35 tokens\)"):
+    with refused("pairs.max_length: 1 pairs are longer than 34 tokens: rows:2 (35 tokens)"):
         pairs_of([PLAIN, long], longest=34)
     assert len(pairs_of([PLAIN, long], longest=35).training) == 2
     left = pairs_of([PLAIN, long], longest=34, options=PairOptions(long_pairs="skip"))
     assert (len(left.training), left.too_long) == (1, ["rows:2"])
     assert left.summary()["pairs"] == {"trained": 1, "held_out": 0, "too_long": ["rows:2"], "bad": []}
-    with pytest.raises(UserError, match="none of the 1 pairs"):
+    with refused("none of the 1 pairs"):
         pairs_of([long], longest=34, options=PairOptions(long_pairs="skip"))
 
 
@@ -216,7 +216,7 @@ def test_each_epoch_has_every_pair_once_in_an_order_of_its_own() -> None:
 def test_other_columns_than_those_of_pairs_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")
-    with pytest.raises(UserError, match=r"rows.jsonl:1: its columns match no supported format.* chosen, rejected"):
+    with refused("rows.jsonl:1: its columns match no supported format", "chosen, rejected"):
         pairs_of(None, path=str(path))
 
 
@@ -234,7 +234,7 @@ def test_epochs_of_more_pairs_than_there_are_now_do_not_go_on_with_none() -> Non
     few = PreferenceSet(seed=0, training=pairs, held_out=[], too_long=[], bad=BadRows())
     options = RewardTrainingOptions(num_epochs=2, pairs_per_batch=2)
     assert [*few.batch_indices(4, options)] == [4, 5]
-    with pytest.raises(RunError, match=r"all 2 epochs of the 3 pairs that there are now have been learned"):
+    with refused("all 2 epochs of the 3 pairs that there are now have been learned", error=RunError):
         few.batch_indices(6, options)
 
 

@@ -16,9 +16,9 @@ import posttrain
 from posttrain.cli import main
 from posttrain.config import DpoConfig
 from posttrain.config.kinds import resolved_config
-from posttrain.errors import UserError
 from tests.support.accidents import Accident
 from tests.support.conversations import chat_model, chat_tokenizer
+from tests.support.refusals import refused
 from tests.support.runs import command, contents, metrics_of, save_tiny_model, tiny_recipe
 
 
@@ -142,7 +142,7 @@ def test_from_python_rows_rewards_and_policy_are_objects(tmp_path: Path) -> None
     assert (run.folder / "model" / "model.safetensors").is_file()
     inputs = json.loads((run.folder / "inputs.json").read_text())["objects"]
     assert inputs["policy"]["sha256"], "the policy is the reference, which no checkpoint holds"
-    with pytest.raises(UserError, match="the run was made with objects that this resume lacks"):
+    with refused("the run was made with objects that this resume lacks"):
         posttrain.train_dpo(config, resume=True)
 
 
@@ -155,7 +155,7 @@ def test_without_rounds_a_task_of_ones_own_is_refused_before_it_is_imported(
     for flags in [], ["--dpo.rounds", "0"], ["--dpo.rounds=0"], ["--dry-run"]:
         assert main([*given, *flags]) == 2
         assert "task with dpo.rounds = 0 needs rows" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"task with dpo.rounds = 0"):
+    with refused("task with dpo.rounds = 0"):
         posttrain.load_recipe(kind=DpoConfig, task={"path": f"{mine}:Mine"})
     assert not noted.exists()
     for flags in ["--dpo.rounds", "2"], ["--dpo.rounds=2"]:
@@ -191,7 +191,7 @@ def test_kept_log_probs_of_a_reference_are_of_the_pairs_that_they_were_asked_of(
     posttrain.train_dpo(config, rows=rows)
     others = [{**row, "chosen": "77"} for row in rows] if changed == "answers" else rows[:20]
     again: dict[str, Any] = {"rows": others, "resume": True, "from_step": 2, "accept_changes": True}
-    with pytest.raises(UserError, match=r"dpo\.reference = precomputed: .* are of other pairs"):
+    with refused("dpo.reference = precomputed:", "are of other pairs"):
         posttrain.train_dpo(config, **again)
     if changed == "answers":
         live = replace(config, dpo=replace(config.dpo, reference="live"), run=replace(config.run, folder="live"))

@@ -16,7 +16,6 @@ from posttrain.commands.rl import PROGRAM
 from posttrain.config import Config, SftConfig
 from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.config.recipes import read_recipe
-from posttrain.errors import UserError
 from posttrain.models.loading.folder_kinds import bundled_folder
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model_config, new_tokenizer
@@ -31,6 +30,7 @@ from posttrain.tasks.arithmetic_task import ArithmeticTask, held_out_additions
 from posttrain.training.sft.demonstration_set import demonstrations_of
 from posttrain.training.sft.sft_run import train_sft
 from tests.support.pages import blocks
+from tests.support.refusals import refused
 from tests.support.runs import metrics_of
 
 SHAPE = NewModelOptions(
@@ -167,9 +167,7 @@ def test_the_recipe_for_a_real_model_differs_from_the_tiny_one_in_what_the_homew
 
 
 def test_the_options_of_countdowns_demonstrator_are_refused() -> None:
-    with pytest.raises(UserError, match=r"demonstrator is only for task.name = countdown, and task.name = arithmetic"):
+    with refused("demonstrator is only for task.name = countdown, and task.name = arithmetic"):
         SftConfig(task=ArithmeticOptions(), demonstrator=Demonstrator(give_up=0.1))
-    with pytest.raises(
-        UserError, match=r"sft.num_epochs = 2 is only for task.name = dataset, and task.name = arithmetic"
-    ):
+    with refused("sft.num_epochs = 2 is only for task.name = dataset, and task.name = arithmetic"):
         SftConfig(task=ArithmeticOptions(), sft=SftOptions(num_epochs=2))

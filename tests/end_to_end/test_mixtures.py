@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import posttrain
-from posttrain.errors import UserError
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.row_source import MixtureSourceOptions
 from posttrain.training.session import open_session, require_sound_rows
 from tests.support.dataset_rows import SUMS, json_lines
 from tests.support.dataset_rows import task_of_rows as task
+from tests.support.refusals import refused
 from tests.support.runs import command, metrics_of, save_tiny_model, tiny_recipe
 
 
@@ -68,10 +68,10 @@ def test_a_mixture_writes_its_column_and_overwrites_none(folder: Path) -> None:
     mixed = tuple(MixtureSourceOptions(**each) for each in sources(folder))  # type: ignore[arg-type]
     assert {str(row.columns["source"]) for row in task(sources=mixed).training_rows} == {"sums", "words"}
     assert {prompt.source for prompt in task(sources=mixed).prompts(1, range(40))} == {"sums", "words"}
-    with pytest.raises(UserError, match="two are called sums; give each a name of its own"):
+    with refused("two are called sums; give each a name of its own"):
         task(sources=(mixed[0], mixed[0]))
     own = json_lines(folder / "own.jsonl", [{"prompt": "a", "source": "b"}])
-    with pytest.raises(UserError, match=r"own.jsonl:1: has a column `source` of its own"):
+    with refused("own.jsonl:1: has a column `source` of its own"):
         task(sources=(MixtureSourceOptions(path=own, weight=1.0), mixed[0]))
     assert task(path=own).training_rows[0].columns["source"] == "b"  # alone it is a column like any other
 
@@ -81,13 +81,13 @@ def test_a_mixture_in_a_recipe_is_a_task_of_rows_whose_mistakes_are_told() -> No
     assert isinstance(task_of, DatasetOptions)
     assert [source.name for source in task_of.sources] == ["", "b"]
     for source, says in (
-        ({"path": "a", "wieght": 1}, r"task.sources.0.wieght: no such field.  Did you mean `weight`\?"),
-        ({"weight": 1}, r"task.sources\[0\].path = '' is empty"),
-        ({"path": "a", "weight": 0}, r"task.sources\[0\].weight = 0.0: must be a finite number greater than 0"),
+        ({"path": "a", "wieght": 1}, "task.sources.0.wieght: no such field.  Did you mean `weight`?"),
+        ({"weight": 1}, "task.sources[0].path = '' is empty"),
+        ({"path": "a", "weight": 0}, "task.sources[0].weight = 0.0: must be a finite number greater than 0"),
     ):
-        with pytest.raises(UserError, match=says):
+        with refused(says):
             posttrain.load_recipe(task={"sources": [source]})
-    with pytest.raises(UserError, match=r"task.sources have weights for some"):
+    with refused("task.sources have weights for some"):
         posttrain.load_recipe(task={"sources": [{"path": "a", "weight": 1}, {"path": "b"}]})
 
 
@@ -103,7 +103,7 @@ def test_a_mixture_in_a_recipe_is_a_task_of_rows_whose_mistakes_are_told() -> No
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         DatasetOptions(**options)
 
 
@@ -132,9 +132,9 @@ def test_held_out_rows_from_python_are_measured_and_belong_to_the_run(folder: Pa
     before = run.summary["before"]
     assert isinstance(before, Mapping)
     assert before["num_problems"] == 3
-    with pytest.raises(UserError, match="held_out_rows = 4 rows is given, and the run was made with 3 rows"):
+    with refused("held_out_rows = 4 rows is given, and the run was made with 3 rows"):
         posttrain.train(config, rows=SUMS, held_out_rows=SUMS[:4], rewards=digits, resume=True)
-    with pytest.raises(UserError, match="held_out_rows: the task is countdown, which makes its own prompts"):
+    with refused("held_out_rows: the task is countdown, which makes its own prompts"):
         posttrain.train(posttrain.Config(), held_out_rows=SUMS, rewards=digits)
 
 
@@ -160,6 +160,6 @@ def test_a_row_that_no_reward_is_for_is_refused_by_its_line_before_anything_is_s
     )
     with (
         open_session(config) as session,
-        pytest.raises(UserError, match=r"^kinds.jsonl:7: no reward applies.*is for kind = 'code', and here is 'cod'\."),
+        refused("kinds.jsonl:7: no reward applies", "is for kind = 'code', and here is 'cod'."),
     ):
         require_sound_rows(session)

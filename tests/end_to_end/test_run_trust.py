@@ -12,7 +12,7 @@ import yaml
 import posttrain
 from posttrain.binding import known_code
 from posttrain.cli import COMMANDS, main
-from posttrain.errors import UserError
+from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model, tiny_recipe
 
 HOSTILE = """
@@ -243,7 +243,7 @@ def test_a_changed_neighbour_that_code_imports_is_asked_about(received: Path) ->
 
 def test_in_python_the_recipe_of_a_run_is_read_where_it_is_trusted(received: Path) -> None:
     say(received, **NAMED["an algorithm"])
-    with pytest.raises(UserError, match=r"load_recipe\(..., trust_code=True\)"):
+    with refused("load_recipe(..., trust_code=True)"):
         posttrain.load_recipe("RUN/config.yaml")
     assert not Path("marker").exists()
     assert posttrain.load_recipe("RUN/config.yaml", trust_code=True).algorithm["path"] == "RUN/evil.py:mine"

@@ -5,11 +5,9 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from posttrain.errors import UserError
 from posttrain.rewards.grading.function import name_of_callable
 from posttrain.trl import rewards
+from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[2]
 CASES = runpy.run_path(str(ROOT / "benchmarks" / "trl" / "parity" / "reward_cases.py"))
@@ -46,5 +44,5 @@ def test_what_was_read_goes_to_the_log() -> None:
 
 
 def test_a_penalty_that_would_pay_is_refused() -> None:
-    with pytest.raises(UserError, match=r"max_penalty = 0.5: must be 0 or below"):
+    with refused("max_penalty = 0.5: must be 0 or below"):
         rewards.get_repetition_penalty_reward(max_penalty=0.5)

@@ -1,4 +1,4 @@
-"""One frozen record for all that decides a run, made from recipe files and flags: see sections.py and reading.py."""
+"""One frozen record for all that decides a run, made from recipe files and flags."""
 
 from posttrain.config.fit_configs import DpoConfig, RewardModelConfig, SftConfig
 from posttrain.config.kinds import AnyConfig, TrainingConfig, as_recipe

@@ -1,4 +1,4 @@
-"""The kinds of recipe, the command that reads each, and how a config is written down again."""
+"""The kinds of recipe, the command that reads each, and the text of a config."""
 
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from posttrain.options.reward_model import OF_ENSEMBLES, OF_MODELS
 from posttrain.options.training import rated
 
 TrainingConfig = Config | SftConfig | RewardModelConfig | DpoConfig
-"""Those of runs that train a model: with a model, checkpoints and trackers."""
+"""Runs that train a model."""
 AnyConfig = TrainingConfig | CollectConfig | IrlConfig
 
 OPTIMIZER_SECTIONS: dict[type[AnyConfig], str] = {
@@ -22,7 +22,7 @@ OPTIMIZER_SECTIONS: dict[type[AnyConfig], str] = {
     RewardModelConfig: "reward_model",
     DpoConfig: "dpo",
 }
-"""The section that says how fast each kind of run learns."""
+"""The section with each kind's learning rate."""
 COMMAND_OF: dict[type[AnyConfig], str] = {
     Config: "rl",
     SftConfig: "sft",
@@ -31,16 +31,13 @@ COMMAND_OF: dict[type[AnyConfig], str] = {
     CollectConfig: "collect",
     IrlConfig: "irl",
 }
-"""The command that reads each kind of recipe."""
-
-
 AnyKind = TypeVar("AnyKind", bound=AnyConfig)
 
 
 def resolved_config(config: AnyKind, *, adapter: bool | None = None) -> AnyKind:
-    """The config with what was left open filled in, now that it is known what is trained: the learning rate above all.
+    """The config with its open values filled in, such as the learning rate.
 
-    `adapter` says whether a policy object that a caller brings trains one; None goes by the config's model.
+    `adapter` says whether a caller's policy trains an adapter; with None the config's model decides.
     """
     if isinstance(config, CollectConfig | IrlConfig):
         return config
@@ -53,7 +50,7 @@ def resolved_config(config: AnyKind, *, adapter: bool | None = None) -> AnyKind:
 
 
 def as_recipe(config: AnyConfig) -> str:
-    """The config as a recipe file, every option written out: reading it gives the same run."""
+    """The config as a recipe file with every option: it gives the same run."""
     return to_yaml(recipe_sections(config))
 
 

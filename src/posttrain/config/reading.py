@@ -1,4 +1,4 @@
-"""From recipe files, flags and Python overrides to one Config, or to one message that says what to mend and where."""
+"""From recipe files, flags and Python overrides to one config, or to one message with the mistakes and their places."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass, replace
@@ -18,8 +18,8 @@ from posttrain.schemas import Mistake, checked, names_at
 
 Built = TypeVar("Built")
 
-MOST_TOLD = 20
-"""Mistakes of a section that are told at a time, and sections that there are not."""
+MOST_LISTED = 20
+"""Most mistakes of a section, and most unknown sections, in a message."""
 
 
 @overload
@@ -29,17 +29,16 @@ def load_recipe(*recipes: str | Path, kind: type[Built], trust_code: bool = Fals
 def load_recipe(
     *recipes: str | Path, kind: type[Any] | None = None, trust_code: bool = False, **sections: object
 ) -> Any:
-    """The config of one or more recipes, given by file or by the name of a bundled one, later ones overriding earlier.
+    """The config of one or more recipes, by file or bundled name; later ones override earlier ones.
 
-    Sections override what the recipes say, option by option:
+    Sections override the recipes, option by option:
 
         load_recipe("countdown-tiny", run={"num_steps": 20}, algorithm={"name": "dapo"})
 
-    The recipes tell what kind of run they are of.  A type checker, which cannot read them, takes it for training by
-    reward unless told: `load_recipe("irl-course", kind=IrlConfig)`, which refuses recipes of other kinds.
+    The recipes decide the kind of config.  Type checkers expect `Config` without `kind`, as in
+    `load_recipe("irl-course", kind=IrlConfig)`, which refuses recipes of other kinds.
 
-    The code that the recipe of a run folder names is not imported unless it has been run here before; `trust_code` has
-    it imported.
+    Code named in the recipe of a run folder is only imported if it has been run here before, or with `trust_code`.
     """
     layers = [trusted(read_recipe(str(recipe))) if trust_code else read_recipe(str(recipe)) for recipe in recipes]
     layers.append(
@@ -67,9 +66,9 @@ def build(
     require: Callable[[Built], None] = lambda config: None,
     to_run: bool = True,
 ) -> Built:
-    """The config that the layers, later ones overriding earlier, add up to; `require` raises where that will not do.
+    """The config of the layers, of which later ones override earlier ones; `require` may refuse it.
 
-    Of one that is not `to_run`, but to be compared or shown, no more than is imported to read it has to be trusted.
+    Unless the config is `to_run`, only code that is imported to read it has to be trusted.
     """
     merged = merge(layers)
     if to_run:
@@ -84,13 +83,13 @@ def build(
 
 
 def checked_sections(kind: type, merged: MergedRecipe) -> dict[str, Any]:
-    """Every section as a record, its names and types checked and the rules between its fields not yet."""
+    """Every section as a record, with names and types checked and rules between options not yet."""
     if kind is DpoConfig:
         require_rows_or_rounds(merged.sections)
     require_trusted_files(merged, READ_BY_IMPORT)
     known = section_names(kind)
     unknown = (name for name in merged.sections if name not in known)
-    complaints = [unknown_section(kind, merged, name) for name in islice(unknown, MOST_TOLD)]
+    complaints = [unknown_section(kind, merged, name) for name in islice(unknown, MOST_LISTED)]
     records: dict[str, Any] = {}
     for name in known:
         content = merged.sections.get(name, [] if name == "rewards" else {})
@@ -99,7 +98,7 @@ def checked_sections(kind: type, merged: MergedRecipe) -> dict[str, Any]:
         except UserError as error:
             complaints.append(f"{merged.where(f'{name}.name')}: {error}")
             continue
-        complaints += [complaint(kind, merged, name, mistake) for mistake in mistakes[:MOST_TOLD]]
+        complaints += [complaint(kind, merged, name, mistake) for mistake in mistakes[:MOST_LISTED]]
     if complaints:
         raise UserError("\n".join(complaints))
     return records
@@ -124,7 +123,7 @@ def unknown_section(kind: type, merged: MergedRecipe, name: str) -> str:
     """A line about a section that this kind of recipe does not have."""
     known = section_names(kind)
     if name == "phases":
-        return f"{merged.where(name)}: lists phases, each with a recipe of its own; `posttrain phases` runs them."
+        return f"{merged.where(name)}: lists phases; run them with `posttrain phases`."
     where = f"{merged.where(name)}: {name}: no such section"
     near = get_close_matches(name, known, n=1)
     if near:
@@ -138,7 +137,7 @@ def unknown_section(kind: type, merged: MergedRecipe, name: str) -> str:
 
 
 def blamed(merged: MergedRecipe, message: str) -> str:
-    """The source to look at first: the one that set the first option, or else section, that the message names."""
+    """The source that set the first option, or else section, that the message names."""
     words = [word.strip(".,:`()") for word in message.split()]
     named = [word for word in words if "." in word and word in merged.origins]
     named += [section for word in words if (section := word.partition(".")[0]) in merged.origins]

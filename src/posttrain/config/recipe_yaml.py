@@ -1,7 +1,7 @@
-"""The YAML of recipes: scalars of version 1.2, no key twice, and no more of it than a recipe can have.
+"""The YAML of recipes: scalars of version 1.2, no key twice, and bounded depth, values and length.
 
-A few lines of YAML can stand for more values than any memory holds, or for lists within themselves.  So depth, values
-behind aliases and length are bounded as the text is read, each by an error with its line.
+A few lines of YAML can stand for more values than any memory holds, or for lists within themselves.  Each bound is
+checked while the text is read, by an error with its line.
 """
 
 import re
@@ -11,27 +11,27 @@ from typing import Any
 import yaml
 
 DEEPEST = 50
-"""Lists and mappings that may lie within each other."""
+"""Most lists and mappings within each other."""
 MOST_VALUES = 10_000
-"""Values of a recipe, those of an alias counted wherever it stands."""
+"""Most values of a recipe, those of an alias counted each time."""
 MOST_CHARACTERS = 1_000_000
 
 
 class RecipeLoader(yaml.SafeLoader):
-    """Safe YAML with the scalars of version 1.2, refusing a key that stands twice."""
+    """Safe YAML with the scalars of version 1.2, refusing a repeated key."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self.depth = 0
         self.sizes: dict[int, int] = {}
-        """Values that each node which is read to its end stands for, itself among them, by its id."""
+        """Number of values of each complete node, by its id."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """The next node.  Raises MarkedYAMLError where it is too deep, too large or within itself."""
+        """The next node.  Raises MarkedYAMLError if it is too deep, too large or within itself."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         named = self.anchors.get(event.anchor) if isinstance(event, yaml.AliasEvent) else None
         if named is not None and id(named) not in self.sizes:
-            raise yaml_error(event, f"*{event.anchor} stands within what it stands for")
+            raise yaml_error(event, f"*{event.anchor} contains itself")
         self.depth += 1
         if self.depth > DEEPEST:
             raise yaml_error(event, f"lists and mappings lie more than {DEEPEST} deep within each other")
@@ -44,12 +44,12 @@ class RecipeLoader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
-        """A mapping, with the line of a key that was given before."""
+        """A mapping; a repeated key is an error with its line."""
         seen: set[object] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise yaml_error(key, f"`{key.value}` stands twice")
+                    raise yaml_error(key, f"`{key.value}` is given twice")
                 seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
 
@@ -72,7 +72,7 @@ def integer(loader: RecipeLoader, node: yaml.ScalarNode) -> int:
 
 
 class RecipeDumper(yaml.SafeDumper):
-    """Safe YAML that quotes whatever `RecipeLoader` would not read as text."""
+    """Safe YAML that quotes text which `RecipeLoader` would read as something else."""
 
 
 FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"

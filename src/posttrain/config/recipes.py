@@ -1,7 +1,6 @@
 """Recipe files: where they are found, how their YAML is read, and how several of them become one.
 
-YAML is read as YAML 1.2 reads it: `1e-4` is a number, `no` and `on` are words, and a key that stands twice is a
-mistake.  Each value remembers which file it came from, so that a message about it can say where to look.
+YAML is that of version 1.2: `1e-4` is a number, `no` and `on` are words.  Each value keeps its file, for messages.
 """
 
 import hashlib
@@ -21,36 +20,34 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.task import TASK_OPTIONS
 
 RUN_RECIPE = "config.yaml"
-"""The name of a run's recipe in its folder."""
 BESIDE_RUN_RECIPE = (".posttrain.lock", "inputs.json", "metrics.jsonl", "summary.json", "manifest.json")
-"""Files that are beside it, one at least."""
+"""Files next to a run's recipe, at least one."""
 VARIANTS = ("task", "algorithm", "engine", "world", "demonstrations", "features", "method", "judge")
-"""Sections whose `name` decides which other options they have."""
-
+"""Sections whose `name` decides their other options."""
 TASKS_OF_ROWS = tuple(name for name, options in TASK_OPTIONS.items() if issubclass(options, DatasetOptions))
 """Tasks whose `path` is a file of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeLayer:
-    """What one source says; a later source overrides an earlier one, option by option."""
+    """The content of one source; a later source overrides an earlier one, option by option."""
 
     where: str
-    """Named in messages: a file, "command line", "load_recipe"."""
+    """For messages: a file, "command line", "load_recipe"."""
     sections: Mapping[str, object]
     run_digest: str | None = None
-    """SHA-256 of the recipe of a run, which may have nothing done that is not known; see run_trust.py."""
+    """SHA-256 of the recipe of a run, which may only use known code; see run_trust.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MergedRecipe:
-    """The layers laid over each other, left to right."""
+    """The layers together, left to right."""
 
     sections: dict[str, object] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
-    """Dotted path of an option -> the source that had the last word on it."""
+    """Dotted path of an option -> the source of its value."""
     of_runs: dict[str, str] = field(default_factory=dict)
-    """The sources that are recipes of runs -> SHA-256 of their text."""
+    """Sources that are recipes of runs -> SHA-256 of their text."""
 
     def where(self, path: str) -> str:
         while path and path not in self.origins:
@@ -63,7 +60,7 @@ class MergedRecipe:
 
 
 def merge(layers: Iterable[RecipeLayer]) -> MergedRecipe:
-    """Later layers override earlier ones option by option; a section that changes its `name` starts afresh."""
+    """Later layers override earlier ones option by option; a section with another `name` starts again."""
     merged = MergedRecipe()
     for layer in layers:
         if layer.run_digest is not None:
@@ -80,7 +77,7 @@ def merge(layers: Iterable[RecipeLayer]) -> MergedRecipe:
 
 
 def with_task_of_rows(section: str, before: object, value: object) -> object:
-    """The task of a layer that names rows, by `path` or `sources`: `dataset`, unless one of rows is named already."""
+    """The task of a layer with rows, by `path` or `sources`: `dataset`, unless a task of rows is named already."""
     if section != "task" or not isinstance(value, dict) or "name" in value:
         return value
     earlier = before if isinstance(before, dict) else {}
@@ -96,7 +93,7 @@ def is_file_of_rows(path: object) -> bool:
 
 
 def overlay(origins: dict[str, str], path: str, before: object, value: object, where: str) -> object:
-    """What one layer says at a dotted path, laid over what earlier layers said there."""
+    """The value of one layer at a dotted path, over that of earlier layers."""
     if isinstance(before, dict) and not isinstance(value, dict):
         forget_below(origins, path)
     origins[path] = where
@@ -144,9 +141,7 @@ def short_reward(text: str) -> dict[str, object]:
         try:
             reward["weight"] = float(weight)
         except ValueError:
-            raise UserError(
-                f"rewards: {text!r} gives the weight {weight!r}, which is not a number; use NAME=0.5"
-            ) from None
+            raise UserError(f"rewards: {text!r}: the weight {weight!r} is not a number; use NAME=0.5") from None
     return reward
 
 
@@ -180,16 +175,16 @@ STEPS = re.compile(r"^  num_steps: (\d+)", re.MULTILINE)
 
 
 def bundled_recipes() -> dict[str, Path]:
-    """The recipes that come with the package, by name; one in a folder has it before its name: compare/rloo."""
+    """The recipes of the package by name, with the folder if there is one: compare/rloo."""
     here = Path(__file__).parents[1]
-    installed = here / "recipes"  # in a wheel; in a checkout they lie at its top
+    installed = here / "recipes"  # in a wheel; in a checkout they are at its top
     folder = installed if installed.is_dir() else here.parents[1] / "recipes"
     found = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*/*.yaml"))]
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in found}
 
 
 def recorded_time(recipe: str) -> str:
-    """How long a run of a recipe of this package took, and its steps; empty where the recipe's header does not say."""
+    """How long a run of a bundled recipe took, and its steps; empty if its header does not say."""
     known = {name: path.resolve() for name, path in bundled_recipes().items()}
     path = known.get(recipe) or Path(recipe).resolve()
     if not recipe or path not in known.values():
@@ -217,7 +212,7 @@ def find_recipe(name: str) -> Path:
 
 
 def read_recipe(name: str, *, of_run: bool = False) -> RecipeLayer:
-    """A recipe file as a layer; one in a run folder, or beside it as `of_run`, as that of a run."""
+    """A recipe file as a layer; in a run folder, or with `of_run`, as the recipe of a run."""
     path = find_recipe(name)
     try:
         text = path.read_text(encoding="utf-8")
@@ -228,12 +223,10 @@ def read_recipe(name: str, *, of_run: bool = False) -> RecipeLayer:
         raise UserError(f"{path}: not text in UTF-8, so it is not a recipe") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    if content is None:
-        content = {}
+    content = {} if content is None else content
     if not isinstance(content, dict):
-        raise UserError(
-            f"{path}: a recipe is a mapping of sections (`rollout:`, `update:` ...); this is a {kind(content)}"
-        )
+        kind = "list" if isinstance(content, list) else "single value"
+        raise UserError(f"{path}: a recipe is a mapping of sections (`rollout:`, `update:` ...); this is a {kind}")
     sections = {str(key): value for key, value in content.items()}
     run_digest = hashlib.sha256(text.encode()).hexdigest() if of_run or in_run_folder(path) else None
     return RecipeLayer(where=str(path), sections=sections, run_digest=run_digest)
@@ -244,10 +237,6 @@ def in_run_folder(recipe: Path) -> bool:
         path.name == RUN_RECIPE and any((path.parent / name).is_file() for name in BESIDE_RUN_RECIPE)
         for path in (recipe, recipe.resolve())
     )
-
-
-def kind(value: object) -> str:
-    return "list" if isinstance(value, list) else "single value"
 
 
 def position(error: yaml.YAMLError) -> str:

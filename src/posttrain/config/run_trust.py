@@ -1,8 +1,8 @@
-"""What a recipe in a run folder may have done on this machine: nothing that this user has not run here, or allowed.
+"""A recipe in a run folder may only use what this user has run on this machine, or trusts.
 
-Run folders are passed on as results, and whoever makes one writes its recipe.  Code that it names (FILE.py:NAME,
-package.module:NAME) is imported where the same code has been run here; what else would act on this machine, or send
-something away, is done where the recipe itself was written here.  Recipes that a user names are the user's own.
+Run folders are shared as results, with a recipe by their author.  Code that it names (FILE.py:NAME,
+package.module:NAME) is only imported if the same code has been run here; other acts on this machine, or sending data
+away, need a recipe that was written here.  Recipes outside of run folders are trusted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,26 +17,26 @@ from posttrain.known_code import KnownCode, is_known, remember
 WALLED = ("sealed", "bubblewrap")
 """Sandboxes that name neither a command nor an address."""
 READ_BY_IMPORT = ("task", "algorithm", "engine")
-"""Sections whose options are those of a class or function of the user's own, which is imported to read them."""
+"""Sections that may name a user's class or function, which is imported to read its options."""
 
 
 class RecipeOf(StrEnum):
-    """Whose the recipe of a run is, as it is remembered: of a run begun here, or of one that was trusted."""
+    """Whose recipe it is: of a run begun here, or of one that was trusted."""
 
     USER = "run-begun-here"
     TRUSTED = "run-trusted"
 
 
 def keep_recipe(digest: str, before: str | None, where: str) -> None:
-    """Remember the recipe of a run that is begun here, or goes on here in place of the one that it had `before`."""
+    """Remember the recipe of a run that begins here, or replaces the recipe `before` of a known run."""
     known = [RecipeOf.USER] if before is None else [each for each in RecipeOf if is_known(KnownCode(before, each))]
     remember(KnownCode(digest, each, where) for each in known)
 
 
 def trusted(layer: RecipeLayer) -> RecipeLayer:
-    """The recipe of a run that may do now what the user's own may, since the user says so; it is remembered.
+    """The recipe of a run as one that the user trusts, which is remembered.
 
-    Its code is too, by its content: the same recipe with other code is asked about again.
+    Its code is remembered by content: the same recipe with other code is not trusted.
     """
     if layer.run_digest is not None:
         remember([KnownCode(layer.run_digest, RecipeOf.TRUSTED, layer.where)])
@@ -44,19 +44,13 @@ def trusted(layer: RecipeLayer) -> RecipeLayer:
 
 
 def require_trusted(merged: MergedRecipe) -> None:
-    """Refuse what a run folder's recipe names and nobody here has run; what a user named is remembered.
-
-    Raises UserError with the files and their digests.
-    """
+    """Refuse unknown code and acts in a run folder's recipe, with their digests; remember what a user names."""
     require_trusted_files(merged)
     remember(code for option, code in named_code(merged) if merged.source(option) not in merged.of_runs)
 
 
 def require_trusted_files(merged: MergedRecipe, sections: tuple[str, ...] = ("",)) -> None:
-    """Raise UserError, with all that is not known, where these sections of a run folder's recipe name such.
-
-    Whoever began the run here has written the recipe: what has changed since is then a matter of the run.
-    """
+    """The same for some sections.  The recipe of a run that began here is the user's, even if its code has changed."""
     others = {
         where: is_known(KnownCode(digest, RecipeOf.TRUSTED))
         for where, digest in merged.of_runs.items()
@@ -92,14 +86,14 @@ def named_code(merged: MergedRecipe) -> Iterator[tuple[str, KnownCode]]:
 
 
 def found_code(option: str, path: str) -> Iterator[tuple[str, KnownCode]]:
-    """The code that a path names; nothing of a file that there is not, which is told when it is to be imported."""
+    """The code that a path names; a missing file is reported when it is imported."""
     code = known_code(path)
     if code.digest or not path.rpartition(":")[0].endswith(".py"):
         yield option, code
 
 
 def named_acts(merged: MergedRecipe) -> dict[str, object]:
-    """What else a recipe asks for that may run code, send something away or write to a file, by option."""
+    """Other options that may run code, send data away or write to a file."""
     found: dict[str, object] = {
         "model.trust_remote_code": value_in(merged.sections.get("model"), "trust_remote_code"),
         "grading.cache_file": value_in(merged.sections.get("grading"), "cache_file"),

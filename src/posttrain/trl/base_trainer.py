@@ -16,7 +16,9 @@ from posttrain.errors import UserError
 from posttrain.models.loading.saving import save_trained
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import OptimizerOptions
+from posttrain.runs.checkpoint import load_checkpoint
 from posttrain.runs.reports import Run, StepReport
+from posttrain.runs.tensor_state import restore_module
 from posttrain.training.optimizer import OwnOptimizer, new_optimizer
 from posttrain.trl.callback_watcher import CallbackWatcher, RunRates
 from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
@@ -28,13 +30,12 @@ from posttrain.trl.configs.recipe import (
     run_options,
     tracker_options,
 )
-from posttrain.trl.log_entries import Entry, prefixed
-from posttrain.trl.model_source import ModelSource, default_folder
+from posttrain.trl.log_entries import Entry
+from posttrain.trl.model_source import Dataset, Given, Row, default_folder
 from posttrain.trl.names_elsewhere import overrides, unknown_argument_message
-from posttrain.trl.saved_models import load_best, require_free, resume_step
-from posttrain.trl.trainer_methods import Args, Dataset, Row, TrainerMethods, rows_of_dataset
+from posttrain.trl.saved_models import require_free, resume_step
+from posttrain.trl.trainer_methods import Args, TrainerMethods, rows_of_dataset
 
-Optimizers = tuple[Optimizer | None, LRScheduler | None]
 Schedule = LRScheduler | RunRates
 
 
@@ -51,16 +52,6 @@ class Start:
     @property
     def how(self) -> dict[str, Any]:
         return {"watchers": [self.watcher], "resume": self.resume, "from_step": self.from_step}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given(ModelSource):
-    """What every trainer is given: its model, rows, callbacks and optimiser."""
-
-    callbacks: Sequence[object] | None
-    train_dataset: Dataset | None
-    eval_dataset: Dataset | Mapping[str, Dataset] | None
-    optimizers: Optimizers = (None, None)
 
 
 class BaseTrainer(TrainerMethods[Args], Generic[Args]):
@@ -85,7 +76,7 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
             raise UserError(f"{type(self).__name__}: train_dataset is missing; {self.wanted}.")
         kind = cast(type[Args], self.config_class)
         args = args or kind(default_folder(given.model, kind.__name__.removesuffix("Config")))
-        super().__init__(given, args, given.callbacks)
+        super().__init__(given, args)
         self.train_dataset: Dataset | None = given.train_dataset
         self.eval_dataset = given.eval_dataset
         require_strategies(self.args, measures=self.eval_dataset is not None)
@@ -109,9 +100,8 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Train to the end, or until a callback stops; the folder is then a run folder like any other."""
         with errors_by_field(self.args):
-            given = resume_from_checkpoint
-            checkpoint = self.args.resume_from_checkpoint if given is None else given
-            resume, from_step = resume_step(checkpoint, self.folder)
+            given, by_args = resume_from_checkpoint, self.args.resume_from_checkpoint
+            resume, from_step = resume_step(by_args if given is None else given, self.folder)
             if not resume:
                 require_free(self.folder, self.args)
             config, length, rows = self.described()
@@ -159,7 +149,7 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
 
     def take_best(self, checkpoint: Path, folder: Path) -> None:
         """Load a checkpoint's weights, and write them as the model of the run's folder."""
-        load_best(self.policy, checkpoint)
+        restore_module(self.policy.model, load_checkpoint(checkpoint).tensors["policy"])
         save_trained(self.policy, folder, "adapter", "")
 
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
@@ -236,14 +226,13 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         with errors_by_field(self.args):
             entry = self._measured(rows)
         seconds = time.monotonic() - began
-        batches = math.ceil(len(rows) / self.args.per_device_eval_batch_size)
         entry |= {
             "runtime": seconds,
             "samples_per_second": len(rows) / seconds,
-            "steps_per_second": batches / seconds,
+            "steps_per_second": math.ceil(len(rows) / self.args.per_device_eval_batch_size) / seconds,
             "num_tokens": float(self.state.num_input_tokens_seen),
         }
-        metrics = prefixed(entry, metric_key_prefix)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in entry.items()}
         self.log(metrics)
         self.events.call("on_evaluate", metrics=metrics)
         return metrics | {"epoch": self.state.epoch}
@@ -256,8 +245,7 @@ def own_optimizer(given: tuple[object, object]) -> OwnOptimizer | None:
         return None
     if not isinstance(optimizer, Optimizer) or not isinstance(scheduler, LRScheduler | None):
         raise UserError(
-            "optimizers: give (optimizer, scheduler) of torch, or (optimizer, None) for the schedule of"
-            " lr_scheduler_type from the rates of the optimiser's groups.  A scheduler belongs to"
-            " its optimiser, so give both."
+            "optimizers: give (optimizer, scheduler) of torch, or (optimizer, None) for lr_scheduler_type from the"
+            " rates of the optimiser's groups.  A scheduler needs its optimiser."
         )
     return OwnOptimizer(optimizer=optimizer, scheduler=scheduler)

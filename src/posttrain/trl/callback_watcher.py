@@ -55,7 +55,6 @@ class Events:
 
     args: TrainingFields
     model: Callable[[], nn.Module]
-    """Gives `trainer.model`."""
     processing_class: PreTrainedTokenizerBase
     callbacks: list[TrainerCallback]
     optimizer: Optimizer | None = None
@@ -94,9 +93,8 @@ class Events:
         measured = metric is not None and strategy != "no"
         if not measured and any(isinstance(each, EarlyStoppingCallback) for each in self.callbacks):
             raise UserError(
-                f"{type(self.args).__name__}: metric_for_best_model = {metric}, eval_strategy = {strategy}:"
-                " EarlyStoppingCallback stops where a metric of the evaluations no longer improves.  Give both, such as"
-                " metric_for_best_model='reward' and eval_strategy='steps'."
+                f"{type(self.args).__name__}: metric_for_best_model = {metric} and eval_strategy = {strategy}, which"
+                " EarlyStoppingCallback needs.  Give both, such as 'reward' and 'steps'."
             )
         self.state, self.control = state, TrainerControl()
 
@@ -122,8 +120,8 @@ def made_callback(given: object) -> TrainerCallback:
     made = given() if isinstance(given, type) else given
     if not isinstance(made, TrainerCallback):
         raise UserError(
-            f"callbacks: {made!r:.60} ({type(made).__name__}) is not a TrainerCallback of transformers.  Inherit from"
-            " transformers.TrainerCallback; a posttrain.Watcher goes to posttrain.train."
+            f"callbacks: {made!r:.60} ({type(made).__name__}): Inherit from transformers.TrainerCallback; a"
+            " posttrain.Watcher goes to posttrain.train."
         )
     return made
 
@@ -146,17 +144,14 @@ class CallbackWatcher(Watcher):
         `take_best(checkpoint, folder)` loads a checkpoint's weights and writes them into the folder.
         `take_optimizer` shows the run's optimiser on the trainer.
         """
-        self.events, self.length, self.entry_of, self.evaluate = events, length, entry_of, evaluate
+        self.args, self.events, self.length = events.args, events, length
+        self.entry_of, self.evaluate = entry_of, evaluate
         self.take_best, self.take_optimizer = take_best, take_optimizer
         self.pending = PendingEntries()
         self.losses: list[float] = []
         self.ended: dict[str, Any] = {}
         """The last entry of the log, which train() returns."""
         self.began, self.start_time = time.monotonic(), time.time()
-
-    @property
-    def args(self) -> TrainingFields:
-        return self.events.args
 
     def on_begin(self, report: BeginReport) -> None:
         """Give the callbacks the intervals, the optimiser and the rates of a run that begins or continues."""
@@ -271,10 +266,8 @@ def is_best(args: TrainingFields, state: TrainerState, measured: Mapping[str, ob
         return False
     name = "eval_" + args.metric_for_best_model.removeprefix("eval_")
     if name not in measured:
-        raise UserError(
-            f"{type(args).__name__}: metric_for_best_model = {args.metric_for_best_model!r}: an evaluation has no"
-            f" {name}; use one of {', '.join(sorted(measured))}."
-        )
+        given = f"{type(args).__name__}: metric_for_best_model = {args.metric_for_best_model!r}"
+        raise UserError(f"{given}: an evaluation has no {name}; use one of {', '.join(sorted(measured))}.")
     value, best = measured[name], state.best_metric
     if not isinstance(value, int | float) or math.isnan(value):
         return False

@@ -28,20 +28,20 @@ from posttrain.training.dpo.dpo_objective import pair_objective
 from posttrain.training.dpo.dpo_run import train_dpo
 from posttrain.training.dpo.pair_update import MeasuredPairs, answer_lengths, logprobs_without_gradient
 from posttrain.training.reference import Reference, UncopiedPolicy, reference_of, require_same_vocabulary
-from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
+from posttrain.trl.base_trainer import BaseTrainer, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
 from posttrain.trl.configs.recipe import adamw_options
 from posttrain.trl.configs.row_configs import DPOConfig
 from posttrain.trl.configs.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import move_to
-from posttrain.trl.trainer_methods import Dataset, Row
+from posttrain.trl.model_source import Dataset, Given, Optimizers, Row, move_to
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 
 PairArgs = TypeVar("PairArgs", bound=TrainingFields)
+GONE = "precompute_ref_log_probs = True, and the first policy, the reference, is gone since training began."
 READ = ("prompt", "chosen", "rejected", "tools", "margin")
 """Columns of a row that are read; TRL reads no weights and no ties."""
 
@@ -93,14 +93,8 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
     "sigmoid_norm": {"loss": "sigmoid", "length_normalized": True},
 }
 """TRL's loss_type by our options."""
-OF_PAIRS = (
-    "rewards/chosen",
-    "rewards/rejected",
-    "rewards/accuracies",
-    "rewards/margins",
-    "logps/chosen",
-    "logps/rejected",
-)
+OF_PAIRS = tuple(f"rewards/{each}" for each in ("chosen", "rejected", "accuracies", "margins"))
+OF_PAIRS += ("logps/chosen", "logps/rejected")
 """What TRL logs of pairs, as our metrics have it."""
 
 
@@ -130,19 +124,18 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         """Without `ref_model` the reference is the policy as it is now; `not_here` are arguments that are refused."""
         self.require_defaults({"data_collator": data_collator, "compute_metrics": compute_metrics, **not_here})
         given = Given(
-            model=model,
-            processing_class=processing_class,
-            peft_config=peft_config,
-            quantization_config=quantization_config,
-            callbacks=callbacks,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            optimizers=optimizers,
+            model,
+            processing_class,
+            peft_config,
+            quantization_config,
+            callbacks,
+            train_dataset,
+            eval_dataset,
+            optimizers,
         )
         super().__init__(args, given)
         self.losses = loss_options(self.args, self.notes)
         self.ref_model = None if ref_model is None else self._loaded_reference(ref_model, model)
-        """The policy that was given to compare with."""
         self.reference: Reference | None = self._reference()
         """The reference; None if it is the first policy, whose log-probs are computed before the first update."""
         self.reference_logprobs: dict[object, tuple[float, float]] = {}
@@ -154,20 +147,15 @@ class DPOTrainer(PairTrainer[DPOConfig]):
 
     def _fit(self, config: DpoConfig, rows: list[Row], start: Start) -> Run:
         if self.reference is None and start.updates_before and not start.resume:
-            raise UserError(
-                "DPOTrainer.train: precompute_ref_log_probs = True, and the first policy, which is the reference, is"
-                " gone since the first train().  Make a new trainer, or give a ref_model."
-            )
+            raise UserError(f"DPOTrainer.train: {GONE}  Make a new trainer, or give a ref_model.")
         if self.reference is None and not (start.resume and self.reference_logprobs):
             self._keep_first_policy()
-        return train_dpo(
-            config,
-            policy=self.policy,
-            rows=rows,
-            reference=self.ref_model or self.reference,
-            optimizer=self.own_optimizer,
-            **start.how,
-        )
+        given: Any = {
+            "policy": self.policy,
+            "reference": self.ref_model or self.reference,
+            "optimizer": self.own_optimizer,
+        }
+        return train_dpo(config, rows=rows, **given, **start.how)
 
     def options(self, length: RunLength) -> DpoOptions:
         args = self.args
@@ -202,8 +190,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
             return OfPairs(chosen, rejected)
         if self.state.global_step > 0:
             raise UserError(
-                "DPOTrainer.evaluate: precompute_ref_log_probs = True, and the first policy, which is the reference, is"
-                " gone since training began.  Give the rows as eval_dataset to the trainer, or give a ref_model."
+                f"DPOTrainer.evaluate: {GONE}  Give the trainer these rows as eval_dataset, or a ref_model."
             )
         return logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
 
@@ -229,8 +216,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         """The policy of `ref_model`."""
         if given is model and not isinstance(given, str):
             raise UserError(
-                "DPOTrainer: ref_model is the model that is trained, so it would change with it.  Leave it out: the"
-                " reference then is the model as it is now."
+                "DPOTrainer: ref_model is the model that is trained.  Leave it out to compare with its start."
             )
         if isinstance(given, str):
             plain = replace(self.model_options, path=given, adapter=None, quantization=None)
@@ -248,18 +234,13 @@ def loss_options(args: DPOConfig, notes: list[str]) -> dict[str, Any]:
     weighted = dict(zip(kinds, weights, strict=True))
     nll = weighted.pop("sft", 0.0)
     if len(kinds) != len(weighted) + ("sft" in kinds) or len(weighted) != 1 or not weighted.keys() <= LOSSES.keys():
-        raise UserError(
-            f"DPOConfig: loss_type = {kinds}: use one of {', '.join(LOSSES)}, alone or with sft.  Losses of other names"
-            " are not here."
-        )
+        raise UserError(f"DPOConfig: loss_type = {kinds}: use one of {', '.join(LOSSES)}, with or without sft.")
     kind, weight = next(iter(weighted.items()))
     if weight != 1.0:
         raise UserError(f"DPOConfig: loss_weights = {weights}: the weight of {kind} is 1 here; scale learning_rate.")
     if args.label_smoothing and kind != "robust":
-        raise UserError(
-            f"DPOConfig: label_smoothing = {args.label_smoothing} with loss_type = {kind}: TRL 1.16 ignores it there."
-            '  Use loss_type=["robust"], or leave it out.'
-        )
+        given = f"label_smoothing = {args.label_smoothing} with loss_type = {kind}"
+        raise UserError(f'DPOConfig: {given} is ignored by TRL 1.16.  Use loss_type=["robust"], or leave it out.')
     if nll:
         notes.append("loss_type = sft is a mean over pairs of the mean over their tokens; TRL's is over all tokens.")
     return {**LOSSES[kind], "nll_weight": nll}

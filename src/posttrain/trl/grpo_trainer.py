@@ -28,13 +28,13 @@ from posttrain.training.collector import CollectedStep
 from posttrain.training.rl import make_ready, to_the_end, train_session
 from posttrain.training.session import Session, open_session
 from posttrain.training.update import Observations, micro_loss, token_totals
-from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
+from posttrain.trl.base_trainer import BaseTrainer, Start
 from posttrain.trl.configs.batch_arithmetic import BatchPlan, RunLength, batch_plan
 from posttrain.trl.configs.recipe import ratio_level_notes, rl_config
 from posttrain.trl.configs.sampled_configs import GRPOConfig, RLOOConfig, SampledFields
 from posttrain.trl.log_entries import Entry, Logged, TrainedCounts, logged_by, sampled_entry, step_entry, token_entry
+from posttrain.trl.model_source import Dataset, Given, Optimizers, Row
 from posttrain.trl.reward_texts import one_for_each, reward_functions
-from posttrain.trl.trainer_methods import Dataset, Row
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -44,10 +44,7 @@ SampledArgs = TypeVar("SampledArgs", bound=SampledFields)
 
 
 class SampledTrainer(BaseTrainer[SampledArgs]):
-    """Trains a model by reward, called as TRL's trainers are; the loop is that of `posttrain.train`.
-
-    Where TRL would do something else, a line says so when the trainer is made; `notes` keeps these lines.
-    """
+    """Trains a model by reward, called as TRL's trainers are; `notes` lists what TRL would do differently."""
 
     by_reward = True
     wanted = "give rows, each with a `prompt`"
@@ -76,26 +73,21 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         """`not_here` are arguments that only accept their default, such as tools and rollout_func."""
         self.require_defaults(not_here)
         given = Given(
-            model=model,
-            processing_class=processing_class,
-            peft_config=peft_config,
-            quantization_config=quantization_config,
-            callbacks=callbacks,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            optimizers=optimizers,
+            model,
+            processing_class,
+            peft_config,
+            quantization_config,
+            callbacks,
+            train_dataset,
+            eval_dataset,
+            optimizers,
         )
         super().__init__(args, given)
         self.notes += [*self.plan.notes, *ratio_level_notes(self.args)]
         self.reward_processing_classes = one_for_each(reward_processing_classes, reward_funcs)
         """The tokenizer given for each reward, or None."""
-        self.rewards = reward_functions(
-            reward_funcs,
-            self.reward_processing_classes,
-            self.args.reward_weights,
-            self.policy.tokenizer,
-            lambda: self.state,
-        )
+        tokenizers, weights = self.reward_processing_classes, self.args.reward_weights
+        self.rewards = reward_functions(reward_funcs, tokenizers, weights, self.policy.tokenizer, lambda: self.state)
         self.engine: Engine | None = None
         """An engine that a script sets, in place of the one in this process."""
         self.session: Session | None = None
@@ -108,13 +100,8 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         return batch_plan(self.args)
 
     def objects(self, rows: Sequence[Row]) -> CallerObjects:
-        return CallerObjects(
-            policy=self.policy,
-            engine=self.engine,
-            rewards=self.rewards,
-            rows=rows,
-            optimizer=self.own_optimizer,
-        )
+        policy, engine, optimizer = self.policy, self.engine, self.own_optimizer
+        return CallerObjects(policy=policy, engine=engine, rewards=self.rewards, rows=rows, optimizer=optimizer)
 
     def length(self, num_rows: int) -> RunLength:
         plan = self.plan
@@ -125,8 +112,12 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         )
 
     def recipe(self, rows: list[Row], length: RunLength) -> Config:
+        """With micro-batches of as many rows as TRL has on a device, of the longest there are."""
         config = rl_config(self.args, self.model_options, self.plan, length)
-        return with_microbatch_tokens(config, self.args, self.policy, rows)
+        task = rows_task(rows, config.task, self.policy, config.model.template_options)
+        longest = max(len(prompt.tokens) for prompt in task.longest_prompts())
+        tokens = self.args.per_device_train_batch_size * (longest + config.rollout.max_completion_tokens)
+        return replace(config, update=replace(config.update, tokens_per_microbatch=max(2, tokens)))
 
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
         rows = super().rows(given, name)
@@ -152,9 +143,8 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
             self.session = None
 
     def _entry(self, report: StepReport) -> Entry:
-        plan = self.plan
-        logged = logged_by(self.args)
-        return step_entry(report, logged=logged, updates=plan.updates_per_step, passes=plan.epochs_per_step)
+        updates, passes = self.plan.updates_per_step, self.plan.epochs_per_step
+        return step_entry(report, logged=logged_by(self.args), updates=updates, passes=passes)
 
     def _measured(self, rows: list[Row]) -> Entry:
         """Completions of some rows at the training temperature, scored."""
@@ -165,9 +155,8 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
             return self._measured_in(session, rows)
 
     def _measured_in(self, session: Session, rows: list[Row]) -> Entry:
-        return evaluation_entry(
-            session, rows, self.args.num_generations_eval or self.plan.group_size, logged_by(self.args)
-        )
+        size = self.args.num_generations_eval or self.plan.group_size
+        return evaluation_entry(session, rows, size, logged_by(self.args))
 
 
 class GRPOTrainer(SampledTrainer[GRPOConfig]):
@@ -186,14 +175,6 @@ class RLOOTrainer(SampledTrainer[RLOOConfig]):
     config_class = RLOOConfig
 
 
-def with_microbatch_tokens(config: Config, args: SampledFields, policy: Policy, rows: Sequence[Row]) -> Config:
-    """The config with micro-batches of as many rows as TRL has on a device, of the longest there are."""
-    assert isinstance(config.task, DatasetOptions)
-    longest = longest_prompt(rows, config.task, policy, config.model.template_options)
-    tokens = args.per_device_train_batch_size * (longest + config.rollout.max_completion_tokens)
-    return replace(config, update=replace(config.update, tokens_per_microbatch=max(2, tokens)))
-
-
 def require_prompts(rows: Sequence[Row], name: str) -> None:
     """Refuse a row without the column `prompt`, unless all rows have their prompts in `messages` or in preferences."""
     columns = {column for row in rows for column in row}
@@ -201,28 +182,15 @@ def require_prompts(rows: Sequence[Row], name: str) -> None:
         return
     for number, row in enumerate(rows):
         if row.get("prompt") in (None, "", []):
-            there = ", ".join(row) or "no columns"
-            raise UserError(
-                f"{name}: row {number}: the column `prompt` is {'empty' if 'prompt' in row else 'missing'}; it has"
-                f" {there}.  Give every row a prompt, such as by {name}.rename_column('question', 'prompt')."
-            )
+            lack = "empty" if "prompt" in row else f"missing; it has {', '.join(row) or 'no columns'}"
+            remedy = f"Give every row a prompt, such as by {name}.rename_column('question', 'prompt')."
+            raise UserError(f"{name}: row {number}: the column `prompt` is {lack}.  {remedy}")
 
 
-def rows_task(
-    rows: Sequence[Row], options: DatasetOptions, policy: Policy, template: Mapping[str, object]
-) -> DatasetTask:
-    return DatasetTask(
-        options,
-        renderer_of(policy, template),
-        seed=0,
-        prompts_per_step=1,
-        rows=rows,
-    )
-
-
-def longest_prompt(rows: Sequence[Row], options: DatasetOptions, policy: Policy, template: Mapping[str, object]) -> int:
-    """Tokens of the longest prompt, as far as the longest texts tell."""
-    return max(len(prompt.tokens) for prompt in rows_task(rows, options, policy, template).longest_prompts())
+def rows_task(rows: Sequence[Row], options: Any, policy: Policy, template: Mapping[str, object]) -> DatasetTask:
+    """The rows as a task, none of them held out."""
+    assert isinstance(options, DatasetOptions)
+    return DatasetTask(options, renderer_of(policy, template), seed=0, prompts_per_step=1, rows=rows)
 
 
 PURPOSE = "trl evaluation"
@@ -232,7 +200,7 @@ PURPOSE = "trl evaluation"
 def evaluation_entry(session: Session, rows: Sequence[Row], group_size: int, logged: Logged) -> Entry:
     """What TRL logs of an evaluation, without its prefix."""
     config = session.config
-    task = rows_task(rows, config.task, session.policy, config.model.template_options)  # type: ignore[arg-type]
+    task = rows_task(rows, config.task, session.policy, config.model.template_options)
     prompts = [task.prompt(row) for row in task.training_rows]
     request = GroupRequest(
         group_size=group_size,

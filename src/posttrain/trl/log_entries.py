@@ -178,7 +178,3 @@ class PendingEntries:
             found[name] = (valid[-1] if last else fmean(valid)) if valid else None
         self.entries.clear()
         return found
-
-
-def prefixed(entry: Mapping[str, float | None], prefix: str) -> Entry:
-    return {f"{prefix}_{name}": value for name, value in entry.items()}

@@ -1,6 +1,7 @@
 """The policy that a trainer's arguments describe: a path or a model object, its tokenizer, 4 bits."""
 
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
@@ -25,22 +28,29 @@ from posttrain.trl.configs.training_fields import TrainingFields
 if TYPE_CHECKING:
     from peft import LoraConfig
 
+Row = Mapping[str, object]
+Dataset = Iterable[Row]
+Optimizers = tuple[Optimizer | None, LRScheduler | None]
 Dtype = Literal["auto", "float32", "bfloat16"]
 NO_MATTER = ("device_map", "use_cache", "low_cpu_mem_usage")
 """Arguments of from_pretrained that say where and how, and change no number."""
 LOADED = "sets nothing: the model is loaded already."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSource:
-    """What a trainer was given of its model."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What every trainer is given: its model, rows, callbacks and optimiser."""
 
     model: str | nn.Module
+    processing_class: PreTrainedTokenizerBase | None
+    peft_config: "LoraConfig | None"
+    quantization_config: BitsAndBytesConfig | None
+    callbacks: Sequence[object] | None
+    train_dataset: Dataset | None
+    eval_dataset: Dataset | Mapping[str, Dataset] | None
+    optimizers: Optimizers
     loaded_here: bool = False
     """Whether the trainer has loaded the object, as the arguments say, and not the script."""
-    processing_class: PreTrainedTokenizerBase | None = None
-    peft_config: "LoraConfig | None" = None
-    quantization_config: BitsAndBytesConfig | None = None
 
 
 def default_folder(model: object, kind: str) -> str:
@@ -65,7 +75,7 @@ class Loaded:
     notes: list[str]
 
 
-def load_source(source: ModelSource, args: TrainingFields) -> Loaded:
+def load_source(source: Given, args: TrainingFields) -> Loaded:
     """The policy that a trainer trains, and how its model is shown."""
     notes: list[str] = []
     if source.peft_config is not None:
@@ -120,7 +130,7 @@ def router_notes(policy: Policy, args: TrainingFields) -> list[str]:
     ]
 
 
-def model_options(source: ModelSource, args: TrainingFields, notes: list[str]) -> ModelOptions:
+def model_options(source: Given, args: TrainingFields, notes: list[str]) -> ModelOptions:
     """What the arguments say of loading."""
     given = mapping_of(args, "model_init_kwargs")
     dtype = dtype_of(given.pop("dtype", given.pop("torch_dtype", None)), args, notes)
@@ -188,7 +198,7 @@ def quantized(config: object, notes: list[str]) -> Literal["nf4"] | None:
 
 
 def policy_of_path(
-    source: ModelSource, options: ModelOptions, args: TrainingFields, notes: list[str]
+    source: Given, options: ModelOptions, args: TrainingFields, notes: list[str]
 ) -> tuple[Policy, nn.Module | None, ModelOptions]:
     """A policy of a folder or of the hub, and the PeftModel around it where there is one."""
     config = source.peft_config
@@ -213,7 +223,7 @@ def policy_of_path(
     return policy, shown, options
 
 
-def model_object(source: ModelSource, model: nn.Module, options: ModelOptions) -> nn.Module:
+def model_object(source: Given, model: nn.Module, options: ModelOptions) -> nn.Module:
     """A model that a script has loaded itself, on its device, with the adapter of `peft_config`."""
     if options.quantization is not None:
         raise UserError(

@@ -46,8 +46,8 @@ class SharedWeights:
     def save_pretrained(self, *given: Any, **named: Any) -> None:
         if wrapper_of(cast(Any, self).base_model.model) is not None:
             raise UserError(
-                "trainer.model.save_pretrained: the model is the text part of a multimodal one, in which the layers"
-                " have other names.  Use trainer.save_model(folder), which writes those."
+                "trainer.model.save_pretrained: layers of a multimodal model have other names.  Use"
+                " trainer.save_model(folder), which writes those."
             )
         super().save_pretrained(*given, **named)  # type: ignore[misc]
 
@@ -157,20 +157,11 @@ def peft_model(model: nn.Module, config: LoraConfig) -> nn.Module:
 def adapter_options(config: LoraConfig, family: str) -> AdapterOptions | None:
     """An adapter of ours that is the same; None where the config says what ours do not have."""
     given: Any = config
-    plain = LoraConfig(
-        r=given.r,
-        lora_alpha=given.lora_alpha,
-        lora_dropout=given.lora_dropout,
-        target_modules=given.target_modules,
-        use_rslora=given.use_rslora,
-        task_type=given.task_type,
-    )
+    ours = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "task_type")
+    plain = LoraConfig(**{name: getattr(given, name) for name in ours})
     targets = given.target_modules or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(family)
-    if (
-        settings_of(config) != settings_of(plain)
-        or targets is None
-        or (isinstance(targets, str) and targets != ALL_LINEAR)
-    ):
+    other_text = isinstance(targets, str) and targets != ALL_LINEAR
+    if settings_of(config) != settings_of(plain) or targets is None or other_text:
         return None
     return AdapterOptions(
         rank=given.r,

@@ -97,10 +97,8 @@ def one_for_each(
         [tokenizers] if isinstance(tokenizers, PreTrainedTokenizerBase) else [*tokenizers]
     )
     if len(made) != count:
-        raise UserError(
-            f"reward_processing_classes: {len(made)} for {count} reward functions, and the two must match; give one for"
-            " each, None for a function."
-        )
+        numbers = f"{len(made)} for {count} reward functions"
+        raise UserError(f"reward_processing_classes: {numbers}; give one for each, None for a function.")
     return made
 
 
@@ -121,18 +119,14 @@ def reward_functions(
         raise UserError(f"reward_funcs: {missing}.  Give a function, or a list of them.")
     calls = [decoded_reward(call, tokenizer, each, state) for call, each in zip(rewards, tokenizers, strict=True)]
     if weights is not None and len(weights) != len(calls):
-        raise UserError(
-            f"reward_weights has {len(weights)} numbers for {len(calls)} reward functions; give one for each."
-        )
+        numbers = f"{len(weights)} numbers for {len(calls)} reward functions"
+        raise UserError(f"reward_weights has {numbers}; give one for each.")
     made: list[RewardFunction] = []
-    names: list[str] = []
-    for number, call in enumerate(calls):
-        name = name_of_callable(call)
-        names.append(name)
-        if names.count(name) > 1:
-            name = f"{name}_{names.count(name)}"
+    names = [name_of_callable(call) for call in calls]
+    for number, (call, name) in enumerate(zip(calls, names, strict=True)):
+        before = names[:number].count(name)
         weight = 1.0 if weights is None else float(weights[number])
-        made.append(reward_function(call, name=name, weight=weight))
+        made.append(reward_function(call, name=f"{name}_{before + 1}" if before else name, weight=weight))
     return made
 
 
@@ -146,8 +140,8 @@ def decoded_reward(
         return call
     if not callable(call) or isinstance(call, type | nn.Module):
         raise UserError(
-            f"reward_funcs: {call!r:.80} ({type(call).__name__}) cannot score completions.  Give a function, an object"
-            " with a __call__ method, a sequence classifier of transformers, or the folder of one."
+            f"reward_funcs: {call!r:.80} ({type(call).__name__}) cannot score completions.  Give a function, a callable"
+            " object, or a sequence classifier of transformers or its folder."
         )
     if keywords(RewardFunction(name=name_of_callable(call), call=call)).one_by_one:
         return call

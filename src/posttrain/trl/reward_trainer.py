@@ -40,22 +40,20 @@ from posttrain.tasks.preference_set import preference_rows
 from posttrain.tasks.row_files.rows import MEMORY, BadRows, numbered_rows
 from posttrain.training.reward_model.pair_scores import pair_scores
 from posttrain.training.reward_model.reward_run import HEAD, train_reward_model
-from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
+from posttrain.trl.base_trainer import BaseTrainer, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
 from posttrain.trl.configs.checked_fields import mapping_of
 from posttrain.trl.configs.row_configs import RewardConfig
 from posttrain.trl.dpo_trainer import PairTrainer
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import is_peft_model, revision_of
-from posttrain.trl.trainer_methods import Dataset, Row
+from posttrain.trl.model_source import Dataset, Given, Optimizers, Row, is_peft_model, revision_of
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-
 MERGED = (
-    "save_model, push_to_hub and checkpoints write the reward model with its adapter merged, as a classifier."
-    "  trainer.model.save_pretrained writes the adapter and the head."
+    "save_model, push_to_hub and checkpoints write a classifier with the adapter merged; trainer.model.save_pretrained"
+    " writes the adapter and the head."
 )
 WHOLE = ["score"]
 """modules_to_save of a classifier: the head, which is always trained here."""
@@ -85,25 +83,21 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         **not_here: object,
     ) -> None:
         """`model` is a sequence classifier of one label, or a language model, which gets a new head."""
-        refused: dict[str, object] = {
-            "data_collator": data_collator,
-            "compute_metrics": compute_metrics,
-            "optimizer_cls_and_kwargs": optimizer_cls_and_kwargs,
-            "preprocess_logits_for_metrics": preprocess_logits_for_metrics,
-        }
-        self.require_defaults(refused | not_here)
+        self.require_defaults({"data_collator": data_collator, "compute_metrics": compute_metrics, **not_here})
+        self.require_defaults({"optimizer_cls_and_kwargs": optimizer_cls_and_kwargs})
+        self.require_defaults({"preprocess_logits_for_metrics": preprocess_logits_for_metrics})
         wrapped = model if isinstance(model, nn.Module) and is_peft_model(model) else None
         classifier = given_classifier(model if wrapped is None else below(wrapped, peft_config), args)
         given = Given(
-            model=model if classifier is None else causal_view(classifier),
+            model if classifier is None else causal_view(classifier),
+            processing_class,
+            plain_config(peft_config),
+            quantization_config,
+            callbacks,
+            train_dataset,
+            eval_dataset,
+            optimizers,
             loaded_here=isinstance(model, str),
-            processing_class=processing_class,
-            peft_config=plain_config(peft_config),
-            quantization_config=quantization_config,
-            callbacks=callbacks,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            optimizers=optimizers,
         )
         super().__init__(args, given)
         require_classifier(self.policy)
@@ -197,9 +191,10 @@ def below(wrapped: nn.Module, config: object) -> PreTrainedModel:
         raise UserError("peft_config: the model is a PeftModel already.  Leave one of the two adapters out.")
     model = without_wrapper(wrapped)
     if not is_sequence_classifier(model):
+        kind = type(model).__name__
         raise UserError(
-            f"RewardTrainer: the model is a PeftModel of a {type(model).__name__}.  Give one of a sequence classifier"
-            ' with num_labels=1 and task_type="SEQ_CLS", or give the language model, and the LoraConfig as peft_config.'
+            f"RewardTrainer: the model is a PeftModel of a {kind}.  Give one of a sequence classifier"
+            ' (task_type="SEQ_CLS", num_labels=1), or the language model with peft_config.'
         )
     return model
 
@@ -225,9 +220,10 @@ def score_head(classifier: PreTrainedModel) -> ScoreHead:
     plain = type(score) is nn.Linear and score.bias is None
     if not plain or score.out_features != 1:
         labels = getattr(classifier.config, "num_labels", None)
+        kind = type(classifier).__name__
         raise UserError(
-            f"RewardTrainer: {type(classifier).__name__} has num_labels = {labels} and a head of another kind than one"
-            " vector `score`.  Load it with num_labels=1, over a decoder such as Llama, Qwen, Gemma or GPT-2."
+            f"RewardTrainer: the head of {kind} is not one vector `score` (num_labels = {labels}).  Load it with"
+            " num_labels=1, over a decoder such as Llama, Qwen, Gemma or GPT-2."
         )
     head = ScoreHead(score.in_features, seed=0)
     head.weight = score.weight

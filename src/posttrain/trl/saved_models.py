@@ -19,10 +19,10 @@ from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.loading.construction import without_progress_bars
 from posttrain.models.loading.saving import require_loadable, save_adapter, save_policy
 from posttrain.models.policy import Policy
-from posttrain.runs.checkpoint import discard, load_checkpoint
+from posttrain.runs.checkpoint import discard
 from posttrain.runs.files import write_atomically, writing
 from posttrain.runs.manifest import NAME, saved_steps
-from posttrain.runs.tensor_state import restore_module, trained_names, untied
+from posttrain.runs.tensor_state import trained_names, untied
 from posttrain.schemas import did_you_mean
 from posttrain.trl.configs.training_fields import TrainingFields
 
@@ -102,10 +102,6 @@ def prune_checkpoints(folder: Path, args: TrainingFields, best: str | None) -> N
         discard(steps[step])
 
 
-def load_best(policy: Policy, path: Path) -> None:
-    restore_module(policy.model, load_checkpoint(path).tensors["policy"])
-
-
 def write_state(state: TrainerState, folder: Path) -> None:
     """Write the state for transformers' `TrainerState.load_from_json`."""
     content = json.dumps(asdict(state), indent=2, sort_keys=True) + "\n"
@@ -127,8 +123,8 @@ def saved_state(checkpoints: Path, step: int | None) -> TrainerState:
 def require_free(folder: Path, args: TrainingFields) -> None:
     if (folder / "config.yaml").is_file() and not args.overwrite_output_dir:
         raise UserError(
-            f"output_dir = {folder}: there is a run in it already.  Continue it with resume_from_checkpoint=True, give"
-            " another folder, or set overwrite_output_dir=True, which deletes that run."
+            f"output_dir = {folder}: there is a run in it already.  Use resume_from_checkpoint=True, another folder, or"
+            " overwrite_output_dir=True, which deletes that run."
         )
 
 
@@ -156,8 +152,8 @@ def push(folder: Path, target: HubTarget, message: str) -> str:
         hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=message, revision=target.revision)
     except (HTTPError, OSError) as error:  # OSError: no token, offline by an environment variable
         raise RunError(
-            f"push_to_hub: {name} could not be written to the hub ({' '.join(str(error).split())[:200]}).  The model is"
-            f" in {folder}; it can be pushed later: huggingface-cli upload {name} {folder}."
+            f"push_to_hub: {name} could not be written to the hub ({' '.join(str(error).split())[:200]}).  It can be"
+            f" pushed later: huggingface-cli upload {name} {folder}."
         ) from error
     return str(made)
 
@@ -168,8 +164,7 @@ def resume_step(given: str | bool | None, folder: Path) -> tuple[bool, int | Non
         return False, None
     if not (folder / "config.yaml").is_file():
         raise UserError(
-            f"resume_from_checkpoint = {given}: {folder} (output_dir) holds no run to continue.  Leave it out the"
-            " first time."
+            f"resume_from_checkpoint = {given}: output_dir = {folder} holds no run.  Leave it out at first."
         )
     if given is True:
         return True, None
@@ -177,8 +172,8 @@ def resume_step(given: str | bool | None, folder: Path) -> tuple[bool, int | Non
     found = NAME.fullmatch(path.name)
     if found is None or folder.resolve() not in path.parents:
         raise UserError(
-            f"resume_from_checkpoint = {given}: not a checkpoint of the run in {folder}.  Give True for its last, or a"
-            f" folder such as {folder}/checkpoint-100."
+            f"resume_from_checkpoint = {given}: not a checkpoint of the run in {folder}.  Give True for its last, or"
+            f" {folder}/checkpoint-100."
         )
     return True, int(found[1])
 

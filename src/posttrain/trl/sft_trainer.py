@@ -18,12 +18,12 @@ from posttrain.training.sft.example_maker import LABELS, MASKS, NOT_LEARNED, TOK
 from posttrain.training.sft.learned_rows import RowExamples
 from posttrain.training.sft.sft_run import example_source, train_sft
 from posttrain.training.sft.supervised import held_out_loss
-from posttrain.trl.base_trainer import BaseTrainer, Given, Optimizers, Start
+from posttrain.trl.base_trainer import BaseTrainer, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength
 from posttrain.trl.configs.recipe import NO_LIMIT, adamw_options
 from posttrain.trl.configs.row_configs import SFTConfig
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.trainer_methods import Dataset, Row
+from posttrain.trl.model_source import Dataset, Given, Optimizers, Row
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -92,14 +92,14 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         self.require_defaults({"data_collator": data_collator, **not_here})
         self.formatting_func = formatting_func
         given = Given(
-            model=model,
-            processing_class=processing_class,
-            peft_config=peft_config,
-            quantization_config=quantization_config,
-            callbacks=callbacks,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            optimizers=optimizers,
+            model,
+            processing_class,
+            peft_config,
+            quantization_config,
+            callbacks,
+            train_dataset,
+            eval_dataset,
+            optimizers,
         )
         super().__init__(args, given)
         self._require_learned_parts()
@@ -205,14 +205,11 @@ def require_learned_part(args: SFTConfig, row: Row, name: str) -> None:
     }
     for field, (is_set, lacks, remedy) in parts.items():
         if is_set and lacks:
-            raise UserError(
-                f"SFTConfig: {field} = True, and {name} has rows of {', '.join(row)} without {remedy}, or leave"
-                f" {field} out to learn whole rows."
-            )
+            raise UserError(f"SFTConfig: {field} = True, and {name} has rows of {', '.join(row)} without {remedy}.")
     if args.assistant_only_loss and args.completion_only_loss is False and "completion" in row:
         raise UserError(
-            "SFTConfig: assistant_only_loss = True with completion_only_loss = False: of `prompt` and `completion` the"
-            " completion or all is learned.  Give rows with `messages` to learn every turn of the assistant."
+            "SFTConfig: assistant_only_loss = True with completion_only_loss = False needs rows with `messages`, and"
+            " these have `prompt` and `completion`.  Leave one of them out."
         )
 
 

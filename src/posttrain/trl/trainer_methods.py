@@ -20,8 +20,8 @@ from posttrain.trl.configs.one_process import OneProcess
 from posttrain.trl.configs.recipe import folder_of_run
 from posttrain.trl.configs.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import ModelSource, load_source, named_folder, shown_model
-from posttrain.trl.names_elsewhere import CheckedOverrides, overrides, require_called
+from posttrain.trl.model_source import Given, Row, load_source, named_folder, shown_model
+from posttrain.trl.names_elsewhere import MISSING, CheckedOverrides, overrides, require_called
 from posttrain.trl.saved_models import (
     HubTarget,
     card_text,
@@ -33,8 +33,6 @@ from posttrain.trl.saved_models import (
     write_state,
 )
 
-Row = Mapping[str, object]
-Dataset = Iterable[Row]
 Args = TypeVar("Args", bound=TrainingFields)
 
 
@@ -52,14 +50,14 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
     _tag_names: Sequence[str] = ()
     """Tags that a script's own trainer adds to a model card."""
 
-    def __init__(self, source: ModelSource, args: Args, callbacks: Sequence[object] | None) -> None:
+    def __init__(self, given: Given, args: Args) -> None:
         require_called(type(self))  # a class may have been patched since it was made
         args, self.notes = config_from(args, cast(type[Args], self.config_class))
         self.args = args
         require_values(args)
         self.notes += lines_about(args)
         with errors_by_field(args):
-            made = load_source(source, args)
+            made = load_source(given, args)
         self.policy, self.model_options, self.loaded_model = made.policy, made.options, made.model
         self.notes += made.notes
         self.processing_class = self.policy.tokenizer
@@ -67,7 +65,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
             args=args,
             model=lambda: self.model,
             processing_class=self.policy.tokenizer,
-            callbacks=[made_callback(each) for each in callbacks or ()],
+            callbacks=[made_callback(each) for each in given.callbacks or ()],
             log_step=lambda entry, start_time: self.log(entry, start_time),
             save_model=self._save_checkpoint_model,
         )
@@ -247,27 +245,18 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 def rows_of_dataset(given: object, name: str, *, most: int | None) -> list[Row]:
     """The rows; of what has no length, such as a stream, as many as a run can draw."""
+    kind = type(given).__name__
     if isinstance(given, Mapping):
-        raise UserError(
-            f"{name}: a {type(given).__name__} of {', '.join(map(str, given))} is given.  Give one of them, such as"
-            f" {name}=data[{next(iter(given))!r}]."
-        )
+        names = ", ".join(map(str, given))
+        raise UserError(f"{name}: a {kind} of {names} is given.  Give one of them: {name}=data[{next(iter(given))!r}].")
     if not isinstance(given, Iterable) or isinstance(given, str):
-        raise UserError(
-            f"{name}: {given!r:.60} ({type(given).__name__}) is given.  Give a datasets.Dataset, a list of dicts, or"
-            " another iterable of rows."
-        )
+        raise UserError(f"{name}: {given!r:.60} ({kind}) is given.  Give a datasets.Dataset or a list of dicts.")
     if not isinstance(given, Sized) and most is None:
-        if name == "eval_dataset":
-            raise UserError(
-                f"{name}: it has no length, as a stream has none, and an evaluation measures all of it.  Give a list"
-                " of rows, such as list(data.take(100))."
-            )
-        raise UserError(f"{name}: it has no length, so max_steps has to say when the run ends.")
+        remedy = "set max_steps, which ends the run" if name == "train_dataset" else "give a list: list(data.take(100))"
+        raise UserError(f"{name}: it has no length, so {remedy}.")
     rows = list(given) if isinstance(given, Sized) else list(islice(given, most))
     if not rows:
         raise UserError(f"{name}: it is empty.  Give at least one row.")
-    other = next((row for row in rows if not isinstance(row, Mapping)), None)
-    if other is not None:
+    if (other := next((row for row in rows if not isinstance(row, Mapping)), MISSING)) is not MISSING:
         raise UserError(f"{name}: {other!r:.60} ({type(other).__name__}) is not a row.  Give dicts of columns.")
     return rows
