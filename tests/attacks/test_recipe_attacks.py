@@ -15,8 +15,8 @@ MAPPINGS = "\n".join(f"  l{n}: &l{n} {{{', '.join(f'k{k}: *l{n - 1}' for k in ra
 RECIPES = {
     "lists of lists": (f"algorithm:\n{LISTS}\n", f"more than {MOST_VALUES} values"),
     "mappings of mappings": (f"algorithm:\n  l0: &l0 x\n{MAPPINGS}\n", f"more than {MOST_VALUES} values"),
-    "a list within itself": ("rewards: &r [*r]\n", r"\*r stands within what it stands for"),
-    "a mapping within itself": ("model: &m {template_options: *m}\n", r"\*m stands within what it stands for"),
+    "a list within itself": ("rewards: &r [*r]\n", "*r contains itself"),
+    "a mapping within itself": ("model: &m {template_options: *m}\n", "*m contains itself"),
     "brackets": (f"rewards: {'[' * 5000}{']' * 5000}\n", f"more than {DEEPEST} deep"),
     "braces": (f"rewards: {'{a: ' * 5000}{'}' * 5000}\n", f"more than {DEEPEST} deep"),
     "a long integer": (f"run:\n  seed: {'9' * 10_000}\n", "an integer of 10000 digits"),

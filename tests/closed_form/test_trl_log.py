@@ -5,7 +5,7 @@ import torch
 
 from posttrain.records import Grades
 from posttrain.trl import GRPOConfig
-from posttrain.trl.log_entries import PendingEntries, logged_by, share_without_deviation, token_entry
+from posttrain.trl.log_entries import Entry, logged_by, share_without_deviation, token_entry
 
 FIRST, SECOND = [[1.0, 0.0], [1.0, 1.0]], [[0.0, 1.0], [0.5, 0.5]]
 """Scores of two functions, each over two groups of two."""
@@ -43,8 +43,9 @@ def test_shares_of_clipped_tokens_are_of_all_tokens_and_have_the_name_of_the_los
 
 
 def test_an_entry_of_several_steps_has_means_and_of_counts_the_last() -> None:
-    pending = PendingEntries()
-    pending.add({"reward": 1.0, "num_tokens": 10.0, "learning_rate": 0.3, "grad_norm": 2.0, "kl": None})
-    pending.add({"reward": 2.0, "num_tokens": 40.0, "learning_rate": 0.1, "grad_norm": 4.0, "kl": 0.5})
-    assert pending.taken() == {"reward": 1.5, "num_tokens": 40.0, "learning_rate": 0.1, "grad_norm": 4.0, "kl": 0.5}
-    assert pending.taken() == {}
+    steps: list[Entry] = [
+        {"reward": 1.0, "num_tokens": 10.0, "learning_rate": 0.3, "grad_norm": 2.0, "kl": None},
+        {"reward": 2.0, "num_tokens": 40.0, "learning_rate": 0.1, "grad_norm": 4.0, "kl": 0.5},
+    ]
+    assert taken_entry(steps) == {"reward": 1.5, "num_tokens": 40.0, "learning_rate": 0.1, "grad_norm": 4.0, "kl": 0.5}
+    assert taken_entry(steps) == {}

@@ -61,7 +61,7 @@ IN_A_RECIPE = {
         "a recipe is a mapping of sections (`rollout:`, `update:` ...); this is a list",
     ),
     "malformed YAML": ("rollout:\n  a: [1\n  b: 2", "recipe.yaml:3: not YAML: expected ',' or ']'"),
-    "a key that stands twice": ("run: {seed: 1, seed: 2}", "recipe.yaml:1: not YAML: `seed` stands twice"),
+    "a key that stands twice": ("run: {seed: 1, seed: 2}", "recipe.yaml:1: not YAML: `seed` is given twice"),
     "a tag that would run code": ("run: !!python/object:os.system x", "recipe.yaml:1: not YAML"),
     "a group of one": ("rollout: {group_size: 1}", "rollout.group_size = 1: grpo compares the completions of a prompt"),
     "no prompts": ("rollout: {prompts_per_step: 0}", "rollout.prompts_per_step = 0: must be at least 1"),
@@ -93,7 +93,7 @@ IN_A_RECIPE = {
         "path = a.py:f with name = 'graded_format'",
     ),
     "a reward file without function": ("rewards: [{path: mine.py}]", "rewards: path = mine.py is not FILE.py:FUNCTION"),
-    "a reward weight in words": ("rewards: [graded_format=much]", "gives the weight 'much', which is not a number"),
+    "a reward weight in words": ("rewards: [graded_format=much]", "the weight 'much' is not a number"),
 }
 
 ON_THE_COMMAND_LINE = {

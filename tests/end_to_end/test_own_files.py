@@ -225,7 +225,7 @@ MISTAKES = {
         "of_a_tensor has an option of a type that no recipe can",
     ),
     "a name without meaning": ("algorithm: 'mine.py:of_no_known_type'", "name 'Width' is not defined"),
-    "an option called name": ("algorithm: 'mine.py:called_by_name'", "a recipe chooses by `name`"),
+    "an option called name": ("algorithm: 'mine.py:called_by_name'", "`name` chooses it in a recipe"),
     "both": (
         "algorithm: {name: grpo, path: 'mine.py:narrow'}",
         "algorithm has either a name or a path, and is given both",

@@ -28,8 +28,8 @@ def logged(*callbacks: TrainerCallback, steps: int = 12, updates: int = 1, epoch
     events.begin(TrainerState())
     length = RunLength(updates=steps * updates, updates_per_step=updates, updates_per_epoch=epoch)
     watcher = CallbackWatcher(
-        events,
-        length,
+        events=events,
+        length=length,
         entry_of=lambda report: {"loss": float(report.step), "num_tokens": report.metrics["num_tokens"]},
         evaluate=lambda: measure(events),
         take_best=lambda checkpoint, folder: None,

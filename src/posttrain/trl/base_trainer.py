@@ -108,8 +108,8 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
             self._forget_optimizer()
             self.create_optimizer_and_scheduler(length.updates)
             watcher = CallbackWatcher(
-                self.events,
-                length,
+                events=self.events,
+                length=length,
                 entry_of=self._entry,
                 evaluate=None if self.eval_dataset is None else self.evaluate,
                 take_best=self.take_best,

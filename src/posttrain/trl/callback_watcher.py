@@ -28,7 +28,7 @@ from posttrain.runs.reports import BeginReport, CheckpointReport, EndReport, Ste
 from posttrain.runs.watchers import Watcher
 from posttrain.trl.configs.batch_arithmetic import RunLength
 from posttrain.trl.configs.training_fields import TrainingFields
-from posttrain.trl.log_entries import Entry, PendingEntries
+from posttrain.trl.log_entries import Entry, taken_entry
 from posttrain.trl.saved_models import link_checkpoint, prune_checkpoints, write_state
 
 LOGGED_BY_STEPS = ("loss", "grad_norm", "learning_rate")
@@ -126,32 +126,31 @@ def made_callback(given: object) -> TrainerCallback:
     return made
 
 
+@dataclass(kw_only=True, eq=False)
 class CallbackWatcher(Watcher):
     """Calls callbacks in each step, and then logs, evaluates and saves as they and the arguments request."""
 
-    def __init__(
-        self,
-        events: Events,
-        length: RunLength,
-        *,
-        entry_of: Callable[[StepReport], Entry],
-        evaluate: Callable[[], Mapping[str, object]] | None,
-        take_best: Callable[[Path, Path], None],
-        take_optimizer: Callable[[Optimizer], None],
-    ) -> None:
-        """`entry_of` is what a step logs; `evaluate` measures and logs, None without evaluation rows.
+    events: Events
+    length: RunLength
+    entry_of: Callable[[StepReport], Entry]
+    """What a step logs."""
+    evaluate: Callable[[], Mapping[str, object]] | None
+    """Measures and logs; None without evaluation rows."""
+    take_best: Callable[[Path, Path], None]
+    """Loads a checkpoint's weights and writes them into a folder."""
+    take_optimizer: Callable[[Optimizer], None]
+    """Shows the run's optimiser on the trainer."""
+    pending: list[Entry] = field(default_factory=list)
+    """The steps since the last entry of the log."""
+    losses: list[float] = field(default_factory=list)
+    ended: dict[str, Any] = field(default_factory=dict)
+    """The last entry of the log, which train() returns."""
+    began: float = field(default_factory=time.monotonic)
+    start_time: float = field(default_factory=time.time)
 
-        `take_best(checkpoint, folder)` loads a checkpoint's weights and writes them into the folder.
-        `take_optimizer` shows the run's optimiser on the trainer.
-        """
-        self.args, self.events, self.length = events.args, events, length
-        self.entry_of, self.evaluate = entry_of, evaluate
-        self.take_best, self.take_optimizer = take_best, take_optimizer
-        self.pending = PendingEntries()
-        self.losses: list[float] = []
-        self.ended: dict[str, Any] = {}
-        """The last entry of the log, which train() returns."""
-        self.began, self.start_time = time.monotonic(), time.time()
+    @property
+    def args(self) -> TrainingFields:
+        return self.events.args
 
     def on_begin(self, report: BeginReport) -> None:
         """Give the callbacks the intervals, the optimiser and the rates of a run that begins or continues."""
@@ -190,7 +189,7 @@ class CallbackWatcher(Watcher):
         state.epoch = state.global_step / length.updates_per_epoch
         entry = self.entry_of(report)
         state.num_input_tokens_seen = int(entry["num_tokens"] or 0)
-        self.pending.add(entry)
+        self.pending.append(entry)
         self.losses.append(entry["loss"] or 0.0)
         control.should_log |= self.due("logging", state.logging_steps, before)
         control.should_log |= report.step == 1 and self.args.logging_first_step
@@ -199,11 +198,11 @@ class CallbackWatcher(Watcher):
         if self.crossed(length.updates_per_epoch, before=before):
             events.call("on_epoch_end")
         if events.control.should_log:
-            events.log_step(self.pending.taken(), self.start_time)
+            events.log_step(taken_entry(self.pending), self.start_time)
         if events.control.should_evaluate and self.evaluate is not None:
             events.control.should_evaluate = False
-            best = is_best(self.args, state, self.evaluate())
-            events.control.should_save |= best and wants_best(self.args)
+            wanted = self.args.load_best_model_at_end or self.args.save_strategy == "best"
+            events.control.should_save |= is_best(self.args, state, self.evaluate()) and wanted
         self.saving = events.control.should_save
         self.stopping = events.control.should_training_stop
 
@@ -245,7 +244,7 @@ class CallbackWatcher(Watcher):
             "train_loss": self.mean_loss,
         }
         # As in TRL, the last entry covers the steps since the entry before, without what every step logs.
-        rest = {name: value for name, value in self.pending.taken().items() if name not in LOGGED_BY_STEPS}
+        rest = {name: value for name, value in taken_entry(self.pending).items() if name not in LOGGED_BY_STEPS}
         self.ended = {**entry, **rest, "epoch": state.epoch, "step": state.global_step}
         self.events.log_step(entry | rest, None)
         if args.load_best_model_at_end and state.best_model_checkpoint is not None and not report.interrupted:
@@ -275,7 +274,3 @@ def is_best(args: TrainingFields, state: TrainerState, measured: Mapping[str, ob
         return False
     state.best_metric, state.best_global_step = float(value), state.global_step
     return True
-
-
-def wants_best(args: TrainingFields) -> bool:
-    return args.load_best_model_at_end or args.save_strategy == "best"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import torch
@@ -23,17 +23,9 @@ CLIPPED = {name: name for name in ("clip_ratio/low_mean", "clip_ratio/high_mean"
 """Shares of tokens or completions, by TRL's name; a group without advantage is not trained on, and never clipped."""
 CISPO_CLIPPED = {"cispo_clip_ratio": "clip_ratio/high_mean"}
 """The same with loss_type = cispo, which bounds ratios on one side."""
-OF_COMPLETIONS = (
-    "completions/mean_length",
-    "completions/min_length",
-    "completions/max_length",
-    "completions/clipped_ratio",
-)
-OF_TERMINATED = (
-    "completions/mean_terminated_length",
-    "completions/min_terminated_length",
-    "completions/max_terminated_length",
-)
+LENGTHS = ("mean_length", "min_length", "max_length")
+OF_COMPLETIONS = tuple(f"completions/{name}" for name in (*LENGTHS, "clipped_ratio"))
+OF_TERMINATED = tuple(f"completions/{name.replace('_', '_terminated_')}" for name in LENGTHS)
 LAST = ("num_tokens", "learning_rate", "grad_norm")
 """Of these an entry has the last value, of others the mean since the entry before."""
 
@@ -82,20 +74,22 @@ class TrainedCounts:
 
 
 def logged_by(args: SampledFields) -> Logged:
+    """What TRL logs with these arguments."""
+    masks = args.mask_truncated_completions
     if not isinstance(args, GRPOConfig):
-        masks = args.mask_truncated_completions
+        penalty = args.beta or None
         return Logged(
             zero_deviation="group",
             clipped=CLIPPED,
             clips_completions=True,
             masks_truncated=masks,
-            kl_coefficient=args.beta or None,
+            kl_coefficient=penalty,
         )
     return Logged(
         zero_deviation=zero_deviation_of(args),
         clipped=CISPO_CLIPPED if args.loss_type == "cispo" else CLIPPED,
         clips_completions=args.importance_sampling_level == "sequence",
-        masks_truncated=args.mask_truncated_completions,
+        masks_truncated=masks,
     )
 
 
@@ -109,9 +103,8 @@ def sampled_entry(groups: Sequence[Group], grades: Grades, logged: Logged) -> En
     rewards = without_nan(grades.rewards)
     entry: Entry = {name: lengths[name] for name in OF_COMPLETIONS}
     entry |= {name: lengths.get(name, 0.0) for name in OF_TERMINATED}
-    for name in grades.names:
-        entry[f"rewards/{name}/mean"] = ours.get(f"rewards/{name}/mean")
-        entry[f"rewards/{name}/std"] = ours.get(f"rewards/{name}/std")
+    each = [f"rewards/{name}/{what}" for name in grades.names for what in ("mean", "std")]
+    entry |= {name: ours.get(name) for name in each}
     entry |= {name.split("/", 2)[2]: value for name, value in logged_metrics(grades.logged).items()}
     entry["reward"] = ours.get("reward")
     entry["reward_std"] = stdev(rewards) if len(rewards) >= 2 else None
@@ -158,23 +151,11 @@ def token_entry(means: Mapping[str, float], logged: Logged, *, trained_share: fl
     return entry | {theirs: means.get(ours, 0.0) * trained_share for theirs, ours in logged.clipped.items()}
 
 
-@dataclass(slots=True)
-class PendingEntries:
-    """The steps since the last entry of the log."""
-
-    entries: list[Entry] = field(default_factory=list)
-
-    def add(self, entry: Entry) -> None:
-        self.entries.append(entry)
-
-    def taken(self) -> Entry:
-        """Their mean, or of what is counted the last; None where no step has a number.  Nothing is left then."""
-        names = list(dict.fromkeys(name for entry in self.entries for name in entry))
-        found: Entry = {}
-        for name in names:
-            values = [value for entry in self.entries if (value := entry.get(name)) is not None]
-            valid = [value for value in values if not math.isnan(value)]
-            last = name in LAST
-            found[name] = (valid[-1] if last else fmean(valid)) if valid else None
-        self.entries.clear()
-        return found
+def taken_entry(entries: list[Entry]) -> Entry:
+    """The mean of the steps, or of LAST the last values; None if no step has a number.  The list is then empty."""
+    found: Entry = {}
+    for name in dict.fromkeys(name for entry in entries for name in entry):
+        values = [value for entry in entries if (value := entry.get(name)) is not None and not math.isnan(value)]
+        found[name] = (values[-1] if name in LAST else fmean(values)) if values else None
+    entries.clear()
+    return found

@@ -7,9 +7,10 @@ As in transformers, a checkpoint is `checkpoint-N` in output_dir, N in updates: 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import yaml
 from transformers import TrainerState
@@ -128,28 +129,19 @@ def require_free(folder: Path, args: TrainingFields) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubTarget:
-    """Where on the hub a model goes."""
-
-    name: str
-    token: str | None
-    revision: str | None
-    private: bool | None
-
-
-def push(folder: Path, target: HubTarget, message: str) -> str:
+def push(
+    folder: Path, name: str, *, token: str | None, revision: str | None, private: bool | None, message: str
+) -> str:
     """Upload a folder to the hub; returns where it is."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its HTTP library, whichever that is
 
-    name = target.name
     try:
-        hub = HfApi(token=target.token)
-        made = hub.create_repo(name, private=target.private, exist_ok=True)
-        if target.revision:
-            hub.create_branch(made.repo_id, branch=target.revision, exist_ok=True)
-        hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=message, revision=target.revision)
+        hub = HfApi(token=token)
+        made = hub.create_repo(name, private=private, exist_ok=True)
+        if revision:
+            hub.create_branch(made.repo_id, branch=revision, exist_ok=True)
+        hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=message, revision=revision)
     except (HTTPError, OSError) as error:  # OSError: no token, offline by an environment variable
         raise RunError(
             f"push_to_hub: {name} could not be written to the hub ({' '.join(str(error).split())[:200]}).  It can be"
@@ -162,27 +154,21 @@ def resume_step(given: str | bool | None, folder: Path) -> tuple[bool, int | Non
     """Whether a run is resumed, and from which step's checkpoint; None is the last."""
     if given is None or given is False:
         return False, None
+    field = f"resume_from_checkpoint = {given}"
     if not (folder / "config.yaml").is_file():
-        raise UserError(
-            f"resume_from_checkpoint = {given}: output_dir = {folder} holds no run.  Leave it out at first."
-        )
+        raise UserError(f"{field}: output_dir = {folder} holds no run.  Leave it out the first time.")
     if given is True:
         return True, None
     path = Path(given).resolve()  # `checkpoint-500` leads to `checkpoints/step-000500`
     found = NAME.fullmatch(path.name)
     if found is None or folder.resolve() not in path.parents:
-        raise UserError(
-            f"resume_from_checkpoint = {given}: not a checkpoint of the run in {folder}.  Give True for its last, or"
-            f" {folder}/checkpoint-100."
-        )
+        remedy = f"Give True for its last, or {folder}/checkpoint-100."
+        raise UserError(f"{field}: not a checkpoint of the run in {folder}.  {remedy}")
     return True, int(found[1])
 
 
 def card_text(given: Mapping[str, object], *, trainer: str, base: str, tags: Sequence[str]) -> str:
-    """A card in Markdown.  Raises UserError for a name that cards do not have.
-
-    `base` is the model that was trained, and `tags` are those of the trainer's class.
-    """
+    """A card in Markdown; `base` is the model that was trained, and `tags` are those of the trainer's class."""
     for name in given:
         if name not in KNOWN:
             raise UserError(f"a model card has no {name!r}.  {did_you_mean(name, KNOWN)}")
@@ -191,14 +177,11 @@ def card_text(given: Mapping[str, object], *, trainer: str, base: str, tags: Seq
     if base:
         found["base_model"] = base
     found |= {HEADER[name]: value for name, value in given.items() if name in HEADER and value is not None}
-    found["tags"] = list(dict.fromkeys(["posttrain", method, *tags, *as_tags(given.get("tags"))]))
+    more: Any = given.get("tags") or ()
+    found["tags"] = list(dict.fromkeys(["posttrain", method, *tags, *([more] if isinstance(more, str) else more)]))
     title = given.get("model_name") or "Model card"
     data = f" on {found['datasets']}" if "datasets" in found else ""
     return (
         f"---\n{yaml.safe_dump(found, sort_keys=False)}---\n\n# {title}\n\n"
         f"{base or 'A model'} was trained{data} with the {trainer} of posttrain {version('posttrain')}.\n"
     )
-
-
-def as_tags(given: object) -> list[str]:
-    return [given] if isinstance(given, str) else [str(each) for each in given] if isinstance(given, Sequence) else []

@@ -23,7 +23,6 @@ from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import Given, Row, load_source, named_folder, shown_model
 from posttrain.trl.names_elsewhere import MISSING, CheckedOverrides, overrides, require_called
 from posttrain.trl.saved_models import (
-    HubTarget,
     card_text,
     push,
     remove_dangling,
@@ -130,17 +129,14 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The rows in batches of a device, in order, for scripts to read; training draws its batches itself."""
-        size = self.args.per_device_train_batch_size
-        rows = rows_of_dataset(cast(Any, self).train_dataset, "train_dataset", most=size)
-        return DataLoader(cast(Any, rows), batch_size=size, collate_fn=list)
+        return loader(cast(Any, self).train_dataset, "train_dataset", self.args.per_device_train_batch_size)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """The same for the evaluation rows; a name selects one of several data sets."""
-        given, size = cast(Any, self).eval_dataset, self.args.per_device_eval_batch_size
+        given = cast(Any, self).eval_dataset
         if eval_dataset is not None:
             given = given[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
-        rows = rows_of_dataset(given, "eval_dataset", most=size)
-        return DataLoader(cast(Any, rows), batch_size=size, collate_fn=list)
+        return loader(given, "eval_dataset", self.args.per_device_eval_batch_size)
 
     def save_state(self) -> None:
         """Write `state` to trainer_state.json in the folder of the run."""
@@ -214,13 +210,14 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         folder = self.folder / "pushed"
         self.write_model(folder)
         self._write_card(folder, card)
-        target = HubTarget(
-            name=self.hub_model_id,
+        return push(
+            folder,
+            self.hub_model_id,
             token=token or self.args.hub_token,
             revision=revision or self.args.hub_revision,
             private=self.args.hub_private_repo if private is None else private,
+            message=commit_message or "End of training",
         )
-        return push(folder, target, commit_message or "End of training")
 
     def add_callback(self, callback: Any) -> None:
         self.events.add(callback)
@@ -241,6 +238,10 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     write_atomically(file, json.dumps(dict(content), indent=4, sort_keys=True).encode())
+
+
+def loader(given: object, name: str, size: int) -> DataLoader[Any]:
+    return DataLoader(cast(Any, rows_of_dataset(given, name, most=size)), batch_size=size, collate_fn=list)
 
 
 def rows_of_dataset(given: object, name: str, *, most: int | None) -> list[Row]:
