@@ -17,7 +17,7 @@ from time import perf_counter
 from posttrain.rewards.countdown.grader import countdown
 from posttrain.rewards.format import strict_format
 from posttrain.rewards.math_reward import MathsReward
-from posttrain.sandbox.backends import Bubblewrap, CommandBackend
+from posttrain.sandbox.backends import Bubblewrap
 from posttrain.sandbox.execution import FEW, MANY, Process, ServerOptions
 from posttrain.sandbox.process_pool import ProcessPool
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
@@ -52,7 +52,7 @@ def main() -> None:
 
 def in_bubblewrap(cores: int) -> float:
     """Programs in a second where every one gets a small system of its own; nothing is imported beforehand."""
-    with ReplaySandbox(CommandBackend(Bubblewrap()), at_once=cores) as there:
+    with ReplaySandbox(Bubblewrap(), at_once=cores) as there:
         there.probe()
         asked = [Process(kind="program", source=PROGRAM, stdin=GIVEN)] * 40
         return best(lambda: there.run(asked), len(asked))

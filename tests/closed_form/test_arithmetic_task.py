@@ -144,7 +144,7 @@ def test_probes_count_right_sums_and_those_in_the_form() -> None:
 
 
 def test_a_probe_is_greedy_or_samples_anew() -> None:
-    with refused("Use one of them"):
+    with refused("use one"):
         Probe(readings={}, measure=lambda groups: {}, greedy=True, endless=True)
 
 
@@ -169,7 +169,7 @@ def test_demonstrations_are_right_and_seldom_in_the_form() -> None:
         ({"repeats": 0}, "repeats = 0"),
         ({"held_out_size": 0}, "held_out_size = 0"),
         ({"measured_on": "training", "held_out_size": 65}, "num_questions = 64"),
-        ({"num_questions": 800, "held_out_size": 11}, "810 questions"),
+        ({"num_questions": 800, "held_out_size": 11}, "810"),
     ],
 )
 def test_options_that_cannot_hold_are_refused(options: dict[str, Any], message: str) -> None:

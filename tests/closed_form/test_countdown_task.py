@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from posttrain.errors import UserError
 from posttrain.options.countdown import CountdownOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.countdown.grader import Countdown, Outcome, puzzle
@@ -14,6 +13,7 @@ from posttrain.tasks.base import DRAWS_PER_STEP, Messages
 from posttrain.tasks.countdown.problems import held_out
 from posttrain.tasks.countdown.solver import solutions
 from posttrain.tasks.countdown_task import CountdownTask, chat_prompt, compact
+from tests.support.refusals import refused
 
 
 class CharacterRenderer:
@@ -129,7 +129,7 @@ def test_the_difficulty_options_reach_the_problems() -> None:
     ("options", "said"),
     [
         ({"min_number": 31}, "max_number = 30 is below min_number = 31"),
-        ({"operators": "+^"}, r"operators = \+\^ should be some of \+-\*/"),
+        ({"operators": "+^"}, r"operators = +^ should be some of +-*/"),
         ({"operators": ""}, r"operators = '' should be some of"),
         ({"operators": "++"}, "names one twice"),
         ({"min_target": 100}, "max_target = 99 is below min_target = 100"),
@@ -138,5 +138,5 @@ def test_the_difficulty_options_reach_the_problems() -> None:
     ],
 )
 def test_options_that_make_no_sense_are_refused_with_the_rule(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+    with refused(said):
         CountdownOptions(**options)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from posttrain.errors import UserError
 from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
 from posttrain.tasks.programs_task import program_row
 from posttrain.tasks.row_files.rows import DatasetRow
+from tests.support.refusals import refused
 
 ADD = "def add(a, b):\n    return a + b\n"
 PRINTS = "a, b = map(int, input().split())\nprint(a + b)\n"
@@ -86,7 +86,7 @@ def test_a_function_that_only_asserts_name_is_named_in_the_prompt() -> None:
     ("columns", "says"),
     [
         ({"prompt": "Add."}, "none of tests"),
-        ({"prompt": "Add.", "tests": {"kind": "stdio", "cases": []}}, "no cases"),
+        ({"prompt": "Add.", "tests": {"kind": "stdio", "cases": []}}, "tests = []"),
         ({"prompt": "Add.", "tests": {"kind": "odd"}}, "odd"),
         ({"prompt": "Add.", "tests": "not json"}, "JSONDecodeError"),
         ({"text": "Add.", "test_list": ["assert add(1) == 1", "assert sub(1) == 1"]}, "no one function"),
@@ -94,5 +94,5 @@ def test_a_function_that_only_asserts_name_is_named_in_the_prompt() -> None:
     ],
 )
 def test_a_row_in_no_layout_is_named_with_its_place(columns: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=f"(?s)here:7.*{says}"):
+    with refused(f"here:7 … {says}"):
         program_row(DatasetRow("here:7", columns))

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from posttrain.errors import UserError
 from posttrain.tasks.row_files.row_formats import (
     CompletionRow,
     ConversationRow,
@@ -17,6 +16,7 @@ from posttrain.tasks.row_files.row_formats import (
     formatted,
 )
 from posttrain.tasks.row_files.rows import DatasetRow
+from tests.support.refusals import refused
 
 ASK, OTHER, YES, NO = (
     {"role": role, "content": text}
@@ -130,31 +130,31 @@ def test_keys_that_parquet_fills_with_null_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("columns", "complaint"),
     [
-        ({"text": "a"}, "its columns match no supported format. It has text; the formats are labelled: "),
+        ({"text": "a"}, "its columns (text) match no supported format … labelled: "),
         ({"prompt": "a", "completion": ""}, "the column `completion` is empty; fill it or drop the row"),
         ({"prompt": None, "completion": "b"}, "the column `prompt` is empty"),
         (
             {"prompt": 3, "completion": "b"},
-            r"the column `prompt` must hold text or a list of messages, not '3' \(int\)",
+            "the column `prompt` must hold text or a list of messages, not '3' (int)",
         ),
         ({"messages": "hi"}, "the column `messages` must hold a list of messages, not text"),
         ({"messages": []}, "the column `messages` is empty"),
-        ({"messages": [ASK, {"role": "user"}]}, "the column `messages`, message 1: .* must have the texts `role`"),
+        ({"messages": [ASK, {"role": "user"}]}, "the column `messages`, message 1: … must have the texts `role`"),
         ({"messages": [{"from": "narrator", "value": "a"}]}, "message 0: from = 'narrator' is not a known speaker"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "message 0, part 0: .* Only text is read"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "message 0, part 0: … Only text is read"),
         ({"instruction": "a", "output": ""}, "the column `output` is empty"),
         ({"instruction": "a", "input": 3, "output": "b"}, "the column `input` must hold text, not '3'"),
         ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, "the column `history` is not read"),
         (
             {"conversations": [{"from": "system", "value": "a"}], "system": "b"},
-            "a system message in the conversation and one in the column `system`",
+            "a system message … the column `system`",
         ),
         ({"prompt": "a", "completion": "b", "label": "good"}, "the column `label` must be true or false, not 'good'"),
         ({"prompt": "a", "completion": "b", "label": 2}, "the column `label` must be true or false, not '2'"),
         ({"prompt": "a", "completion": "b", "label": None}, "the column `label` must be true or false, not 'None'"),
         ({"chosen": "a", "rejected": [NO]}, "`chosen` and `rejected` must both be text or both be messages"),
-        ({"chosen": "a", "rejected": "b"}, "begin with nothing in common, so that there is no prompt"),
-        ({"chosen": [ASK, YES], "rejected": [ASK]}, "nothing is left of `rejected` behind the prompt"),
+        ({"chosen": "a", "rejected": "b"}, "`chosen` and `rejected` … add a column `prompt`"),
+        ({"chosen": [ASK, YES], "rejected": [ASK]}, "`rejected` has nothing after the prompt"),
         ({"chosen": "a b", "rejected": "a b"}, None),
     ],
 )
@@ -162,11 +162,11 @@ def test_a_row_of_no_format_is_told_with_its_place(columns: dict[str, object], c
     if complaint is None:  # equal answers teach nothing, but they are answers
         assert record(columns).chosen == " b"
         return
-    with pytest.raises(UserError, match=f"^rows.jsonl:7: .*{complaint}"):
+    with refused(f"rows.jsonl:7: … {complaint}"):
         record(columns)
 
 
 def test_rows_after_the_first_are_of_its_format() -> None:
     rows = [row({"prompt": "a", "completion": "b"}), DatasetRow("rows.jsonl:8", {"prompt": "a"})]
-    with pytest.raises(UserError, match=r"^rows.jsonl:8: there is no column `completion`"):
+    with refused("rows.jsonl:8: there is no column `completion`"):
         formatted(rows, detected_format(rows))

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from posttrain.errors import UserError
 from posttrain.options.sentences import SentencesOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.grade import grade
@@ -15,6 +14,7 @@ from posttrain.tasks import sentence_grammar
 from posttrain.tasks.base import Messages
 from posttrain.tasks.sentences_task import PeriodUse, SentencesTask, period_strategies
 from posttrain.training.sft.demonstration_set import SentenceDemonstrations
+from tests.support.refusals import refused
 
 MANY = [sentence_grammar.text(Random(f"text {number}")) for number in range(400)]
 
@@ -69,7 +69,7 @@ def test_the_probe_says_what_full_stops_are_for() -> None:
     ],
 )
 def test_options_that_leave_nothing_to_do_are_refused(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+    with refused(told):
         SentencesOptions(**options)
 
 

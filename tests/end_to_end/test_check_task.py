@@ -240,4 +240,4 @@ def test_rows_without_prompts_are_refused_by_the_flag_of_this_command(
     tmp_path: Path, rows: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert checked(tmp_path, CAREFUL, "--rows", rows, "--prompt-column", "question") == 2
-    assert "in check-task by --prompt-column" in capsys.readouterr().err
+    assert "check-task: --prompt-column" in capsys.readouterr().err

@@ -97,7 +97,7 @@ def test_system_messages_and_chat_make_conversations() -> None:
     assert first(plain, system="Be brief.") == first(turns, system="Be brief.")
     assert first(turns, system="Be brief.", prefill="So") == "system: Be brief.\nuser: hi\nassistant: So"
     own = [{"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]}]
-    with refused("rows:1: the prompt has a system message of its own"):
+    with refused("rows:1: the prompt has a system message"):
         first(own, system="Be brief.")
 
 
@@ -139,12 +139,12 @@ def test_prompts_of_a_held_out_file_are_not_trained_on(tmp_path: Path) -> None:
     mine = task(SUMS[:10], held_out_path=held_out)
     assert texts(mine.held_out()) == [*texts_of(SUMS[:3]), "other"]
     assert [row.columns["prompt"] for row in mine.training_rows] == texts_of(SUMS[3:10])
-    with refused("leaves 0 rows to train on and 4 to evaluate on"):
+    with refused("leaves 0 of 3 rows to train on and 4 to evaluate on"):
         task(SUMS[:3], held_out_path=held_out)
 
 
 def test_a_share_that_leaves_one_side_empty_is_refused() -> None:
-    with refused("held_out_share = 0.001 leaves 20 rows to train on and 0 to evaluate on"):
+    with refused("held_out_share = 0.001 leaves 20 of 20 rows to train on and 0 to evaluate on"):
         task(SUMS[:20], held_out_share=0.001)
     assert task(SUMS[:20], held_out_share=0.0).held_out() == []
 
@@ -183,7 +183,7 @@ def test_blank_lines_byte_order_marks_and_odd_line_ends_inside_strings_are_fine(
         ("rows.jsonl", '["a"]\n', "rows.jsonl:1: a row must be an object of named columns, not list"),
         ("rows.jsonl", "\n \n", "there are no rows"),
         ("rows.jsonl", '{"prompt": "a"}\n{"promt": "b"}\n', "rows.jsonl:2: no column `prompt`. Did you mean `promt`?"),
-        ("rows.jsonl", '{"question": "a"}\n', "It has question. Name the prompt's column by task.prompt_column"),
+        ("rows.jsonl", '{"question": "a"}\n', "It has question. Set task.prompt_column"),
         ("rows.jsonl", '{"prompt": ""}\n', "rows.jsonl:1: the column `prompt` is empty"),
         ("rows.jsonl", '{"prompt": 3}\n', "rows.jsonl:1: the column `prompt` must hold text or a list of messages"),
         ("rows.jsonl", b'{"prompt": "\xff"}\n', "not UTF-8 at byte 12"),

@@ -16,6 +16,7 @@ from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.row_files.rows import read_rows, rows_digest
 from tests.support.dataset_rows import SUMS, json_lines
 from tests.support.dataset_rows import task_of_rows as task
+from tests.support.refusals import refused
 
 ASK, YES, NO = (
     {"role": role, "content": text} for role, text in (("user", "Is it?"), ("assistant", "Yes."), ("assistant", "No."))
@@ -65,7 +66,7 @@ def test_arrow_files_of_both_formats_are_read(tmp_path: Path, kind: str) -> None
         (f"rows.arrow:{number}", row) for number, row in enumerate(SUMS[:3], start=1)
     ]
     path.write_bytes(b"nothing")
-    with pytest.raises(UserError, match=r"rows\.arrow: cannot be read as arrow"):
+    with refused("rows.arrow: cannot be read as arrow"):
         read_rows(str(path))
 
 
@@ -82,7 +83,7 @@ def test_files_of_text_are_read_from_gzip_too(tmp_path: Path, suffix: str) -> No
     [row] = read_rows(str(path))
     assert (row.where.partition(":")[0], row.columns["prompt"]) == (path.name, "a")
     path.write_bytes(path.read_bytes()[:12])
-    with pytest.raises(UserError, match=r"\.gz: cannot be uncompressed by gzip"):
+    with refused(".gz: … gzip"):
         read_rows(str(path))
 
 
@@ -96,9 +97,9 @@ def test_folders_that_datasets_saved_are_read_with_their_splits(tmp_path: Path) 
     assert [(row.where, row.columns["answer"]) for row in chosen] == [("plain:1", 4), ("plain:2", 2)]
     assert len(read_rows(str(tmp_path / "split"))) == 6
     assert len(read_rows(str(tmp_path / "split"), split="test")) == 1
-    with pytest.raises(UserError, match=r"no split dev. There are train, test; name one as `split`"):
+    with refused("no split dev. There are train, test; name one as `split`"):
         read_rows(str(tmp_path / "split"), split="dev")
-    with pytest.raises(UserError, match="split = test, but the folder holds a single data set"):
+    with refused("split = test … leave the split out"):
         read_rows(str(tmp_path / "plain"), split="test")
 
 
@@ -116,10 +117,10 @@ def test_a_hub_that_cannot_be_reached_is_one_message_with_the_remedy(monkeypatch
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
     pytest.importorskip("datasets")
-    with pytest.raises(RunError, match=r"nobody/rows: is no file or folder here, .* `hf download` brings the files of"):
+    with refused("nobody/rows: no such file or folder … `hf download", error=RunError):
         read_rows("nobody/rows")
     monkeypatch.setattr("posttrain.tasks.row_files.tables.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"install the extra: `pip install posttrain\[data\]`"):
+    with refused("`pip install posttrain[data]`"):
         read_rows("nobody/rows")
 
 
@@ -155,7 +156,7 @@ def test_a_data_set_of_the_hub_is_loaded_at_its_commit(monkeypatch: pytest.Monke
         assert asked == [(("some/sums", "main"), {"split": "test", "revision": "abc123"})]
         assert mine.training_rows[0].where == "some/sums:1"
         assert (rows_digest("some/sums", "v2"), rows_digest("some/sums")) == ("abc123", "")
-        with pytest.raises(UserError, match="no split dev"):
+        with refused("no split dev"):
             task(path="some/sums", split="dev", revision="v2")
     finally:
         server.shutdown()
@@ -190,7 +191,7 @@ def test_columns_get_the_names_that_rewards_and_prompts_have(tmp_path: Path) -> 
 
 def test_an_input_that_belongs_to_a_renamed_instruction_is_not_lost(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "rows.jsonl", [{"instruction": "Add.", "input": "1 and 2", "output": "3"}])
-    with pytest.raises(UserError, match=r"rows.jsonl:1: `columns` renames the instruction .* whose `input` would not"):
+    with refused("rows.jsonl:1: `columns` renames the instruction … whose `input` would not"):
         read_rows(path, DatasetOptions(columns={"prompt": "instruction", "completion": "output"}))
     [row] = read_rows(path, DatasetOptions(columns={"ground_truth": "output"}))
     assert row.columns["input"] == "1 and 2"
@@ -229,18 +230,18 @@ BAD = {
     "a wrong type": ('{"prompt": 3}', "the column `prompt` must hold text or a list of messages"),
     "a message without text": (
         '{"prompt": [{"role": "user"}]}',
-        "message 0 of the prompt: .* must have the texts",
+        "message 0 of the prompt: … must have the texts",
     ),
     "an empty prompt": ('{"prompt": ""}', "the column `prompt` is empty"),
     "a broken line": ('{"prompt": "a"', "not JSON at column 15"),
     "no object": ("[1]", "a row must be an object of named columns, not list"),
     "no UTF-8": (b'{"prompt": "\xff"}', "not UTF-8 at byte 12 of the line; save the file as UTF-8"),
-    "half a character": ('{"prompt": "a\\ud83d"}', r"'a\\ud83d' holds half a character \(a lone surrogate\)"),
+    "half a character": ('{"prompt": "a\\ud83d"}', "half a character"),
     "half a character elsewhere": ('{"prompt": "a", "x": {"y": ["\\udc00"]}}', "holds half a character"),
-    "values without end": ('{"prompt": ' + "[" * 100_000, "its values lie more than 100 deep within each other"),
+    "values without end": ('{"prompt": ' + "[" * 100_000, "nested more than 100 deep"),
     "values that end deep": (
         '{"prompt": "a", "x": ' + "[" * 500 + "]" * 500 + "}",
-        "its values lie more than 100 deep within each other",
+        "nested more than 100 deep",
     ),
     "a long integer": ('{"prompt": "a", "x": ' + "9" * 10_000 + "}", "more than 4,200 digits; write it as text"),
     "a long prompt": ('{"prompt": "' + "1 " * 30 + '"}', "the prompt has 60 tokens, and task.max_prompt_tokens = 40"),
@@ -252,7 +253,7 @@ def test_a_bad_row_is_told_with_its_place_or_left_out_and_counted(tmp_path: Path
     path = tmp_path / "rows.jsonl"
     good = json.dumps({"prompt": "a whole \U0001f600"}).encode()  # written as two halves, which belong together
     path.write_bytes(b"\n".join([good, line if isinstance(line, bytes) else line.encode(), good]))
-    with pytest.raises(UserError, match=f"rows.jsonl:2.*{says}"):
+    with refused(f"rows.jsonl:2 … {says}"):
         task(path=str(path), max_prompt_tokens=40)
     mine = task(path=str(path), max_prompt_tokens=40, skip_bad_rows=1)
     assert [row.where for row in mine.training_rows] == ["rows.jsonl:1", "rows.jsonl:3"]
@@ -264,7 +265,7 @@ def test_a_bad_row_is_told_with_its_place_or_left_out_and_counted(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("prompt,answer\na,1\nb,2,3\n", r"rows.csv:3: 3 cells in a table of 2 columns \(prompt, answer\)"),
+        ("prompt,answer\na,1\nb,2,3\n", "rows.csv:3: 3 cells for 2 columns (prompt, answer)"),
         (b"prompt,answer\na,1\nb,\xe9\n", "rows.csv:3: not UTF-8; save the file as UTF-8"),
         ('prompt,answer\na,1\n"b,2\n', "rows.csv:3: cannot be read as csv: unexpected end of data"),
         ("prompt,prompt\na,1\n", "two columns of one name: prompt, prompt"),
@@ -272,7 +273,7 @@ def test_a_bad_row_is_told_with_its_place_or_left_out_and_counted(tmp_path: Path
 )
 def test_a_table_that_is_not_one_is_told_with_its_line(tmp_path: Path, text: str | bytes, says: str) -> None:
     (tmp_path / "rows.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         task(path=str(tmp_path / "rows.csv"))
 
 
@@ -281,9 +282,7 @@ def test_of_too_many_bad_rows_the_first_are_listed() -> None:
     with pytest.raises(UserError) as caught:
         task(rows, skip_bad_rows=6)
     said = str(caught.value).splitlines()
-    assert said[0] == (
-        "at least 7 rows cannot be used, and task.skip_bad_rows = 6 allows 6. Mend them or allow more. The first:"
-    )
+    assert said[0] == "at least 7 rows cannot be used; task.skip_bad_rows = 6. Mend them or allow more. The first:"
     assert said[1] == "  rows:2: the column `prompt` is empty; fill it or drop the row"
     assert said[-1] == "  and 2 more"
     assert len(task(rows, skip_bad_rows=9).training_rows) == 1
@@ -291,9 +290,9 @@ def test_of_too_many_bad_rows_the_first_are_listed() -> None:
 
 def test_a_renamed_column_that_a_row_lacks_is_told(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "rows.jsonl", [{"question": "a", "n": "[1"}])
-    with pytest.raises(UserError, match=r"rows.jsonl:1: no column `qestion`, which .* Did you mean `question`\?"):
+    with refused("rows.jsonl:1: no column `qestion`, which … Did you mean `question`?"):
         task(path=path, columns={"prompt": "qestion"})
-    with pytest.raises(UserError, match=r"rows.jsonl:1: the column `n` is not JSON: .*Leave it out of json_columns"):
+    with refused("rows.jsonl:1: the column `n`: not JSON … Leave it out of json_columns"):
         task(path=path, columns={"prompt": "question"}, json_columns=("n",))
 
 
@@ -309,7 +308,7 @@ def test_long_prompts_are_left_out_or_cut_and_counted() -> None:
     assert str(prompts(cut)[1]).endswith("2 + 2 = ")
     longest = max(len(prompt.tokens) for prompt in cut.prompts(1, range(8)))
     assert 15 < longest <= 20
-    with pytest.raises(UserError, match=r"rows:1: nothing of the prompt fits into 3 tokens"):
+    with refused("rows:1: nothing of the prompt fits into 3 tokens"):
         task(rows, over_long="cut_left", max_prompt_tokens=3, prefill="<think>abc")
     assert cut.notes()[1] == "1 prompt of more than 20 tokens cut from their beginning: rows:2"
 
@@ -325,11 +324,11 @@ def test_the_side_of_a_prompt_that_is_cut_is_that_of_the_whole() -> None:
 def test_values_that_no_row_can_hold_are_told_wherever_rows_are(tmp_path: Path, value: str, says: str) -> None:
     (tmp_path / "rows.json").write_text(f'[{{"prompt": "a"}}, {{"prompt": "b", "x": {value}}}]')
     (tmp_path / "rows.csv").write_text(f"prompt,x\na,1\nb,{value}\n")
-    with pytest.raises(UserError, match=f"rows.json.*{says}"):
+    with refused(f"rows.json … {says}"):
         task(path=str(tmp_path / "rows.json"))
-    with pytest.raises(UserError, match=f"rows.csv:3: the column `x`: .*{says}"):
+    with refused(f"rows.csv:3: the column `x`: … {says}"):
         task(path=str(tmp_path / "rows.csv"), json_columns=("x",))
     deep: list[object] = []
     deep.append(deep)
-    with pytest.raises(UserError, match=f"rows:2: .*{says}"):
+    with refused(f"rows:2: … {says}"):
         task([{"prompt": "a"}, {"prompt": "b", "x": deep if "[" in value else 10**10_000}])

@@ -1,7 +1,6 @@
 """Problems that reasoning-gym's generators make, as rows of a task and among those of a mixture with others."""
 
 import importlib.util
-import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 import posttrain
-from posttrain.errors import UserError
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.options.dataset import GeneratedOptions
 from posttrain.options.generator import GeneratorOptions
@@ -23,6 +21,7 @@ from posttrain.training.collector import no_journal
 from posttrain.training.metrics import step_metrics
 from posttrain.training.session import open_session, require_sound_rows
 from tests.support.dataset_rows import RENDERER, json_lines
+from tests.support.refusals import refused
 from tests.support.reward_models import reward_folder
 from tests.support.runs import SHAPE
 
@@ -96,14 +95,14 @@ def test_what_a_generator_does_not_know_is_told_by_name(
     monkeypatch.setattr("posttrain.tasks.row_files.generator_rows.row_maker_answer", lambda request: rows_here(**given))
     options = {"generator": "knights_knaves", **given}
     asked = GeneratorOptions(generator=options["generator"], generator_options=options.get("options", {}))
-    with pytest.raises(UserError, match=re.escape(says)):
+    with refused(says):
         generated_rows(asked)
 
 
 def test_without_the_extra_it_is_one_message_before_anything_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "reasoning_gym" else find(name))
-    with pytest.raises(UserError, match=r"reasoning-gym, which is not installed\.\n +`pip install posttrain\[gym\]`"):
+    with refused("reasoning-gym, which is not installed … `pip install posttrain[gym]`"):
         task(generator_seed=11)
 
 

@@ -68,10 +68,10 @@ def test_a_mixture_writes_its_column_and_overwrites_none(folder: Path) -> None:
     mixed = tuple(MixtureSourceOptions(**each) for each in sources(folder))  # type: ignore[arg-type]
     assert {str(row.columns["source"]) for row in task(sources=mixed).training_rows} == {"sums", "words"}
     assert {prompt.source for prompt in task(sources=mixed).prompts(1, range(40))} == {"sums", "words"}
-    with refused("two are called sums; give each a name of its own"):
+    with refused("two are called sums"):
         task(sources=(mixed[0], mixed[0]))
     own = json_lines(folder / "own.jsonl", [{"prompt": "a", "source": "b"}])
-    with refused("own.jsonl:1: has a column `source` of its own"):
+    with refused("own.jsonl:1: mixtures write the column `source`"):
         task(sources=(MixtureSourceOptions(path=own, weight=1.0), mixed[0]))
     assert task(path=own).training_rows[0].columns["source"] == "b"  # alone it is a column like any other
 

@@ -1,4 +1,4 @@
-"""Places on this machine, besides the sealed fork-server, where a program can be run once: bubblewrap and containers.
+"""Other places on this machine where a program can be run once: bubblewrap and containers.
 
 In bubblewrap a seccomp filter refuses namespaces, mounts and hidden memory.  Without it a program could be root in a
 namespace, with a file system in memory that no limit of ours counts, or files in memory that belong to no process.
@@ -84,7 +84,7 @@ class Backend(Protocol):
     remedy: str
     """What to do where it lets something through."""
     start_seconds: float
-    """What starting may take beyond the program's time."""
+    """Time to start, beyond the program's."""
 
     def run(self, run: ReplayRun) -> RunEnd:
         """Run it, from any thread."""
@@ -93,64 +93,53 @@ class Backend(Protocol):
     def stop(self) -> None: ...
 
 
-class Launcher(Protocol):
-    """How a command is started for a run on this machine, and what is known of it while it runs."""
+class CommandBackend:
+    """A backend that starts a command on this machine for every run; its subclasses say which."""
 
     name: str
-    conditions: Conditions
+    conditions = Conditions()
+    here = True
     bounded_as_a_whole: bool
     tells_cpu: bool
     remedy: str
     start_seconds: float
-    """What starting may take beyond the program's time."""
+
+    def __init__(self) -> None:
+        self.live: dict[subprocess.Popen[bytes], ReplayRun] = {}
+        self.lock = threading.Lock()
 
     def command(self, run: ReplayRun, arguments: Sequence[str], passed: Sequence[int]) -> list[str]:
         """The command, ending in an interpreter with these arguments; it inherits the descriptors `passed`."""
-        ...
+        raise NotImplementedError
 
     def passed(self) -> AbstractContextManager[tuple[int, ...]]:
         """Descriptors that the command needs besides the usual three."""
-        ...
+        return nullcontext(())
 
     def environment(self, run: ReplayRun, ours: Mapping[str, str]) -> dict[str, str]:
         """The environment of the command; `ours` is that of this process."""
-        ...
+        return dict(ours)
 
     def cpu_seconds(self, pid: int, seen: dict[int, float]) -> float:
-        """Processor time that a run has used so far; 0 where it cannot be seen.  `seen` is what each process had."""
-        ...
+        """Processor time that a run has used so far, 0 if unknown; `seen` keeps that of each process."""
+        return 0.0
 
     def removed(self, run: ReplayRun) -> None:
-        """Remove what is left of a run where ending the command does not end it."""
-        ...
-
-
-class CommandBackend:
-    """A backend that starts a command on this machine for every run."""
-
-    here = True
-
-    def __init__(self, launcher: Launcher) -> None:
-        self.launcher = launcher
-        self.name, self.conditions, self.remedy = launcher.name, launcher.conditions, launcher.remedy
-        self.bounded_as_a_whole, self.tells_cpu = launcher.bounded_as_a_whole, launcher.tells_cpu
-        self.start_seconds = launcher.start_seconds
-        self.live: dict[subprocess.Popen[bytes], ReplayRun] = {}
-        self.lock = threading.Lock()
+        """Remove a run where ending the command does not end it."""
 
     def run(self, run: ReplayRun) -> RunEnd:
         text = run.text.encode("ascii")
         began = time.monotonic()
         arguments = ["-s", "-S", "-B", "-c", BOOTSTRAP, str(len(text))]
-        with given_as_file(text + run.stdin) as given, self.launcher.passed() as passed:
+        with given_as_file(text + run.stdin) as given, self.passed() as passed:
             try:
                 process = subprocess.Popen(
-                    self.launcher.command(run, arguments, passed),
+                    self.command(run, arguments, passed),
                     pass_fds=passed,
                     stdin=given,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env=self.launcher.environment(run, {**os.environ, **run.canary}),
+                    env=self.environment(run, {**os.environ, **run.canary}),
                     start_new_session=True,
                 )
             except OSError as error:
@@ -162,21 +151,18 @@ class CommandBackend:
         finally:
             with self.lock:
                 self.live.pop(process, None)
-            self.launcher.removed(run)
+            self.removed(run)
 
     def watched(self, run: ReplayRun, process: "subprocess.Popen[bytes]", began: float) -> RunEnd:
         """Hold a process to its wall clock and its output, and wait for its end."""
         assert process.stdout is not None
         assert process.stderr is not None
-        most = run.limits.output_bytes
-        stdout, stderr = (
-            BoundedPipeReader(process.stdout, most + 1),
-            BoundedPipeReader(process.stderr, run.limits.error_bytes + READ_BYTES),
-        )
-        allowed, waits = run.limits.wall_seconds + self.launcher.start_seconds, MachineWaits()
+        stdout = BoundedPipeReader(process.stdout, run.limits.output_bytes + 1)
+        stderr = BoundedPipeReader(process.stderr, run.limits.error_bytes + READ_BYTES)
+        allowed, waits = run.limits.wall_seconds + self.start_seconds, MachineWaits()
         stopped, starved, cpu_seconds, seen = None, False, 0.0, dict[int, float]()
         while (status := process.poll()) is None:
-            cpu_seconds = max(cpu_seconds, self.launcher.cpu_seconds(process.pid, seen))
+            cpu_seconds = max(cpu_seconds, self.cpu_seconds(process.pid, seen))
             if stopped is None:
                 if stdout.full:
                     stopped = Exit.OUTPUT_LIMIT
@@ -188,7 +174,7 @@ class CommandBackend:
                     stopped, starved = Exit.WALL_LIMIT, True
                 if stopped is not None:
                     process.kill()
-                    self.launcher.removed(run)
+                    self.removed(run)
             time.sleep(POLL_SECONDS)
         return RunEnd(
             status=status,
@@ -206,7 +192,7 @@ class CommandBackend:
             live = dict(self.live)
         for process, run in live.items():
             process.kill()
-            self.launcher.removed(run)
+            self.removed(run)
 
 
 @contextmanager
@@ -261,8 +247,8 @@ def hash_seed(run: ReplayRun) -> dict[str, str]:
 UNSHARED = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
 
 
-class Bubblewrap:
-    """Namespaces of its own for every run: files that come and go with it, no network, processes it may start."""
+class Bubblewrap(CommandBackend):
+    """Namespaces for every run: files that come and go with it, no network, processes it may start."""
 
     name = "bubblewrap"
     bounded_as_a_whole, tells_cpu = False, True
@@ -273,6 +259,7 @@ class Bubblewrap:
     )
 
     def __init__(self, path: Sequence[str] = ()) -> None:
+        super().__init__()
         # Root makes the namespaces itself and gives itself up inside: as root a program's processes are not counted.
         self.conditions = Conditions(path=path, gives_up_root=os.geteuid() == 0)
 
@@ -314,11 +301,8 @@ class Bubblewrap:
         for process, own, waited_for in processes_below(pid):
             known += own + waited_for
             seen[process] = own
-        # What ignores the end of its children is not told of their time; what they had when they were seen is kept.
+        # A process that ignores the end of its children does not get their time: keep the time last seen.
         return max(known, sum(seen.values()))
-
-    def removed(self, run: ReplayRun) -> None:
-        """Nothing is left: what runs ends with its parent."""
 
 
 def processes_below(pid: int) -> Iterator[tuple[int, float, float]]:
@@ -335,14 +319,14 @@ def processes_below(pid: int) -> Iterator[tuple[int, float, float]]:
         yield from processes_below(int(child))
 
 
-class Container:
+class Container(CommandBackend):
     """A container for every run, by docker, podman or a command that takes the same arguments."""
 
-    conditions = Conditions()
     bounded_as_a_whole, tells_cpu = True, False
     start_seconds = 30.0
 
     def __init__(self, command: str, image: str) -> None:
+        super().__init__()
         self.program, self.image = shlex.split(command), image
         self.name = f"{command} ({image})"
         self.remedy = f"`{command} run --rm {image} python3 -c pass` must work, and the image must have Python >= 3.10"
@@ -360,26 +344,11 @@ class Container:
             *("--entrypoint", "python3", self.image, *arguments),
         ]
 
-    def environment(self, run: ReplayRun, ours: Mapping[str, str]) -> dict[str, str]:
-        """Ours, which the command needs to find its service; the container does not see it."""
-        return dict(ours)
-
-    def passed(self) -> AbstractContextManager[tuple[int, ...]]:
-        return nullcontext(())
-
-    def cpu_seconds(self, pid: int, seen: dict[int, float]) -> float:
-        """The container's processes are not seen from here."""
-        return 0.0
-
     def removed(self, run: ReplayRun) -> None:
         """Ending the command leaves the container running: it is ended by name."""
-        subprocess.run(
-            [*self.program, "rm", "--force", container_name(run)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=False,
-            timeout=self.start_seconds,
-        )
+        arguments = [*self.program, "rm", "--force", container_name(run)]
+        quiet = subprocess.DEVNULL
+        subprocess.run(arguments, stdout=quiet, stderr=quiet, check=False, timeout=self.start_seconds)
 
 
 def container_name(run: ReplayRun) -> str:

@@ -1,8 +1,8 @@
-"""Small attacks of our own, run before anything else is: a sandbox that lets one pass is not used.
+"""Small attacks that run before any program: a sandbox that lets one pass is not used.
 
-In a child of the fork-server, each program prints `refused` where what it tries is refused, and `open` where it is not;
-a limit is tried by running into it.  In bubblewrap, a container or on another machine, a bait on this machine shows
-what was reached, and probes also check what must work there, since programs are run there for its sake.
+In a child of the fork-server, each program prints `refused` or `open` for its attempt; limits are tried by running into
+them.  In bubblewrap, a container or on another machine, a bait on this machine shows what was reached, and probes also
+check what programs there must be able to do.
 """
 
 import os
@@ -14,12 +14,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from posttrain.errors import RunError
 from posttrain.sandbox.backends import Backend
-from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.sandbox.execution import Execution, Exit, Limits
 
 Passes = Callable[[Execution], bool]
 PROBE_LIMITS = Limits(cpu_seconds=0.15, output_bytes=1 << 18)
@@ -56,10 +55,9 @@ class EscapeProbe:
     source: str
     passes: Passes
     remedy: str
-    """What the layer that should have refused needs."""
+    """How to fix the layer that should have refused it."""
     limits: Limits = PROBE_LIMITS
     verb: Literal["refused", "allowed"] = "refused"
-    """What is to become of it."""
 
 
 def printed(word: str) -> Passes:
@@ -144,25 +142,12 @@ class SandboxUnavailable(RunError):
     """This machine cannot run programs safely in the way that was asked for."""
 
 
-def probe_processes() -> list[Process]:
-    return [Process(kind="program", source=probe.source, limits=probe.limits) for probe in PROBES]
-
-
-def probe_findings(executions: Sequence[Execution]) -> list[Finding]:
-    return [Finding(probe, execution) for probe, execution in zip(PROBES, executions, strict=True)]
-
-
 def require_passed(found: Sequence[Finding]) -> None:
     wrong = [finding.line() for finding in found if not finding.passed]
     if wrong:
-        raise SandboxUnavailable(
-            f"sandbox: {len(wrong)} of {len(found)} probes did not pass, so no program will be run there.\n  "
-            + "\n  ".join(wrong)
-            + "\n  `posttrain doctor` shows all."
-        )
+        shown = "\n  ".join([*wrong, "`posttrain doctor` shows all."])
+        raise SandboxUnavailable(f"sandbox: {len(wrong)} of {len(found)} probes failed, so it is not used.\n  {shown}")
 
-
-__all__ = ["Finding", "MachineBait", "probes"]
 
 LIMITS = Limits(cpu_seconds=1.0, memory_bytes=256 << 20, output_bytes=1 << 18)
 LIBC = "__import__('ctypes').CDLL(None)"
@@ -216,9 +201,7 @@ class MachineBait:
         self.victim = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)", self.secret])
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.look()
         self.victim.kill()
         self.victim.wait()

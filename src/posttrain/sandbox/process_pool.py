@@ -1,4 +1,4 @@
-"""Many processes side by side in the sandbox, with what each says handed to whoever asked for it."""
+"""Many processes in the sandbox at once; messages of each go to its conversation."""
 
 import os
 import selectors
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from posttrain.sandbox.execution import Conversation, Execution, Exit, Process, RunConversation, ServerOptions, run_all
 from posttrain.sandbox.fork_server import ForkServerClient, ServerLost
 from posttrain.sandbox.inside import frames
-from posttrain.sandbox.probes import Finding, probe_findings, probe_processes, require_passed
+from posttrain.sandbox.probes import PROBES, Finding, require_passed
 from posttrain.sandbox.sandboxed_process import SandboxedProcess
 
 TICK_SECONDS = 0.02
@@ -61,15 +61,11 @@ class ProcessPool:
                     waiting.popleft().begin(self)
                 self._wait()
         except BaseException:
-            self.close()  # nothing goes on in the background after an interrupt
+            self.close()  # nothing keeps running after an interrupt
             raise
 
-    def opened(self) -> ForkServerClient:
-        """The server, started and probed.  Raises SandboxUnavailable where a probe was not refused."""
-        return self._ready()
-
     def start(self, conversation: Conversation, asked: Process) -> SandboxedProcess:
-        server = self._ready()
+        server = self.opened()
         self._number += 1
         number = self._number
         process = SandboxedProcess(
@@ -107,7 +103,8 @@ class ProcessPool:
             self.server.close()
             self.server = None
 
-    def _ready(self) -> ForkServerClient:
+    def opened(self) -> ForkServerClient:
+        """The server, started and probed.  Raises SandboxUnavailable where a probe was not refused."""
         if self.server is None:
             server = ForkServerClient(self.options)
             try:
@@ -134,7 +131,7 @@ class ProcessPool:
 
     def _wait(self) -> None:
         """Handle what has happened since."""
-        now = time.monotonic()  # before what has arrived is read: a limit is not passed by an answer that waits for us
+        now = time.monotonic()  # before anything is read: an answer that waits for us does not pass a limit
         for key, _ in self.selector.select(TICK_SECONDS):
             if self.selector.get_map().get(key.fileobj) is key:  # not closed meanwhile, its number given to another
                 key.data()
@@ -208,9 +205,9 @@ class ProcessPool:
 def probed(server: ForkServerClient, options: ServerOptions) -> list[Finding]:
     """The findings of the probes in a server's children."""
     pool = ProcessPool(options, server=server)
-    singles = [RunConversation(process) for process in probe_processes()]
+    singles = [RunConversation(Process(kind="program", source=each.source, limits=each.limits)) for each in PROBES]
     try:
         pool.converse(singles)
     finally:
         pool.selector.close()  # the pool only borrowed the server
-    return probe_findings([single.execution for single in singles if single.execution is not None])
+    return [Finding(probe, one.execution) for probe, one in zip(PROBES, singles, strict=True) if one.execution]

@@ -1,7 +1,7 @@
-"""A sandbox that runs programs somewhere else, where no process waits for the next message.
+"""A sandbox that runs programs in a place that keeps no process alive between messages.
 
-Every message to a process is one more run of it: all that was said to it before is said again, and what it says for the
-first time is taken.  So a program that counts its calls is served, and one that draws lots answers as of its last run.
+Every message to a process is one more run of it: all earlier messages are sent again, and only its new answers are
+taken.  A program that counts its calls works; one that draws random numbers answers as of its last run.
 """
 
 import binascii
@@ -16,7 +16,7 @@ from posttrain.sandbox.backends import Backend, lost
 from posttrain.sandbox.execution import Conversation, Execution, Exit, Process, run_all
 from posttrain.sandbox.inside.frames import MAX_BYTES
 from posttrain.sandbox.probes import Finding, MachineBait, SandboxUnavailable, probes, require_passed
-from posttrain.sandbox.replay_script import ReplayResult, ReplayRun, execution_of, replay_run
+from posttrain.sandbox.replay_script import ReplayRun, execution_of, replay_run
 
 SAID_BYTES = 4 * MAX_BYTES
 """Room for the longest message of a run in base64, and for many short ones."""
@@ -42,7 +42,7 @@ class RepeatedRun:
         """Every run draws the same numbers, so that what it did before it does again."""
 
     def allow(self, cpu_seconds: float) -> None:
-        """A run repeats what was done before: it may take as long as that took, plus the new part."""
+        """A run repeats all earlier work: it may take the time of that, plus the new part."""
         before = self.latest.cpu_seconds if self.sandbox.backend.tells_cpu else self.allowed
         self.allowed = before + cpu_seconds
 
@@ -51,17 +51,17 @@ class RepeatedRun:
 
     def send(self, payload: bytes) -> None:
         self.messages.append(payload)
-        self.sandbox.again(self)
+        if self in self.sandbox.alive:
+            self.sandbox.to_run.append(self)
 
     def cpu_seconds(self) -> float:
-        """That of its latest run, which did all of it."""
         return self.latest.cpu_seconds
 
     def waited_seconds(self) -> float:
         return self.waited
 
     def end(self, why: Exit = Exit.ENDED) -> None:
-        """It is not run again, and a run under way is not waited for."""
+        """It is not run again; a run that has started is ignored."""
         self.sandbox.finish(self, replace(self.latest, exit=why))
 
     def as_run(self, backend: Backend) -> ReplayRun:
@@ -69,8 +69,8 @@ class RepeatedRun:
         if kind in ("calls", "tests"):
             cpu_seconds = min(self.allowed, limits.cpu_seconds) if self.allowed else limits.cpu_seconds
             limits = replace(limits, cpu_seconds=cpu_seconds, output_bytes=SAID_BYTES)
-        result = ReplayResult(messages=self.messages, stdin=self.asked.stdin, delivered=self.delivered, seed=self.seed)
-        return replace(replay_run(kind, result, limits, backend.conditions), canary=self.sandbox.canary)
+        run = ReplayRun(stdin=self.asked.stdin, limits=limits, seed=self.seed, canary=self.sandbox.canary)
+        return replay_run(kind, self.messages, self.delivered, run, backend.conditions)
 
     def take(self, execution: Execution) -> list[bytes]:
         """The new messages of a run."""
@@ -78,8 +78,8 @@ class RepeatedRun:
         self.waited += execution.waited_seconds
         if self.asked.kind not in ("calls", "tests"):
             return []
-        # What is due: for calls an answer to each message, and one more shows that it speaks unasked.  The last line
-        # may have been broken off.
+        # For calls one answer to each message is due, and one more shows that it speaks unasked.  The last line may be
+        # incomplete.
         most = len(self.messages) - self.delivered + 1 if self.asked.kind == "calls" else MAX_RESULTS
         said = [message(line) for line in execution.stdout.split(b"\n", most)[:-1]]
         self.delivered += len(said)
@@ -93,7 +93,7 @@ class RepeatedRun:
 
 
 def message(line: bytes) -> bytes:
-    """A line's message; what a program wrote there itself is not base64, and is left for others to refuse."""
+    """A line's message; a program's own output is not base64, and becomes one that the reader refuses."""
     try:
         return binascii.a2b_base64(line, strict_mode=True)
     except ValueError:
@@ -168,11 +168,11 @@ class ReplaySandbox:
                 if self.alive:
                     self.hear(self.next_event())
         except BaseException:
-            self.close()  # nothing runs on in the background after an interrupt
+            self.close()  # nothing keeps running after an interrupt
             raise
 
     def next_event(self) -> Event:
-        """The next event; where none can come, as each process waits for another, the conversations have failed."""
+        """The next event; where every process waits for another, the conversations have failed."""
         if not self.under_way and self.events.empty():
             for process in self.alive:
                 self.finish(process, replace(process.latest, exit=Exit.LOST))
@@ -185,10 +185,6 @@ class ReplaySandbox:
         self.alive[process] = None
         self.to_run.append(process)
         return process
-
-    def again(self, process: RepeatedRun) -> None:
-        if process in self.alive:
-            self.to_run.append(process)
 
     def finish(self, process: RepeatedRun, execution: Execution) -> None:
         if process in self.alive and not process.over:
@@ -203,16 +199,16 @@ class ReplaySandbox:
         self.to_run.clear()
 
     def run_once(self, process: RepeatedRun, made: ReplayRun, events: "queue.SimpleQueue[Event]") -> None:
-        """One run, in its thread; whatever happens, its end is reported."""
         try:
             ended = self.backend.run(made)
-        except Exception as error:  # noqa: BLE001  # the place's own fault, which says nothing about the program
+        # Any error at all: without an event `converse` would wait for ever, and it is never the program's fault.
+        except Exception as error:  # noqa: BLE001
             ended = lost(f"{type(error).__name__}: {error}", 0.0)
         events.put(Event(process, execution_of(made, ended), by_itself=True))
 
     def hear(self, event: Event) -> None:
         process, conversation = event.process, event.process.conversation
-        if process not in self.alive:  # it was ended while this run was under way
+        if process not in self.alive:  # it was ended during this run
             return
         waits = False
         if event.by_itself:

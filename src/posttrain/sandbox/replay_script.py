@@ -13,6 +13,7 @@ from posttrain.sandbox.execution import Execution, Exit, Kind, Limits
 INSIDE = Path(inside.__file__).parent
 CPU_SIGNALS = (-24, 152)
 """Exit status of a process that used up its processor time (SIGXCPU), as `wait` and as shells report it."""
+MODULES = ("frames", "plain", "runner")
 FILE_BYTES = 64 << 20
 DESCRIPTORS = 256
 START_CPU_SECONDS = 0.1
@@ -20,19 +21,19 @@ START_CPU_SECONDS = 0.1
 PROCESSES = 32
 """Processes and threads that a program may have at a time."""
 USERS = range(61184, 65000)
-"""Users that nobody is: processes are counted for each user, so that runs side by side should not share one."""
+"""Unused users: processes are counted for each user, so runs at the same time should not share one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRun:
     """One program text to be run somewhere, once."""
 
-    text: str
-    """Python source that needs nothing but an interpreter, 3.10 or later."""
+    text: str = ""
+    """Python source that needs only an interpreter, 3.10 or later."""
     stdin: bytes
     limits: Limits
-    mark: str
-    """Begins the lines that are ours; nobody could know it before."""
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Begins our lines; programs cannot guess it."""
     seed: int | None = None
     """Of hashes and random numbers, where a program is run again and is to do the same."""
     canary: Mapping[str, str] = field(default_factory=dict)
@@ -74,27 +75,17 @@ class RunEnd:
     """For a processor; 0 where the place does not tell."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayResult:
-    """What a run is result, again or for the first time."""
-
-    messages: Sequence[bytes]
-    """The source, then what was said to the process."""
-    stdin: bytes = b""
-    delivered: int = 0
-    """Messages of its own that came back from earlier runs."""
-    seed: int | None = None
-
-
-def replay_run(kind: Kind, result: ReplayResult, limits: Limits, conditions: Conditions) -> ReplayRun:
-    """A run of a program."""
-    run = ReplayRun(text="", stdin=result.stdin, limits=limits, mark=secrets.token_hex(8), seed=result.seed)
+def replay_run(
+    kind: Kind, messages: Sequence[bytes], delivered: int, run: ReplayRun, conditions: Conditions
+) -> ReplayRun:
+    """The run with its text; `messages` are the source and those to the process, `delivered` counts its answers."""
+    limits = run.limits
     job = {
         "kind": kind,
-        "messages": [each.decode("latin-1") for each in result.messages],
-        "delivered": result.delivered,
+        "messages": [each.decode("latin-1") for each in messages],
+        "delivered": delivered,
         "mark": run.mark,
-        "seed": result.seed,
+        "seed": run.seed,
         "limits": {
             "cpu_seconds": math.ceil(limits.cpu_seconds),
             "memory_bytes": limits.memory_bytes,
@@ -105,19 +96,13 @@ def replay_run(kind: Kind, result: ReplayResult, limits: Limits, conditions: Con
         "path": list(conditions.path),
         "uid": run.user if conditions.gives_up_root else None,
     }
-    return replace(run, text=f"{texts()['replay']}\nreplay_job({modules()!a}, {job!a})\n")
+    modules = {name: texts()[name] for name in MODULES}
+    return replace(run, text=f"{texts()['replay']}\nreplay_job({modules!a}, {job!a})\n")
 
 
 @cache
 def texts() -> dict[str, str]:
     return {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in ("replay", *MODULES)}
-
-
-MODULES = ("frames", "plain", "runner")
-
-
-def modules() -> dict[str, str]:
-    return {name: texts()[name] for name in MODULES}
 
 
 def execution_of(run: ReplayRun, ended: RunEnd) -> Execution:

@@ -1,4 +1,4 @@
-"""One process in the sandbox, seen from outside: what it was given, what it has said, what it has used."""
+"""One process in the sandbox, seen from outside: its input, its output, its use of resources."""
 
 import os
 import time
@@ -18,7 +18,7 @@ NOT_SEALED = 97
 
 
 class SandboxedProcess:
-    """A process that has been asked for."""
+    """A process, from the request for it to its end."""
 
     def __init__(
         self,
@@ -51,11 +51,6 @@ class SandboxedProcess:
         self.given = [readable(asked.stdin), output, errors, self.channel.theirs.detach()]
         """Descriptors for the process: input, output, errors, channel."""
         self.send(asked.source.encode("utf-8", "surrogatepass"))
-
-    def handed_over(self) -> None:
-        for descriptor in self.given:
-            os.close(descriptor)
-        self.given = []
 
     def allow(self, cpu_seconds: float) -> None:
         self.cpu_until = min(self.cpu_seconds() + cpu_seconds, self.asked.limits.cpu_seconds)
@@ -180,9 +175,9 @@ class SandboxedProcess:
         )
 
     def close(self) -> None:
-        self.handed_over()
-        for descriptor in (self.output, self.errors):
+        for descriptor in (*self.given, self.output, self.errors):
             os.close(descriptor)
+        self.given = []
         self.channel.close()
 
 

@@ -61,10 +61,7 @@ class Probe:
 
     def __post_init__(self) -> None:
         if self.greedy and self.samples_anew:
-            raise UserError(
-                "a probe is greedy = True and has suppressed or endless too: those sample anew, and greedy reads what"
-                " is there.  Use one of them."
-            )
+            raise UserError("greedy = True reads existing completions, suppressed and endless sample new ones: use one")
 
     @property
     def samples_anew(self) -> bool:
@@ -138,8 +135,7 @@ def checked_prompts(answer: object, called: str) -> list[Prompt]:
     for index, each in enumerate(answer):
         if not isinstance(each, Prompt):
             raise UserError(
-                f"{called} gave a list with {shown_answer(each)} at {index}; give prompts, as renderer.render makes"
-                " them."
+                f"{called} gave {shown_answer(each)} at {index}; give prompts, as renderer.render makes them."
             )
     return list(answer)
 
@@ -170,8 +166,8 @@ def task_probes(task: Task) -> Mapping[str, Probe]:
         for key, reading in readings:
             if not isinstance(key, str) or not isinstance(reading, Reading):
                 raise UserError(
-                    f"{where}: probe {name!r} has readings = {shown_answer(probe.readings)}, which should be a mapping"
-                    ' such as {"my_share": posttrain.Reading("share of mine")}.'
+                    f"{where}: probe {name!r} has readings = {shown_answer(probe.readings)}; give a mapping such as"
+                    ' {"my_share": posttrain.Reading("share of mine")}.'
                 )
     return probes
 

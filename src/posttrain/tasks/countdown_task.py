@@ -75,7 +75,6 @@ class CountdownTask(Task):
         return [self.prompt(problem, f"held-out/{index}") for index, problem in enumerate(problems)]
 
     def longest_prompts(self) -> list[Prompt]:
-        """Any problems: their prompts differ by a few digits."""
         return self.prompts(0, range(64))
 
     def prompt(self, problem: Countdown, id: str) -> Prompt:

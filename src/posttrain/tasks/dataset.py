@@ -1,16 +1,16 @@
 """A task of your own: prompts from the rows of a file or a list, rewards from your functions.
 
-**What the prompt looks like.**  The row's prompt column: text as it stands, or messages through the model's chat
-template, unless `prompt_format` has it all go through the template, or nothing.  The options put a system message
-before it and the beginning of the answer behind it.
+**What the prompt looks like.**  The row's prompt column: text unchanged, or messages through the model's chat template;
+`prompt_format` sends everything through the template, or nothing.  Options add a system message before it and the
+beginning of the answer after it.
 
-**What earns what.**  What the recipe's `rewards` say; they are given every column of the row but the prompt's.
+**What earns what.**  The recipe's `rewards`; they get every column of the row except the prompt's.
 
-**Which rows are trained on.**  Epoch by epoch in an order drawn anew for each from the seed, without replacement; of a
-mixture as posttrain.tasks.draw_order says.  Held-out rows never are: those of `held_out_path` or `held_out_split`, or a
+**Which rows are trained on.**  Epoch by epoch in an order drawn anew from the seed, without replacement; for mixtures
+see posttrain.tasks.draw_order.  Held-out rows are never trained on: those of `held_out_path` or `held_out_split`, or a
 share chosen by a hash of the prompt, so that equal prompts stay together.
 
-**Known hacks.**  They are those of your reward functions; look at what scores well, and keep rows held out.
+**Known hacks.**  Those of your reward functions; look at what scores well, and keep rows held out.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ import heapq
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -34,18 +35,19 @@ from posttrain.tasks.prompt_content import LengthLimit, prompt_content, role_sha
 from posttrain.tasks.row_files.row_formats import (
     RowFormat,
     alpaca_prompt,
+    cell_text,
     conversation_row,
     preference_row,
     sharegpt_row,
 )
-from posttrain.tasks.row_files.rows import MEMORY, BadRows, DatasetRow, missing_column, numbered_rows, read_rows
+from posttrain.tasks.row_files.rows import MEMORY, BadRows, DatasetRow, numbered_rows, read_rows, require_column
 
 LONG_ROWS = 64
 """Rows, of those with the most text, whose tokens are counted before a run starts."""
 SOURCE = "source"
 """The column that says which data set of a mixture a row is of."""
 PLACES = 5
-"""Rows that the plan names of those left out or cut."""
+"""Rows left out or cut that the plan names."""
 Rows = Iterable[Mapping[str, object]]
 
 
@@ -66,7 +68,7 @@ class DatasetTask(Task):
         rows: Rows | None = None,
         held_out_rows: Rows | None = None,
     ) -> None:
-        self.options = options
+        self.options = options = self.resolved(options)
         self.renderer = renderer
         self.bad = BadRows(options.skip_bad_rows)
         self.too_long: list[str] = []
@@ -83,6 +85,10 @@ class DatasetTask(Task):
         self.num_rows = len(self.training_rows)
         self.order = self.draw_order(seed, prompts_per_step)
 
+    def resolved(self, options: DatasetOptions) -> DatasetOptions:
+        """The options as this kind of task needs them."""
+        return options
+
     def prepared(self, row: DatasetRow) -> DatasetRow:
         """The row as this kind of task needs it.  Raises UserError for a bad one."""
         return row
@@ -93,15 +99,11 @@ class DatasetTask(Task):
         with_prompt, found = prompt_reader(rows, self.options)
         self.found = self.found or found
         for row in rows:
-            try:
+            with self.bad.counting():
                 ready = with_prompt(self.prepared(row))
-                if problem := missing_column(ready, self.options.prompt_column):
-                    raise UserError(problem)
+                require_column([ready], self.options.prompt_column)
                 content(ready, self.options)
-            except UserError as error:
-                self.bad.add(str(error))
-                continue
-            kept.append(ready)
+                kept.append(ready)
         if not kept:
             raise UserError(f"none of the {len(rows)} rows can be used:{self.bad.listed()}")
         return kept
@@ -122,8 +124,8 @@ class DatasetTask(Task):
                 return row
             if over_long == "error":
                 raise UserError(
-                    f"the prompt has {tokens} tokens, and task.max_prompt_tokens = {limit.limit}. Shorten it, or have"
-                    " such rows left out or cut: task.over_long = skip or cut_left."
+                    f"the prompt has {tokens} tokens, and task.max_prompt_tokens = {limit.limit}. Shorten it, or set"
+                    " task.over_long = skip or cut_left."
                 )
             kept = DatasetRow(row.where, {**row.columns, column: limit.cut(given)}) if over_long == "cut_left" else None
         except UserError as error:
@@ -137,22 +139,14 @@ class DatasetTask(Task):
         return len(self.prompt(row).tokens)
 
     def draw_order(self, seed: int, size: int) -> DrawOrder:
+        order = partial(DrawOrder, seed=seed, size=size, shuffled=self.options.shuffle)
         if not self.names:
-            num_rows = (len(self.training_rows),)
-            return DrawOrder(seed=seed, size=size, counts=num_rows, quotas=num_rows, shuffled=self.options.shuffle)
+            return order(counts=(len(self.training_rows),), quotas=(len(self.training_rows),))
         counts = [sum(row.columns[SOURCE] == name for row in self.training_rows) for name in self.names]
         if 0 in counts:
-            raise UserError(f"task.sources: none of the rows of {self.names[counts.index(0)]} is left to train on")
+            raise UserError(f"task.sources: no row of {self.names[counts.index(0)]} is left to train on")
         weights = [source.weight for source in self.options.sources if source.weight is not None]
-        quotas = quotas_of(counts, weights or None)
-        return DrawOrder(
-            seed=seed,
-            size=size,
-            names=tuple(self.names),
-            counts=tuple(counts),
-            quotas=quotas,
-            shuffled=self.options.shuffle,
-        )
+        return order(names=tuple(self.names), counts=tuple(counts), quotas=quotas_of(counts, weights or None))
 
     def prompts(self, step: int, draws: range) -> list[Prompt]:
         """Draws below `prompts_per_step` go through the epochs; those above are refills from the other rows."""
@@ -162,10 +156,7 @@ class DatasetTask(Task):
         return [self.prompt(row) for row in self.held_out_rows]
 
     def longest_prompts(self) -> list[Prompt]:
-        """The training rows with the most text, and one of each kind of conversation, which a template may refuse.
-
-        How many tokens that text makes is known once it is rendered.
-        """
+        """The training rows with the most text, and one of each kind of conversation, which a template may refuse."""
         prompts = [row.columns[self.options.prompt_column] for row in self.training_rows]
         sizes = [len(str(prompt)) for prompt in prompts]
         chosen = heapq.nlargest(LONG_ROWS, range(len(sizes)), key=sizes.__getitem__)
@@ -184,20 +175,17 @@ class DatasetTask(Task):
 
     def notes(self) -> list[str]:
         """The plan's lines on the rows: how many there are, and which were left out or cut."""
-        shares = [
-            f"{name} {quota / sum(self.order.quotas):.1%} of the draws"
-            for name, quota in zip(self.names, self.order.quotas, strict=False)
-        ]
-        notes = [
-            f"{count_text(len(self.training_rows), 'row')} to train on" + (f": {', '.join(shares)}" if shares else "")
-        ]
+        total = sum(self.order.quotas)
+        drawn = zip(self.names, self.order.quotas, strict=False)
+        shares = ", ".join(f"{name} {quota / total:.1%} of the draws" for name, quota in drawn)
+        notes = [f"{count_text(self.num_rows, 'row')} to train on" + (f": {shares}" if shares else "")]
         if self.found:
             notes.append(self.found)
         present = set(chain.from_iterable(row.columns for row in (*self.training_rows, *self.held_out_rows)))
         if hidden := [name for name in (*GIVEN, *WITHHELD) if name in present - {self.options.prompt_column}]:
             notes.append(
-                f"rewards do not see the columns {', '.join(hidden)} of the rows: these names stand for what is"
-                f" sampled; rename the columns by task.columns, such as {{own_{hidden[0]}: {hidden[0]}}}"
+                f"rewards do not see the columns {', '.join(hidden)} of the rows, whose names are those of sampled"
+                f" values; rename them by task.columns, such as {{own_{hidden[0]}: {hidden[0]}}}"
             )
         if self.options.last_assistant_message == "prefill":
             prompts = (role_shape(row.columns[self.options.prompt_column]) for row in self.training_rows)
@@ -222,10 +210,8 @@ def content(row: DatasetRow, options: DatasetOptions) -> str | Messages:
     """The row's prompt as text or as messages."""
     given = row.columns[options.prompt_column]
     if not isinstance(given, str) and not (isinstance(given, list) and all(isinstance(m, Mapping) for m in given)):
-        raise UserError(
-            f"{row.where}: the column `{options.prompt_column}` must hold text or a list of messages, not"
-            f" {str(given)[:80]!r} ({type(given).__name__})"
-        )
+        column = f"the column `{options.prompt_column}`"
+        raise UserError(f"{row.where}: {column} must hold text or a list of messages, not {cell_text(given)}")
     return prompt_content(given, options, row.where)
 
 
@@ -270,15 +256,11 @@ def common_question_of(row: DatasetRow) -> str | list[Mapping[str, object]]:
     return prompt if isinstance(prompt, str) else [*prompt]
 
 
-def instruction_of(row: DatasetRow) -> list[Mapping[str, object]]:
-    return [*alpaca_prompt(row)]
-
-
 ELSEWHERE: Mapping[tuple[str, ...], tuple[Callable[[DatasetRow], object], str]] = {
     ("messages",): (question_of, "prompts are `messages` without the assistant's last turn"),
     ("chosen", "rejected"): (common_question_of, "prompts are what `chosen` and `rejected` begin with"),
     ("conversations",): (question_of, "prompts are `conversations` without the assistant's last turn"),
-    ("instruction", "output"): (instruction_of, "prompts are `instruction` and `input`"),
+    ("instruction", "output"): (lambda row: [*alpaca_prompt(row)], "prompts are `instruction` and `input`"),
 }
 """Where the prompt is in rows without a column of prompts, by the columns that they have."""
 
@@ -298,7 +280,7 @@ def source_names(options: DatasetOptions) -> list[str]:
     names = [each.name or each.generator or Path(each.path).stem.strip("*?-_") or each.path for each in options.sources]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"task.sources: two are called {twice}; give each a name of its own")
+        raise UserError(f"task.sources: two are called {twice}; give each another name")
     return names
 
 
@@ -306,8 +288,7 @@ def with_source(rows: Sequence[DatasetRow], name: str) -> list[DatasetRow]:
     for row in rows:
         if SOURCE in row.columns:
             raise UserError(
-                f"{row.where}: has a column `{SOURCE}` of its own, and a mixture writes there which data set a row is"
-                f" of. Rename it: columns: {{origin: {SOURCE}}}."
+                f"{row.where}: mixtures write the column `{SOURCE}`. Rename it: columns: {{origin: {SOURCE}}}."
             )
     return [DatasetRow(row.where, {**row.columns, SOURCE: name}) for row in rows]
 
@@ -337,9 +318,9 @@ def split(
     if not training or (options.held_out_share > 0 and not held_out):
         source = options.held_out_path or options.held_out_split or f"held_out_share = {options.held_out_share}"
         raise UserError(
-            f"{Path(options.path).name or options.generator or MEMORY}: {source} leaves {len(training)} rows to train"
-            f" on and {len(held_out)} to evaluate on, of {len(rows)}; there must be some of each. Give more different"
-            " prompts, or another task.held_out_share (0 evaluates on none)."
+            f"{Path(options.path).name or options.generator or MEMORY}: {source} leaves {len(training)} of {len(rows)}"
+            f" rows to train on and {len(held_out)} to evaluate on. Give more different prompts, or another"
+            " task.held_out_share (0 evaluates on none)."
         )
     chosen = sorted(range(len(held_out)), key=lambda index: fingerprint(held_out[index], column))
     return training, [held_out[index] for index in sorted(chosen[: options.held_out_size])]

@@ -1,10 +1,10 @@
 """Which row a draw is: a function of (seed, step, draw), for one data set or for a mixture of several.
 
-An epoch of a mixture is as many draws as there are rows (with weights at least 1000), of which each source has a quota:
-its share by weight, rounded so that the quotas add up to the epoch (largest remainder).  Within an epoch the sources
-come in an order drawn anew, so that every epoch honours the weights exactly, to one draw.  A source goes through its
-rows epoch by epoch of its own, without replacement.  Refills draw sources by the same quotas, in an order of each
-step's own: each refill is of a source with exactly the chance that its weight says.
+An epoch of a mixture has as many draws as there are rows (with weights at least 1000), of which each source has a
+quota: its share by weight, rounded so that the quotas add up to the epoch (largest remainder).  The order of sources is
+drawn anew for each epoch, so every epoch keeps to the weights, to one draw.  Each source goes through its rows in its
+epochs, without replacement.  Refills draw sources by the same quotas, in an order drawn for each step: a refill is of a
+source with exactly the probability of its weight.
 """
 
 import functools
@@ -44,8 +44,8 @@ class DrawOrder:
             return refill_row(self, step, draw - self.size)
         epoch, position = divmod((step - 1) * self.size + draw, sum(self.quotas))
         source, number = self.draw_of_source("epoch", epoch, position)
-        own_epoch, place = divmod(epoch * self.quotas[source] + number, self.counts[source])
-        return self.first_row(source) + int(self.order(source, "epoch", own_epoch)[place])
+        source_epoch, place = divmod(epoch * self.quotas[source] + number, self.counts[source])
+        return self.first_row(source) + int(self.order(source, "epoch", source_epoch)[place])
 
     def draw_of_source(self, purpose: str, index: int, position: int) -> tuple[int, int]:
         """The source at a position of an epoch, and the number of its earlier draws there."""
@@ -56,8 +56,8 @@ class DrawOrder:
         """The order of a source's rows in one of its epochs, or for one step's refills."""
         if not self.shuffled:
             return np.arange(self.counts[source])
-        own = f"{purpose} of {self.names[source]}" if len(self.names) > 1 else purpose
-        return permutation(self.seed, own, index, self.counts[source])
+        stream = f"{purpose} of {self.names[source]}" if len(self.names) > 1 else purpose
+        return permutation(self.seed, stream, index, self.counts[source])
 
     def first_row(self, source: int) -> int:
         return sum(self.counts[:source])
@@ -79,8 +79,8 @@ def quotas_of(counts: Sequence[int], weights: Sequence[float] | None) -> tuple[i
     if min(quotas) == 0:
         never = quotas.index(0)
         raise UserError(
-            f"task.sources[{never}].weight = {weights[never]:g} of {sum(weights):g} is not one draw in an epoch of"
-            f" {length}; give it more, or leave the source out"
+            f"task.sources[{never}].weight = {weights[never]:g} of {sum(weights):g} is less than one draw in an epoch"
+            f" of {length}; raise it, or leave the source out"
         )
     return tuple(quotas)
 

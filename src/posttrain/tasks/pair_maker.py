@@ -1,13 +1,12 @@
 """From a row with two answers to a pair of tokens, and why some rows make none.
 
-A pair's prompt is what the policy would be asked with, and both answers continue its very tokens.  Of text an answer
-is the text and a stop token.  Of messages it is what the chat template makes of the assistant's turn, up to its stop
-token; where the conversation goes on after that, others' turns are in it and are marked as not said by the policy.
+A pair's prompt is what the policy would be asked, and both answers continue its tokens.  An answer of text is the text
+and a stop token.  An answer of messages is the assistant's turn in the chat template, up to its stop token; where the
+conversation continues, others' turns are included and marked as not sampled.
 
-Bad pairs, each told by its place: answers that are equal, or equal in all their tokens; an answer that says nothing;
-one that does not begin with the assistant's turn, so that the two answer different questions; turns that the template
-does not end with a stop token; margins and weights (columns `margin` and `weight`) that are not numbers; rows that say
-of themselves that neither answer is better (column `tie`, as `posttrain collect` writes it).
+Bad pairs, reported by their place: answers with equal tokens; an empty answer; one that does not begin with the
+assistant's turn, so that the two answer different questions; turns that the template does not end with a stop token;
+columns `margin` and `weight` that are not numbers; ties (column `tie`, as `posttrain collect` writes it).
 """
 
 import math
@@ -23,7 +22,7 @@ from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.prompt_content import prompt_content
 from posttrain.tasks.row_files.row_formats import Content, PreferenceRow, cell_text, tools_of
 
-MARGIN_RULE = "a number >= 0, by how much the chosen answer is better (below it, the answers are in each other's place)"
+MARGIN_RULE = "a number >= 0, by how much the chosen answer is better (a negative one means that they are swapped)"
 OTHER_WAYS = "  Leave out what follows the first answer, or name another template as model.chat_template."
 
 
@@ -33,7 +32,7 @@ class PairAnswer:
 
     sequence: TokenSequence
     closing: tuple[int, ...]
-    """What the template writes behind the last stop token."""
+    """The template's text after the last stop token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +42,14 @@ class PairMaker:
     masking: Masking
     task: DatasetOptions
     counts_tokens: bool = True
-    """Whether the loss is of the answers' tokens, so that it can leave out turns that are marked as not learned."""
+    """Whether the loss sums over the answers' tokens, so that it can leave out turns that are marked as not learned."""
     closing_said: bool = False
-    """Whether what the template writes behind the last stop token is part of an answer."""
+    """Whether the template's text after the last stop token is part of an answer."""
 
     def pair(self, row: PreferenceRow) -> Preference:
         """The pair of a row.  Raises UserError for a bad one."""
         if row.columns.get("tie") is True:
-            raise UserError(
-                f"{row.where}: the column `tie` says that neither answer is better, which teaches nothing.  Drop the"
-                " row."
-            )
+            raise UserError(f"{row.where}: the column `tie` says that neither answer is better.  Drop the row.")
         for answer in (row.chosen, row.rejected):
             if not isinstance(answer, str):
                 require_answer(row.where, answer)
@@ -68,10 +64,7 @@ class PairMaker:
             prompt = self.conversation_prompt(row, content)
             chosen, rejected = (self.of_messages(row, prompt, content, each) for each in (row.chosen, row.rejected))
         if chosen.sequence.tokens == rejected.sequence.tokens:
-            raise UserError(
-                f"{row.where}: `chosen` and `rejected` are the same answer, which says nothing of what is better.  Drop"
-                " the row."
-            )
+            raise UserError(f"{row.where}: `chosen` and `rejected` are the same answer.  Drop the row.")
         for made in (chosen, rejected):
             self.masking.require_known((*prompt.tokens, *made.sequence.tokens, *made.closing), row.where)
         return Preference(
@@ -86,7 +79,6 @@ class PairMaker:
         )
 
     def of_text(self, where: str, prompt: Prompt, answer: Content) -> PairAnswer:
-        """The text and a stop token after a plain prompt."""
         text = plain_answer(answer, where)
         require_words(where, text)
         tokens = self.masking.completion(prompt, text).tokens
@@ -118,18 +110,11 @@ class PairMaker:
 
 def require_answer(where: str, turns: Sequence[Mapping[str, Any]]) -> None:
     """Refuse messages that are not the assistant's answer, or are empty."""
-    first, last = turns[0], turns[-1]
-    if first["role"] != ASSISTANT:
-        raise UserError(
-            f"{where}: behind what the two conversations have in common comes a message of the role {first['role']}, so"
-            " that they answer different questions.  A pair is two answers of the assistant's to one prompt; drop the"
-            " row."
-        )
-    if last["role"] != ASSISTANT:
-        raise UserError(
-            f"{where}: an answer ends with a message of the role {last['role']}, and none of the assistant's follows."
-            "  Leave that message out."
-        )
+    first, last = turns[0]["role"], turns[-1]["role"]
+    if first != ASSISTANT:
+        raise UserError(f"{where}: an answer begins with a message of the role {first}, not the assistant's.  Drop it.")
+    if last != ASSISTANT:
+        raise UserError(f"{where}: an answer ends with a message of the role {last}.  Leave that message out.")
     for turn in turns:
         if not is_call(turn):
             require_words(where, str(turn["content"]))
@@ -137,23 +122,17 @@ def require_answer(where: str, turns: Sequence[Mapping[str, Any]]) -> None:
 
 def require_words(where: str, text: str) -> None:
     if not text.strip():
-        raise UserError(f"{where}: an answer says nothing ({text[:20]!r}); give one, or drop the row")
+        raise UserError(f"{where}: an answer is empty ({text[:20]!r}); give one, or drop the row")
 
 
 def cut_to(pair: Preference, longest: int) -> Preference:
     """The pair with the ends of its answers cut off to `longest` tokens with the prompt."""
     room = longest - len(pair.prompt.tokens)
-    return replace(
-        pair,
-        chosen=pair.chosen.first(room),
-        rejected=pair.rejected.first(room),
-        chosen_closing=(),
-        rejected_closing=(),
-    )
+    chosen, rejected = pair.chosen.first(room), pair.rejected.first(room)
+    return replace(pair, chosen=chosen, rejected=rejected, chosen_closing=(), rejected_closing=())
 
 
 def column_number(row: PreferenceRow, column: str, rule: str, holds: Callable[[float], bool]) -> float | None:
-    """The finite number of a column, which obeys a rule; None where there is none."""
     value = row.columns.get(column)
     if value is None:
         return None

@@ -1,8 +1,7 @@
 """Rows with two answers, of a file or a list, as pairs of tokens: checked, split, measured in length and counted.
 
-All rows are made into tokens before a run starts, so that a fault in any of them shows then, by file and line.  Pairs
-of one prompt stay on one side of the split.  The order in which pairs are gone through is drawn anew for each epoch, a
-function of the seed and the epoch alone.
+All rows are made into tokens before a run starts, so that faults show then, by file and line.  Pairs of one prompt stay
+on one side of the split.  The order of pairs is drawn anew for each epoch, a function of the seed and the epoch.
 """
 
 from collections.abc import Sequence
@@ -44,9 +43,9 @@ class PreferenceSet:
     bad: BadRows = field(default_factory=BadRows)
     """Rows that make no pair and are left out, where some may be."""
     format: str = ""
-    """In which columns they came, and which were not read; nothing of pairs that were sampled."""
+    """The line about columns that were read and not read; empty for sampled pairs."""
     order: str = "pairs"
-    """What their order is drawn for: another set of the same run has another one."""
+    """Names the order: other sets of the run have another one."""
 
     def number(self, index: int) -> int:
         """The pair at an index counted from the beginning of the run: a function of the seed and the epoch."""
@@ -54,15 +53,9 @@ class PreferenceSet:
         return int(permutation(self.seed, self.order, epoch, len(self.training))[place])
 
     def batch(self, first: int, options: PairOptions) -> list[Preference]:
-        """The pairs of an update, from a number on; an update ends where an epoch does, so that it has none twice.
-
-        None where there are none to train on, as in a round of ties.
-        """
-        return (
-            []
-            if not self.training
-            else [self.training[self.number(index)] for index in self.batch_indices(first, options)]
-        )
+        """The pairs of an update, from a number on, to the end of the epoch at most; [] in a round of ties."""
+        indices = self.batch_indices(first, options) if self.training else ()
+        return [self.training[self.number(index)] for index in indices]
 
     def batch_indices(self, first: int, options: PairOptions) -> range:
         epoch_end = (first // len(self.training) + 1) * len(self.training)
@@ -70,14 +63,13 @@ class PreferenceSet:
         found = range(first, last if options.num_epochs is None else min(last, self.num_pairs(options.num_epochs)))
         if not found:
             raise RunError(
-                f"all {options.num_epochs:g} epochs of the {len(self.training)} pairs that there are now have been"
-                " learned, and the run has steps left: it was begun with more of them.  Give those back, or start"
-                " another run."
+                f"all {options.num_epochs:g} epochs of the {len(self.training)} pairs are learned, with steps left: the"
+                " run was begun with more pairs.  Restore those, or start another run."
             )
         return found
 
     def num_pairs(self, epochs: float) -> int:
-        """Pairs in so many epochs, each counted as often as it is learned."""
+        """Pairs in that many epochs, each counted as often as it is learned."""
         return max(1, round(epochs * len(self.training)))
 
     def num_steps(self, options: PairOptions) -> int | None:
@@ -134,7 +126,10 @@ def preference_set(
     unread: list[str] | None = None if options.long_pairs == "error" else []
     made = [made_pairs(preferences_in(part), maker, bad, unread) for part in (training, held_out)]
     if options.long_pairs == "cut":
-        made = [[cut_to(pair, longest) if has_room(pair, longest) else pair for pair in part] for part in made]
+        made = [
+            [cut_to(each, longest) if each.num_tokens > longest > len(each.prompt.tokens) else each for each in part]
+            for part in made
+        ]
     long = [pair for part in made for pair in part if pair.num_tokens > longest]
     require_short_pairs(long, options, longest)
     trained, measured = ([pair for pair in part if pair.num_tokens <= longest] for part in made)
@@ -143,7 +138,7 @@ def preference_set(
     if not trained:
         raise UserError(
             f"{options.section}.max_length: none of the {len(made[0])} pairs to train on has at most {longest} tokens."
-            "  Use a larger one if the model's context allows it."
+            "  Raise it if the model's context allows that."
         )
     return PreferenceSet(
         seed=seed,
@@ -160,10 +155,8 @@ def preference_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[Preference
     detected_format(rows, (RowFormat.PREFERENCE,))
     found = []
     for row in rows:
-        try:
+        with bad.counting():
             found.append(preference_row(row))
-        except UserError as error:
-            bad.add(str(error))
     return found
 
 
@@ -184,28 +177,21 @@ def made_pairs(
     return found
 
 
-def has_room(pair: Preference, longest: int) -> bool:
-    """Whether a pair is too long, and its prompt leaves room for a token of the answers."""
-    return pair.num_tokens > longest > len(pair.prompt.tokens)
-
-
 def require_short_pairs(long: Sequence[Preference], options: PairOptions, longest: int) -> None:
     if long and options.long_pairs == "error":
         pairs = first_few([f"{pair.where} ({pair.num_tokens} tokens)" for pair in long])
         raise UserError(
-            f"{options.section}.max_length: {len(long)} pairs are longer than {longest} tokens: {pairs}.  Use a larger"
-            f" one if the model's context allows it, or leave them out: {options.section}.long_pairs = skip."
+            f"{options.section}.max_length: {len(long)} pairs are longer than {longest} tokens: {pairs}.  Raise it if"
+            f" the model's context allows that, or set {options.section}.long_pairs = skip."
         )
 
 
 def rows_by_prompt(rows: Sequence[PreferenceRow], task: DatasetOptions) -> list[DatasetRow]:
     """Rows by what is asked in them, so that equal prompts stay on one side of a split."""
+    prompts = [row.prompt if isinstance(row.prompt, str) else [*row.prompt] for row in rows]
     return [
-        DatasetRow(
-            row.where,
-            {task.prompt_column: row.prompt if isinstance(row.prompt, str) else [*row.prompt], "row": row},
-        )
-        for row in rows
+        DatasetRow(row.where, {task.prompt_column: prompt, "row": row})
+        for row, prompt in zip(rows, prompts, strict=True)
     ]
 
 

@@ -29,13 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import UserError
-from posttrain.options.dataset import BUNDLED_PROGRAMS, ProgramsOptions
+from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.code.unit_tests import read_tests
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.schemas import PARSING
-from posttrain.tasks.base import PromptRenderer
-from posttrain.tasks.dataset import DatasetTask, Rows
+from posttrain.tasks.dataset import DatasetTask
 from posttrain.tasks.row_files.rows import DatasetRow
 
 ASKED_FOR = "\n\nGive the whole program in one block that begins with ```python and ends with ```."
@@ -49,27 +48,15 @@ class ProgramsTask(DatasetTask):
         RewardFunction(name="code", call=CodeReward(), text_only=True, bounded=True),
     )
 
-    def __init__(
-        self,
-        options: ProgramsOptions,
-        renderer: PromptRenderer,
-        *,
-        seed: int,
-        prompts_per_step: int,
-        rows: Rows | None = None,
-        held_out_rows: Rows | None = None,
-    ) -> None:
+    def resolved(self, options: DatasetOptions) -> DatasetOptions:
         path = str(bundled_programs()) if options.path == BUNDLED_PROGRAMS else options.path
-        found = replace(options, path=path, prompt_column="prompt")
-        given = {"rows": rows, "held_out_rows": held_out_rows}
-        super().__init__(found, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
+        return replace(options, path=path, prompt_column="prompt")
 
     def prepared(self, row: DatasetRow) -> DatasetRow:
         return with_request(program_row(row))
 
 
 def with_request(row: DatasetRow) -> DatasetRow:
-    """The row with the line that asks for a block of Python."""
     prompt = row.columns["prompt"]
     if not isinstance(prompt, str):
         raise UserError(f"{row.where}: a programming problem must be text, not {type(prompt).__name__}")
@@ -85,7 +72,7 @@ SPLITS = ("public_tests", "private_tests", "generated_tests")
 
 
 def program_row(row: DatasetRow) -> DatasetRow:
-    """The row with `prompt` and `tests`; what else it holds stays, but for what its tests were made of."""
+    """The row with `prompt` and `tests` in place of the columns that they are made of."""
     columns = row.columns
     try:
         prompt, tests = read_layout(columns)
@@ -93,10 +80,8 @@ def program_row(row: DatasetRow) -> DatasetRow:
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from error
     except (KeyError, TypeError, ValueError, SyntaxError) as error:
-        raise UserError(
-            f"{row.where}: no programming problem in a layout that is known (posttrain.tasks.programs_task):"
-            f" {type(error).__name__}: {error}"
-        ) from error
+        fault = f"{type(error).__name__}: {error}"
+        raise UserError(f"{row.where}: not in a known layout (posttrain.tasks.programs_task): {fault}") from error
     used = {*QUESTIONS, *SPLITS, "tests", "test", "test_list", "test_setup_code", "test_imports", "input_output"}
     kept = {name: value for name, value in columns.items() if name not in used}
     return DatasetRow(row.where, {**kept, "prompt": prompt, "tests": tests})

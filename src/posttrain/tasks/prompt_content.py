@@ -1,7 +1,7 @@
-"""A prompt as a dataset has it, in the shape that the options ask for: text or messages, short enough.
+"""A dataset's prompt in the shape of the options: text or messages, short enough.
 
-Prompts of too many tokens are found without counting the tokens of all: no token stands for less than a byte of its
-text, so a text of few enough bytes needs no tokenizer.
+Long prompts are found without counting the tokens of all: a token is at least a byte of text, so short texts need no
+tokenizer.
 """
 
 import unicodedata
@@ -19,7 +19,7 @@ from posttrain.tasks.base import Messages
 def prompt_content(given: str | Sequence[Mapping[str, object]], options: DatasetOptions, where: str) -> str | Messages:
     """Text for `prompt_format: plain`, and for text that needs no template; else messages, the system's first.
 
-    Raises UserError, at `where`, for messages that are none or that end with the assistant's where that is not allowed.
+    Raises UserError, at `where`, for malformed messages, or if the assistant's is last where that is not allowed.
     """
     plain = options.prompt_format == "plain"
     if isinstance(given, str):
@@ -30,21 +30,20 @@ def prompt_content(given: str | Sequence[Mapping[str, object]], options: Dataset
         messages = open_messages(checked_messages(given, where), options, where)
     if options.system:
         if any(message["role"] == "system" for message in messages):
-            raise UserError(f"{where}: the prompt has a system message of its own; leave task.system out or remove it")
+            raise UserError(f"{where}: the prompt has a system message; leave task.system out, or remove it")
         messages = [{"role": "system", "content": options.system}, *messages]
     return as_plain_text(messages) if plain else messages
 
 
 def open_messages(messages: list[dict[str, str]], options: DatasetOptions, where: str) -> list[dict[str, str]]:
-    """Messages that end before the assistant's answer, or begin it, as `last_assistant_message` says."""
+    """Messages that end before the assistant's answer, or begin it."""
     if messages[-1]["role"] != "assistant" or options.last_assistant_message == "prefill":
         return messages
     if options.last_assistant_message == "drop":
         return open_messages(messages[:-1], options, where)
     raise UserError(
-        f"{where}: the last message is the assistant's: {messages[-1]['content'][:60]!r}.  Say by"
-        " task.last_assistant_message what it is: `drop` leaves it out, as the answer that it is in rows for supervised"
-        " training; `prefill` gives it to the model as the beginning of its answer."
+        f"{where}: the last message is the assistant's: {messages[-1]['content'][:60]!r}.  Set"
+        " task.last_assistant_message: `drop` leaves it out, `prefill` makes it the beginning of the model's answer."
     )
 
 
@@ -56,7 +55,7 @@ SPARE = 16
 
 
 class LengthLimit:
-    """At most so many tokens."""
+    """The greatest number of tokens of a prompt."""
 
     def __init__(self, limit: int, count: CountTokens) -> None:
         self.limit, self.count = limit, count
@@ -100,9 +99,7 @@ class LengthLimit:
 
         start = bisect_left(range(len(text)), True, key=fits)
         if start == len(text):
-            raise UserError(
-                f"nothing of the prompt fits into {self.limit} tokens; allow more by task.max_prompt_tokens"
-            )
+            raise UserError(f"nothing of the prompt fits into {self.limit} tokens; raise task.max_prompt_tokens")
         return prompt_of(text[start:])
 
 

@@ -48,7 +48,6 @@ class SentencesTask(Task):
         )
 
     def prompts(self, step: int, draws: range) -> list[Prompt]:
-        """The beginnings in turn."""
         assert draws.stop <= DRAWS_PER_STEP, draws
         openings = self.options.openings
         return [self.prompt(openings[draw % len(openings)], f"train/{draw % len(openings)}") for draw in draws]
@@ -68,7 +67,6 @@ class SentencesTask(Task):
 
 
 def period_readings(groups: Sequence[Group]) -> dict[str, float]:
-    """The strategies of all completions of the groups, under the names of the probe."""
     found = period_strategies([each.text for group in groups for each in group.rollouts])
     kinds = {f"periods_{use}": count for use, count in found.uses.items()}
     return {"periods": found.periods, **kinds, "words_per_sentence": found.words_per_sentence}
@@ -129,7 +127,6 @@ def period_use(before: str, after: str, listed: int) -> PeriodUse:
 
 
 def list_number(before: str) -> int:
-    """The number of one or two digits at the end of a text, or 0."""
     number = NUMBER.search(before)
     return int(number[0]) if number else 0
 

@@ -33,7 +33,7 @@ def load_task(
 ) -> Task:
     """The task that the options describe; rows from a Python caller replace the files of a dataset.
 
-    Of a task of the user's own the options are a mapping: `path`, FILE.py:CLASS, and what else the class takes.
+    The options of a user's task are a mapping: `path`, FILE.py:CLASS, and the options of the class.
     """
     given = {"rows": rows, "held_out_rows": held_out_rows}
     named = next((name for name, value in given.items() if value is not None), "")
@@ -41,34 +41,25 @@ def load_task(
         kind = options["path"] if isinstance(options, Mapping) else options.name
         raise UserError(f"{named}: the task is {kind}, which makes its own prompts.  Use task.name = dataset.")
     if isinstance(options, Mapping):
-        return user_task(options, renderer, seed=seed)
+        return require_task(build_own("task", options, renderer, seed=seed), f"task: {options['path']}")
     if isinstance(options, CountdownOptions):
         return CountdownTask(options, renderer, seed=seed)
     if isinstance(options, ArithmeticOptions):
         return ArithmeticTask(options, renderer, seed=seed)
     if isinstance(options, SentencesOptions):
         return SentencesTask(options, renderer)
-    if isinstance(options, ProgramsOptions):
-        return ProgramsTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
-    if isinstance(options, GeneratedOptions):
-        return GeneratedTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
-    return DatasetTask(options, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
-
-
-def user_task(options: Mapping[str, object], renderer: PromptRenderer, *, seed: int) -> Task:
-    return require_task(build_own("task", options, renderer, seed=seed), f"task: {options['path']}")
+    kinds: dict[type, type[DatasetTask]] = {ProgramsOptions: ProgramsTask, GeneratedOptions: GeneratedTask}
+    kind = kinds.get(type(options), DatasetTask)
+    return kind(options, renderer, seed=seed, prompts_per_step=prompts_per_step, **given)
 
 
 def require_task(candidate: object, where: str) -> Task:
-    """The object as a task; UserError with what it lacks where it is none."""
+    """The object as a task, if it has what a task needs."""
     if isinstance(candidate, type):
         raise UserError(f"{where}: {candidate.__name__} is a class; give an object of it")
     inherited = [name for name in WITHOUT_DEFAULT if getattr(type(candidate), name, None) is getattr(Task, name)]
     if not isinstance(candidate, Task) or inherited:
         lacking = sorted({name for name in get_protocol_members(Task) if not hasattr(candidate, name)} | {*inherited})
         missing = [name for name in lacking if name in WITHOUT_DEFAULT or not hasattr(Task, name)] or lacking
-        raise UserError(
-            f"{where} lacks {', '.join(missing)}; inherit from posttrain.Task, which says what each is and has defaults"
-            " for some."
-        )
+        raise UserError(f"{where} lacks {', '.join(missing)}; inherit from posttrain.Task, which describes each")
     return candidate

@@ -14,7 +14,7 @@ from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.math_reward import slowly
 from posttrain.rewards.math_verify import Question, as_result
 from posttrain.sandbox import backends, processor_waits, sandboxed_process
-from posttrain.sandbox.backends import CommandBackend, Container
+from posttrain.sandbox.backends import Container
 from posttrain.sandbox.execution import Execution, Exit, Limits
 from posttrain.sandbox.process_pool import ProcessPool
 from posttrain.sandbox.processor_waits import ProcessWaits
@@ -142,5 +142,5 @@ def test_elsewhere_the_pressure_on_the_machine_decides(busy: bool, monkeypatch: 
     monkeypatch.setattr(processor_waits, "pressure_seconds", lambda: time.monotonic() - began if busy else 0.0)
     monkeypatch.setattr(backends, "PATIENCE", 1.5)
     run = ReplayRun(text="import time; time.sleep(60)", stdin=b"", limits=Limits(), mark="0")
-    ended = CommandBackend(Here("docker", "image")).run(run)
+    ended = Here("docker", "image").run(run)
     assert (ended.stopped, ended.starved) == (Exit.WALL_LIMIT, busy)

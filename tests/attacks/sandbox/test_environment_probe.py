@@ -12,6 +12,7 @@ from posttrain.sandbox.execution import Process
 from posttrain.sandbox.probes import Finding, MachineBait, SandboxUnavailable, of_environment, probes
 from posttrain.sandbox.remote import Remote
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
+from tests.support.refusals import refused
 
 # Called as a container's command is, `... --entrypoint python3 IMAGE ARGUMENTS`: runs the arguments on this machine.
 NO_CONTAINER = """#!/bin/sh
@@ -27,7 +28,7 @@ def place(tmp_path: Path, *, leaks: bool) -> CommandBackend:
     script = tmp_path / "docker"
     script.write_text(NO_CONTAINER.format(keeps="" if leaks else f'env -i "PATH={os.environ["PATH"]}"'))
     script.chmod(0o755)
-    return CommandBackend(Container(str(script), "image"))
+    return Container(str(script), "image")
 
 
 def found(backend: CommandBackend, bait: MachineBait) -> Finding:
@@ -74,5 +75,5 @@ def test_it_is_tried_where_programs_are_started_here_and_nowhere_else(tmp_path: 
 def test_probing_a_place_has_the_canary_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # This probe alone: the others would do to this machine what they try, for nothing here keeps programs in.
     monkeypatch.setattr(replay_sandbox, "probes", lambda bait, backend: [of_environment(bait)])
-    with pytest.raises(SandboxUnavailable, match=f"NOT SAFE  {NAME}"):
+    with refused(f"NOT SAFE  {NAME}", error=SandboxUnavailable):
         ReplaySandbox(place(tmp_path, leaks=True), at_once=2).probe()

@@ -13,6 +13,7 @@ from posttrain.sandbox.fork_server import ForkServerClient
 from posttrain.sandbox.probes import SandboxUnavailable
 from posttrain.sandbox.process_pool import ProcessPool
 from tests.support.escape_programs import ATTEMPTS, BOMBS, PREAMBLE
+from tests.support.refusals import refused
 
 LIMITS = Limits(cpu_seconds=0.3, memory_bytes=256 << 20, output_bytes=1 << 16)
 VICTIM = Path("/tmp/posttrain-victim")
@@ -95,7 +96,7 @@ def test_programs_draw_numbers_of_their_own(pool: ProcessPool) -> None:
 def test_a_sandbox_that_lets_a_probe_through_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     # A server that does not seal its children: the probes notice, and nothing else is run.
     monkeypatch.setattr(pools, "ForkServerClient", lambda options: ForkServerClient(replace(options, sealed=False)))
-    with ProcessPool() as broken, pytest.raises(SandboxUnavailable, match="read a file") as refusal:
+    with ProcessPool() as broken, refused("read a file", error=SandboxUnavailable) as refusal:
         broken.run([program("print(1)")])
     for name in ("UDP", "start a process", "list a folder", "Remedy"):
         assert name in str(refusal.value)

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from posttrain.errors import UserError
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.parsing.tags import program_in
 from posttrain.sandbox import sandboxed_process as processes
-from posttrain.sandbox.backends import Bubblewrap, CommandBackend
+from posttrain.sandbox.backends import Bubblewrap
 from posttrain.sandbox.execution import Exit, Limits, Process, ServerOptions
 from posttrain.sandbox.inside import plain
 from posttrain.sandbox.process_pool import ProcessPool
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
 from posttrain.sandbox.sandboxed_process import SandboxedProcess
 from tests.support.code_cheats import ALL, RIGHT
+from tests.support.refusals import refused
 from tests.support.sandboxes import chosen, needs_bubblewrap, scored
 
 LOOPS = "def add(a, b):\n    while True: pass\nwhile __name__ == '__main__' and True: pass"
@@ -166,7 +166,7 @@ for _ in range(8):
         os._exit(0)
     time.sleep(0.5)
 """
-    with ReplaySandbox(CommandBackend(Bubblewrap()), at_once=1) as there:
+    with ReplaySandbox(Bubblewrap(), at_once=1) as there:
         (execution,) = there.run([Process(kind="program", source=burn, limits=Limits(cpu_seconds=1.0))])
     assert execution.exit is Exit.CPU_LIMIT
 
@@ -215,7 +215,7 @@ def quickest(work: Callable[[str], object], text: str) -> float:
 
 
 def refused_for_its_hashes(text: str) -> None:
-    with pytest.raises(plain.NotPlainError, match="same hash"):
+    with refused("same hash", error=plain.NotPlainError):
         plain.load(text.encode())
 
 
@@ -238,14 +238,14 @@ def test_a_fence_is_found_in_linear_time() -> None:
 
 def test_a_module_that_nobody_has_is_told_and_no_program_is_blamed() -> None:
     reward = CodeReward(modules=("numpyy",))
-    with pytest.raises(UserError, match="module numpyy cannot be imported: ModuleNotFoundError"):
+    with refused("module numpyy cannot be imported: ModuleNotFoundError"):
         graded(reward, [RIGHT], ALL["calls"])
 
 
 def test_arguments_that_cannot_cross_are_the_tests_fault() -> None:
     for argument in ("x" * (5 << 20), list(range(300_000)), 1 << 70_000):
         tests = {"kind": "calls", "entry": "f", "cases": [{"args": [argument], "expected": 1}]}
-        with pytest.raises(UserError, match=r"arguments for f|cases\[0\].args"):
+        with refused("arg"):
             graded(CodeReward(), ["def f(x): return 1"], tests)
     assert graded(CodeReward(), [RIGHT], ALL["calls"]) == [(1.0, str(CodeOutcome.PASSED))]
 

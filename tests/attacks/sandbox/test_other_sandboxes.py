@@ -17,19 +17,19 @@ from typing import Any
 import pytest
 
 from posttrain.cli import main
-from posttrain.errors import UserError
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.sandbox import probes, remote
-from posttrain.sandbox.backends import Backend, Bubblewrap, CommandBackend, Container
+from posttrain.sandbox.backends import Backend, Bubblewrap, Container
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process
 from posttrain.sandbox.probes import SandboxUnavailable
 from posttrain.sandbox.remote import Remote
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
 from posttrain.sandbox.replay_script import ReplayRun
 from tests.support.code_cheats import ALL, CHEATS, RIGHT
+from tests.support.refusals import refused
 from tests.support.sandboxes import chosen, needs_bubblewrap, scored
 
 CONTAINER = os.environ.get("POSTTRAIN_TEST_CONTAINER", "")
@@ -47,7 +47,7 @@ Runs = Callable[[str, bytes, float], "tuple[int | None, bytes, bytes]"]
 def sealed_off(code: str, stdin: bytes, timeout: float) -> tuple[int | None, bytes, bytes]:
     """In bubblewrap: what a service that keeps its word does."""
     limits = Limits(cpu_seconds=(timeout - 2) / 3, output_bytes=1 << 20)
-    ended = CommandBackend(Bubblewrap()).run(ReplayRun(text=code, stdin=stdin, limits=limits, mark="0"))
+    ended = Bubblewrap().run(ReplayRun(text=code, stdin=stdin, limits=limits, mark="0"))
     timed_out = ended.stopped in (Exit.WALL_LIMIT, Exit.CPU_LIMIT)
     return None if timed_out else ended.status, ended.stdout[: 1 << 20], ended.stderr
 
@@ -211,8 +211,8 @@ def run_in(place: Backend, *sources: str) -> list[Execution]:
 
 
 def places() -> list[Any]:
-    made: list[Any] = [pytest.param(lambda: CommandBackend(Bubblewrap()), marks=needs_bubblewrap, id="bubblewrap")]
-    container = lambda: CommandBackend(Container(*CONTAINER.split("|")))
+    made: list[Any] = [pytest.param(lambda: Bubblewrap(), marks=needs_bubblewrap, id="bubblewrap")]
+    container = lambda: Container(*CONTAINER.split("|"))
     return [*made, pytest.param(container, marks=needs_container, id="container")]
 
 
@@ -247,23 +247,23 @@ for _ in range(3):
 import time
 time.sleep(60)
 """
-    (execution,) = run_in(CommandBackend(Bubblewrap()), split)
+    (execution,) = run_in(Bubblewrap(), split)
     assert execution.exit is Exit.CPU_LIMIT
     assert execution.wall_seconds < LIMITS.wall_seconds
 
 
 @needs_bubblewrap
 def test_nothing_is_left_behind() -> None:
-    run_in(CommandBackend(Bubblewrap()), "print(1)")
+    run_in(Bubblewrap(), "print(1)")
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
-    run_in(CommandBackend(Bubblewrap()), *["print(1)"] * 20, *["while True: print('x' * 4096)"] * 4)
+    run_in(Bubblewrap(), *["print(1)"] * 20, *["while True: print('x' * 4096)"] * 4)
     time.sleep(0.2)
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) <= before
 
 
 @needs_bubblewrap
 def test_an_interrupt_ends_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = ReplaySandbox(CommandBackend(Bubblewrap()), at_once=1, probed=True)
+    there = ReplaySandbox(Bubblewrap(), at_once=1, probed=True)
     threading.Timer(0.5, lambda: os.kill(os.getpid(), 2)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
@@ -279,7 +279,7 @@ def test_a_container_is_removed_by_name_also_when_all_is_stopped(tmp_path: Path)
     noted, stand_in = tmp_path / "noted", tmp_path / "docker"
     stand_in.write_text(f'#!/bin/sh\necho "$@" >> {noted}\n[ "$1" = run ] && exec sleep 60\n')
     stand_in.chmod(0o755)
-    place = CommandBackend(Container(str(stand_in), "image"))
+    place = Container(str(stand_in), "image")
     run = ReplayRun(text="", stdin=b"", limits=LIMITS, mark="abcd")
     thread = threading.Thread(target=place.run, args=(run,))
     thread.start()
@@ -308,12 +308,12 @@ def test_a_service_without_isolation_on_this_machine_is_found_out() -> None:
     ("place", "says"),
     [
         (Remote("http://127.0.0.1:1"), "Connection refused"),
-        (CommandBackend(Container("no-such-docker", "python")), "no-such-docker"),
-        (CommandBackend(Container("false", "python")), "`false run --rm python"),
+        (Container("no-such-docker", "python"), "no-such-docker"),
+        (Container("false", "python"), "`false run --rm python"),
     ],
 )
 def test_a_place_that_does_not_work_says_so_once(place: Backend, says: str) -> None:
-    with pytest.raises(SandboxUnavailable, match="does not work") as refusal:
+    with refused("does not work", error=SandboxUnavailable) as refusal:
         run_in(place, "print(1)")
     assert says in str(refusal.value)
     assert "Remedy" in str(refusal.value)
@@ -356,13 +356,13 @@ def test_what_a_service_ends_that_is_busy_or_has_a_limit_of_its_own_is_never_a_s
 
 
 def test_what_is_chosen_together_must_make_sense(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match="needs the service's url"):
+    with refused("needs the service's url"):
         SandboxOptions(kind="remote")
-    with pytest.raises(UserError, match="no use with kind = sealed"):
+    with refused("kind = sealed"):
         SandboxOptions(url="http://127.0.0.1:8080")
-    with pytest.raises(UserError, match="url: has a user name") as refused:
+    with refused("url: has a user name") as refusal:
         SandboxOptions(kind="remote", url="http://me:s3cret@127.0.0.1:8080")
-    assert "s3cret" not in str(refused.value)
+    assert "s3cret" not in str(refusal.value)
     assert main(["doctor", "--sandbox.kind", "container", "--sandbox.command", "no-such-docker"]) == 1
     said = capsys.readouterr().out
     assert "does not work" in said

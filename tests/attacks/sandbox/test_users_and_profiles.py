@@ -23,9 +23,9 @@ with ProcessPool() as pool:
 
 IN_BUBBLEWRAP = """
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
-from posttrain.sandbox.backends import Bubblewrap, CommandBackend
+from posttrain.sandbox.backends import Bubblewrap
 from posttrain.sandbox.probes import SandboxUnavailable
-with ReplaySandbox(CommandBackend(Bubblewrap()), at_once=2) as there:
+with ReplaySandbox(Bubblewrap(), at_once=2) as there:
     try:
         there.probe()
     except SandboxUnavailable as unavailable:

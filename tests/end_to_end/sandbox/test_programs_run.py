@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from posttrain.cli import main
-from posttrain.errors import UserError
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.grading.grade import grade, reward_function
@@ -20,6 +19,7 @@ from posttrain.sandbox.fork_server import ForkServerClient
 from posttrain.sandbox.probes import SandboxUnavailable
 from posttrain.sandbox.process_pool import ProcessPool
 from posttrain.sandbox.sandboxes import Sandboxes
+from tests.support.refusals import refused, warned
 from tests.support.reward_rows import group
 
 QUICK = ["--run.num-steps", "1", "--rollout.max-completion-tokens", "8", "--rollout.prompts-per-step", "2"]
@@ -102,13 +102,13 @@ def test_the_journal_tells_every_test_of_every_program(tmp_path: Path) -> None:
 
 
 def test_running_without_a_sandbox_takes_two_words_and_warns_every_time() -> None:
-    with pytest.raises(UserError, match="programs_may_do_anything: true as well"):
+    with refused("programs_may_do_anything: true as well"):
         SandboxOptions(kind="none")
-    with pytest.raises(UserError, match="is only for kind = none"):
+    with refused("is only for kind = none"):
         SandboxOptions(programs_may_do_anything=True)
     nothing = SandboxOptions(kind="none", programs_may_do_anything=True)
     for _ in range(2):
-        with pytest.warns(UserWarning, match="with your files and your network"):
+        with warned("with your files and your network"):
             open_to_all = Sandboxes(nothing)
     reads = Process(kind="program", source="print(open('/proc/self/stat').read() > '')")
     with open_to_all, Sandboxes() as sealed:
@@ -133,7 +133,7 @@ def test_a_sandbox_that_is_not_safe_stops_the_run_even_where_errors_are_to_be_co
     monkeypatch.setattr(pools, "ForkServerClient", lambda options: ForkServerClient(replace(options, sealed=False)))
     tests = {"tests": {"kind": "stdio", "cases": [{"input": "", "output": "1"}]}}
     rows = [group(["```python\nprint(1)\n```"] * 4, columns=tests)]
-    with Resources() as resources, pytest.raises(SandboxUnavailable, match="Remedy"):
+    with Resources() as resources, refused("Remedy", error=SandboxUnavailable):
         grade(rows, [reward_function(CodeReward(), text_only=True)], on_error="none", resources=resources)
 
 

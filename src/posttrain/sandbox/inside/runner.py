@@ -86,7 +86,7 @@ def program(compiled: types.CodeType, channel: "frames.Channel") -> int:
         execute(compiled, fresh_main())
     except SystemExit as ending:
         status = exit_status(ending)
-    except BaseException:  # noqa: BLE001  # whatever the program raises
+    except BaseException:  # noqa: BLE001  # a program may raise anything, KeyboardInterrupt too: print it as Python does
         sys.__excepthook__(*sys.exc_info())
         status = 1
     # As at the interpreter's own end: threads are waited for, then exit functions run, where there are any.
@@ -104,7 +104,7 @@ def calls(compiled: types.CodeType, channel: "frames.Channel") -> int:
     while True:
         try:
             name, arguments, named = plain.load(frames.receive(channel))
-        except frames.Closed:
+        except frames.ChannelClosed:
             return flushed(0)
         send_answer(channel, call_answer(lambda: find(module, name)(*arguments, **named)))  # noqa: B023  # called at once
 
@@ -136,7 +136,7 @@ def call_answer(action: Callable[[], object]) -> list[object]:
         return ["value", plain.dump(action()).decode("utf-8", "surrogatepass")]
     except plain.NotPlainError as error:
         return ["not_plain", "", str(error)[:MAX_MESSAGE]]
-    except BaseException as error:  # noqa: BLE001  # whatever the program raises
+    except BaseException as error:  # noqa: BLE001  # a program may raise anything: the caller gets its name
         return ["error", builtin_name(type(error)), str(error)[:MAX_MESSAGE]]
 
 

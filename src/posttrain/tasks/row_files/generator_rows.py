@@ -39,7 +39,7 @@ def generated_rows(source: GeneratorOptions) -> list[dict[str, object]]:
 
 @functools.lru_cache(maxsize=8)
 def row_maker_answer(request: str) -> tuple[dict[str, object], ...]:
-    """The row maker's lines of JSON."""
+    """The lines of JSON of the row maker."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, "-P", "-m", "posttrain.tasks.row_files.row_maker"],
@@ -50,8 +50,8 @@ def row_maker_answer(request: str) -> tuple[dict[str, object], ...]:
         check=False,
     )
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise UserError(f"generator {json.loads(request)['generator']}: reasoning-gym came to no end ({last[:300]}).")
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"generator {json.loads(request)['generator']}: reasoning-gym failed ({last[:300]}).")
     return tuple(json.loads(line) for line in done.stdout.splitlines())
 
 
@@ -62,9 +62,8 @@ def generator_refusal(source: GeneratorOptions, said: dict[str, object]) -> str:
     names = [str(each) for each in known] if isinstance(known, list) else []
     if said["error"] == "unknown":
         near = did_you_mean(name, names)
-        hint = (
-            near if near.startswith("Did") else f"There are {', '.join(names[:SHOWN])} and {len(names) - SHOWN} more."
-        )
+        some = f"There are {', '.join(names[:SHOWN])} and {len(names) - SHOWN} more."
+        hint = near if near.startswith("Did") else some
         return f"generator = {name}: reasoning-gym has no generator of that name.  {hint}"
     if said["error"] == "option":
         near = did_you_mean(str(said["option"]), names)
@@ -75,8 +74,8 @@ def generator_refusal(source: GeneratorOptions, said: dict[str, object]) -> str:
 def require_reasoning_gym(generator: str) -> None:
     if importlib.util.find_spec("reasoning_gym") is None:
         raise UserError(
-            f"generator = {generator}: its problems are made by reasoning-gym, which is not installed.\n"
-            "    `pip install posttrain[gym]`, or name a file of rows as path."
+            f"generator = {generator}: needs reasoning-gym, which is not installed.\n    `pip install posttrain[gym]`,"
+            " or name a file of rows as path."
         )
 
 

@@ -10,15 +10,14 @@
 | alpaca | `instruction`, `output`, and perhaps `input` and `system` | `CompletionRow` |
 | prompt | `prompt` | `PromptRow` |
 
-A prompt or completion is text or a list of messages, as posttrain.models.messages has them; a message of the
-assistant's that has `tool_calls` may go without content.  Where one of a row's is
-text and another messages, the text becomes a message: a prompt the user's, a completion the assistant's.  Of Alpaca's
-rows both are messages: the user says the instruction and, below an empty line, the input.  Preferences take their
-prompt from `conversations` or `instruction` where there is no `prompt`.
+A prompt or completion is text or a list of messages (posttrain.models.messages); an assistant's message with
+`tool_calls` needs no content.  Where one is text and the other messages, the text becomes a message: a prompt the
+user's, a completion the assistant's.  Alpaca rows are messages: the user's has the instruction and, below an empty
+line, the input.  Preferences take their prompt from `conversations` or `instruction` where there is no `prompt`.
 
 **Implicit prompts.**  Of messages: the longest common prefix of `chosen` and `rejected`.  Of text: the longest common
-prefix that ends in no white space and is followed by white space in both, which belongs to the completions; where there
-is none, the longest common prefix.  Beside a prompt, completions of messages that both begin with it lose it.
+prefix without white space at its end that is followed by white space in both, which belongs to the completions; without
+one, the longest common prefix.  Next to a prompt, completions of messages that both begin with it lose it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,7 @@ Content = str | tuple[Message, ...]
 
 
 class RowFormat(StrEnum):
-    """What the columns of a row say it is, in the order in which they are asked."""
+    """The format of a row, in the order in which they are tried."""
 
     LABELLED = "labelled"
     PREFERENCE = "preference"
@@ -91,7 +90,7 @@ class ConversationRow:
 
 FormattedRow = PromptRow | ConversationRow
 TOOLS = "tools"
-"""The column that describes the tools which the messages of a row may call."""
+"""The column of the tools that the messages of a row may call."""
 
 REQUIRED: Mapping[RowFormat, tuple[str, ...]] = {
     RowFormat.LABELLED: ("prompt", "completion", "label"),
@@ -121,13 +120,12 @@ def detected_format(rows: Sequence[DatasetRow], accepted: Sequence[RowFormat] = 
             return each
     wanted = "; ".join(f"{each}: {', '.join(REQUIRED[each])}" for each in accepted)
     raise UserError(
-        f"{rows[0].where}: its columns match no supported format. It has {', '.join(columns) or 'none'};"
-        f" the formats are {wanted}. Rename columns by `columns`, such as {{prompt: question}}."
+        f"{rows[0].where}: its columns ({', '.join(columns) or 'none'}) match no supported format; the formats are"
+        f" {wanted}. Rename columns by `columns`, such as {{prompt: question}}."
     )
 
 
 def columns_read(format: RowFormat, row: DatasetRow) -> tuple[str, ...]:
-    """The columns of a row that its format reads."""
     read = (*REQUIRED[format], *READ_TOO.get(format, ()), TOOLS)
     if format != RowFormat.PREFERENCE:
         return read
@@ -153,14 +151,12 @@ def prompt_row(row: DatasetRow) -> PromptRow:
 
 
 def completion_row(row: DatasetRow) -> CompletionRow:
-    """A row with a prompt and its completion."""
     prompt, completion = same_kind(column_content(row, "prompt"), column_content(row, "completion"))
     columns = other_columns(row, "prompt", "completion")
     return CompletionRow(where=row.where, prompt=prompt, completion=completion, columns=columns)
 
 
 def labelled_row(row: DatasetRow) -> LabelledRow:
-    """A row with a prompt, a completion and a label: true and false, or 1 and 0."""
     plain, label = completion_row(row), row.columns.get("label")
     if not isinstance(label, bool | int) or label not in (0, 1):
         raise row_error(row, f"the column `label` must be true or false, not {cell_text(label)}")
@@ -179,19 +175,17 @@ def preference_row(row: DatasetRow) -> PreferenceRow:
     if given is None:
         prompt, (chosen, rejected) = common_prompt(row, chosen, rejected)
     else:
-        prompt = given
-        (prompt, chosen), (_, rejected) = same_kind(prompt, chosen), same_kind(prompt, rejected)
+        (prompt, chosen), (_, rejected) = same_kind(given, chosen), same_kind(given, rejected)
         if not isinstance(prompt, str) and chosen[: len(prompt)] == prompt == rejected[: len(prompt)]:
             chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     for name, completion in (("chosen", chosen), ("rejected", rejected)):
         if not completion:
-            raise row_error(row, f"nothing is left of `{name}` behind the prompt; give an answer, or drop the row")
+            raise row_error(row, f"`{name}` has nothing after the prompt; give an answer, or drop the row")
     columns = other_columns(row, "prompt", "conversations", "instruction", "chosen", "rejected")
     return PreferenceRow(where=row.where, prompt=prompt, chosen=chosen, rejected=rejected, columns=columns)
 
 
 def conversation_row(row: DatasetRow) -> ConversationRow:
-    """A row with a whole conversation."""
     messages = column_content(row, "messages")
     if isinstance(messages, str):
         raise row_error(row, f"the column `messages` must hold a list of messages, not text ({cell_text(messages)})")
@@ -199,7 +193,6 @@ def conversation_row(row: DatasetRow) -> ConversationRow:
 
 
 def sharegpt_row(row: DatasetRow) -> ConversationRow:
-    """A row with a whole conversation in the column `conversations`."""
     messages = conversation_row(DatasetRow(row.where, {"messages": row.columns.get("conversations")})).messages
     columns = other_columns(row, "conversations", "system")
     return ConversationRow(where=row.where, messages=with_system(row, messages), columns=columns)
@@ -207,20 +200,14 @@ def sharegpt_row(row: DatasetRow) -> ConversationRow:
 
 def alpaca_row(row: DatasetRow) -> CompletionRow:
     """A row with an instruction, perhaps its input, and the output."""
-    output = column_content(row, "output")
-    if not isinstance(output, str):
-        raise row_error(row, f"the column `output` must hold text, not {cell_text(output)}")
     columns = other_columns(row, "instruction", "input", "output", "system", "history")
-    answer = ({"role": ASSISTANT, "content": output},)
+    answer = ({"role": ASSISTANT, "content": text_column(row, "output", required=True)},)
     return CompletionRow(where=row.where, prompt=alpaca_prompt(row), completion=answer, columns=columns)
 
 
 def alpaca_prompt(row: DatasetRow) -> tuple[Message, ...]:
     """What a row of Alpaca's asks: the instruction, and below it the input, if there is one."""
-    asked, given = column_content(row, "instruction"), row.columns.get("input") or ""
-    for name, value in (("instruction", asked), ("input", given)):
-        if not isinstance(value, str):
-            raise row_error(row, f"the column `{name}` must hold text, not {cell_text(value)}")
+    asked, given = text_column(row, "instruction", required=True), text_column(row, "input")
     if row.columns.get("history"):
         raise row_error(row, "the column `history` is not read; write the whole conversation as `messages`")
     text = as_plain_text([{"content": each} for each in (asked, given) if each])
@@ -228,12 +215,9 @@ def alpaca_prompt(row: DatasetRow) -> tuple[Message, ...]:
 
 
 def with_system(row: DatasetRow, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Messages with the text of the column `system` before them."""
-    system = row.columns.get("system") or ""
-    if not isinstance(system, str):
-        raise row_error(row, f"the column `system` must hold text, not {cell_text(system)}")
+    system = text_column(row, "system")
     if system and any(message["role"] == "system" for message in messages):
-        raise row_error(row, "there is a system message in the conversation and one in the column `system`; keep one")
+        raise row_error(row, "a system message is in the conversation and in the column `system`; keep one")
     return ({"role": "system", "content": system}, *messages) if system else messages
 
 
@@ -242,12 +226,10 @@ PROMPT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "conversations": ("system",),
     "instruction": SYSTEM_AND_INPUT,
 }
-"""Columns that may hold the prompt of a row with two answers, in the order in which they are asked, and what is read
-with each."""
+"""Columns that may hold the prompt of a row with two answers, in order, and those read with each."""
 
 
 def explicit_prompt(row: DatasetRow) -> Content | None:
-    """The prompt of a row with two answers, from the column that holds it; None where it is implicit."""
     if row.columns.get("prompt") is not None:
         return column_content(row, "prompt")
     if row.columns.get("conversations") is not None:
@@ -264,7 +246,6 @@ RECORDS: Mapping[RowFormat, Callable[[DatasetRow], FormattedRow]] = {
     RowFormat.ALPACA: alpaca_row,
     RowFormat.PROMPT: prompt_row,
 }
-"""What makes a record of a row."""
 
 
 def column_content(row: DatasetRow, name: str) -> Content:
@@ -283,6 +264,13 @@ def column_content(row: DatasetRow, name: str) -> Content:
     raise row_error(row, f"the column `{name}` must hold text or a list of messages, not {cell_text(value)}")
 
 
+def text_column(row: DatasetRow, name: str, *, required: bool = False) -> str:
+    value = column_content(row, name) if required else row.columns.get(name) or ""
+    if not isinstance(value, str):
+        raise row_error(row, f"the column `{name}` must hold text, not {cell_text(value)}")
+    return value
+
+
 def tools_of(row: FormattedRow) -> Sequence[Mapping[str, object]]:
     """The tools that a row's column `tools` describes to the chat template; none where it is empty or not there."""
     tools = row.columns.get(TOOLS)
@@ -290,14 +278,13 @@ def tools_of(row: FormattedRow) -> Sequence[Mapping[str, object]]:
         return ()
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
         raise UserError(
-            f"{row.where}: the column `{TOOLS}` must hold a list of descriptions of tools, not {cell_text(tools)}; one"
-            f" that is text is read by task.json_columns: [{TOOLS}]"
+            f"{row.where}: the column `{TOOLS}` must hold a list of tools, not {cell_text(tools)}; for text set"
+            f" task.json_columns: [{TOOLS}]"
         )
     return tools
 
 
 def same_kind(prompt: Content, completion: Content) -> tuple[Content, Content]:
-    """Both as text or both as messages."""
     if isinstance(prompt, str) and not isinstance(completion, str):
         return ({"role": "user", "content": prompt},), completion
     if isinstance(completion, str) and not isinstance(prompt, str):
@@ -313,10 +300,7 @@ def common_prompt(row: DatasetRow, chosen: Content, rejected: Content) -> tuple[
     if isinstance(chosen, str) and isinstance(rejected, str):
         size = word_end(chosen, rejected, size)
     if size == 0:
-        raise row_error(
-            row,
-            "`chosen` and `rejected` begin with nothing in common, so that there is no prompt; add a column `prompt`",
-        )
+        raise row_error(row, "`chosen` and `rejected` have no common beginning as a prompt; add a column `prompt`")
     return chosen[:size], (chosen[size:], rejected[size:])
 
 

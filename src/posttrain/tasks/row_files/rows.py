@@ -4,7 +4,8 @@ import difflib
 import glob
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from posttrain.tasks.row_files.text_files import (
 )
 
 MEMORY = "rows"
-"""Where rows come from that are in no file."""
+"""The place of rows that come from Python."""
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 COMPRESSED = ".gz"
 """Behind the suffix of a file of text that gzip has compressed."""
@@ -50,7 +51,7 @@ class DatasetRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenRows:
-    """Rows that a caller in Python brings."""
+    """Rows of a caller in Python."""
 
     rows: Iterable[Mapping[str, object]] | None = None
     """In place of the task's file."""
@@ -68,25 +69,30 @@ NO_ROWS_GIVEN = GivenRows()
 
 @dataclass(frozen=True, slots=True)
 class BadRows:
-    """The rows that cannot be used: as many as are allowed are left out and counted."""
+    """Rows that cannot be used: left out and counted, up to a limit."""
 
     allowed: int = 0
     faults: list[str] = field(default_factory=list)
-    """What is said of each, its place first."""
+    """A message about each, its place first."""
 
     def add(self, fault: str) -> None:
         """Count a bad row.  Raises UserError where there are more than allowed."""
         self.faults.append(fault)
-        if len(self.faults) > self.allowed:
-            raise UserError(self.message())
-
-    def message(self) -> str:
         if not self.allowed:
-            return self.faults[0]
-        return (
-            f"at least {len(self.faults)} rows cannot be used, and task.skip_bad_rows = {self.allowed} allows"
-            f" {self.allowed}. Mend them or allow more. The first:" + self.listed()
-        )
+            raise UserError(fault)
+        if len(self.faults) > self.allowed:
+            raise UserError(
+                f"at least {len(self.faults)} rows cannot be used; task.skip_bad_rows = {self.allowed}. Mend them or"
+                f" allow more. The first:{self.listed()}"
+            )
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Inside, a UserError is the fault of a bad row."""
+        try:
+            yield
+        except UserError as error:
+            self.add(str(error))
 
     def listed(self) -> str:
         more = [f"and {len(self.faults) - MOST_NAMED} more"] if len(self.faults) > MOST_NAMED else []
@@ -94,7 +100,6 @@ class BadRows:
 
 
 def numbered_rows(values: Iterable[object], source: str, bad: BadRows | None = None) -> list[DatasetRow]:
-    """Numbered rows: mappings of values that can be written."""
     return checked_rows(iter(enumerate(map(checked_value, values), start=1)), source, bad or BadRows())
 
 
@@ -103,12 +108,11 @@ def checked_rows(found: Found, source: str, bad: BadRows) -> list[DatasetRow]:
     rows: list[DatasetRow] = []
     for number, value in found:
         where = f"{source}:{number}"
-        if isinstance(value, UserError):
-            bad.add(f"{where}: {value}")
-        elif not isinstance(value, Mapping):
-            bad.add(f"{where}: a row must be an object of named columns, not {type(value).__name__}")
-        else:
+        if isinstance(value, Mapping):
             rows.append(DatasetRow(where, dict(value)))
+        else:
+            kind = f"a row must be an object of named columns, not {type(value).__name__}"
+            bad.add(f"{where}: {value if isinstance(value, UserError) else kind}")
     if not rows:
         raise UserError(f"{source}: there are no rows; give at least one")
     return rows
@@ -122,31 +126,30 @@ def read_rows(
     split = split or source.split
     if not path and source.generator:
         rows = numbered_rows(generated_rows(source), source.generator, bad)
-        return [kept for each in rows if (kept := with_columns(each, source, bad)) is not None]
-    if files_of(path):
-        said = {"split": split, "subset": source.subset, "revision": source.revision}
-        for option, value in said.items():
-            if value:
-                raise UserError(
-                    f"{path}: {option} = {value} is of a data set on the hub; a file has none.  Leave it out."
-                )
-    rows = original_rows(path, source, split, bad)
-    if source.columns or source.json_columns:
-        rows = [row for each in rows if (row := with_columns(each, source, bad)) is not None]
-    return rows
+    else:
+        rows = original_rows(path, source, split, bad)
+    if not source.columns and not source.json_columns:
+        return rows
+    kept = []
+    for row in rows:
+        with bad.counting():
+            kept.append(with_columns(row, source))
+    return kept
 
 
 def original_rows(path: str, source: RowSourceOptions, split: str, bad: BadRows) -> list[DatasetRow]:
-    """All rows at a path as they are there."""
+    """All rows at a path, before columns are renamed."""
     folder, files = Path(path), files_of(path)
     if files:
+        for option, value in {"split": split, "subset": source.subset, "revision": source.revision}.items():
+            if value:
+                raise UserError(
+                    f"{path}: {option} = {value} is for data sets on the hub, not for files.  Leave it out."
+                )
         return [row for file in files for row in checked_rows(found_in(file, source.delimiter), file.name, bad)]
     if folder.is_dir():
         if not is_saved_dataset(folder):
-            raise UserError(
-                f"{path}: is a folder that `datasets` did not save; give its files as a pattern, such as"
-                f" {folder / '*.parquet'}"
-            )
+            raise UserError(f"{path}: not saved by `datasets`; give its files as a pattern: {folder / '*.parquet'}")
         return numbered_rows(saved_rows(folder, split), folder.name, bad)
     if is_on_hub(path):
         found = hub_rows(path, subset=source.subset, split=split, revision=source.revision)
@@ -155,7 +158,6 @@ def original_rows(path: str, source: RowSourceOptions, split: str, bad: BadRows)
 
 
 def files_of(path: str) -> list[Path]:
-    """The file of a path, or the files of a pattern in the order of their names."""
     if Path(path).is_file():
         return [Path(path)]
     return [file for name in sorted(glob.glob(path, recursive=True)) if (file := Path(name)).is_file()]
@@ -195,51 +197,47 @@ def found_in(file: Path, delimiter: str) -> Found:
         case ".arrow" if not compressed:
             return iter(enumerate(arrow_rows(file), start=1))
     texts = ", ".join(f"{suffix}{COMPRESSED}" for suffix in SUFFIXES[:4])
-    raise UserError(f"{file}: rows are read from {', '.join(SUFFIXES)} and {texts} files; convert it to one of these")
+    raise UserError(f"{file}: rows are read from {', '.join(SUFFIXES)} and {texts} files; convert it")
 
 
 def near_file(file: Path) -> str:
-    """A hint: a file in the same folder with a similar name."""
     names = [entry.name for entry in file.parent.iterdir()] if file.parent.is_dir() else []
     near = difflib.get_close_matches(file.name, names, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def with_columns(row: DatasetRow, source: RowSourceOptions, bad: BadRows) -> DatasetRow | None:
-    """The row with its JSON read and its columns renamed; None of a bad one."""
+def with_columns(row: DatasetRow, source: RowSourceOptions) -> DatasetRow:
+    """The row with its JSON read and its columns renamed."""
     columns = dict(row.columns)
     if "instruction" in source.columns.values() and columns.get("input") and {"output", "chosen"} & columns.keys():
-        bad.add(
+        raise UserError(
             f"{row.where}: `columns` renames the instruction of an Alpaca row, whose `input` would not be read.  Remove"
-            " instruction from `columns`: instruction and input make the prompt without being named."
+            " instruction from `columns`: both are read without it."
         )
-        return None
     for name in (*source.json_columns, *source.columns.values()):
         if name not in columns:
-            bad.add(
-                f"{row.where}: no column `{name}`, which `columns` or `json_columns` names."
-                f" {nearest_column(name, columns)}"
-            )
-            return None
+            near = nearest_column(name, columns)
+            raise UserError(f"{row.where}: no column `{name}`, which `columns` or `json_columns` names. {near}")
     for name in source.json_columns:
-        text = columns[name]
-        try:
-            value = checked_value(parse_json(text)) if isinstance(text, str) else text
-            if isinstance(value, UserError):
-                raise value
-            columns[name] = value
-        except UserError as error:
-            bad.add(f"{row.where}: the column `{name}`: {error}")
-            return None
-        except json.JSONDecodeError as error:
-            bad.add(
-                f"{row.where}: the column `{name}` is not JSON: {error.msg} in {text!r:.80}. Leave it out of"
-                " json_columns to have it as text."
-            )
-            return None
+        columns[name] = parsed_column(columns[name], f"{row.where}: the column `{name}`")
     renamed = {new: columns[old] for new, old in source.columns.items()}
     kept = {name: value for name, value in columns.items() if name not in {*source.columns.values(), *renamed}}
     return DatasetRow(row.where, {**renamed, **kept})
+
+
+def parsed_column(text: object, where: str) -> object:
+    """The value of a JSON text; other values unchanged."""
+    if not isinstance(text, str):
+        return text
+    try:
+        value = checked_value(parse_json(text))
+    except json.JSONDecodeError as error:
+        value = UserError(f"not JSON: {error.msg} in {text!r:.80}. Leave it out of json_columns to have it as text.")
+    except UserError as error:
+        value = error
+    if isinstance(value, UserError):
+        raise UserError(f"{where}: {value}")
+    return value
 
 
 def require_column(rows: Sequence[DatasetRow], name: str) -> None:
@@ -254,11 +252,10 @@ def missing_column(row: DatasetRow, name: str) -> str:
         return ""
     if name in row.columns:
         return f"{row.where}: the column `{name}` is empty; fill it or drop the row"
-    remedy = "Name the prompt's column by task.prompt_column, in check-task by --prompt-column."
-    return f"{row.where}: no column `{name}`. {nearest_column(name, row.columns)} {remedy}"
+    near = nearest_column(name, row.columns)
+    return f"{row.where}: no column `{name}`. {near} Set task.prompt_column (check-task: --prompt-column)."
 
 
 def nearest_column(name: str, columns: Mapping[str, object]) -> str:
-    """A hint: the column with the most similar name, or all columns."""
     near = difflib.get_close_matches(name, columns, n=1)
     return f"Did you mean `{near[0]}`?" if near else f"It has {', '.join(columns) or 'no columns'}."

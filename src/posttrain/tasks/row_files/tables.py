@@ -56,7 +56,7 @@ def saved_folder(folder: Path, split: str) -> Path:
     listing = folder / "dataset_dict.json"
     if not listing.is_file():
         if split:
-            raise UserError(f"{folder}: split = {split}, but the folder holds a single data set; leave the split out")
+            raise UserError(f"{folder}: split = {split}, but it holds a single data set; leave the split out")
         return folder
     names = json.loads(listing.read_text(encoding="utf-8"))["splits"]
     return folder / chosen_split(str(folder), names, split)
@@ -67,28 +67,23 @@ def chosen_split(path: str, names: Iterable[str], split: str) -> str:
     known = [*names]
     chosen = split or ("train" if "train" in known else known[0] if len(known) == 1 else "")
     if chosen not in known:
-        problem = f"no split {split}" if split else "several splits, and none is named"
+        problem = f"no split {split}" if split else "several splits"
         raise UserError(f"{path}: {problem}. There are {', '.join(known)}; name one as `split`.")
     return chosen
 
 
-def saved_files(folder: Path) -> list[Path]:
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    return [folder / each["filename"] for each in state["_data_files"]]
-
-
 def saved_rows(folder: Path, split: str) -> Sequence[object]:
-    """The rows of a data set that `datasets` saved, which needs no `datasets` to be read."""
+    """The rows of a data set that `datasets` saved, read without `datasets`."""
     import pyarrow as pa
 
     try:
-        tables = [arrow_table(file) for file in saved_files(saved_folder(folder, split))]
+        home = saved_folder(folder, split)
+        files = json.loads((home / "state.json").read_text(encoding="utf-8"))["_data_files"]
+        tables = [arrow_table(home / each["filename"]) for each in files]
         rows: list[object] = pa.concat_tables(tables).to_pylist()
     except (pa.ArrowException, OSError, KeyError, json.JSONDecodeError) as error:
-        raise UserError(
-            f"{folder}: cannot be read as a data set that `datasets` saved ({type(error).__name__}: {error});"
-            " save it again with save_to_disk"
-        ) from error
+        fault = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder}: damaged ({fault}); save it again with save_to_disk of `datasets`") from error
     return rows
 
 
@@ -101,28 +96,19 @@ def arrow_table(file: Path) -> "Table":
 
 def hub_rows(path: str, *, subset: str, split: str, revision: str) -> Sequence[object]:
     """The rows of a data set on the hub.  Raises UserError with the remedy where it cannot be had, within seconds."""
-    remedy = (
-        f"Where there is a network, `hf download` brings the files of {path} (its type is dataset, not model); then"
-        " give those, such as data/*.parquet."
-    )
+    remedy = f"Where there is a network, `hf download --repo-type dataset {path}` gets its files; then name those."
     if find_spec("datasets") is None:
-        raise UserError(
-            f"{path}: is no file or folder here. To read it as a data set on the hub install the extra:"
-            f" `pip install posttrain[data]`. {remedy}"
-        )
+        raise UserError(f"{path}: no such file or folder. For the hub: `pip install posttrain[data]`. {remedy}")
     commit = hub_commit(path, revision)
     if not commit:
-        raise RunError(
-            f"{path}: is no file or folder here, and the hub has no such data set that can be read from this machine"
-            f" (asked for {HUB_SECONDS:g} seconds at most). {remedy}"
-        )
+        raise RunError(f"{path}: no such file or folder, and the hub did not answer in {HUB_SECONDS:g} s. {remedy}")
     import datasets
 
     try:
         names = datasets.get_dataset_split_names(path, subset or None, revision=commit)
         chosen = chosen_split(path, names, split)
         return list(datasets.load_dataset(path, subset or None, split=chosen, revision=commit))
-    except UserError:  # of a split that there is not
+    except UserError:  # of a split that does not exist
         raise
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise RunError(f"{path}: the library datasets cannot load it: {error}. {remedy}") from error

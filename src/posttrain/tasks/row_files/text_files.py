@@ -1,7 +1,4 @@
-"""Rows of JSON lines, of a JSON list and of CSV, with the number of the line that each begins at.
-
-A row that cannot be read is there as the UserError that says why, so that the caller may count it.
-"""
+"""Rows of JSON lines, of a JSON list and of CSV, with line numbers; a bad row is a UserError, to be counted."""
 
 import csv
 import gzip
@@ -16,18 +13,18 @@ from typing import Any
 from posttrain.errors import UserError
 
 Found = Iterator[tuple[int, object]]
-"""Line, and what stands there: a row, or the UserError that says why there is none."""
+"""Line number, and a row or the UserError that says why there is none."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""How JSON writes half of a character, which alone is none; nothing else in a file of UTF-8 can be one."""
+"""How JSON writes half of a character; nothing else in a file of UTF-8 can be one."""
 DEEPEST = 100
-"""How deep the values of a row may lie within each other; reading and writing them again takes Python's own stack."""
+"""How deep values may be nested; reading and writing them uses Python's stack."""
 LONGEST_INTEGER = 14_000
 """Bits of the longest integer in a row: Python writes and reads up to 4,300 digits."""
-TOO_DEEP = f"its values lie more than {DEEPEST} deep within each other; leave out what no reward reads"
+TOO_DEEP = f"its values are nested more than {DEEPEST} deep; leave out what no reward reads"
 LONG_INTEGER = "an integer in it has more than 4,200 digits; write it as text"
 DELIMITERS = (",", ";", "\t", "|")
-"""Those that are looked for, the first of those that make as many columns."""
+"""The delimiters to try; of those with equally many columns the first wins."""
 
 
 def file_content(file: Path) -> bytes:
@@ -37,9 +34,7 @@ def file_content(file: Path) -> bytes:
         try:
             content = gzip.decompress(content)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise UserError(
-                f"{file}: cannot be uncompressed by gzip: {error}.  Download or compress it again."
-            ) from error
+            raise UserError(f"{file}: gzip cannot uncompress it: {error}.  Download or compress it again.") from error
     return content.removeprefix(BYTE_ORDER_MARK)
 
 
@@ -61,8 +56,8 @@ def json_line(line: bytes) -> object:
         return UserError(f"not UTF-8 at byte {error.start} of the line; save the file as UTF-8")
     except json.JSONDecodeError as error:
         return UserError(
-            f"not JSON at column {error.colno}: {error.msg}. Every line holds one whole object,"
-            f' such as {{"prompt": "1 + 1 = ", "answer": "2"}}. The line: {text[:80]!a}'
+            f"not JSON at column {error.colno}: {error.msg}. Every line holds one object, such as"
+            f' {{"prompt": "1 + 1 = "}}. The line: {text[:80]!a}'
         )
     except UserError as error:
         return error
@@ -70,16 +65,15 @@ def json_line(line: bytes) -> object:
 
 def json_list_rows(file: Path) -> Found:
     """The items of a file that holds one JSON list; they count from 1, whatever their lines are."""
+    content = file_content(file)
     try:
-        text = file_content(file).decode("utf-8")
+        text = content.decode("utf-8")
         value = parse_json(text)
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
     except json.JSONDecodeError as error:
-        raise UserError(
-            f"{file.name}:{error.lineno}: not JSON at column {error.colno}: {error.msg}."
-            " One object per line is the format of a .jsonl file."
-        ) from error
+        place = f"{file.name}:{error.lineno}: not JSON at column {error.colno}"
+        raise UserError(f"{place}: {error.msg}. Name a file with one object per line .jsonl.") from error
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
     if not isinstance(value, list):
@@ -113,10 +107,7 @@ def checked_value(value: object) -> object:
             return UserError(TOO_DEEP)
         if isinstance(part, str):
             if half := half_character(part):
-                return UserError(
-                    f"{half!a} holds half a character (a lone surrogate), which no tokenizer and no file takes; write"
-                    " the text again without cutting it inside a character, or drop the row"
-                )
+                return UserError(f"{half!a} holds half a character (a lone surrogate); mend the text or drop the row")
         elif isinstance(part, int):
             if part.bit_length() > LONGEST_INTEGER:
                 return UserError(LONG_INTEGER)
@@ -157,18 +148,16 @@ def csv_rows(file: Path, delimiter: str) -> Found:
             number = reader.line_num + 1
     except csv.Error as error:
         raise UserError(
-            f"{file.name}:{number}: cannot be read as csv: {error}. A quote within a cell in quotes is written twice."
-            " Longer texts than 131072 characters need .jsonl or .parquet."
+            f"{file.name}:{number}: cannot be read as csv: {error}. Write a quote within quotes twice; use .jsonl for"
+            " texts of more than 131072 characters."
         ) from error
 
 
 def csv_row(header: Sequence[str], cells: Sequence[str]) -> object:
     """A row by the names in the header, or what is wrong with it."""
     if len(cells) != len(header):
-        return UserError(
-            f"{len(cells)} cells in a table of {len(header)} columns ({', '.join(header)}); put a cell that holds the"
-            " delimiter or a line's end in quotes"
-        )
+        columns = f"{len(header)} columns ({', '.join(header)})"
+        return UserError(f"{len(cells)} cells for {columns}; quote cells that hold the delimiter or a line end")
     if any("\udc80" <= letter <= "\udcff" for cell in cells if not cell.isascii() for letter in cell):
         return UserError("not UTF-8; save the file as UTF-8")
     return dict(zip(header, cells, strict=True))
