@@ -9,7 +9,7 @@ import pytest
 
 from posttrain.commands.arguments import split_arguments
 from posttrain.commands.collect import PROGRAM
-from posttrain.commands.collection.verdicts import row_of_verdict, verdict_by_reward
+from posttrain.commands.collection.verdicts import verdict_by_reward
 from posttrain.commands.flags import flag_types, given_flags
 from posttrain.config import CollectConfig
 from posttrain.config.reading import checked_sections
@@ -37,7 +37,7 @@ def test_the_columns_are_those_of_a_row() -> None:
     named = [
         name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1] if "|" in row else "")
     ]
-    assert named == list(row_of_verdict(verdict))
+    assert named == list(verdict.as_row())
 
 
 @pytest.mark.parametrize("typed", [typed for typed in commands(PAGE) if typed.startswith("posttrain collect")])

@@ -18,7 +18,6 @@ import pytest
 
 import posttrain
 from posttrain.cli import COMMANDS
-from posttrain.commands.check_task import FLAGS, SWITCHES
 from posttrain.config.schema import section_names
 from posttrain.options.reward import RewardSettings
 from tests.support.pages import attribute
@@ -153,7 +152,7 @@ def known_flags() -> frozenset[str]:
     modules = [importlib.import_module(f"posttrain.commands.{module}") for module, _ in COMMANDS.values()]
     switches = [module.PROGRAM.switches for module in modules if hasattr(module, "PROGRAM")]
     names = {field.name.replace("_", "-") for each in switches for field in fields(each)}
-    return frozenset(names | SECTIONS | FLAGS_OF_ALL | set(FLAGS) | set(SWITCHES))
+    return frozenset(names | SECTIONS | FLAGS_OF_ALL)
 
 
 def commands_named(text: str) -> list[str]:

@@ -6,7 +6,6 @@ from posttrain.commands.collection.verdicts import (
     length_summary,
     order_summary,
     rater_summary,
-    row_of_verdict,
     standing_votes,
     verdict_by_answers,
     verdict_by_reward,
@@ -116,7 +115,7 @@ def test_a_judge_that_likes_the_first_place_is_seen_to() -> None:
 def test_a_row_has_the_better_one_as_chosen_and_says_how_it_came_about() -> None:
     verdict = verdict_by_reward(written_pair("bad", "good", rewards=(0.25, 1.0)), 0.0, "solved")
     assert verdict is not None
-    row = row_of_verdict(verdict)
+    row = verdict.as_row()
     assert (row["prompt"], row["chosen"], row["rejected"]) == ("3 + 4?", "good", "bad")
     assert (row["margin"], row["tie"], row["judge"], row["principle"]) == (0.75, False, "solved", None)
     assert (row["pair"], row["prompt_id"], row["chosen_sample"], row["rejected_sample"]) == ("0:0-1", "p0", 1, 0)
@@ -126,7 +125,7 @@ def test_a_row_has_the_better_one_as_chosen_and_says_how_it_came_about() -> None
 def test_votes_stand_in_a_row_by_what_was_chosen() -> None:
     verdict = verdict_by_votes(written_pair("bad", "good"), {"a": "second", "b": "second", "c": "first", "d": "tie"})
     assert verdict is not None
-    row = row_of_verdict(verdict)
+    row = verdict.as_row()
     assert row["votes"] == {"chosen": 2, "rejected": 1, "tie": 1}
     assert row["judge"] == "a, b, c, d"
 
@@ -137,7 +136,7 @@ def test_a_conversation_is_answered_by_a_message() -> None:
     pair = written_pair(rewards=(1.0, 0.0))
     verdict = verdict_by_reward(type(pair)(prompt, *prompt.completions), 0.0, "solved")
     assert verdict is not None
-    row = row_of_verdict(verdict)
+    row = verdict.as_row()
     assert row["prompt"] == messages
     assert row["chosen"] == [{"role": "assistant", "content": "7"}]
     assert row["rejected"] == [{"role": "assistant", "content": "8"}]

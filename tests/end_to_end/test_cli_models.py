@@ -87,7 +87,7 @@ def test_a_trace_may_leave_out_what_is_likely(model: str, capsys: pytest.Capture
         capsys, *ask, "--below", str(middle)
     )
     assert main([*ask, "--below", "1"]) == 2
-    assert "--below 1.0: log-probs are at most 0" in capsys.readouterr().err
+    assert "--below = 1.0: must be at most 0" in capsys.readouterr().err
 
 
 def test_a_trace_grades_a_countdown_problem_typed_as_the_bundled_model_knows_it(
@@ -208,7 +208,7 @@ def test_a_file_that_the_results_cannot_go_to_is_told_before_they_are_measured(
 
 def test_a_sample_or_problem_that_does_not_exist_is_told(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", model, "hello", "--sample", "8"]) == 2
-    assert "--sample 8: a group has rollout.group_size = 8 completions; use 0 to 7" in capsys.readouterr().err
+    assert "--sample = 8: must be less than rollout.group_size = 8" in capsys.readouterr().err
     assert main(["trace", model, "512"]) == 2
     assert "PROMPT 512: there are 512 held-out problems, numbered from 0" in capsys.readouterr().err
 

@@ -169,11 +169,11 @@ def test_a_signal_while_completions_are_sampled_ends_the_command_after_their_bat
         (["--judge.name", "persons"], "Did you mean `person`"),
         (["--judge.rubric", "x"], "no such flag"),
         (["--rater", "anna", "anna"], "name each rater once"),
-        (["--rater", "anna", "ben", "--terminal"], "a terminal asks one person"),
-        (["--port", "70000"], "is no port"),
-        (["--port", "8000"], "--port: is of people who vote, and judge.name = reward asks nobody"),
-        (["--terminal"], "--terminal: is of people who vote"),
-        (["--rater", "anna"], "--rater: is of people who vote"),
+        (["--rater", "anna", "ben", "--terminal"], "--terminal = true asks one person"),
+        (["--port", "70000"], "--port = 70000: must be"),
+        (["--port", "8000"], "--port = 8000 is only for people who vote, and judge.name = reward"),
+        (["--terminal"], "--terminal = true is only for people"),
+        (["--rater", "anna"], "--rater = [anna] is only for people"),
         (["--update.learning-rate", "1"], "no such flag"),
     ],
 )
@@ -242,7 +242,7 @@ def test_each_rater_votes_on_a_page_of_their_own(recipe: Path, tmp_path: Path, m
 
 def posted(address: str, token: str, body: object = None) -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address, data, {"X-Posttrain-Token": token})
+    request = urllib.request.Request(address, data, {"X-Posttrain-Token": token, "Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as answer:
         found: dict[str, Any] = json.load(answer)
     return found

@@ -111,8 +111,8 @@ def test_a_supervised_recipe_has_a_plan_of_its_own() -> None:
     ("arguments", "says"),
     [
         (["irl-course"], "trains no language model"),
-        (["--prompt-tokens", "0"], "use at least 1"),
-        (["--gpu-gb", "0"], "use at least"),
+        (["--prompt-tokens", "0"], "--prompt-tokens = 0: must be at least 1"),
+        (["--gpu-gb", "0"], "--gpu-gb = 0.0: must be at least"),
         (["--model.path", "nowhere"], "no such folder"),
     ],
 )

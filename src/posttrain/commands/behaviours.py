@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posttrain.commands.arguments import configured, picture_file, recipe_layers, split_arguments
+from posttrain.commands.arguments import configured, picture_file, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.config.recipes import RecipeLayer
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     given = split_arguments(arguments)
     named, rest = given.first("RUN", PROGRAM)
     run = Path(named)
-    recipes = [*([run_recipe(run)] if (run / "config.yaml").is_file() else []), *recipe_layers(rest)]
+    recipes = [*([run_recipe(run)] if (run / "config.yaml").is_file() else []), *rest.recipes()]
     config, switches = configured(Config, behaviour_sections(recipes), rest.flags, PROGRAM)
     from posttrain.behaviours.behaviour_history import draw_behaviours, history_table, read_history
     from posttrain.behaviours.behaviour_reader import BehaviourReader

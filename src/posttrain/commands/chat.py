@@ -64,9 +64,8 @@ PROGRAM = CommandSpec(
 
 def main(arguments: Sequence[str]) -> int:
     """Answer questions until there are no more."""
-    model, given = split_arguments(arguments).model(PROGRAM)
-    given.require_no_more(PROGRAM)
-    config, switches = configured(ChatConfig, [model_layer(model)], given.flags, PROGRAM)
+    model, flags = split_arguments(arguments).only("MODEL", PROGRAM)
+    config, switches = configured(ChatConfig, [model_layer(model)], flags, PROGRAM)
     require_model(config.model)
     questions = [switches.prompt] if switches.prompt else typed(HINTS.get(model, ""))
     answer_all(config, questions, way_of_asking(model, switches), switches.seed)

@@ -8,16 +8,15 @@ from posttrain.commands.arguments import (
     INTERRUPTED,
     TrustSwitch,
     configured,
-    recipe_layers,
     require_model,
     resumed,
     split_arguments,
-    switch_value,
 )
-from posttrain.commands.flags import CommandSpec
+from posttrain.commands.flags import CommandSpec, named_as_flags
+from posttrain.commands.serving.http_base import Port
 from posttrain.config import CollectConfig
-from posttrain.errors import UserError, require
 from posttrain.options.collect import PersonJudgeOptions
+from posttrain.options.rules import Rule, Unused, require_rules
 
 if TYPE_CHECKING:
     from posttrain.commands.collection.collection import Collection
@@ -40,8 +39,17 @@ class CollectSwitches(TrustSwitch):
     """Who votes, where people judge: each of these has a page of their own.  Others may vote later by --resume."""
     terminal: bool = False
     """Ask in the terminal instead of on a page."""
-    port: int = 0
+    port: Port = 0
     """Port of the page, which listens to this machine alone; 0 takes a free one."""
+
+    rules = (
+        Rule(
+            "rater",
+            lambda o: o.rater and len(set(o.rater)) == len(o.rater),
+            "must name each rater once, such as --rater anna ben",
+        ),
+        Rule("terminal", lambda o: not o.terminal or len(o.rater) == 1, "asks one person.  Leave out --terminal."),
+    )
 
 
 PROGRAM = CommandSpec(
@@ -56,15 +64,16 @@ PROGRAM = CommandSpec(
 def main(arguments: Sequence[str]) -> int:
     """Collect, or show what would be collected."""
     given = split_arguments(arguments)
-    folder = switch_value("resume", given)
+    folder = given.switch("resume")
     if folder:
         config, switches = resumed(CollectConfig, folder, given, PROGRAM, may_change=MAY_CHANGE)
     else:
-        config, switches = configured(CollectConfig, recipe_layers(given), given.flags, PROGRAM)
+        config, switches = configured(CollectConfig, given.recipes(), given.flags, PROGRAM)
         require_model(config.model)
-    require(0 <= switches.port < 1 << 16, switches, "port", "is no port; use 0 to 65535")
-    require_raters(switches)
-    require_voters(config, switches)
+    if not isinstance(config.judge, PersonJudgeOptions):
+        kind = f"people who vote, and judge.name = {config.judge.name}"
+        with named_as_flags():
+            require_rules(switches, (Unused("rater terminal port", kind),))
     if switches.dry_run:
         from posttrain.commands.collection.collection_report import show_collection_plan
 
@@ -82,24 +91,6 @@ def main(arguments: Sequence[str]) -> int:
 
     print("\n".join(collection_closing_lines(run)))
     return INTERRUPTED if run.interrupted else 0
-
-
-def require_raters(switches: CollectSwitches) -> None:
-    """Refuse raters that cannot be told apart, or asked."""
-    if len(set(switches.rater)) != len(switches.rater) or not switches.rater:
-        raise UserError(f"--rater {' '.join(switches.rater)}: name each rater once, such as --rater anna ben")
-    if switches.terminal and len(switches.rater) > 1:
-        raise UserError(f"--rater {' '.join(switches.rater)}: a terminal asks one person; leave out --terminal")
-
-
-def require_voters(config: CollectConfig, switches: CollectSwitches) -> None:
-    """Refuse switches about voting where nobody votes."""
-    if isinstance(config.judge, PersonJudgeOptions):
-        return
-    usual = CollectSwitches()
-    for name in ("rater", "terminal", "port"):
-        if getattr(switches, name) != getattr(usual, name):
-            raise UserError(f"--{name}: is of people who vote, and judge.name = {config.judge.name} asks nobody.")
 
 
 def ask_people(collection: "Collection", switches: CollectSwitches) -> None:

@@ -1,30 +1,31 @@
-"""`posttrain compare`: recipes beside each other at an equal budget, several seeds each."""
+"""`posttrain compare`: recipes side by side at an equal budget, several seeds each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posttrain.commands.arguments import TrustSwitch, configured, recipe_layers, require_model, split_arguments
+from posttrain.commands.arguments import TrustSwitch, configured, require_model, split_arguments
 from posttrain.commands.flags import COMMAND_LINE, CommandSpec, given_flags
 from posttrain.config import Config
 from posttrain.errors import UserError
+from posttrain.options.bounds import PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareSwitches(TrustSwitch):
-    """What is run, and where it is kept."""
+    """What is run, and where results are kept."""
 
     base: str = ""
-    """Recipe that lies under each of the compared ones: what they all share.  May be given several times."""
-    seeds: int = 3
+    """Recipe that all compared ones share, under their own.  May be given several times."""
+    seeds: PositiveInt = 3
     """Runs of each recipe, with the seeds `run.seed`, `run.seed` + 1 and so on."""
     budget: str = ""
-    """What every run may use up: tokens=N (sampled to train on), minutes=M (evaluations included), or both.  Without
-    one the recipes' own steps."""
+    """Limit of every run: tokens=N (sampled to train on), minutes=M (evaluations included), or both.  The default is
+    the recipes' own steps."""
     folder: str = "runs/comparison"
-    """Where runs, results, table and picture are kept.  The same command goes on where it was stopped."""
+    """Where runs, results, table and picture are kept.  Run the same command again to continue."""
     dry_run: bool = False
-    """Show what would be run, and run nothing."""
+    """List the runs, and run nothing."""
 
 
 PROGRAM = CommandSpec(
@@ -45,12 +46,13 @@ def main(arguments: Sequence[str]) -> int:
 
     variants: dict[str, Config] = {}
     for name, recipe in zip(variant_names(recipes), recipes, strict=True):
-        layers = recipe_layers(replace(given, positional=[*bases, recipe] if given.positional else bases))
+        layers = replace(given, positional=[*bases, recipe] if given.positional else bases).recipes()
         variants[name], switches = configured(Config, layers, given.flags, PROGRAM)
         require_model(variants[name].model)
     budget, folder = read_budget(switches.budget), Path(switches.folder)
-    if budget:
-        require_no_other_end(given.flags)
+    for flag in given_flags(given.flags) if budget else ():
+        if flag.path in ("run.num_steps", "run.time_limit_minutes", "run.token_limit"):
+            raise UserError(f"{COMMAND_LINE}: {flag.spelled} and --budget both end a run.  Give one of them.")
     cells = make_cells(variants, seeds=switches.seeds, budget=budget, folder=folder)
     if switches.dry_run:
         print(f"{len(cells)} runs, each with a budget of {budget}, in {folder}:")
@@ -64,13 +66,6 @@ def main(arguments: Sequence[str]) -> int:
         table = run_comparison(cells, budget, folder)
     print(f"\n{table}\n\n{folder}/comparison.md, comparison.png and comparison.json have it.")
     return 0
-
-
-def require_no_other_end(flags: Sequence[str]) -> None:
-    """Refuse flags that say when runs end beside a budget, which says it for all; what recipes say of it gives way."""
-    for flag in given_flags(flags):
-        if flag.path in ("run.num_steps", "run.time_limit_minutes", "run.token_limit"):
-            raise UserError(f"{COMMAND_LINE}: {flag.spelled} and --budget both end a run.  Give one of them.")
 
 
 def split_base(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

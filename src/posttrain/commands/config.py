@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from posttrain.binding import is_own
-from posttrain.commands.arguments import configured, recipe_layers, split_arguments
+from posttrain.commands.arguments import configured, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config.kinds import recipe_sections
 from posttrain.config.reading import recipe_kind
@@ -21,7 +21,7 @@ PROGRAM = CommandSpec(
 def main(arguments: Sequence[str]) -> int:
     """Print the resolved recipe."""
     given = split_arguments(arguments)
-    layers = recipe_layers(given)
+    layers = given.recipes()
     own = own_sections_of_runs(layers)
     known = [replace(layer, sections={**layer.sections, **dict.fromkeys(own, None)}) for layer in layers]
     config, _ = configured(recipe_kind(layers), known if own else layers, given.flags, PROGRAM, to_run=False)

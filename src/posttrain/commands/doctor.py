@@ -12,10 +12,8 @@ from posttrain.commands.arguments import (
     LOADING,
     configured,
     model_layer,
-    recipe_layers,
     require_model,
     split_arguments,
-    switch_value,
 )
 from posttrain.commands.flags import CommandSpec, given_flags
 from posttrain.config import Config
@@ -57,8 +55,8 @@ GIB = 1 << 30
 def main(arguments: Sequence[str]) -> int:
     """Print the tables."""
     given = split_arguments(arguments)
-    layers = recipe_layers(given)
-    named = switch_value("model", given)
+    layers = given.recipes()
+    named = given.switch("model")
     refuse_unread_section(given.flags, named)
     config, _ = configured(Config, [*layers, *([model_layer(named)] if named else [])], given.flags, PROGRAM)
     if named:

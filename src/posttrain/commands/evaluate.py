@@ -51,7 +51,7 @@ PROGRAM = CommandSpec(
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, and write where asked to."""
-    model, given = split_arguments(arguments).model(PROGRAM)
+    model, given = split_arguments(arguments).first("MODEL", PROGRAM)
     config, switches = configured(Config, layers_for_model(model, given), given.flags, PROGRAM)
     require_model(config.model)
     output = Path(switches.output)

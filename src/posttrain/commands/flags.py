@@ -5,6 +5,7 @@ same way wherever it came from.  tyro prints the help, from the same records, wh
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -121,10 +122,26 @@ def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping
         path = known_path(flag, types, program)
         value = not flag_value(flag, bool, program) if path != flag.path else flag_value(flag, types[path], program)
         set_path(of_command if path in switches else content, path, value)
-    record, mistakes = checked(record_class(Schema(type(program.switches))), of_command)
-    if mistakes:
-        raise UserError(f"{COMMAND_LINE}: --{mistakes[0].path[0].replace('_', '-')}{mistakes[0].says}")
-    return RecipeLayer(where=COMMAND_LINE, sections=content), record
+    return RecipeLayer(where=COMMAND_LINE, sections=content), made_switches(type(program.switches), of_command)
+
+
+def made_switches(kind: Any, given: Mapping[str, object]) -> Any:
+    """A command's own switches, checked.  Raises UserError."""
+    record, mistakes = checked(record_class(Schema(kind)), given)
+    with named_as_flags():
+        if mistakes:
+            raise UserError(f"{mistakes[0].path[0]}{mistakes[0].says}")
+        return kind(**{each.name: getattr(record, each.name) for each in fields(record)})
+
+
+@contextmanager
+def named_as_flags() -> Iterator[None]:
+    """Have an error about a switch name its flag."""
+    try:
+        yield
+    except UserError as error:
+        name, _, rule = str(error).partition(" ")
+        raise UserError(f"{COMMAND_LINE}: --{name.replace('_', '-')} {rule}") from None
 
 
 def asks_help(arguments: Sequence[str]) -> bool:

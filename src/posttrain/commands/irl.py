@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from posttrain.commands.arguments import configured, recipe_layers, split_arguments
+from posttrain.commands.arguments import configured, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import IrlConfig
 
@@ -17,7 +17,7 @@ PROGRAM = CommandSpec(
 def main(arguments: Sequence[str]) -> int:
     """Recover a reward."""
     given = split_arguments(arguments)
-    config, _ = configured(IrlConfig, recipe_layers(given), given.flags, PROGRAM)
+    config, _ = configured(IrlConfig, given.recipes(), given.flags, PROGRAM)
     from posttrain.irl_runs.extras import require_matplotlib, require_scipy
 
     require_scipy()

@@ -1,8 +1,10 @@
-"""Phases run one after another, each in a process of its own; what is finished is kept, what was begun goes on."""
+"""Phases run one after another, each in its own process; finished ones are kept, and one that was begun is resumed.
+
+The report is phases.json, and phases.md with a row for each measure of each phase.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +17,14 @@ from posttrain.runs.interruption import run_posttrain
 from posttrain.runs.named_inputs import changed_since
 from posttrain.runs.same_recipe import changed_options, first_changes
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseResult:
-    """What came out of a phase."""
-
-    name: str
-    command: str
-    folder: str
-    summary: Mapping[str, Any]
-    """Its summary.json."""
+HEADS = ("phase", "command", "measure", "before", "after", "steps", "minutes", "memory GB")
+REMEDY = "Delete it and those of the phases after it, or keep these phases in another folder."
 
 
 def run_phases(phases: Sequence[Phase], folder: Path, tell: Callable[[str], None] = print) -> str:
-    """Run every phase that is not finished and write the report after each; returns it as text."""
+    """Run every unfinished phase and write the report after each; returns it as text."""
     with sole_writer(folder):
-        results: list[PhaseResult] = []
+        results: list[dict[str, Any]] = []
         earlier: dict[str, Phase] = {}
         for phase in phases:
             config = phase.config(earlier)
@@ -39,40 +33,38 @@ def run_phases(phases: Sequence[Phase], folder: Path, tell: Callable[[str], None
             if not done:
                 refuse_made_before(phase, phases[phase.number :])
                 run_phase(phase, config)
-            results.append(phase_result(phase))
+            summary = json.loads((phase.folder / "summary.json").read_text(encoding="utf-8"))
+            results.append(
+                {"name": phase.name, "command": phase.command, "folder": str(phase.folder), "summary": summary}
+            )
             earlier[phase.name] = phase
-            write_report(folder, [asdict(result) for result in results])
+            write_report(folder, results)
         return (folder / "phases.md").read_text(encoding="utf-8")
 
 
 def finished(phase: Phase, config: Any) -> bool:
-    """Whether a phase has been run to its end.  Raises UserError where its run was begun by another recipe."""
+    """Whether a phase has been run to its end.  Raises UserError if its run was begun by another recipe."""
     kept = phase_recipe_file(phase)
-    remedy = "Delete it, and those of the phases that come after it, or keep these phases in another folder."
     changed = changed_options(kept, config) if phase.folder.is_dir() and kept.is_file() else []
     if changed:
-        raise UserError(
-            f"{phase.folder}: was begun by another recipe than phase {phase.name} has now: {first_changes(changed)}."
-            f"  {remedy}"
-        )
+        rule = f"was begun by another recipe than phase {phase.name} has now: {first_changes(changed)}"
+        raise UserError(f"{phase.folder}: {rule}.  {REMEDY}")
     done = (phase.folder / "summary.json").is_file()
     if done and (changed := changed_since(phase.folder, config)):
-        raise UserError(f"{phase.folder}: phase {phase.name} is finished, and {first_changes(changed)}.  {remedy}")
+        raise UserError(f"{phase.folder}: phase {phase.name} is finished, and {first_changes(changed)}.  {REMEDY}")
     return done
 
 
 def refuse_made_before(phase: Phase, later: Sequence[Phase]) -> None:
-    """Raise UserError where a phase that is to be run now has one behind it that was made of what it made before."""
+    """Raise UserError if a phase is to be run again whose result a later phase was made of."""
     for each in later:
         if each.folder.is_dir() and phase.name in each.names_taken_over():
-            raise UserError(
-                f"{each.folder}: was made of what phase {phase.name} made before, and that is to be run now.  Delete"
-                " it, and those of the phases that come after it, or keep these phases in another folder."
-            )
+            rule = f"was made of an earlier result of phase {phase.name}, which is to be run again"
+            raise UserError(f"{each.folder}: {rule}.  {REMEDY}")
 
 
 def run_phase(phase: Phase, config: Any) -> None:
-    """Run a phase to its end, or on to its end where it was begun."""
+    """Run a phase to its end, or resume it."""
     recipe = phase_recipe_file(phase)
     recipe.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(recipe, as_recipe(config).encode())
@@ -82,21 +74,11 @@ def run_phase(phase: Phase, config: Any) -> None:
 
 
 def phase_recipe_file(phase: Phase) -> Path:
-    """The recipe that a phase was begun with, beside its folder."""
+    """The recipe that a phase was begun with, next to its folder."""
     return phase.folder.parent / f"{phase.folder.name}.yaml"
 
 
-def phase_result(phase: Phase) -> PhaseResult:
-    """What the folder of a finished phase says."""
-    summary = json.loads((phase.folder / "summary.json").read_text(encoding="utf-8"))
-    return PhaseResult(name=phase.name, command=phase.command, folder=str(phase.folder), summary=summary)
-
-
-HEADS = ("phase", "command", "measure", "before", "after", "steps", "minutes", "memory GB")
-
-
 def write_report(folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
-    """Write both for the phases that are finished."""
     table = "\n".join(
         [
             f"| {' | '.join(HEADS)} |",
@@ -109,23 +91,23 @@ def write_report(folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def phase_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    """A row for each measure that a phase has before and after; one with none where it measures nothing."""
+    """A row for each measure of a phase before and after; one without a measure if there is none."""
     summary = result["summary"]
     seconds = summary.get("seconds")  # by stage, or of the whole run
     total = seconds["total"] if isinstance(seconds, Mapping) else seconds
+    names = [result["name"], result["command"]]
     cost = [
         str(summary.get("steps", "")),
         "" if total is None else f"{total / 60:.1f}",
         f"{summary['peak_memory_bytes'] / 1e9:.2f}" if "peak_memory_bytes" in summary else "",
     ]
-    measured = list(measures_of(summary.get("before") or {}, summary.get("after") or {}))
-    for number, row in enumerate(measured or [["", "", ""]]):
-        first = [result["name"], result["command"]] if number == 0 else ["", ""]
-        yield [*first, *row, *(cost if number == 0 else ["", "", ""])]
+    for row in list(measures_of(summary.get("before") or {}, summary.get("after") or {})) or [["", "", ""]]:
+        yield [*names, *row, *cost]
+        names, cost = ["", ""], ["", "", ""]
 
 
 def measures_of(before: Mapping[str, Any], after: Mapping[str, Any], source: str = "") -> Iterator[list[str]]:
-    """What each measure is called and was, before and after; of a mixture then those of each of its sources."""
+    """Name, value before and value after of each measure; then those of each source of a mixture."""
     for name in after:
         if interval_of(after, name) and isinstance(after[name], float):
             called = name.replace("_", " ") + (f", {source}" if source else "")
@@ -136,7 +118,6 @@ def measures_of(before: Mapping[str, Any], after: Mapping[str, Any], source: str
 
 
 def result_with_interval(results: Mapping[str, Any], name: str) -> str:
-    """A result and its 95% interval, as far as there are any."""
     value, interval = results.get(name), interval_of(results, name)
     if not isinstance(value, float):
         return ""
@@ -144,7 +125,7 @@ def result_with_interval(results: Mapping[str, Any], name: str) -> str:
 
 
 def interval_of(results: Mapping[str, Any], name: str) -> Sequence[float] | None:
-    """The interval of a result, which summaries have as a pair, and pairs' metrics as two numbers."""
+    """The interval of a result: a pair in summaries, two numbers in the metrics of pairs."""
     found: Sequence[float] | None = results.get(f"{name}_interval")
     low, high = results.get(f"{name}_low"), results.get(f"{name}_high")
     return found or (None if low is None or high is None else (low, high))

@@ -28,9 +28,8 @@ PROGRAM = CommandSpec(
 
 def main(arguments: Sequence[str]) -> int:
     """Run what is not finished, and print the report."""
-    recipe, rest = split_arguments(arguments).first("RECIPE", PROGRAM)
-    rest.require_no_more(PROGRAM)
-    _, switches = read_flags(rest.flags, PROGRAM, {})
+    recipe, flags = split_arguments(arguments).only("RECIPE", PROGRAM)
+    _, switches = read_flags(flags, PROGRAM, {})
     from posttrain.commands.phase_checks import require_startable
     from posttrain.commands.phase_list import read_phases
 

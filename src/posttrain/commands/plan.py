@@ -3,22 +3,26 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from posttrain.commands.arguments import TrustSwitch, configured, recipe_layers, split_arguments
+from annotated_types import Ge
+
+from posttrain.commands.arguments import TrustSwitch, configured, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig, RewardModelConfig
 from posttrain.config.kinds import OPTIMIZER_SECTIONS, resolved_config
 from posttrain.config.reading import recipe_kind
 from posttrain.errors import UserError
+from posttrain.options.bounds import PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSwitches(TrustSwitch):
     """What this command takes for granted, and how it answers."""
 
-    prompt_tokens: int = 256
+    prompt_tokens: PositiveInt = 256
     """Length that prompts are taken to have; a run knows the length of its longest."""
-    gpu_gb: float | None = None
+    gpu_gb: Annotated[float, Ge(0.001)] | None = None
     """Plan for a CUDA GPU with so many GB, whatever this machine has."""
     json: bool = False
     """Print the plan as JSON, in bytes."""
@@ -35,16 +39,12 @@ PROGRAM = CommandSpec(
 def main(arguments: Sequence[str]) -> int:
     """Print the table, the warning and what would make the run smaller."""
     given = split_arguments(arguments)
-    layers = recipe_layers(given)
+    layers = given.recipes()
     config, switches = configured(recipe_kind(layers), layers, given.flags, PROGRAM)
     if isinstance(config, IrlConfig | CollectConfig):
         raise UserError(
             f"{PROGRAM.name}: this recipe trains no language model.  Give one of `posttrain rl`, `sft` or `dpo`."
         )
-    for option, least in (("prompt_tokens", 1), ("gpu_gb", 0.001)):
-        value = getattr(switches, option)
-        if value is not None and value < least:
-            raise UserError(f"command line: --{option.replace('_', '-')} {value}: use at least {least}.")
     from posttrain.commands.memory_table import MemoryTable
     from posttrain.models.memory.memory_plan import MemoryPlan
     from posttrain.models.memory.model_shape import recipe_shape

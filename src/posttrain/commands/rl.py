@@ -8,14 +8,14 @@ from posttrain.commands.arguments import INTERRUPTED
 from posttrain.commands.flags import CommandSpec
 from posttrain.commands.training_runs import TrainingSwitches, run_training_command
 from posttrain.config import Config
-from posttrain.errors import require
+from posttrain.options.bounds import NonNegativeInt
 
 
 @dataclass(frozen=True, kw_only=True)
 class RlSwitches(TrainingSwitches):
     """What this command does with the recipe."""
 
-    show_prompts: int = 0
+    show_prompts: NonNegativeInt = 0
     """Show the first so many prompts as the model reads them, and train nothing; with --dry-run also what it answers
     and what that is paid."""
 
@@ -30,7 +30,6 @@ PROGRAM = CommandSpec(
 
 def act(config: Config, switches: RlSwitches, recipe: str, resume: bool) -> int:
     """Train, or show prompts or what training would be."""
-    require(switches.show_prompts >= 0, switches, "show_prompts", "is no number of prompts; use 1 or more")
     if switches.show_prompts and not switches.dry_run:
         show_prompts(config, switches.show_prompts)
         return 0

@@ -4,11 +4,15 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import Gt
 
 from posttrain.commands.arguments import LOADING, TEMPLATE, configured, model_layer, require_model, split_arguments
 from posttrain.commands.flags import CommandSpec
-from posttrain.commands.serving.http_base import is_loopback
-from posttrain.errors import UserError, require
+from posttrain.commands.serving.http_base import Port, is_loopback
+from posttrain.errors import UserError
+from posttrain.options.bounds import Bounded
 from posttrain.options.model import ModelOptions
 
 TOKEN_VARIABLE = "POSTTRAIN_SERVE_TOKEN"
@@ -23,19 +27,19 @@ class ServeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeSwitches:
+class ServeSwitches(Bounded):
     """Where it listens."""
 
     host: str = "127.0.0.1"
     """Address to listen on; one that other machines reach needs a token, or --public."""
-    port: int = 8000
+    port: Port = 8000
     """Port to listen on; 0 takes a free one."""
     public: bool = False
     """Let anybody ask who reaches the port, without a token."""
     token: str = ""
     """Answer only requests that bring this, as `Authorization: Bearer TOKEN`; clients call it api_key.  `ps` shows
     flags to everybody on this machine: set the variable POSTTRAIN_SERVE_TOKEN instead.  Nothing is encrypted."""
-    seconds: float = 600.0
+    seconds: Annotated[float, Gt(0)] = 600.0
     """Longest that a request may take, and that one waits for its turn."""
 
 
@@ -52,12 +56,9 @@ PROGRAM = CommandSpec(
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until interrupted."""
-    model, given = split_arguments(arguments).model(PROGRAM)
-    given.require_no_more(PROGRAM)
-    config, switches = configured(ServeConfig, [model_layer(model)], given.flags, PROGRAM)
+    model, flags = split_arguments(arguments).only("MODEL", PROGRAM)
+    config, switches = configured(ServeConfig, [model_layer(model)], flags, PROGRAM)
     require_model(config.model)
-    require(0 <= switches.port < 1 << 16, switches, "port", "use 0 to 65535")
-    require(switches.seconds > 0, switches, "seconds", "leaves no time to answer; use more than 0")
     token = token_of(switches)
     from posttrain.commands.serving.completion_service import Service
     from posttrain.commands.serving.http_server import listening

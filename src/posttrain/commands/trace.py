@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from annotated_types import Le
 
 from posttrain.commands.arguments import (
     LOADING,
@@ -16,17 +19,18 @@ from posttrain.commands.arguments import (
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
+from posttrain.options.bounds import NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSwitches(TrustSwitch):
     """Which rollout is shown."""
 
-    sample: int = 0
+    sample: NonNegativeInt = 0
     """Number of the completion within its group, from 0."""
-    state_width: int = 28
+    state_width: PositiveInt = 28
     """Characters of each state that are shown: its end."""
-    below: float = 0.0
+    below: Annotated[float, Le(0)] = 0.0
     """Show only tokens whose log-prob is at most this, in nats, such as -1; 0 shows all."""
     beside: str = ""
     """Another algorithm, whose advantages of the same tokens are shown too: NAME, in braces as a recipe writes it, or
@@ -56,17 +60,13 @@ PROGRAM = CommandSpec(
 
 def main(arguments: Sequence[str]) -> int:
     """Sample, grade and print."""
-    model, given = split_arguments(arguments).model(PROGRAM)
+    model, given = split_arguments(arguments).first("MODEL", PROGRAM)
     text, given = given.first("PROMPT", PROGRAM)
     config, switches = configured(Config, layers_for_model(model, given), given.flags, PROGRAM)
     require_model(config.model)
-    if not 0 <= switches.sample < config.rollout.group_size:
-        raise UserError(
-            f"command line: --sample {switches.sample}: a group has rollout.group_size ="
-            f" {config.rollout.group_size} completions; use 0 to {config.rollout.group_size - 1}"
-        )
-    if not switches.below <= 0:
-        raise UserError(f"command line: --below {switches.below}: log-probs are at most 0; use 0, or less such as -1")
+    size = config.rollout.group_size
+    if switches.sample >= size:
+        raise UserError(f"command line: --sample = {switches.sample}: must be less than rollout.group_size = {size}")
     picture = picture_file(switches.picture) if switches.picture else None
     from posttrain.algorithms.table import build_algorithm
     from posttrain.commands.tracing.trace_table import (

@@ -10,11 +10,9 @@ from posttrain.commands.arguments import (
     INTERRUPTED,
     TrustSwitch,
     configured,
-    recipe_layers,
     require_model,
     resumed,
     split_arguments,
-    switch_value,
 )
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import TrainingConfig
@@ -47,12 +45,12 @@ def run_training_command(
     """Read the recipe, or that of the run that is resumed, and act on it: with its switches, names and `resume`."""
     command = next(name for each, name in COMMAND_OF.items() if each is kind)
     given = split_arguments(arguments)
-    folder = switch_value("resume", given)
+    folder = given.switch("resume")
     with stopped_while_loading(folder, command):
         if folder:
             config, switches = resumed(kind, folder, given, program)
         else:
-            config, switches = configured(kind, recipe_layers(given), given.flags, program)
+            config, switches = configured(kind, given.recipes(), given.flags, program)
             if isinstance(config.model, ModelOptions):
                 require_model(config.model)
         return act(config, switches, " ".join(given.positional), bool(folder))

@@ -1,11 +1,11 @@
-"""A person's way through the pairs: which is asked next, which side each completion is on, votes and how to undo them.
+"""A person's way through the pairs: which is asked next, which side each completion is on, votes and undo.
 
-A page and a terminal show the same ballot.  Every vote is on the disk before the next pair is shown, so that whoever
-comes back goes on where they stopped, and nothing is asked twice.
+A page and a terminal show the same ballot.  Every vote is on the disk before the next pair is shown, so that nothing is
+asked twice.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +18,15 @@ CHOICES = ("left", "right", "tie", "skip")
 
 
 class StaleVote(Exception):
-    """A vote on a pair that is not the one asked about: another window has voted, or a button was pressed twice."""
+    """A vote on a pair that is not the current one: another window has voted, or a button was pressed twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownPair:
-    """A pair as a person sees it."""
+    """A pair as a person sees it; `question` is the prompt."""
 
     id: str
     question: str
-    """The prompt."""
     left: str
     right: str
 
@@ -36,37 +35,35 @@ class Ballot:
     """One rater's votes on a list of pairs."""
 
     def __init__(self, pairs: Sequence[Pair], journal: LineJournal, *, rater: str, seed: int) -> None:
-        """Take up where the journal, which all raters of a folder share, says that this one stopped."""
+        """Continue where this rater stopped, by the journal that all raters of a folder share."""
         if not rater.strip() or not rater.isprintable():
-            raise UserError(f"rater {rater!r}: is no name that can be shown; use letters, such as anna")
+            raise UserError(f"rater {rater!r}: use letters only, for example `anna`.")
         self.pairs, self.journal, self.rater, self.seed = {pair.id: pair for pair in pairs}, journal, rater, seed
         self._lock = threading.Lock()
         standing = standing_votes(journal.records()).get(rater, {})
-        self._votes = {pair: vote for pair, vote in standing.items() if pair in self.pairs}
+        self.votes = {pair: vote for pair, vote in standing.items() if pair in self.pairs}
+        """By pair: first, second, tie or skip."""
 
     @property
     def num_pairs(self) -> int:
-        """All there are."""
         return len(self.pairs)
 
     @property
     def num_done(self) -> int:
-        """Those that this rater has voted on or skipped."""
-        return len(self._votes)
-
-    @property
-    def votes(self) -> Mapping[str, str]:
-        """By pair: first, second, tie or skip."""
-        return dict(self._votes)
+        return len(self.votes)
 
     def current(self) -> ShownPair | None:
-        """The pair to be judged now; None where all are."""
+        """The pair to be judged now; None if all are."""
         with self._lock:
             pair = self._current()
-        return None if pair is None else self._shown(pair)
+        if pair is None:
+            return None
+        texts = pair.first.text, pair.second.text
+        left, right = texts if self._left(pair) == "first" else texts[::-1]
+        return ShownPair(id=pair.id, question=pair.prompt.question, left=left, right=right)
 
     def vote(self, pair_id: str, choice: str) -> None:
-        """Put a vote on the current pair on the disk.  Raises StaleVote for any other pair."""
+        """Save a vote on the current pair.  Raises StaleVote for any other pair."""
         assert choice in CHOICES, choice
         with self._lock:
             pair = self._current()
@@ -76,30 +73,24 @@ class Ballot:
             right = "second" if left == "first" else "first"
             vote = {"left": left, "right": right}.get(choice, choice)
             self.journal.append([{"rater": self.rater, "pair": pair.id, "vote": vote, "left": left}])
-            self._votes[pair.id] = vote
+            self.votes[pair.id] = vote
 
     def undo(self) -> bool:
-        """Take the last vote that stands back, so that its pair is asked about again; whether there was one."""
+        """Take the last vote back, so that its pair is asked about again; whether there was one."""
         with self._lock:
-            if not self._votes:
+            if not self.votes:
                 return False
-            last = next(reversed(self._votes))
+            last = next(reversed(self.votes))
             self.journal.append([{"rater": self.rater, "undone": last}])
-            del self._votes[last]
+            del self.votes[last]
             return True
 
     def progress(self) -> dict[str, Any]:
-        """How far this rater is."""
-        return {"done": self.num_done, "total": self.num_pairs, "undo": bool(self._votes)}
+        return {"done": self.num_done, "total": self.num_pairs, "undo": bool(self.votes)}
 
     def _current(self) -> Pair | None:
-        return next((pair for pair in self.pairs.values() if pair.id not in self._votes), None)
+        return next((pair for pair in self.pairs.values() if pair.id not in self.votes), None)
 
     def _left(self, pair: Pair) -> str:
-        """Which of the pair stands on the left: drawn by lot for each rater."""
+        """Which of the pair is on the left: random for each rater."""
         return "first" if lot(self.seed, f"side for {self.rater}", pair.id) % 2 else "second"
-
-    def _shown(self, pair: Pair) -> ShownPair:
-        texts = pair.first.text, pair.second.text
-        left, right = texts if self._left(pair) == "first" else texts[::-1]
-        return ShownPair(id=pair.id, question=pair.prompt.question, left=left, right=right)

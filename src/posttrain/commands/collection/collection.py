@@ -1,15 +1,15 @@
 """Preferences collected: a policy's completions sampled, made into pairs, judged, and written as rows to learn from.
 
 with open_collection(config, resume=...) as collection:
-    collection.sample()                   completions of every prompt, scored where rewards are asked
+    collection.sample()                   completions of every prompt, scored if rewards judge
     collection.judge(people)              the pairs, by rewards, by a language model or by people
     collection.finish()                   preferences.jsonl, ties.jsonl, summary.json
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,22 +26,20 @@ from posttrain.commands.collection.collection_folder import (
     require_same_collection,
 )
 from posttrain.commands.collection.judge_answers import LlmJudge
-from posttrain.commands.collection.pair_choice import ChosenPairs, choose_pairs
+from posttrain.commands.collection.pair_choice import ChosenPairs, SampledPrompt, choose_pairs, sampled_prompt
 from posttrain.commands.collection.prompt_sampler import PairObjects, PromptSampler, Rows
-from posttrain.commands.collection.sampled_prompts import SampledPrompt, sampled_prompt
 from posttrain.commands.collection.verdicts import (
     SHARES,
     Verdict,
     length_summary,
     order_summary,
     rater_summary,
-    row_of_verdict,
     standing_votes,
     verdict_by_answers,
     verdict_by_reward,
     verdict_by_votes,
 )
-from posttrain.config.sections import CollectConfig
+from posttrain.config import CollectConfig
 from posttrain.errors import RunError, UserError
 from posttrain.models.policy import Policy
 from posttrain.options.collect import LlmJudgeOptions, RewardJudgeOptions
@@ -54,8 +52,8 @@ from posttrain.runs.summary import peak_memory_bytes, versions
 
 QUESTIONS_AT_A_TIME = 64
 """Calls of a judge between two looks at whether the collection is to stop."""
-REWARD = "reward"
-"""What a mixture of rewards is called as a judge."""
+Judged = tuple[list[Verdict], dict[str, object]]
+"""Verdicts, and what the summary says of their judges."""
 
 
 def collect(
@@ -70,10 +68,10 @@ def collect(
 ) -> Run:
     """Collect preferences: what `posttrain collect` does; the pairs are rows of RUN/preferences.jsonl.
 
-    For callers in Python: `policy` (made by `posttrain.as_policy`) takes the place of the config's model, `rows` that
-    of a dataset's file, and `rewards` go before those of the config.  `people` is called with the collection where
-    judge.name is person, and votes on its ballots.  With `resume` the collection in `config.run.folder` goes on:
-    nothing is sampled, asked or voted on twice.
+    For callers in Python: `policy` (made by `posttrain.as_policy`) replaces the config's model, `rows` the file of a
+    dataset, and `rewards` go before those of the config.  `people` is called with the collection if judge.name is
+    person, and votes on its ballots.  With `resume` the collection in `config.run.folder` continues: nothing is
+    sampled, asked or voted on twice.
     """
     own = PairObjects(policy=policy, rows=None if rows is None else list(rows), rewards=tuple(rewards))
     with open_collection(config, own, resume=resume, accept_changes=accept_changes) as collection:
@@ -94,12 +92,12 @@ class Collection:
     interruption: Interruption
     judge_model: LlmJudge | None
     seconds: dict[str, float] = field(default_factory=dict)
-    """By stage, of this life of the collection."""
+    """By stage, since the collection was started or resumed."""
 
     @cached_property
     def prompts(self) -> list[SampledPrompt]:
         """Those whose completions are on the disk."""
-        if not self.folder.begun:  # what may lie there is of a collection that is given up
+        if not self.folder.begun:  # the journal may be of a collection that is overwritten
             return []
         return [sampled_prompt(each) for each in self.folder.journal(COMPLETIONS).records()]
 
@@ -111,11 +109,10 @@ class Collection:
 
     @property
     def sampled(self) -> bool:
-        """Whether every prompt has its completions."""
         return len(self.prompts) >= self.config.collect.num_prompts
 
     def sample(self) -> None:
-        """Sample what is missing, a batch of prompts at a time; the model is loaded only where something is."""
+        """Sample what is missing, a batch of prompts at a time; the model is loaded only if something is."""
         began = time.monotonic()
         missing = self.config.collect.num_prompts - len(self.prompts)
         if missing <= 0 or self.interruption:
@@ -124,17 +121,17 @@ class Collection:
             total = missing * self.config.collect.group_size
             with self.progress.stage("completions", total) as advance:
                 for batch in sampler.batches(len(self.prompts), advance):
-                    if not self.folder.begun:  # only now is an earlier collection given up
+                    if not self.folder.begun:  # only now is an earlier collection overwritten
                         self.folder.begin(saved_recipe(self.config))
                         self.folder.write_inputs(self.inputs)
-                    self.folder.journal(COMPLETIONS).append([each.as_record() for each in batch])
+                    self.folder.journal(COMPLETIONS).append([asdict(each) for each in batch])
                     self.prompts.extend(batch)
                     if self.interruption:
                         break
         self.seconds["sample"] = time.monotonic() - began
 
     def judge(self, people: "People | None" = None) -> None:
-        """Have the pairs judged that are not; by rewards they are already, with their completions' scores."""
+        """Have the open pairs judged; rewards have judged already, by their completions' scores."""
         if self.interruption or not self.sampled:
             return
         began = time.monotonic()
@@ -142,39 +139,37 @@ class Collection:
             try:
                 self._ask(self.judge_model)
             except RunError:
-                self.finish()  # what is answered is rows all the same
+                self.finish()  # the answers so far are rows all the same
                 raise
         elif self.config.by_person:
             if people is None:
                 raise UserError(
-                    "judge.name = person: who is to vote is not given.  Use `posttrain collect`, or in Python"
+                    "judge.name = person: nobody is given who votes.  Use `posttrain collect`, or in Python"
                     " collect(config, people=...), which is called with the collection."
                 )
             people(self)
         self.seconds["judge"] = time.monotonic() - began
 
     def ballot(self, rater: str) -> Ballot:
-        """What a person votes on."""
-        journal = self.folder.journal(VOTES)
-        return Ballot(self.chosen.pairs, journal, rater=rater, seed=self.config.run.seed)
+        return Ballot(self.chosen.pairs, self.folder.journal(VOTES), rater=rater, seed=self.config.run.seed)
 
     def finish(self) -> Run:
-        """Write the rows of what is judged so far, and the summary; nothing where nothing is sampled."""
+        """Write the rows of what is judged so far, and the summary; nothing if nothing is sampled."""
         if not self.folder.begun:
             return Run(folder=self.folder.path, summary={}, interrupted=True)
         verdicts, told = self._verdicts() if self.sampled else ([], {})
         better = [each for each in verdicts if not each.is_tie]
         ties = [each for each in verdicts if each.is_tie]
-        summary = {**self._counts(better, ties), **told, **length_summary(better), **self._circumstances()}
-        self.folder.write_rows(PREFERENCES, [row_of_verdict(each) for each in better])
+        summary = {**self._counts(len(better), len(ties)), **told, **length_summary(better), **self._circumstances()}
+        self.folder.write_rows(PREFERENCES, [each.as_row() for each in better])
         kept = ties if self.config.collect.ties == "keep" else []
-        self.folder.write_rows(TIES, [row_of_verdict(each) for each in kept])
+        self.folder.write_rows(TIES, [each.as_row() for each in kept])
         self.folder.write_summary(summary)
         return Run(folder=self.folder.path, summary=summary, interrupted=bool(self.interruption))
 
     def _ask(self, judge: LlmJudge) -> None:
         """Ask the judge what is open; each answer is on the disk before the next batch of questions."""
-        journal = self.folder.journal(ANSWERS)
+        journal, most = self.folder.journal(ANSWERS), self.config.grading.max_failure_share
         open_now = judge.open_questions(self.chosen.pairs, journal.records())
         if not open_now:
             return
@@ -185,48 +180,48 @@ class Collection:
                 failed = judge.ask(asked, lambda answer: journal.append([answer]), lambda: bool(self.interruption))
                 failures += len(failed)
                 advance(len(asked))
-                if failed and failures > self.config.grading.max_failure_share * (start + len(asked)):
+                if failed and failures > most * (start + len(asked)):
                     raise RunError(
-                        f"judge: {failures} of {start + len(asked)} questions have no answer; at most"
-                        f" {100 * self.config.grading.max_failure_share:g}% may fail (grading.max_failure_share).  The"
-                        f" last failure: {failed[-1]}.  Mend what is behind it and go on with --resume"
-                        f" {self.folder.path} (in Python collect(config, resume=True)): what is answered is kept."
+                        f"judge: {failures} of {start + len(asked)} questions have no answer; at most {100 * most:g}%"
+                        f" may fail (grading.max_failure_share).  The last failure: {failed[-1]}.  Fix it and continue"
+                        f" with --resume {self.folder.path} (in Python collect(config, resume=True))."
                     )
                 if self.interruption:
                     return
 
-    def _verdicts(self) -> tuple[list[Verdict], dict[str, object]]:
-        """What came of each pair that is judged, and what else the summary tells of the judges."""
+    def _verdicts(self) -> Judged:
+        """The verdicts so far, and what the summary says of the judges."""
         pairs, judge = self.chosen.pairs, self.config.judge
         if isinstance(judge, RewardJudgeOptions):
-            by_reward = [verdict_by_reward(pair, judge.margin, self._reward_name()) for pair in pairs]
-            return present(by_reward), {"num_unasked": 0}
-        if isinstance(judge, LlmJudgeOptions):
-            assert self.judge_model is not None
-            told_so_far = self.folder.journal(ANSWERS).records()
-            answers = by_pair(told_so_far)
-            still_open = {each.pair.id for each in self.judge_model.open_questions(pairs, told_so_far)}
-            whole = [pair for pair in pairs if pair.id in answers and pair.id not in still_open]
-            told = order_summary({pair.id: answers[pair.id] for pair in whole})
-            verdicts = [verdict_by_answers(pair, answers[pair.id]) for pair in whole]
-            return verdicts, {"num_unasked": len(pairs) - len(whole), **told}
+            name = " + ".join(self.prompts[0].completions[0].scores or {}) or "reward"
+            by_reward = (verdict_by_reward(pair, judge.margin, name) for pair in pairs)
+            return [each for each in by_reward if each is not None], {"num_unasked": 0}
+        if self.judge_model is not None:
+            return self._verdicts_of_model(self.judge_model)
         votes = standing_votes(self.folder.journal(VOTES).records())
         of_pairs = {
             pair.id: {rater: given[pair.id] for rater, given in votes.items() if pair.id in given} for pair in pairs
         }
         skipped = sum(bool(given) and not set(given.values()) & SHARES.keys() for given in of_pairs.values())
-        by_votes = [verdict_by_votes(pair, of_pairs[pair.id]) for pair in pairs]
+        by_votes = (verdict_by_votes(pair, of_pairs[pair.id]) for pair in pairs)
         unasked = sum(not given for given in of_pairs.values())
-        return present(by_votes), {"num_unasked": unasked, "num_skipped": skipped, **rater_summary(votes)}
+        told = {"num_unasked": unasked, "num_skipped": skipped, **rater_summary(votes)}
+        return [each for each in by_votes if each is not None], told
 
-    def _reward_name(self) -> str:
-        """The rewards that judged, as rows name them."""
-        scores = self.prompts[0].completions[0].scores or {}
-        return " + ".join(scores) or REWARD
+    def _verdicts_of_model(self, judge: LlmJudge) -> Judged:
+        """The verdicts on pairs whose questions are all answered."""
+        pairs, told = self.chosen.pairs, self.folder.journal(ANSWERS).records()
+        answers: dict[str, list[Mapping[str, Any]]] = {}
+        for each in told:
+            answers.setdefault(each["pair"], []).append(each)
+        still_open = {each.pair.id for each in judge.open_questions(pairs, told)}
+        whole = [pair for pair in pairs if pair.id in answers and pair.id not in still_open]
+        orders = order_summary({pair.id: answers[pair.id] for pair in whole})
+        verdicts = [verdict_by_answers(pair, answers[pair.id]) for pair in whole]
+        return verdicts, {"num_unasked": len(pairs) - len(whole), **orders}
 
-    def _counts(self, better: Sequence[Verdict], ties: Sequence[Verdict]) -> dict[str, object]:
+    def _counts(self, num_better: int, num_ties: int) -> dict[str, object]:
         chosen = self.chosen if self.sampled else ChosenPairs(pairs=())
-        num_pairs = len(chosen.pairs)
         return {
             "judge": self.config.judge.name,
             "num_prompts": len(self.prompts),
@@ -236,11 +231,11 @@ class Collection:
             "num_identical": chosen.num_identical,
             "num_unscored": chosen.num_unscored,
             "num_lone_prompts": chosen.num_lone_prompts,
-            "num_pairs": num_pairs,
-            "num_judged": len(better) + len(ties),
-            "num_preferences": len(better),
-            "num_ties": len(ties),
-            "num_open": num_pairs - len(better) - len(ties),
+            "num_pairs": len(chosen.pairs),
+            "num_judged": num_better + num_ties,
+            "num_preferences": num_better,
+            "num_ties": num_ties,
+            "num_open": len(chosen.pairs) - num_better - num_ties,
         }
 
     def _circumstances(self) -> dict[str, object]:
@@ -253,7 +248,7 @@ class Collection:
 
 
 People = Callable[[Collection], None]
-"""Has people vote on a collection's ballots, and returns when they have, or want to stop."""
+"""Has people vote on a collection's ballots, and returns when they are done or want to stop."""
 
 
 @contextmanager
@@ -262,7 +257,7 @@ def open_collection(
 ) -> Iterator[Collection]:
     """Become the one writer of a collection; leaving it lets the next one in.
 
-    A folder that holds another collection, which `overwrite` gives up, is cleared when the first completions are there.
+    A folder that is overwritten is cleared when the first completions are there.
     """
     path, inputs = Path(config.run.folder), inputs_of_collection(config, own)
     if resume:
@@ -270,31 +265,10 @@ def open_collection(
         inputs = require_same_inputs(path, inputs, accept_changes=accept_changes)
     judge = LlmJudge(config.judge, seed=config.run.seed) if isinstance(config.judge, LlmJudgeOptions) else None
     if judge is not None:
-        judge.reward.key()  # a key that is not there shows before anything is sampled
+        judge.reward.key()  # a missing key shows before anything is sampled
     folder = CollectionFolder.resume(path) if resume else CollectionFolder.claim(path, overwrite=config.run.overwrite)
     with folder, Progress(0) as progress, interruptible() as interruption:
         if resume:
             folder.replace_config(saved_recipe(config))
             folder.write_inputs(inputs)
-        yield Collection(
-            config=config,
-            own=own,
-            inputs=inputs,
-            folder=folder,
-            progress=progress,
-            interruption=interruption,
-            judge_model=judge,
-        )
-
-
-def present(verdicts: Iterable[Verdict | None]) -> list[Verdict]:
-    """Those that there are."""
-    return [each for each in verdicts if each is not None]
-
-
-def by_pair(answers: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """A judge's answers by what they are about."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for each in answers:
-        found.setdefault(each["pair"], []).append(each)
-    return found
+        yield Collection(config, own, inputs, folder, progress, interruption, judge)

@@ -1,16 +1,16 @@
-"""The folder that collected preferences lie in; nothing in it needs posttrain to be read.
+"""The folder of collected preferences; nothing in it needs posttrain to be read.
 
 config.yaml         the resolved configuration
-inputs.json         what else it is made of, with digests
-completions.jsonl   a line for each prompt: its completions, and what the rewards said of them
+inputs.json         its other inputs, with digests
+completions.jsonl   a line for each prompt: its completions and their rewards
 answers.jsonl       of a language model as judge: each answer as it came
-votes.jsonl         of people: each vote, and what was undone
+votes.jsonl         of people: each vote, and each undo
 preferences.jsonl   the pairs of which one is better, rows for reward models and preference losses
 ties.jsonl          the others, in the same columns
 summary.json        counts, agreement, versions
 
-The journals of completions, answers and votes only grow; preferences, ties and summary are made of them, and anew each
-time that collecting ends or stops.
+The journals of completions, answers and votes only grow; preferences, ties and summary are written from them each time
+that collecting ends or stops.
 """
 
 from pathlib import Path
@@ -18,9 +18,8 @@ from typing import Self
 
 from posttrain.binding import bind
 from posttrain.commands.collection.prompt_sampler import PairObjects
-from posttrain.config import build
+from posttrain.config import CollectConfig, build
 from posttrain.config.recipes import short_reward
-from posttrain.config.sections import CollectConfig
 from posttrain.errors import UserError
 from posttrain.options.collect import OF_CALLS
 from posttrain.options.reward import RewardOptions
@@ -35,7 +34,14 @@ from posttrain.runs.same_recipe import lasting_options, option_differences, run_
 COMPLETIONS, ANSWERS, VOTES = "completions.jsonl", "answers.jsonl", "votes.jsonl"
 PREFERENCES, TIES = "preferences.jsonl", "ties.jsonl"
 OF_OTHER_RUNS = ("metrics.jsonl", "checkpoints")
-"""What tells the folder of a run of another command."""
+"""Files by which the folder of another command's run is known."""
+MAY_CHANGE = frozenset(
+    [
+        *("run.folder", "run.overwrite", "run.threads", "judge.endpoint"),
+        *("judge.options", *(f"judge.options.{name}" for name in OF_CALLS)),  # the first if there are none
+    ]
+)
+"""Options that a resumed collection may change: the user's server may have another port the next day."""
 
 
 class CollectionFolder(Folder):
@@ -46,46 +52,29 @@ class CollectionFolder(Folder):
 
     @classmethod
     def refuse_other_runs(cls, path: Path, *, overwrite: bool) -> None:
-        """Pairs are given up only with `overwrite`; a run of another command never is."""
+        """Pairs are deleted only with `overwrite`; a run of another command never is."""
         if any((path / name).exists() for name in OF_OTHER_RUNS):
-            raise UserError(
-                f"{path}: this folder holds a run of another command.  Choose another run.folder (--run.folder)."
-            )
+            raise UserError(f"{path}: holds a run of another command.  Choose another run.folder (--run.folder).")
         journals = [path / name for name in (COMPLETIONS, ANSWERS, VOTES)]
         if any(each.exists() and each.stat().st_size for each in journals) and not overwrite:
-            says = f"{path}: this folder already holds pairs."
+            says, other = f"{path}: this folder already holds pairs.", "or choose another"
             raise UserError(
-                f"{says}  Go on with collect(..., resume=True), replace them by run.overwrite = true, or choose another"
-                " run.folder.",
-                command=f"{says}  Go on with --resume {path}, replace them by --run.overwrite, or choose another folder"
-                " with --run.folder.",
+                f"{says}  Continue with collect(..., resume=True), set run.overwrite = true, {other} run.folder.",
+                command=f"{says}  Continue with --resume {path}, add --run.overwrite, {other} --run.folder.",
             )
 
     @classmethod
-    def resume(cls, path: str | Path) -> Self:
+    def resume(cls, path: Path) -> Self:
         """Become the writer of a folder that is known to be a collection's."""
-        return cls(Path(path), lock_folder(Path(path)), begun=True)
+        return cls(path, lock_folder(path), begun=True)
 
     def __init__(self, path: Path, lock: int, *, begun: bool, new: bool = False) -> None:
         super().__init__(path, lock, begun=begun, new=new)
         self._line_journals = {name: LineJournal(self.path / name) for name in (COMPLETIONS, ANSWERS, VOTES)}
 
     def journal(self, name: str) -> LineJournal:
-        """A file that grows by lines: one journal for all who write to it."""
+        """A journal: one object for all who write to it."""
         return self._line_journals[name]
-
-
-MAY_CHANGE = frozenset(
-    [
-        "run.folder",
-        "run.overwrite",
-        "run.threads",
-        "judge.endpoint",
-        "judge.options",  # as a path it is there where there are none
-        *(f"judge.options.{name}" for name in OF_CALLS),
-    ]
-)
-"""Options that a resumed collection may change; a server of the user's may have another port the next day."""
 
 
 def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
@@ -102,11 +91,9 @@ def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
 
 
 def require_same_collection(folder: Path, config: CollectConfig) -> None:
-    """Refuse to go on with a collection under another recipe than its own."""
+    """Refuse to resume a collection under another recipe."""
     own = build(CollectConfig, [run_recipe(folder)], to_run=False)
     found = option_differences(lasting_options(own, MAY_CHANGE), lasting_options(config, MAY_CHANGE))
     if found:
-        raise UserError(
-            f"resume {folder}: the config differs from the collection's own in {'; '.join(found)}.  What is resumed"
-            " keeps its recipe: put that back as it was, or collect into another folder."
-        )
+        rule = f"the config differs from the collection's own in {'; '.join(found)}"
+        raise UserError(f"resume {folder}: {rule}.  Restore it, or collect into another folder.")

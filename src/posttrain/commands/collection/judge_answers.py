@@ -1,12 +1,12 @@
 """A language model as the judge of pairs: by a rubric or by principles, each pair in both orders.
 
-**What is asked.**  Which of two answers is better, in the words of posttrain.rewards.judge_prompts, which holds
-candidates to be data between fences; once with each of the two in front, for a judge may like what comes first (Zheng
-et al. 2023, arXiv:2306.05685).  Where the two replies name different winners the pair is a tie by that principle.
+**Asked:** which of two answers is better, in the words of posttrain.rewards.judge_prompts, which treats candidates as
+data between fences; once with each of the two in front, since a judge may prefer what comes first (Zheng et al. 2023,
+arXiv:2306.05685).  If the two replies name different winners, the pair is a tie by that principle.
 
-**What is not asked.**  A completion that says nothing, or that writes the judge's part, loses unasked; where both do,
-neither is better.  A reply without a verdict is a failure and never a tie: it is asked again, here and when the
-collection is resumed.
+**Not asked:** a completion that says nothing, or that writes the judge's part, loses without a call; if both do,
+neither is better.  A reply without a verdict is a failure and never a tie: the question is asked again, and once more
+when the collection is resumed.
 """
 
 import asyncio
@@ -27,30 +27,28 @@ from posttrain.rewards.judge_prompts import cut_candidate, judged_part, pair_mes
 from posttrain.rewards.judge_reward import JudgeBatch, JudgeBudget, JudgeReward, settled_early
 
 Keep = Callable[[Mapping[str, object]], None]
-"""Puts an answer on the disk."""
-
+"""Saves an answer."""
 REASONS = "First say in one or two sentences what decides it, then give the verdict."
 PRINCIPLE = "Which answer is better by this principle, and by nothing else?\n{principle}"
 MOST_SAID = 4000
 """Characters of a reply that are kept."""
 ORDERS = ("first", "second")
-"""Which of the pair stands in front as answer A."""
+"""Which of the pair is answer A."""
 OWN_FIELDS = ("endpoint", "model", "rubric", "compare")
-"""Options of the reward `judge` that the section says itself, or that make no difference to pairs."""
+"""Options of the reward `judge` that the section has itself, or that pairs do not use."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeQuestion:
-    """One call: a pair, what it is judged by, and which of the two stands in front."""
+    """One call: a pair, what it is judged by, and which of the two comes first."""
 
     pair: Pair
     principle: str
-    """Empty where the rubric says what is judged."""
+    """Empty for the rubric."""
     order: str
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells it from all others."""
         return self.pair.id, self.principle, self.order
 
 
@@ -58,10 +56,8 @@ class LlmJudge:
     """Asks a model about pairs, and keeps each answer as it comes."""
 
     def __init__(self, options: LlmJudgeOptions, *, seed: int) -> None:
-        """Raises UserError for options of the endpoint, or a file of principles, that will not do."""
-        for name in OWN_FIELDS:
-            if name in options.options:
-                raise UserError(f"judge.options: {name} is said by the section itself, or has no use for pairs")
+        if own := [name for name in OWN_FIELDS if name in options.options]:
+            raise UserError(f"judge.options: {own[0]} is an option of `judge` itself, or has no use for pairs.")
         given = {**options.options, "endpoint": options.endpoint, "model": options.model}
         self.reward = bind(JudgeReward, given, where="judge")
         self.options, self.seed = options, seed
@@ -69,7 +65,7 @@ class LlmJudge:
         self.budget = JudgeBudget()
 
     def principles_of(self, pair: Pair) -> tuple[str, ...]:
-        """What a pair is judged by; the empty text is the rubric."""
+        """The principles that judge a pair; the empty text is the rubric."""
         if not self.principles:
             return ("",)
         if self.options.principle == "all":
@@ -77,7 +73,7 @@ class LlmJudge:
         return (self.principles[lot(self.seed, "principle", pair.id) % len(self.principles)],)
 
     def open_questions(self, pairs: Sequence[Pair], answers: Sequence[Mapping[str, Any]]) -> list[JudgeQuestion]:
-        """What has not been answered yet; a pair that was settled unasked leaves nothing open."""
+        """The questions without an answer; a pair that was settled without a call leaves nothing open."""
         told = {(each["pair"], each["principle"], each["order"]) for each in answers}
         settled = {pair for pair, _, order in told if not order}
         return [
@@ -89,7 +85,6 @@ class LlmJudge:
         ]
 
     def questions(self, pair: Pair) -> Iterator[JudgeQuestion]:
-        """All that is asked of a pair."""
         for principle in self.principles_of(pair):
             for order in ORDERS:
                 yield JudgeQuestion(pair, principle, order)
@@ -97,22 +92,17 @@ class LlmJudge:
     def ask(
         self, questions: Sequence[JudgeQuestion], keep: Keep, stopping: Callable[[], bool] = lambda: False
     ) -> list[ScoringFailure]:
-        """Ask all of these side by side; returns what kept some from being answered.
-
-        Once it is `stopping`, what is asked is waited for, and the rest stays open.
-        """
+        """Ask all of these concurrently; returns the failures.  Once it is `stopping`, no further question is asked."""
         open_now: list[JudgeQuestion] = []
         for question in questions:
             if (settled := self.settled(question.pair)) is None:
                 open_now.append(question)
             elif question.key == next(self.questions(question.pair)).key:  # once, however often it would be asked
                 keep(settled)
-        if not open_now:
-            return []
-        return asyncio.run(self._asked(open_now, keep, stopping))
+        return asyncio.run(self._asked(open_now, keep, stopping)) if open_now else []
 
     def settled(self, pair: Pair) -> dict[str, object] | None:
-        """The answer on a pair of which one completion loses unasked."""
+        """The answer on a pair of which one completion loses without a call."""
         first, second = (settled_early(judged_part(each.text, self.reward.part)) for each in (pair.first, pair.second))
         if first is None and second is None:
             return None
@@ -121,7 +111,6 @@ class LlmJudge:
         return self.record(pair, "", "", share, f"unasked: {', '.join(told)}")
 
     def record(self, pair: Pair, principle: str, order: str, share: float, says: str) -> dict[str, object]:
-        """A line of the journal."""
         return {
             "pair": pair.id,
             "judge": self.options.model,
@@ -166,7 +155,7 @@ class LlmJudge:
 
 
 def read_principles(name: str) -> tuple[str, ...]:
-    """The principles of a file, in order and each once.  Raises UserError where there are none."""
+    """The principles of a file, in order and each once.  Raises UserError if there are none."""
     path = Path(name)
     where = f"judge.principles = {name}"
     try:
@@ -174,23 +163,16 @@ def read_principles(name: str) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
         raise UserError(f"{where}: cannot be read: {reason}.  Paths are relative to the folder you run in.") from error
+    listed: object = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     if path.suffix in (".yaml", ".yml"):
-        found = yaml_list(text, where)
-    else:
-        found = [line.strip() for line in text.splitlines() if not line.lstrip().startswith("#")]
-    principles = tuple(dict.fromkeys(each.strip() for each in found if each.strip()))
-    if not principles:
-        raise UserError(f"{where}: no principle in it; write one on each line")
-    return principles
-
-
-def yaml_list(text: str, where: str) -> list[str]:
-    """The texts of a YAML list, which may stand below a key `principles`."""
-    try:
-        content = parse_yaml(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{where}: not YAML: {' '.join(str(error).split())[:200]}") from error
-    listed = content.get("principles") if isinstance(content, dict) else content
+        try:
+            content = parse_yaml(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"{where}: not YAML: {' '.join(str(error).split())[:200]}") from error
+        listed = content.get("principles") if isinstance(content, dict) else content
     if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
-        raise UserError(f"{where}: a list of texts is needed, each on a line that begins with `- `")
-    return listed
+        raise UserError(f"{where}: must be a list of texts, each on a line that begins with `- `.")
+    principles = tuple(dict.fromkeys(each.strip() for each in listed if each.strip()))
+    if not principles:
+        raise UserError(f"{where}: has no principle.  Write one on each line.")
+    return principles

@@ -1,11 +1,11 @@
-"""The policy, its task and its rewards, as far as pairs need them: prompts in, scored completions out."""
+"""Samples the completions of a collection: prompts in, scored completions out."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from posttrain.binding import bind
-from posttrain.commands.collection.sampled_prompts import SampledPrompt, sampled_prompts
+from posttrain.commands.collection.pair_choice import SampledPrompt, sampled_prompts
 from posttrain.config.recipes import short_reward
 from posttrain.config.sections import CollectConfig
 from posttrain.errors import UserError
@@ -34,7 +34,7 @@ Rows = Iterable[Mapping[str, object]]
 
 @dataclass(frozen=True, kw_only=True)
 class PairObjects:
-    """What a caller in Python brings in place of what the config describes."""
+    """Objects of a caller in Python, in place of those that the config describes."""
 
     policy: Policy | None = None
     rows: Rows | None = None
@@ -47,17 +47,23 @@ class PromptSampler:
     """Samples completions of a collection's prompts, and scores them where the config says so; a context manager."""
 
     def __init__(self, config: CollectConfig, own: PairObjects) -> None:
-        """Load the model and all else.  Raises UserError for what cannot do, prompts without room included."""
+        """Load the model, the task and the rewards.  Raises UserError, for prompts without room too."""
         self.config = config
         with ExitStack() as held:
             held.enter_context(claim_threads(config.run.threads))
             self.resources = held.enter_context(Resources(config.sandbox))
             self.policy = own.policy or load_policy(config.model, seed=config.run.seed, inference=True)
             self.policy.require_as_made()
-            self.task = self._task(own)
-            self.rewards = rewards_of_pairs(config, own, self.task) if config.scored else ()
-            options = config.collect
-            self.prompts = training_prompts(self.task, options.round, range(options.num_prompts))
+            count, renderer = config.collect.num_prompts, renderer_of(self.policy, config.model.template_options)
+            task = load_task(
+                task_with_room(config, self.policy),
+                renderer,
+                seed=config.run.seed,
+                prompts_per_step=count,
+                rows=own.rows,
+            )
+            self.rewards = rewards_of_pairs(config, own, task) if config.scored else ()
+            self.prompts = training_prompts(task, config.collect.round, range(count))
             self.engine = self._engine()
             for prompt in self.prompts:
                 require_room_for(prompt, self.engine)
@@ -69,15 +75,11 @@ class PromptSampler:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    @property
-    def prompts_per_batch(self) -> int:
-        """Prompts whose completions are decoded side by side, and put on the disk together."""
-        return max(1, self.config.collect.max_rows // self.config.collect.group_size)
-
     def batches(self, first: int, advance: Callable[[int], None]) -> Iterator[list[SampledPrompt]]:
-        """The completions of all prompts from the draw `first` on."""
-        for start in range(first, len(self.prompts), self.prompts_per_batch):
-            yield self.sampled(range(start, min(start + self.prompts_per_batch, len(self.prompts))), advance)
+        """The completions of all prompts from the draw `first` on, as many together as are decoded side by side."""
+        size = max(1, self.config.collect.max_rows // self.config.collect.group_size)
+        for start in range(first, len(self.prompts), size):
+            yield self.sampled(range(start, min(start + size, len(self.prompts))), advance)
 
     def sampled(self, draws: range, advance: Callable[[int], None] = lambda count: None) -> list[SampledPrompt]:
         """The completions of some prompts: a function of the seed, the round, the prompt and the weights."""
@@ -93,41 +95,26 @@ class PromptSampler:
         grades = grade(groups, self.rewards, grading=config.grading, resources=self.resources) if self.rewards else None
         return sampled_prompts(groups, grades)
 
-    def _task(self, own: PairObjects) -> Task:
-        config = self.config
-        return load_task(
-            task_with_room(config, self.policy),
-            renderer_of(self.policy, config.model.template_options),
-            seed=config.run.seed,
-            prompts_per_step=config.collect.num_prompts,
-            rows=own.rows,
-        )
-
     def _engine(self) -> Engine:
         if isinstance(self.config.engine, Mapping):
             engine = own_engine(self.config.engine, self.policy)
             load_checked(engine, ExportedWeights(self.policy), 0)
             return engine
         longest = max(len(prompt.tokens) for prompt in self.prompts) + self.config.sampling.max_completion_tokens
-        return engine_in_parity(
-            self.policy,
-            max_rows=self.config.collect.max_rows,
-            longest=min(longest, self.policy.max_positions),
-        )
+        longest = min(longest, self.policy.max_positions)
+        return engine_in_parity(self.policy, max_rows=self.config.collect.max_rows, longest=longest)
 
 
 def task_with_room(config: CollectConfig, policy: Policy) -> TaskOptions | Mapping[str, object]:
-    """The task's options; where long prompts are left out or cut, with the length that leaves room for an answer."""
+    """The task's options; if long prompts are left out or cut, with the length that leaves room for an answer."""
     task = config.task
     if not isinstance(task, DatasetOptions) or task.over_long == "error" or task.max_prompt_tokens is not None:
         return task
     left = policy.max_positions - config.sampling.max_completion_tokens
     if left < 1:
-        raise UserError(
-            f"task.over_long = {task.over_long}: sampling.max_completion_tokens ="
-            f" {config.sampling.max_completion_tokens} leaves no prompt any room in the model's context of"
-            f" {policy.max_positions}.  Lower it, or say task.max_prompt_tokens."
-        )
+        most = f"sampling.max_completion_tokens = {config.sampling.max_completion_tokens}"
+        rule = f"leaves no room for a prompt in the model's context of {policy.max_positions}"
+        raise UserError(f"task.over_long = {task.over_long}: {most} {rule}.  Lower it, or set task.max_prompt_tokens.")
     return replace(task, max_prompt_tokens=left)
 
 
@@ -140,10 +127,7 @@ def rewards_of_pairs(config: CollectConfig, own: PairObjects, task: Task) -> tup
     functions = (*as_reward_functions(given, "rewards"), *(load_reward(item) for item in config.rewards))
     rewards = functions or task_rewards(task)
     if not rewards:
-        raise UserError(
-            "rewards: the task has no reward function of its own, and none is given.  Name one under `rewards`, or have"
-            " pairs judged by judge.name = llm or person."
-        )
+        raise UserError("rewards: the task has none.  Name one under `rewards`, or set judge.name = llm or person.")
     require_use_for_cache(rewards, config.grading)
     for function in rewards:
         require_enforceable(function, config.grading)

@@ -14,36 +14,27 @@ AT_THE_END = "Every pair is judged.  u takes the last vote back; anything else e
 
 
 def ask_in_terminal(ballot: Ballot, question: str) -> None:
-    """Ask until every pair is judged and stands, `q`, Ctrl-C, or the end of what is typed; every vote is kept."""
+    """Ask until every pair is judged, or `q`, Ctrl-C or the end of the input; every vote is kept."""
     print(HELP)
     with ended_by_interrupt():
-        ask_each(ballot, question, typed_lines())
-
-
-def ask_each(ballot: Ballot, question: str, answers: Iterator[str]) -> None:
-    """Ask about one pair after the other, and behind the last one whether it is to stand."""
-    while True:
-        pair = ballot.current()
-        print(AT_THE_END if pair is None else pair_text(pair, question, progress_of(ballot)))
-        key = next(answers, "q")
-        if key == "u":
-            print("taken back" if ballot.undo() else "there is no vote to take back")
-        elif key == "q" or pair is None:
-            return
-        elif key in KEYS:
-            ballot.vote(pair.id, KEYS[key])
-        else:
-            print(f"{visible(key[:20])!r} is none of them: {HELP}")
-
-
-def progress_of(ballot: Ballot) -> str:
-    """How far this rater is."""
-    return f"{ballot.num_done} of {ballot.num_pairs} judged by {ballot.rater}"
+        while True:
+            pair = ballot.current()
+            progress = f"{ballot.num_done} of {ballot.num_pairs} judged by {ballot.rater}"
+            print(AT_THE_END if pair is None else pair_text(pair, question, progress))
+            key = typed_key()
+            if key == "u":
+                print("taken back" if ballot.undo() else "there is no vote to take back")
+            elif key == "q" or pair is None:
+                return
+            elif key in KEYS:
+                ballot.vote(pair.id, KEYS[key])
+            else:
+                print(f"{visible(key[:20])!r} is none of them: {HELP}")
 
 
 @contextmanager
 def ended_by_interrupt() -> Iterator[None]:
-    """Have Ctrl-C end what goes on inside at once: nothing is lost, and whoever waits for a line sees no flag."""
+    """Have Ctrl-C end the questions at once: no vote is lost, and waiting for a line would see no flag."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -53,14 +44,11 @@ def ended_by_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def typed_lines() -> Iterator[str]:
-    """What is typed, a line at a time, without blanks and in small letters."""
-    prompt = "> " if sys.stdin.isatty() else ""
-    while True:
-        try:
-            yield input(prompt).strip().lower()
-        except EOFError:
-            return
+def typed_key() -> str:
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip().lower()
+    except EOFError:
+        return "q"
 
 
 def pair_text(pair: ShownPair, question: str, progress: str) -> str:

@@ -1,4 +1,4 @@
-"""Cells as processes of their own, each with a result that is kept, so that a comparison goes on where it stopped."""
+"""Each cell in its own process, with a result that is kept, so that a comparison continues where it stopped."""
 
 import hashlib
 import json
@@ -19,22 +19,43 @@ from posttrain.runs.same_recipe import changed_options, first_changes
 from posttrain.runs.summary import headline
 
 RESULT = "cell.json"
-LOG = "cell.log"
+
+
+def run_comparison(cells: Sequence[Cell], budget: Budget, folder: Path, tell: Callable[[str], None] = print) -> str:
+    """Run the cells one after another and write comparison.json, .md and .png after each; returns the table.
+
+    Finished cells are not run again, and one that was begun continues from its last checkpoint.
+    """
+    with sole_writer(folder):
+        results = {cell.name: result for cell in cells if (result := kept_result(cell)) is not None}
+        if results:
+            tell(f"{len(results)} of {len(cells)} cells are finished already.")
+        for number, cell in enumerate(cells, start=1):
+            if cell.name in results:
+                continue
+            tell(f"[{number}/{len(cells)}] {cell.name}: {cell.folder}")
+            result = results[cell.name] = run_cell(cell)
+            change = f"{cell_accuracy(result, result.before):.3f} → {accuracy(result):.3f}"
+            cost = (
+                f"{result.steps} steps, {result.sampled_tokens:,} tokens, {result.training_seconds:.0f} s"
+            )
+            tell(f"    held-out {quantity([result])} {change} in {cost}")
+            write_comparison(folder, [results[each.name] for each in cells if each.name in results], str(budget))
+        return write_comparison(folder, [results[each.name] for each in cells], str(budget))
 
 
 def recipe_digest(cell: Cell) -> str:
-    """Tells the recipe of a cell from any other; where the run is kept plays no part."""
-    config = cell.recipe.replace(str(cell.folder), "FOLDER")
-    return hashlib.sha256(config.encode()).hexdigest()
+    """The digest of a cell's recipe, whatever folder its run is kept in."""
+    return hashlib.sha256(cell.recipe.replace(str(cell.folder), "FOLDER").encode()).hexdigest()
 
 
 def cell_recipe_file(cell: Cell) -> Path:
-    """The recipe that a cell was begun with, beside its folder."""
+    """The recipe that a cell was begun with, next to its folder."""
     return cell.folder.parent / f"{cell.folder.name}.yaml"
 
 
 def kept_result(cell: Cell) -> CellResult | None:
-    """The result of a cell that has been run.  Raises UserError where it was begun, or made, by another recipe."""
+    """The result of a finished cell.  Raises UserError if it was begun, or made, by another recipe."""
     file = cell.folder / RESULT
     if not file.is_file():
         if (cell.folder / "config.yaml").is_file():
@@ -43,115 +64,71 @@ def kept_result(cell: Cell) -> CellResult | None:
     try:
         result = CellResult(**json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise RunError(f"{file}: is no result of a cell ({error}).  Delete {cell.folder} to run it again.") from None
-    if result.recipe_digest != recipe_digest(cell):  # as it also is where options have come since
+        raise RunError(f"{file}: is not the result of a cell ({error}).  Delete {cell.folder}.") from None
+    if result.recipe_digest != recipe_digest(cell):  # it also differs if options were added since
         require_recipe_of_now(cell, f"{file}: was made")
     if changed := changed_since(cell.folder, cell.config):
-        raise UserError(
-            f"{file}: {cell.name} is finished, and {first_changes(changed)}.  Delete {cell.folder} to run it"
-            " again, or keep this comparison in another folder."
-        )
+        raise UserError(f"{file}: {cell.name} is finished, and {first_changes(changed)}.  {remedy(cell)}")
     return result
 
 
 def require_recipe_of_now(cell: Cell, what: str) -> None:
-    """Refuse a cell that another recipe has begun, or made: its result would stand for this one's."""
+    """Refuse a cell that another recipe has begun, or made."""
     kept = next((each for each in (cell_recipe_file(cell), cell.folder / "config.yaml") if each.is_file()), None)
     changed = [f"{cell_recipe_file(cell)} is gone"] if kept is None else changed_options(kept, cell.config)
     if changed:
-        raise UserError(
-            f"{what} by another recipe than {cell.name} has now: {first_changes(changed)}.  Delete {cell.folder}"
-            " to run it again, or keep this comparison in another folder."
-        )
+        rule = f"{what} by another recipe than {cell.name} has now: {first_changes(changed)}"
+        raise UserError(f"{rule}.  {remedy(cell)}")
 
 
-def run_cell(cell: Cell, drift: Callable[[Cell], Mapping[str, float]]) -> CellResult:
-    """Run a cell to its end, or on to its end where it was begun, in a process of its own; its result is kept.
+def remedy(cell: Cell) -> str:
+    return f"Delete {cell.folder} to run it again, or keep this comparison in another folder."
 
-    A process of its own has a peak of memory of its own.  Raises RunError where the run fails.
+
+def run_cell(cell: Cell) -> CellResult:
+    """Run a cell to its end, or resume it, in its own process: its peak of memory is then its own.
+
+    Raises RunError if the run fails.
     """
-    log = cell.folder.parent / f"{cell.folder.name}.{LOG}"
     if not (cell.folder / "summary.json").is_file():
         cell.folder.parent.mkdir(parents=True, exist_ok=True)
         recipe = cell_recipe_file(cell)
         write_atomically(recipe, cell.recipe.encode())
         begun = (cell.folder / "config.yaml").is_file()
         command = ["rl", "--resume", str(cell.folder)] if begun else ["rl", str(recipe)]
-        run_posttrain(command, name=cell.name, log=log)
-    result = cell_result(cell, drift(cell))
-    content = json.dumps(asdict(result), indent=1)
-    write_atomically(cell.folder / RESULT, content.encode())
+        run_posttrain(command, name=cell.name, log=cell.folder.parent / f"{cell.folder.name}.cell.log")
+    result = cell_result(cell, asdict(kl_to_start(cell)))
+    write_atomically(cell.folder / RESULT, json.dumps(asdict(result), indent=1).encode())
     return result
 
 
 def cell_result(cell: Cell, kl: Mapping[str, float]) -> CellResult:
-    """What the run folder of a cell says of it."""
+    """The result in the run folder of a cell."""
     summary = json.loads((cell.folder / "summary.json").read_text(encoding="utf-8"))
-    curve = list(accuracy_curve(read_metrics(cell.folder / "metrics.jsonl")))
     seconds = summary["seconds"]
     return CellResult(
         variant=cell.variant,
         seed=cell.seed,
         recipe_digest=recipe_digest(cell),
-        before=summary["before"],
-        after=summary["after"],
-        steps=summary["steps"],
+        **{name: summary[name] for name in ("before", "after", "steps", "peak_memory_bytes", "device", "versions")},
         sampled_tokens=summary["tokens"]["sampled"],
         seconds=seconds["total"],
         training_seconds=seconds["total"] - seconds.get("evaluate", 0.0),
-        peak_memory_bytes=summary["peak_memory_bytes"],
         kl=kl,
-        curve=curve,
-        device=summary["device"],
-        versions=summary["versions"],
+        curve=list(accuracy_curve(read_metrics(cell.folder / "metrics.jsonl"))),
     )
 
 
 def accuracy_curve(records: Sequence[Mapping[str, object]]) -> Iterator[tuple[int, float, float]]:
     """(tokens sampled so far, seconds of training so far, held-out accuracy) wherever it was measured."""
+
+    def number(record: Mapping[str, object], name: str, otherwise: float = 0.0) -> float:
+        value = record.get(name)
+        return float(value) if isinstance(value, int | float) else otherwise
+
     tokens, seconds = 0, 0.0
     for record in records:
-        tokens = int(number_or(record.get("num_sampled_tokens"), tokens))
-        seconds += number_or(record.get("step_time"), 0.0) - number_or(record.get("seconds/evaluate"), 0.0)
+        tokens = int(number(record, "num_sampled_tokens", tokens))
+        seconds += number(record, "step_time") - number(record, "seconds/evaluate")
         if (found := headline(record, "eval/")) is not None:
             yield tokens, seconds, found[1]
-
-
-def number_or(value: object, otherwise: float) -> float:
-    """A number of the journal, or what stands for one that is not there."""
-    return float(value) if isinstance(value, int | float) else otherwise
-
-
-def run_comparison(cells: Sequence[Cell], budget: Budget, folder: Path, tell: Callable[[str], None] = print) -> str:
-    """Run the cells one after another and write comparison.json, .md and .png after each; returns the table.
-
-    Cells that are finished are not run again, and one that was begun goes on from its last checkpoint.
-    """
-    with sole_writer(folder):
-        results = [result for cell in cells if (result := kept_result(cell)) is not None]
-        kept = {(result.variant, result.seed) for result in results}
-        if kept:
-            tell(f"{len(kept)} of {len(cells)} cells are finished already.")
-        for number, cell in enumerate(cells, start=1):
-            if (cell.variant, cell.seed) in kept:
-                continue
-            tell(f"[{number}/{len(cells)}] {cell.name}: {cell.folder}")
-            result = run_cell(cell, lambda cell: asdict(kl_to_start(cell)))
-            results.append(result)
-            tell(f"    {outcome(result)}")
-            write_comparison(folder, in_order(results, cells), str(budget))
-        return write_comparison(folder, in_order(results, cells), str(budget))
-
-
-def in_order(results: Sequence[CellResult], cells: Sequence[Cell]) -> list[CellResult]:
-    """The results in the order of the cells that they are of."""
-    order = {(cell.variant, cell.seed): number for number, cell in enumerate(cells)}
-    return sorted(results, key=lambda result: order[result.variant, result.seed])
-
-
-def outcome(result: CellResult) -> str:
-    """A finished cell in one line."""
-    return (
-        f"held-out {quantity([result])} {cell_accuracy(result, result.before):.3f} → {accuracy(result):.3f}"
-        f" in {result.steps} steps, {result.sampled_tokens:,} tokens, {result.training_seconds:.0f} s of training"
-    )

@@ -1,4 +1,4 @@
-"""What a comparison leaves: comparison.json, the table as Markdown, and one picture."""
+"""The results of a comparison: comparison.json, the table as Markdown, and one picture."""
 
 import json
 from collections.abc import Sequence
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 HEADS = ("variant", "seeds", "before", "after", "beyond the first", "greedy", "pass@8", "length", "KL nats/completion")
 COSTS = ("KL nats/token", "steps", "tokens", "training s", "all s", "memory GB")
 NOTES = (
-    "Before and after are the accuracy on held-out problems at temperature 1, or the mean reward where that counts"
+    "Before and after are the accuracy on held-out problems at temperature 1, or the mean of a reward that counts"
     " something: a mean over seeds with Student's 95% interval.  `beyond the first` is the difference to the first"
-    " variant with the same seed.  KL is that of the trained policy to the one that it started from, on held-out"
-    " prompts.  `training s` leaves evaluations out.  In the picture curves begin with a full evaluation and go on with"
-    " those in brief, of fewer problems and one sample each, so that they jump about more; the last point is the full"
-    " one after training."
+    " variant with the same seed.  KL is from the trained policy to its start, on held-out prompts.  `training s` does"
+    " not include evaluations.  The curves begin and end with a full evaluation; those between use fewer problems and"
+    " one sample each, so they vary more."
 )
 Curve = Sequence[tuple[int, float, float]]
 """(tokens sampled, seconds of training, held-out accuracy) along a run."""
@@ -38,7 +37,7 @@ FEW_VARIANTS = 5
 
 
 def write_comparison(folder: Path, results: Sequence[CellResult], budget: str) -> str:
-    """Write all three for the cells that are finished; returns the table."""
+    """Write all three for the finished cells; returns the table."""
     rows = variant_results(results)
     table = markdown_table(rows)
     content = {
@@ -53,14 +52,12 @@ def write_comparison(folder: Path, results: Sequence[CellResult], budget: str) -
 
 
 def markdown_table(rows: Sequence[VariantResult]) -> str:
-    """The table, a row for each variant."""
     heads = [*HEADS, *COSTS]
     lines = [f"| {' | '.join(heads)} |", f"| --- | {' | '.join('---:' for _ in heads[1:])} |"]
     return "\n".join([*lines, *(f"| {' | '.join(cells_of(row))} |" for row in rows)])
 
 
 def cells_of(row: VariantResult) -> list[str]:
-    """The cells of one row, in the order of the heads."""
     return [
         row.variant,
         ", ".join(map(str, row.seeds)),
@@ -111,12 +108,11 @@ def draw_comparison(results: Sequence[CellResult], picture: Path, budget: str) -
 
 
 def style(number: int) -> dict[str, Any]:
-    """Colour and line of a variant; the first ten differ in colour."""
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": ("-", "--", ":", "-.")[number // FEW_VARIANTS % 4]}
 
 
 def draw_curves_of_variants(axes: "Axes", results: Sequence[CellResult], place: int) -> None:
-    """The curves against one of what they cost: `place` is its place in a point of a curve."""
+    """The curves against tokens or seconds: `place` is its place in a point of a curve."""
     variants = list(dict.fromkeys(result.variant for result in results))
     for number, variant in enumerate(variants):
         curves = [result.curve for result in results if result.variant == variant and result.curve]
@@ -144,7 +140,7 @@ def draw_ends_of_variants(axes: "Axes", results: Sequence[CellResult]) -> None:
 
 
 def mean_curve(curves: Sequence[Curve], place: int) -> tuple[list[float], list[float]]:
-    """The mean of curves at equal shares of their way, drawn straight from point to point, up to their mean end."""
+    """The mean of curves at equal shares of their length, linear between points, up to their mean end."""
     shares = np.linspace(0.0, 1.0, GRID)
     lines = [
         np.interp(shares * curve[-1][place], [point[place] for point in curve], [point[2] for point in curve])

@@ -1,4 +1,4 @@
-"""How far training has moved a policy: its KL to the one that it started from, on held-out prompts."""
+"""How far training has moved a policy: its KL to its start, on held-out prompts."""
 
 import math
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Drift:
 
 
 def kl_to_start(cell: Cell) -> Drift:
-    """The KL of a finished cell's policy to the model that it started from.
+    """The KL of a finished cell's policy to its start.
 
     KL(π‖π₀) = E_{y ~ π} Σ_t log π(y_t) - log π₀(y_t)      k1: unbiased, of a completion as a whole
     """
@@ -73,9 +73,9 @@ def drift_of(rollouts: Sequence[Rollout], start_logprobs: Float64[Tensor, " toke
 
 
 def model_of_run(began: ModelOptions, run: Path) -> ModelOptions:
-    """The model that a run has saved, loaded as it was trained: in 4 bits only where an adapter lies over such a base.
+    """The saved model of a run, loaded as it was trained: in 4 bits only with an adapter over such a base.
 
-    A revision is of the model of the hub that it began with, and the template is in what the run has saved.
+    The revision is of the hub model that the run began with, and the template is saved with the run's model.
     """
     folder = run_model(run)
     bits = began.quantization if is_adapter_folder(folder) else None

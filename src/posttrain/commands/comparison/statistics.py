@@ -1,4 +1,4 @@
-"""What the cells of a variant say together: means over seeds, with intervals that are honest about few of them."""
+"""Results of cells, and their means over seeds, with intervals that account for few seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
-    """What came out of a cell: the content of its cell.json."""
+    """The content of a cell's cell.json."""
 
     variant: str
     seed: int
     recipe_digest: str
-    """SHA-256 of the recipe that it was made by."""
+    """SHA-256 of its recipe."""
     before: Mapping[str, Any]
     """Held-out results, as in summary.json."""
     after: Mapping[str, Any]
@@ -40,7 +40,7 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean with its 95% interval; both ends are None of a single number."""
+    """A mean with its 95% interval; both ends are None for a single number."""
 
     mean: float
     low: float | None = None
@@ -62,7 +62,7 @@ class VariantResult:
     """Held-out accuracy at temperature 1 before training, as the next two."""
     after: Estimate
     gain_over_first: Estimate | None
-    """Accuracy beyond that of the table's first variant with the same seed; None of that variant itself."""
+    """Accuracy beyond that of the first variant with the same seed; None for the first variant itself."""
     greedy: float | None
     pass_at_8: float | None
     mean_length: float
@@ -77,12 +77,12 @@ class VariantResult:
 
 
 def mean_over_seeds(values: Sequence[float]) -> Estimate:
-    """The mean, with Student's t interval over seeds; of one value, or of equal ones, no interval.
+    """The mean, with Student's t interval over seeds; one value, or equal ones, have no interval.
 
         x̄ ± t_{n-1, .975} s / √n
 
-    Seeds differ in prompts and samples of training, not in the held-out problems: the interval says what another seed
-    may come to on the same problems.
+    Seeds differ in prompts and samples of training, not in the held-out problems: the interval covers what another
+    seed may reach on the same problems.
     """
     mean = fmean(values)
     if len({*values}) < 2:
@@ -119,7 +119,7 @@ def share_within(angle: float, degrees: int) -> float:
 
 
 def variant_results(results: Sequence[CellResult]) -> list[VariantResult]:
-    """A row for every variant, in the order in which they first come; variants with unequal seeds are told by them."""
+    """A row for every variant, in the order in which they first come."""
     by_variant: dict[str, dict[int, CellResult]] = {}
     for result in results:
         by_variant.setdefault(result.variant, {})[result.seed] = result
@@ -131,10 +131,9 @@ def variant_results(results: Sequence[CellResult]) -> list[VariantResult]:
 
 
 def variant_result(name: str, cells: Mapping[int, CellResult], first: Mapping[int, CellResult] | None) -> VariantResult:
-    """The row of one variant; `first` are the cells that it is compared with, seed by seed."""
-    runs = list(cells.values())
-    both = sorted(cells.keys() & first.keys()) if first is not None else []
-    gains = [accuracy(cells[seed]) - accuracy(first[seed]) for seed in both] if first is not None else []
+    """The row of one variant, compared with the cells of `first` seed by seed."""
+    runs, first = list(cells.values()), first or {}
+    gains = [accuracy(cells[seed]) - accuracy(first[seed]) for seed in sorted(cells.keys() & first.keys())]
     return VariantResult(
         variant=name,
         seeds=tuple(sorted(cells)),
@@ -155,28 +154,25 @@ def variant_result(name: str, cells: Mapping[int, CellResult], first: Mapping[in
 
 
 def accuracy(run: CellResult) -> float:
-    """Held-out accuracy at temperature 1 after training, or what stands for it.  Raises RunError where none was."""
     return cell_accuracy(run, run.after)
 
 
 def cell_accuracy(run: CellResult, results: Mapping[str, Any]) -> float:
-    """The accuracy in results before or after training; of a reward that counts something its mean."""
+    """The accuracy at temperature 1 before or after training, or the mean of a reward that counts something."""
     names = ("accuracy_sampled",) if quantity([run]) == "accuracy" else (SCORE, REWARD)
     value = next((results[name] for name in names if results.get(name) is not None), None)
     if value is None:
-        raise RunError(
-            f"{run.variant} seed {run.seed}: no held-out accuracy was measured: no problem is held out, or nothing"
-            " scored their completions.  Look at `before` and `after` in the summary.json of its folder."
-        )
+        rule = "no held-out accuracy was measured: no problem is held out, or nothing scored their completions"
+        raise RunError(f"{run.variant} seed {run.seed}: {rule}.  See `before` and `after` in its summary.json.")
     return float(value)
 
 
 def quantity(runs: Sequence[CellResult]) -> str:
-    """What runs are compared by: `accuracy`, or `reward` where theirs counts something."""
+    """The measure of runs: `accuracy`, or `reward` if theirs counts something."""
     return "reward" if any(LEFT_OUT in each for run in runs for each in (run.before, run.after)) else "accuracy"
 
 
 def mean_or_none(values: Sequence[float | None]) -> float | None:
-    """The mean, or None where some run did not measure it."""
+    """The mean, or None if some run did not measure it."""
     known = [value for value in values if value is not None]
     return fmean(known) if len(known) == len(values) and known else None

@@ -12,9 +12,12 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
+from annotated_types import Ge, Le
+
+Port = Annotated[int, Ge(0), Le(65535)]
 READ_PAST_BYTES = 64 << 20
 """Largest body that is read past, so that its client reads why it is refused."""
 
