@@ -88,7 +88,6 @@ def run_named_command(command: str, arguments: Sequence[str]) -> int:
 
 
 def nearest_command(command: str) -> str:
-    """The command that was probably meant, or all of them."""
     from difflib import get_close_matches
 
     near = get_close_matches(command, COMMANDS, n=1)
@@ -96,7 +95,6 @@ def nearest_command(command: str) -> str:
 
 
 def complain(message: str, exit_code: int) -> int:
-    """Print a message for a person on the error stream, and pass the exit code on."""
     print(f"posttrain: {message}", file=sys.stderr)
     return exit_code
 

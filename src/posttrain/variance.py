@@ -1,4 +1,4 @@
-"""How noisy the gradient of an update is: gradients of disjoint prompts, and their spread around what they share.
+"""How noisy the gradient of an update is: gradients of disjoint prompts, and their spread around their mean.
 
 A gradient estimate is g = ∇J + noise.  Its total variance is the trace of its covariance, and in units of the squared
 mean gradient it says how much of a step is chance: 0 is none, 1 as much as there is signal.
@@ -23,17 +23,15 @@ from posttrain.training.update import Objective, Observations, micro_losses
 
 
 def policy_gradient(learner: Learner, credited: CreditedStep) -> Float[Tensor, " parameter"]:
-    """The gradient that the step's one update has for the policy, before clipping, and takes no step with.
+    """The policy's gradient of the step's one update, before clipping; no step is taken.
 
-    Through the algorithm's own credit, terms and token weights; terms that need a critic are its, and are left out.
-    Raises UserError where the recipe makes several updates of a step: the first would move what the others see.
+    It uses the algorithm's own credit, terms and token weights, without terms that need a critic.  Raises UserError if
+    the recipe makes several updates of a step: the first would change the others.
     """
     batches = learner.batches(credited, Clock())
     if len(batches) != 1:
-        raise UserError(
-            f"a step has {len(batches)} updates, and a gradient is that of one; set update.epochs_per_step: 1 and"
-            " update.minibatches_per_epoch: 1."
-        )
+        remedy = "Set update.epochs_per_step: 1 and update.minibatches_per_epoch: 1."
+        raise UserError(f"a step has {len(batches)} updates, and a gradient is that of one.  {remedy}")
     parameters = [each for each in learner.policy.model.parameters() if each.requires_grad]
     terms = tuple(term for term in learner.algorithm.terms if Need.VALUES not in term.needs)
     objective = Objective(
@@ -56,17 +54,17 @@ def policy_gradient(learner: Learner, credited: CreditedStep) -> Float[Tensor, "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientNoise:
-    """What some independent gradient estimates of equal size say of the estimator."""
+    """Signal and noise of a gradient estimator, from independent estimates of equal size."""
 
     num_estimates: int
     squared_mean: float
-    """‖E g‖², without bias; may come out below 0 where there is hardly any signal."""
+    """‖E g‖², without bias; may be below 0 if there is hardly any signal."""
     total_variance: float
     """tr Cov g of a single estimate, without bias."""
 
     @property
     def relative_variance(self) -> float:
-        """tr Cov g / ‖E g‖²; infinite where no signal was found."""
+        """tr Cov g / ‖E g‖²; infinite if no signal was found."""
         return self.total_variance / self.squared_mean if self.squared_mean > 0 else math.inf
 
     @property
@@ -105,12 +103,12 @@ PARAMETERS_AT_ONCE = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """A positive number and how well it is known."""
+    """A positive number and its accuracy."""
 
     value: float
     error_factor: float
-    """exp of the standard error of its logarithm: what is true lies between value / factor and value · factor in about
-    two of three cases.  Infinite where some estimate finds no signal."""
+    """exp of the standard error of its logarithm: the truth lies between value / factor and value · factor in about two
+    of three cases.  Infinite if some estimate finds no signal."""
 
 
 def relative_variance(
@@ -148,7 +146,7 @@ def uninformative_share(success: Float64[Tensor, " prompt"], group_size: int) ->
 
 
 def baseline_deviation(success: Float64[Tensor, " prompt"], group_size: int) -> float:
-    """How far the mean of a group is from what the prompt earns on average, in units of reward.
+    """How far the mean of a group is from the prompt's mean reward, in units of reward.
 
     √(mean over prompts of p (1 - p) / G)        the same of a leave-one-out baseline with G - 1 in place of G
     """

@@ -26,6 +26,7 @@ from posttrain.options.model import ModelOptions
 from posttrain.records import Prompt
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.judge_reward import JudgeReward
+from tests.support.refusals import refused
 from tests.support.served import JSON, QUESTION, asked, served_bundled_model
 
 ASKS = {"prompt": QUESTION, "max_tokens": 2}
@@ -195,10 +196,10 @@ def test_openai_s_client_brings_the_token_as_its_key(locked: HttpServer) -> None
         )
         assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
         assert answer.usage.completion_tokens == 8
-        with pytest.raises(openai.BadRequestError, match="answers are given whole"):
+        with refused("answers are given whole", error=openai.BadRequestError):
             ours.completions.create(model="bundled", prompt="hi", stream=True)
     other = openai.OpenAI(base_url=base_url, api_key="another", max_retries=0)
-    with other, pytest.raises(openai.AuthenticationError, match="the token"):
+    with other, refused("the token", error=openai.AuthenticationError):
         other.models.list()
 
 

@@ -26,10 +26,11 @@ from posttrain.commands.comparison.comparison_report import (
 from posttrain.commands.comparison.drift import drift_of, model_of_run
 from posttrain.commands.comparison.statistics import CellResult, mean_over_seeds, student_quantile, variant_results
 from posttrain.config import load_recipe
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
 from posttrain.records import Finish, Rollout, TokenSequence
+from tests.support.refusals import refused
 
 VARIANTS = {
     "grpo": load_recipe(algorithm={"name": "grpo"}),
@@ -66,7 +67,7 @@ def test_a_budget_is_tokens_or_minutes_or_both() -> None:
 
 @pytest.mark.parametrize("text", ["steps=3", "tokens", "tokens=many", "minutes=0", "tokens=-4", "tokens=100,tokens=5"])
 def test_what_is_no_budget_is_told_with_the_forms_of_one(text: str) -> None:
-    with pytest.raises(UserError, match=r"budget .*(Use tokens=200000, minutes=3|use more than 0)"):
+    with refused(f"budget {text}"):
         read_budget(text)
 
 
@@ -95,7 +96,7 @@ def differs(**sections: Any) -> dict[str, Any]:
     ],
 )
 def test_variants_that_are_measured_in_different_ways_are_refused(section: dict[str, Any], what: str) -> None:
-    with pytest.raises(UserError, match=rf"^{what} differs between grpo and other.*could not be compared"):
+    with refused(f"{what} differs between grpo and other", "could not be compared"):
         make_cells(differs(**section), seeds=1, budget=Budget(), folder=Path())
 
 
@@ -104,7 +105,7 @@ def test_rewards_may_differ_only_where_the_task_has_a_measure_of_its_own() -> No
     assert make_cells(differs(rewards=format_reward), seeds=1, budget=Budget(), folder=Path())
     rows = {"task": {"name": "dataset", "path": "rows.jsonl"}}
     of_rows = {"a": load_recipe(**rows, rewards=format_reward), "b": load_recipe(**rows, rewards=[{"name": "math"}])}
-    with pytest.raises(UserError, match=r"^rewards differs between a and b"):
+    with refused("rewards differs between a and b"):
         make_cells(of_rows, seeds=1, budget=Budget(), folder=Path())
     tests = {"task": {"name": "programs"}}
     programs = {name: load_recipe(**tests, rewards=[{"name": name}]) for name in ("code", "refusal")}
@@ -113,15 +114,13 @@ def test_rewards_may_differ_only_where_the_task_has_a_measure_of_its_own() -> No
 
 def test_a_rate_that_falls_with_the_steps_does_not_go_with_a_budget() -> None:
     falling = {"grpo": load_recipe(update={"schedule": "linear"})}
-    with pytest.raises(UserError, match=r"update.schedule = linear falls to zero at run.num_steps"):
+    with refused("update.schedule = linear falls to zero at run.num_steps"):
         make_cells(falling, seeds=1, budget=Budget(minutes=1), folder=Path())
     assert make_cells(falling, seeds=1, budget=Budget(), folder=Path())
 
 
-def test_no_seed_and_two_recipes_of_one_name_are_refused() -> None:
-    with pytest.raises(UserError, match="seeds = 0 must be at least 1"):
-        make_cells(VARIANTS, seeds=0, budget=Budget(), folder=Path())
-    with pytest.raises(UserError, match="two recipes are called grpo"):
+def test_two_recipes_of_one_name_are_refused() -> None:
+    with refused("two recipes are called grpo"):
         variant_names(["here/grpo.yaml", "there/grpo.yaml"])
 
 
@@ -226,7 +225,7 @@ def test_the_picture_has_the_accuracy_after_training_with_its_interval_and_every
 def test_nothing_but_the_budget_ends_a_run(tmp_path: Path) -> None:
     early = load_recipe(algorithm={"name": "grpo"}, run={"early_stop_evaluations": 3}, update={"schedule": "constant"})
     assert len(make_cells({"grpo": early}, seeds=2, budget=Budget(), folder=tmp_path)) == 2
-    with pytest.raises(UserError, match=r"grpo: run\.early_stop_evaluations = 3 may end a run before its budget of 9"):
+    with refused("grpo: run.early_stop_evaluations = 3 may end a run before its budget of 9"):
         make_cells({"grpo": early}, seeds=2, budget=Budget(tokens=9), folder=tmp_path)
 
 
@@ -234,12 +233,12 @@ def test_without_held_out_rows_there_is_nothing_to_compare(tmp_path: Path) -> No
     rows = {"name": "dataset", "path": "rows.jsonl"}
     made = {share: load_recipe(task={**rows, "held_out_share": share}, rewards=["format"]) for share in (0.0, 0.1)}
     assert make_cells({"grpo": made[0.1]}, seeds=1, budget=Budget(), folder=tmp_path)
-    with pytest.raises(UserError, match=r"grpo: task\.held_out_share = 0: nothing is held out"):
+    with refused("grpo: task.held_out_share = 0: nothing is held out"):
         make_cells({"grpo": made[0.0]}, seeds=1, budget=Budget(), folder=tmp_path)
     own = load_recipe(task={**rows, "held_out_share": 0.0, "held_out_path": "test.jsonl"}, rewards=["format"])
     assert make_cells({"grpo": own}, seeds=1, budget=Budget(), folder=tmp_path)
     unmeasured = replace(result("grpo", 0, 0.5), after={"accuracy_sampled": None})
-    with pytest.raises(RunError, match="grpo seed 0: no held-out accuracy was measured"):
+    with refused("grpo seed 0: no held-out accuracy was measured", error=RunError):
         variant_results([unmeasured])
 
 
@@ -278,7 +277,7 @@ def test_what_lies_elsewhere_or_is_older_than_an_option_is_of_the_same_recipe(tm
     cell.folder.mkdir(parents=True)
     kept = cell.folder.parent / "grpo-seed-0.yaml"
     (cell.folder / "cell.json").write_text(json.dumps(asdict(result("grpo", 0, 0.5))))
-    with pytest.raises(UserError, match=r"grpo-seed-0\.yaml is gone"):
+    with refused("grpo-seed-0.yaml is gone"):
         kept_result(cell)
     kept.write_text(yaml.safe_dump(content))
     found = kept_result(cell)
@@ -286,12 +285,12 @@ def test_what_lies_elsewhere_or_is_older_than_an_option_is_of_the_same_recipe(tm
     assert found.after["accuracy_sampled"] == 0.5
     content["update"]["learning_rate"] = 0.25
     kept.write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError, match=r"update\.learning_rate = .*, which was 0\.25\.  Delete"):
+    with refused("update.learning_rate = ", ", which was 0.25", "Delete"):
         kept_result(cell)
     (cell.folder / "cell.json").unlink()
     assert kept_result(cell) is None
     (cell.folder / "config.yaml").write_text("")
-    with pytest.raises(UserError, match=r"was begun by another recipe than grpo seed 0 has now: update\.learning_rate"):
+    with refused("was begun by another recipe than grpo seed 0 has now: update.learning_rate"):
         kept_result(cell)
 
 
@@ -300,7 +299,7 @@ def test_a_kept_result_is_only_taken_for_the_recipe_that_made_it(tmp_path: Path)
     assert kept_result(cell) is None
     cell.folder.mkdir(parents=True)
     (cell.folder / "cell.json").write_text("{}")
-    with pytest.raises(RunError, match="is no result of a cell"):
+    with refused("is not the result of a cell", error=RunError):
         kept_result(cell)
     elsewhere = replace(cell, config=replace(cell.config, run=replace(cell.config.run, folder="other/place")))
     assert recipe_digest(cell) == recipe_digest(elsewhere)

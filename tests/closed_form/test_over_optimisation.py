@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.refusals import refused
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -66,7 +68,7 @@ def test_the_flawed_judge_turns_pairs_round_for_large_numbers_by_margins_as_the_
 
 
 def test_an_interrupted_run_is_no_cell(benchmark: Any) -> None:
-    with pytest.raises(SystemExit, match="runs/free-0: interrupted; the same command begins it again"):
+    with refused("runs/free-0: interrupted; the same command begins it again", error=SystemExit):
         benchmark.require_whole(SimpleNamespace(interrupted=True, folder="runs/free-0"))
     whole = SimpleNamespace(interrupted=False)
     assert benchmark.require_whole(whole) is whole

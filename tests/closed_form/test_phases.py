@@ -11,7 +11,7 @@ from posttrain.commands.phase_checks import require_startable
 from posttrain.commands.phase_list import read_phases, with_phase_folders
 from posttrain.commands.phase_runs import phase_rows
 from posttrain.config import Config, SftConfig
-from posttrain.errors import UserError
+from tests.support.refusals import refused
 
 SFT: dict[str, Any] = {"name": "first", "sections": {"model": {"path": "bundled"}, "sft": {"num_epochs": 1}}}
 RL: dict[str, Any] = {
@@ -71,18 +71,18 @@ def test_a_file_of_an_earlier_run_can_be_named() -> None:
 
 
 BAD: dict[str, tuple[list[Any], str]] = {
-    "no phases": ([], r"phases = \[\]: give a list of phases"),
-    "no name": ([{"recipe": "countdown-tiny"}], r"phases\[0\]: .* is not a phase; use \{name: NAME"),
-    "an unknown field": ([{"name": "a", "recipes": "b"}], r"is not a phase; use \{name: NAME"),
-    "a name that is no file's": ([{"name": "a/b"}], r"name = 'a/b': use letters"),
+    "no phases": ([], "phases = []: give a list of phases"),
+    "no name": ([{"recipe": "countdown-tiny"}], "is not a phase; use {name: NAME"),
+    "an unknown field": ([{"name": "a", "recipes": "b"}], "is not a phase; use {name: NAME"),
+    "a name that is no file's": ([{"name": "a/b"}], "name = 'a/b': use letters"),
     "two of one name": ([{"name": "first"}, {"name": "first"}], "an earlier phase is called first too"),
     "a phase that comes later": (
         [{**RL, "name": "a"}],
-        r"phase:first: no phase of that name comes before it.  It is the",
+        "phase:first: no phase of that name comes before it.  It is the",
     ),
     "a file of a model": (
         [{"name": "first"}, {"name": "b", "sections": {"model": {"path": "phase:first/x"}}}],
-        r"a file of the run of a phase is named run:first/x",
+        "is named run:first/x",
     ),
     "a model of who trains none": (
         [{"name": "a", "recipe": "collect-countdown"}, {"name": "b", "sections": {"model": {"path": "phase:a"}}}],
@@ -90,55 +90,55 @@ BAD: dict[str, tuple[list[Any], str]] = {
     ),
     "a section that is none": ([{"name": "a", "sections": {"rolout": {}}}], "rolout: no such section"),
     "a missing recipe": ([{"name": "a", "recipe": "countdwn-tiny"}], "Did you mean the bundled recipe"),
-    "sections that are a list": ([{"name": "a", "sections": [1]}], r"sections = \[1\]: give a mapping"),
+    "sections that are a list": ([{"name": "a", "sections": [1]}], "sections = [1]: give a mapping"),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_a_mistake_in_a_list_of_phases_is_told_before_anything_is_run(what: str, tmp_path: Path) -> None:
     phases, message = BAD[what]
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         read_phases(recipe(tmp_path, *phases), tmp_path)
 
 
 COLLECTS: dict[str, Any] = {"collect": {"num_prompts": 2}}
 UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown reward": ({"rewards": ["countdwn"]}, "no reward function `countdwn`.  Did you mean `countdown`"),
-    "a missing reward file": ({"rewards": ["mine.py:score"]}, r"mine\.py"),
+    "a missing reward file": ({"rewards": ["mine.py:score"]}, "mine.py"),
     "a missing reward function": (
         {"rewards": ["own.py:scores"]},
-        r"own\.py has no function `scores`.  Did you mean `score`",
+        "own.py has no function `scores`.  Did you mean `score`",
     ),
-    "a missing template": ({"model": {"chat_template": "no.jinja"}}, r"model\.chat_template = no\.jinja: no such file"),
+    "a missing template": ({"model": {"chat_template": "no.jinja"}}, "model.chat_template = no.jinja: no such file"),
     "a missing critic": (
         {"algorithm": {"name": "ppo", "critic": {"trunk": "own", "path": "nowhere"}}},
-        r"algorithm\.critic\.path = nowhere: no such folder",
+        "algorithm.critic.path = nowhere: no such folder",
     ),
     "earlier rollouts of nobody": (
         {"algorithm": {"name": "ppo", "critic": {"warm_start": "nowhere"}}},
-        r"algorithm\.critic\.warm_start = nowhere: no such folder",
+        "algorithm.critic.warm_start = nowhere: no such folder",
     ),
-    "a missing model": ({"model": {"path": "nowhere"}}, r"model\.path = nowhere: no such folder"),
+    "a missing model": ({"model": {"path": "nowhere"}}, "model.path = nowhere: no such folder"),
     "a missing reference": (
         {"reference": {"path": "nowhere"}, "algorithm": {"name": "grpo", "kl": {"coefficient": 0.1}}},
-        r"reference\.path = nowhere: no such folder",
+        "reference.path = nowhere: no such folder",
     ),
     "a missing teacher": (
         {"algorithm": {"name": "distill", "teacher": {"model": "nowhere"}}},
-        r"algorithm\.teacher\.model = nowhere: no such folder",
+        "algorithm.teacher.model = nowhere: no such folder",
     ),
-    "a missing reward model": ({"rewards": [{"model": "nowhere"}]}, r"rewards\[0\]\.model = nowhere: no such folder"),
+    "a missing reward model": ({"rewards": [{"model": "nowhere"}]}, "rewards[0].model = nowhere: no such folder"),
     "missing rows": (
         {"task": {"name": "dataset", "path": "gone/no.jsonl"}, "rewards": ["exact_match"]},
-        r"task\.path = gone/no\.jsonl: no such file of rows\.  Put it there before the first phase runs",
+        "task.path = gone/no.jsonl: no such file of rows",
     ),
     "rows whose name is nearly there": (
         {"task": {"name": "dataset", "sources": [{"path": "row.jsonl"}]}, "rewards": ["exact_match"]},
-        r"task\.sources\[0\]\.path = row\.jsonl: no such file of rows \(did you mean rows\.jsonl\?\)",
+        "task.sources[0].path = row.jsonl: no such file of rows (did you mean rows.jsonl?)",
     ),
     "rows that are nowhere, with an extension that nobody reads": (
         {"task": {"name": "dataset", "path": "some/folder/rows.txt"}, "rewards": ["exact_match"]},
-        r"task\.path = some/folder/rows\.txt: no such file of rows",
+        "task.path = some/folder/rows.txt: no such file of rows",
     ),
     "rewards of pairs that are collected": (
         {"judge": {"name": "reward"}, "rewards": ["countdwn"], **COLLECTS},
@@ -146,11 +146,11 @@ UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a file that training never makes": (
         {"task": {"name": "dataset", "path": "run:first/preferences.jsonl"}, "rewards": ["exact_match"]},
-        r"task\.path = \S+/1-first/preferences\.jsonl: phase first makes no preferences\.jsonl.  `posttrain rl` leaves",
+        "1-first/preferences.jsonl: phase first makes no preferences.jsonl",
     ),
     "a model of a run without one": (
         {"model": {"path": "run:pairs/model"}},
-        r"phase pairs makes no model.  `posttrain collect` leaves .*preferences\.jsonl",
+        "phase pairs makes no model",
     ),
     "an optimiser of who has none": (
         {"update": {"optimizer_from": "run:pairs"}},
@@ -158,10 +158,13 @@ UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "groups of one": (
         {"rollout": {"group_size": 1}},
-        r"rollout\.group_size = 1: \w+ compares the completions of a prompt",
+        "rollout.group_size = 1:",
     ),
-    "an optimiser of nobody": ({"update": {"optimizer_from": "gone"}}, r"optimizer_from = gone: no folder of a run"),
-    "an optimiser of a model": ({"update": {"optimizer_from": "phase:first"}}, r"is no folder of a run\.  `run:NAME`"),
+    "an optimiser of nobody": ({"update": {"optimizer_from": "gone"}}, "update.optimizer_from = gone: no run is there"),
+    "an optimiser of a model": (
+        {"update": {"optimizer_from": "phase:first"}},
+        "is not the folder of a run.  `run:NAME`",
+    ),
 }
 
 
@@ -178,7 +181,7 @@ def test_what_would_fail_in_its_turn_is_told_before_anything_is_run(
         own["recipe"] = "countdown-tiny"
     earlier = [{"name": "first", "recipe": "countdown-tiny"}, {"name": "pairs", "recipe": "collect-countdown"}]
     phases = read_phases(recipe(tmp_path, *earlier, own), tmp_path / "out")
-    with pytest.raises(UserError, match=rf"^phase last: .*{message}"):
+    with refused("phase last: ", message):
         require_startable(phases)
     phases[2].folder.mkdir(parents=True)
     (phases[2].folder / "summary.json").write_text("{}")

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from posttrain.batch import completions_of
-from posttrain.commands.tracing.advantage_picture import TokenCredit
-from posttrain.commands.tracing.trace_table import on_all_tokens
+from posttrain.commands.tracing.trace_table import with_gaps
 from posttrain.errors import RunError
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout, TokenSequence
 from posttrain.rewards.process_rewards import process_rewards
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts, token_column_bytes
 from posttrain.training.update import Observations, update_tokens
+from tests.support.refusals import refused
 
 NAN = math.nan
 SOURCE = Path(__file__).parents[2] / "src" / "posttrain"
@@ -54,7 +54,7 @@ def grades(marks: Marks | None = None) -> Grades:
 
 
 def test_a_sequence_has_a_mark_for_each_token() -> None:
-    with pytest.raises(RunError, match=r"^a sequence of 2 tokens has 1 marks in `sampled`"):
+    with refused("a sequence of 2 tokens has 1 marks in `sampled`", error=RunError):
         TokenSequence(tokens=(1, 2), sampled=(True,))
 
 
@@ -168,10 +168,8 @@ def with_all_sampled(file: Path) -> Path:
 
 
 def test_a_table_shows_given_tokens_without_numbers() -> None:
-    found = on_all_tokens(TokenCredit(advantages=[1.0, 2.0, 3.0, 4.0], values=None), MASK)
-    torch.testing.assert_close(
-        torch.tensor(found.advantages), torch.tensor([1.0, 2.0, NAN, NAN, 3.0, 4.0]), equal_nan=True
-    )
+    found = with_gaps([1.0, 2.0, 3.0, 4.0], MASK)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor([1.0, 2.0, NAN, NAN, 3.0, 4.0]), equal_nan=True)
 
 
 def test_columns_of_an_update_have_a_number_for_each_sampled_token() -> None:

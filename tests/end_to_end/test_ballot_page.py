@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from posttrain.commands.collection.ballot import CHOICES, StaleVote
 from posttrain.commands.collection.ballot_server import PAGE, ask_on_pages
-from posttrain.errors import UserError
 from tests.support.comparisons import ballot, written_pairs
+from tests.support.refusals import refused
 from tests.support.voted import asked, state, vote, voting
 
 
@@ -170,13 +170,13 @@ def test_a_signal_ends_the_pages_with_every_vote_kept(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
-    with voting(ballot(tmp_path)) as server, pytest.raises(UserError, match="cannot listen there"):
+    with voting(ballot(tmp_path)) as server, refused("cannot listen there"):
         ask_on_pages([ballot(tmp_path)], "Which?", port=server.server_port, stopping=lambda: True)
 
 
 @pytest.mark.parametrize("name", ["", " ", "an\nna", "\x1b[2J"])
 def test_a_rater_needs_a_name_that_can_be_shown(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no name that can be shown"):
+    with refused("rater ", "use letters only"):
         ballot(tmp_path, rater=name)
 
 

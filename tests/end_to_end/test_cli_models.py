@@ -238,7 +238,7 @@ def test_a_trace_shows_and_draws_what_other_algorithms_make_of_the_same_completi
     assert math.isclose(own, mean * 8 / 7, abs_tol=0.001)
     assert "reinforce, baseline: batch mean" in out
     assert Path("advantages.png").read_bytes().startswith(b"\x89PNG")
-    for given, said in (("3", "give the name of an algorithm"), ("[rloo, rloo]", "rloo is named twice")):
+    for given, said in (("3", "name algorithms, as a recipe writes them"), ("[rloo, rloo]", "rloo is named twice")):
         assert main([*ask, "--beside", given]) == 2
         assert said in capsys.readouterr().err
     for picture in ("nowhere/advantages.png", "advantages.txt"):

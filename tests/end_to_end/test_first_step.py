@@ -10,9 +10,9 @@ from pyarrow import parquet
 
 import posttrain
 from posttrain.cli import main
-from posttrain.errors import UserError
 from tests.end_to_end.test_own_objects import Counts, Sums, config, policy_of
 from tests.support.dice import dice
+from tests.support.refusals import refused
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
 
 
@@ -48,7 +48,7 @@ def test_a_mistake_in_a_reward_shows_before_anything_is_measured_and_leaves_no_f
     model: Path, tmp_path: Path
 ) -> None:
     run = Run(model, tmp_path / "deep" / "run")
-    with pytest.raises(UserError, match=r"reward 'mistaken'.*raised ZeroDivisionError: no divisor"):
+    with refused("reward 'mistaken'", "raised ZeroDivisionError: no divisor"):
         run.train(mistaken)
     assert run.engine.sampled == [("rollout", 1, 0)]
     assert not (tmp_path / "deep" / "run").exists()
@@ -56,7 +56,7 @@ def test_a_mistake_in_a_reward_shows_before_anything_is_measured_and_leaves_no_f
 
 def test_what_a_folder_held_already_stays_where_a_run_does_not_begin(model: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with pytest.raises(UserError, match="no divisor"):
+    with refused("no divisor"):
         Run(model, tmp_path / "run").train(mistaken)
     assert files(tmp_path / "run") == {}
 
@@ -66,7 +66,7 @@ def test_a_mistake_in_a_reward_does_not_cost_the_run_that_is_overwritten(model: 
     Run(model, folder).train(dice)
     earlier = files(folder)
     assert {"summary.json", "scores.jsonl", "model/model.safetensors"} <= earlier.keys()
-    with pytest.raises(UserError, match="no divisor"):
+    with refused("no divisor"):
         Run(model, folder, run={"folder": str(folder), "num_steps": 2, "overwrite": True}).train(mistaken)
     assert files(folder) == earlier
     # And it can still go on.
@@ -99,7 +99,7 @@ def test_a_mistake_in_the_first_evaluation_leaves_no_folder_and_the_run_can_be_m
         calls.append(len(completions))
         return dice(list(completions))
 
-    with pytest.raises(UserError, match="probe 'mine' measured lenght, but its readings are length"):
+    with refused("probe 'mine' measured lenght, but its readings are length"):
         Run(model, folder).train(counted, task=Misnamed)
     assert calls[0] == 12, "step 1 comes first"
     assert not folder.exists()
@@ -116,7 +116,7 @@ def test_a_mistake_in_the_first_evaluation_does_not_cost_the_run_that_is_overwri
     Run(model, folder).train(dice)
     earlier = files(folder)
     anew = {"folder": str(folder), "num_steps": 2, "overwrite": True}
-    with pytest.raises(UserError, match="probe 'mine' measured lenght"):
+    with refused("probe 'mine' measured lenght"):
         Run(model, folder, run=anew).train(dice, task=Misnamed)
     assert files(folder) == earlier
     Run(model, folder, run=anew).train(dice, task=Mended)

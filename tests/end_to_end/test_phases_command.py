@@ -116,7 +116,7 @@ def test_a_finished_phase_of_another_recipe_is_refused(
     (folder / "phases" / "2-reward").mkdir()
     command = ["phases", str(place / "changed.yaml"), "--folder", str(folder)]
     assert main(command) == 2
-    assert "2-reward: was made of what phase rows made before, and that is to be run now" in capsys.readouterr().err
+    assert "2-reward: was made of an earlier result of phase rows" in capsys.readouterr().err
     shutil.rmtree(folder / "phases" / "2-reward")
     calls: list[Sequence[str]] = []
     monkeypatch.setattr(phase_runs, "run_posttrain", in_process(calls, lambda number: number == 2))

@@ -11,6 +11,7 @@ import posttrain
 from posttrain.cli import main
 from posttrain.commands.serving import http_server
 from posttrain.errors import UserError
+from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model, tiny_recipe
 
 ROWS = "".join(json.dumps({"prompt": f"{i} and {i} make ", "answer": 2 * i}) + "\n" for i in range(40))
@@ -140,8 +141,8 @@ def test_a_device_that_is_not_there_is_told_before_anything_is_loaded(
 
 
 def test_a_config_of_another_kind_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match="a SftConfig is given, and a Config is needed"):
+    with refused("a SftConfig is given, and a Config is needed"):
         posttrain.train(posttrain.load_recipe("countdown-base"))
-    with pytest.raises(UserError, match="no such section in `posttrain sft`"):
+    with refused("no such section in `posttrain sft`"):
         posttrain.load_recipe("countdown-tiny", kind=posttrain.SftConfig)
     assert posttrain.load_recipe("countdown-base", kind=posttrain.SftConfig) == posttrain.load_recipe("countdown-base")

@@ -6,9 +6,9 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from posttrain.cli import main
-from posttrain.errors import UserError
 from posttrain.models.context import num_embeddings
 from posttrain.rewards.model import RewardModel
+from tests.support.refusals import refused
 from tests.support.reward_models import classifier, reward_folder, reward_tokenizer
 from tests.support.runs import save_tiny_model
 
@@ -86,5 +86,5 @@ def test_special_tokens_beyond_the_embedding_are_refused_where_a_text_has_one(ki
     assert tokenizer.pad_token_id >= num_embeddings(reward.model)
     added = RewardModel(reward.model, tokenizer=tokenizer)
     assert added(**texts) == pytest.approx(expected, abs=1e-5)
-    with pytest.raises(UserError, match="has no row in the model's embedding"):
+    with refused("has no row in the model's embedding"):
         added(prompts=["a<|new|>"], completions=["b"])

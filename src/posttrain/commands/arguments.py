@@ -90,7 +90,6 @@ class SplitArguments:
         return trusted(layer) if self.trusts_code else layer
 
     def recipes(self) -> list[RecipeLayer]:
-        """Recipe files, left to right."""
         return [self.trust(read_recipe(recipe)) for recipe in self.positional]
 
 
@@ -125,7 +124,6 @@ def configured(
 def with_flags(
     kind: type, layers: Sequence[RecipeLayer], flags: Sequence[str], program: CommandSpec
 ) -> tuple[list[RecipeLayer], Any]:
-    """The layers with that of the flags on top, and the command's own switches."""
     read = [name for name in section_names(kind) if program.reads(f"{name}.path")]
     layers = [*layers, variants(flags, read, ("model",) if kind is SftConfig else ())]
     given, switches = read_flags(flags, program, checked_sections(kind, merge(layers)))
@@ -182,7 +180,6 @@ def section_of_run(given: str, section: str, options: Sequence[str]) -> dict[str
 
 
 def layers_for_model(model: str, given: SplitArguments) -> list[RecipeLayer]:
-    """The recipes to measure a model by: those that are named, else the run's own; of another kind its task only."""
     layers = given.recipes()
     if is_run_folder(Path(model)) and not given.positional:
         own = given.trust(run_recipe(Path(model)))

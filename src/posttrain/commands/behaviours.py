@@ -1,4 +1,4 @@
-"""`posttrain behaviours`: how often a run's completions check, go back, try again and the like, over its training."""
+"""`posttrain behaviours`: how often a run's completions check, go back or try again, over training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,24 +13,24 @@ from posttrain.runs.same_recipe import run_recipe
 
 @dataclass(frozen=True, kw_only=True)
 class BehaviourSwitches:
-    """What becomes of the rates."""
+    """Where rates are drawn."""
 
     picture: str = ""
-    """The file that they are drawn to; behaviours.png in the run's folder, if nothing."""
+    """File of the picture; the default is behaviours.png in the run's folder."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain behaviours RUN [RECIPE.yaml ...]",
     description="Read every completion that a run of `posttrain rl` sampled, and show how many verify, go back, try"
-    " several times, explain, reason about the task, reflect, over training: a table, and a picture.  Which rows are"
-    " read says --behaviours.measure, else those of the run's recipe, else all; rows of your own are patterns.",
+    " several times, explain, reason about the task, reflect, over training: a table and a picture."
+    "  --behaviours.measure chooses rows of the table; the default is the run's own, else all.",
     switches=BehaviourSwitches(),
     only=("behaviours",),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Read, print, draw."""
+    """Print the table and draw the picture."""
     given = split_arguments(arguments)
     named, rest = given.first("RUN", PROGRAM)
     run = Path(named)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def behaviour_sections(layers: Sequence[RecipeLayer]) -> list[RecipeLayer]:
-    """What recipes say of behaviours, and nothing else of them: no code is imported, and none is needed."""
+    """The section `behaviours` of recipes, and no other: no code is imported."""
     return [
         replace(layer, sections={"behaviours": layer.sections["behaviours"]})
         for layer in layers

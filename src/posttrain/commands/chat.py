@@ -30,7 +30,7 @@ HINTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ChatConfig:
-    """What a conversation depends on."""
+    """The options of a conversation."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
@@ -38,32 +38,30 @@ class ChatConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSwitches:
-    """How to ask."""
+    """How questions are asked."""
 
     prompt: str = ""
-    """Ask this, print the answer and leave."""
+    """Ask this, print the answer and end."""
     system: str | None = None
-    """System message before every question; of a run the one that it was trained with, unless one, or "", is given."""
+    """System message before every question; the default for a run is the one that it was trained with."""
     prefill: str | None = None
-    """Beginning of every answer, such as `<think>`; of a run likewise."""
+    """Beginning of every answer, such as `<think>`; the default for a run is its own."""
     prompt_format: Literal["auto", "plain", "chat"] | None = None
-    """How a question is put: as a user's message through the chat template, or plain; auto is by the template where
-    there is one.  Of a run likewise."""
+    """How a question is put: through the chat template, as a user's message, or plain; auto uses the template if there
+    is one.  The default for a run is its own."""
     seed: int = 0
     """Another seed samples other answers; the same one repeats them."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain chat MODEL",
-    description="Ask a model, a folder, a run or `bundled`, by hand.  Every line is a question of its own; an empty"
-    " one ends.",
+    description="Ask a model (a folder, a run or `bundled`) by hand.  Every line is a new question; an empty one ends.",
     switches=ChatSwitches(),
     only=(*LOADING, *TEMPLATE, "sampling"),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer questions until there are no more."""
     model, flags = split_arguments(arguments).only("MODEL", PROGRAM)
     config, switches = configured(ChatConfig, [model_layer(model)], flags, PROGRAM)
     require_model(config.model)
@@ -73,7 +71,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def way_of_asking(model: str, switches: ChatSwitches) -> DatasetOptions:
-    """How questions are put: as switches say, else as the run that trained the model put its prompts."""
     names = ("system", "prefill", "prompt_format")
     given = {name: getattr(switches, name) for name in names if getattr(switches, name) is not None}
     trained = section_of_run(model, "task", ("name", *names))

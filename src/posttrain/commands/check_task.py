@@ -141,7 +141,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check_users_rows(name: str, function: RewardFunction, file: str, resources: Resources) -> None:
-    """Have a reward of this package check rows of the user's, if it can.  Raises UserError for those that fail."""
     checked = row_check(function.call)
     if file and checked is not None:
         rows = [program_row(row) if name == "programs" else row for row in read_rows(file)]
@@ -290,7 +289,6 @@ def asked_once(function: RewardFunction, group: Group, resources: Resources) -> 
 
 
 def rollout_of(answer: Answer, sample: int) -> Rollout:
-    """An answer as if it had been sampled."""
     text = answer.text.encode("utf-8", "surrogatepass")[:4096]
     tokens = tuple(range(answer.num_tokens)) if answer.num_tokens else tuple(text)
     finish = Finish.LENGTH if answer.cut_off else Finish.STOP

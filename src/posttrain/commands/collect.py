@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from posttrain.commands.collection.collection import Collection
 
 MAY_CHANGE = ("run.threads", "judge.endpoint", "judge.options")
-"""What may be another when a collection is resumed."""
+"""Options that may change when a collection is resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectSwitches(TrustSwitch):
-    """What this command does with the recipe, and how people are asked."""
+    """How a collection runs, and how people vote."""
 
     dry_run: bool = False
-    """Show the plan and the pairs of the first prompt, with what the rewards say of them; keep nothing."""
+    """Show the plan and the pairs of the first prompt with their rewards; keep nothing."""
     resume: str = ""
-    """Go on with the collection in this folder: nothing is sampled, asked or voted on twice."""
+    """Continue the collection in this folder: nothing is sampled, asked or voted on twice."""
     accept_changes: bool = False
-    """With --resume: go on although model, rows or rewards have changed since; inputs.json notes it."""
+    """With --resume: continue although model, rows or rewards have changed; inputs.json notes it."""
     rater: tuple[str, ...] = ("person",)
-    """Who votes, where people judge: each of these has a page of their own.  Others may vote later by --resume."""
+    """Names of the people who vote, each on their own page.  Others may vote later with --resume."""
     terminal: bool = False
     """Ask in the terminal instead of on a page."""
     port: Port = 0
-    """Port of the page, which listens to this machine alone; 0 takes a free one."""
+    """Port of the page, which only this machine reaches; 0 takes a free one."""
 
     rules = (
         Rule(
@@ -55,14 +55,14 @@ class CollectSwitches(TrustSwitch):
 PROGRAM = CommandSpec(
     name="posttrain collect [RECIPE.yaml ...]",
     description="Sample completions of a task's prompts, make pairs of them and have them judged: by rewards, by a"
-    " language model (`--judge.name llm`) or by people (`--judge.name person`).  The pairs are rows that"
-    " reward models and preference losses are trained on.",
+    " language model (`--judge.name llm`) or by people (`--judge.name person`).  The pairs are rows for reward models"
+    " and preference losses.",
     switches=CollectSwitches(),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Collect, or show what would be collected."""
+    """Collect preferences, or show the plan."""
     given = split_arguments(arguments)
     folder = given.switch("resume")
     if folder:
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def ask_people(collection: "Collection", switches: CollectSwitches) -> None:
-    """Have people vote, on pages or in the terminal, until all is judged or they stop."""
+    """Have people vote, on pages or in the terminal, until all pairs are judged or they stop."""
     judge = collection.config.judge
     assert isinstance(judge, PersonJudgeOptions)
     ballots = [collection.ballot(rater) for rater in switches.rater]

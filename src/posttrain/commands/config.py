@@ -1,4 +1,4 @@
-"""`posttrain config`: print what recipes and flags add up to, every option written out."""
+"""`posttrain config`: print the recipe that recipes and flags make, every option written out."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,12 +14,11 @@ from posttrain.config.run_trust import READ_BY_IMPORT
 
 PROGRAM = CommandSpec(
     name="posttrain config [RECIPE.yaml ...]",
-    description="Print what recipes and flags add up to, as a recipe: running it gives the same run.",
+    description="Print the recipe that recipes and flags make: running it gives the same run.",
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the resolved recipe."""
     given = split_arguments(arguments)
     layers = given.recipes()
     own = own_sections_of_runs(layers)
@@ -30,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def own_sections_of_runs(layers: Sequence[RecipeLayer]) -> dict[str, object]:
-    """The task and the algorithm of a run's own, shown as they are written: to fill them in runs their code."""
+    """The user's own task and algorithm in a run's recipe, as they are written: resolving them would run their code."""
     merged = merge(layers)
     of_runs = [name for name in READ_BY_IMPORT if merged.source(f"{name}.path") in merged.of_runs]
     return {name: merged.sections[name] for name in of_runs if is_own(name, merged.sections[name])}

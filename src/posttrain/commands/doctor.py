@@ -18,7 +18,6 @@ from posttrain.commands.arguments import (
 from posttrain.commands.flags import CommandSpec, given_flags
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
-from posttrain.options.model import ModelOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.sandbox.fork_server import ServerLost
 from posttrain.sandbox.probes import Finding, SandboxUnavailable
@@ -29,17 +28,17 @@ from posttrain.sandbox.sandboxes import backend_for
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorSwitches:
-    """What else is looked at."""
+    """What is checked."""
 
     model: str = ""
-    """Say of this model instead what a run would make of it: a folder, a run, a model of the hub, or `bundled`."""
+    """Check this model instead of the sandbox: a folder, a run, a model of the hub, or `bundled`."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain doctor [RECIPE.yaml ...]",
-    description="Show versions, devices and free memory, and try the sandbox that the recipes and flags name: every"
-    " probe that does not pass is named with its remedy.  Exit code 0 where programs can be run safely, else 1.  With"
-    " --model: its size and types, forward pass and why, context, stop tokens and tokenizer; then it is sampled from.",
+    description="Show versions, devices and free memory, and try the sandbox of the recipes and flags: each probe that"
+    " fails is named with its remedy.  Exit code 0 if programs can be run safely, else 1.  With --model: its size and"
+    " types, forward pass, context, stop tokens and tokenizer; then it is sampled from.",
     switches=DoctorSwitches(),
     only=(
         "sandbox",
@@ -57,26 +56,25 @@ def main(arguments: Sequence[str]) -> int:
     given = split_arguments(arguments)
     layers = given.recipes()
     named = given.switch("model")
-    refuse_unread_section(given.flags, named)
+    unread, instead = ("sandbox", "leave out --model") if named else ("model", "name it by --model MODEL")
+    for flag in given_flags(given.flags):
+        if flag.path.startswith(f"{unread}."):
+            raise UserError(f"command line: {flag.spelled}: the {unread} is not checked here; {instead}.")
     config, _ = configured(Config, [*layers, *([model_layer(named)] if named else [])], given.flags, PROGRAM)
     if named:
-        return classifier(config, named) if has_classifier_head(config.model) else model(config, named)
+        from posttrain.models.loading.folder_kinds import is_classifier_folder
+
+        classifies = not config.model.is_bundled and is_classifier_folder(config.model.folder)
+        (classifier if classifies else model)(config, named)
+        return 0
     for name, says in (*machine(), *packages()):
         print(f"{name:12} {says}")
     print()
-    return sandbox(config.sandbox)
+    return 0 if sandbox(config.sandbox) else 1
 
 
-def refuse_unread_section(flags: Sequence[str], named: str) -> None:
-    """Refuse flags about what is not looked at: the sandbox where a model is named, else the model."""
-    unread, instead = ("sandbox", "leave out --model") if named else ("model", "name it by --model MODEL")
-    for flag in given_flags(flags):
-        if flag.path.startswith(f"{unread}."):
-            raise UserError(f"command line: {flag.spelled}: the {unread} is not looked at here; {instead}.")
-
-
-def model(config: Config, name: str) -> int:
-    """Load a model, print what it is, and try what a run tries before its first step."""
+def model(config: Config, name: str) -> None:
+    """Load a model, print what it is, and try it as a run does before its first step."""
     require_model(config.model)
     from posttrain.generation.parity import engine_in_parity, largest_gap, tried_length
     from posttrain.models.loading.description import policy_summary, unused_options
@@ -85,26 +83,15 @@ def model(config: Config, name: str) -> int:
     policy = load_policy(config.model)
     longest = tried_length(policy, policy.max_positions)
     engine = engine_in_parity(policy, max_rows=config.rollout.max_rows, longest=longest)
-    for line in (
-        *policy_summary(engine.policy, name),
-        *(f"not used   {each}" for each in unused_options(engine.policy, config.model)),
-    ):
-        print(line)
+    unused = (f"not used   {each}" for each in unused_options(engine.policy, config.model))
+    print("\n".join([*policy_summary(engine.policy, name), *unused]))
     own = "the model's own forward pass" + (" without a cache" if engine.policy.cache_refusal is not None else "")
     way = "the shared-prompt pass" if engine.policy.forward_reason is None else own
     gap = largest_gap(engine, longest)
     print(f"sampling   by {way}; its log-probs are within {gap:.1g} nats of the trainer's up to {longest} tokens")
-    return 0
 
 
-def has_classifier_head(options: ModelOptions) -> bool:
-    """Whether the section names a folder here of a model for sequence classification."""
-    from posttrain.models.loading.folder_kinds import is_classifier_folder
-
-    return not options.is_bundled and is_classifier_folder(options.folder)
-
-
-def classifier(config: Config, name: str) -> int:
+def classifier(config: Config, name: str) -> None:
     """Load a reward model, print what it is, and try it."""
     from posttrain.models.adapters.quantized import num_parameters
     from posttrain.rewards.model import RewardModel, label_names
@@ -120,7 +107,6 @@ def classifier(config: Config, name: str) -> int:
     reads = "conversations and plain text" if found.text.renderer.template else "plain text: it has no chat template"
     print(f"reads      up to {found.limit} tokens, {reads}")
     print(f"scored by  {found.scores.reading.value}; a row alone and in a batch have the same score")
-    return 0
 
 
 def machine() -> list[tuple[str, str]]:
@@ -139,7 +125,6 @@ def machine() -> list[tuple[str, str]]:
 
 
 def packages() -> list[tuple[str, str]]:
-    """Versions of what matters."""
     found = []
     for name in PACKAGES:
         try:
@@ -149,17 +134,17 @@ def packages() -> list[tuple[str, str]]:
     return found
 
 
-def sandbox(options: SandboxOptions) -> int:
-    """Try the sandbox and print what its probes found."""
+def sandbox(options: SandboxOptions) -> bool:
+    """Try the sandbox and print what its probes found; whether it is safe."""
     if options.kind == "none":
-        print("sandbox      none: programs that a model wrote run as you, with limits alone")
-        return 1
+        print("sandbox      none: programs that a model wrote run as you, with only limits")
+        return False
     safe = sealed() if options.kind == "sealed" else elsewhere(options)
     print(f"  {'safe: every probe passed' if safe else 'NOT SAFE: no program will be run here'}")
     others = [name for name, command in OTHERS.items() if shutil.which(command) and name != options.kind]
     if options.kind == "sealed" and others:
         print(f"  also here  {', '.join(others)}: `posttrain doctor --sandbox.kind ...` tries them")
-    return 0 if safe else 1
+    return safe
 
 
 OTHERS = {"bubblewrap": "bwrap", "container (docker)": "docker", "container (podman)": "podman"}
@@ -180,9 +165,7 @@ def sealed() -> bool:
             print(f"  the fork-server does not start: {error}")
             return False
         if server is not None:
-            landlock = (
-                f"version {server.landlock}" if server.landlock else "not in this kernel; seccomp alone refuses paths"
-            )
+            landlock = f"version {server.landlock}" if server.landlock else "not in this kernel; only seccomp"
             user = f"nobody ({server.uid})" if server.uid is not None else f"this one ({os.getuid()})"
             print(f"  layers     resource limits, Landlock ({landlock}), seccomp; programs run as {user}")
             for name, reason in server.missing.items():
@@ -191,7 +174,6 @@ def sealed() -> bool:
 
 
 def elsewhere(options: SandboxOptions) -> bool:
-    """Whether the place that was chosen is safe to use."""
     with ReplaySandbox(backend_for(options), at_once=os.cpu_count() or 1) as there:
         print(f"sandbox      {there.backend.name}")
         try:
@@ -203,7 +185,6 @@ def elsewhere(options: SandboxOptions) -> bool:
 
 
 def print_findings(found: Sequence[Finding]) -> bool:
-    """Print what the probes found; whether all of them passed."""
     for finding in found:
         print(f"  {finding.line()}")
     return bool(found) and all(finding.passed for finding in found)

@@ -23,43 +23,40 @@ from posttrain.runs.files import write_atomically
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateSwitches(TrustSwitch):
-    """What becomes of the results."""
+    """Where results go."""
 
     output: str = ""
-    """Write the results to this file as well, as JSON."""
+    """Also write the results to this file, as JSON."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain eval MODEL [RECIPE.yaml ...]",
-    description="Measure a model, a folder, a run or `bundled`, on held-out problems: sampled at temperature 1 and"
-    " greedily, with 95% intervals over problems.  A run is measured by its own recipe where none is named.",
+    description="Measure a model (a folder, a run or `bundled`) on held-out problems: sampled at temperature 1 and"
+    " greedily, with 95% intervals over problems.  A run is measured by its own recipe unless another is given.",
     switches=EvaluateSwitches(),
     only=(
         *LOADING,
         *TEMPLATE,
-        "task",
-        "rewards",
-        "engine",
-        "rollout.max_completion_tokens",
-        "rollout.max_rows",
-        "evaluation.samples",
-        "run.seed",
-        "run.threads",
+        *("task", "rewards", "engine", "rollout.max_completion_tokens", "rollout.max_rows"),
+        *("evaluation.samples", "run.seed", "run.threads"),
     ),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure, print, and write where asked to."""
+    """Print the results, and write them."""
     model, given = split_arguments(arguments).first("MODEL", PROGRAM)
     config, switches = configured(Config, layers_for_model(model, given), given.flags, PROGRAM)
     require_model(config.model)
     output = Path(switches.output)
     if switches.output and (output.is_dir() or not output.parent.is_dir()):
-        raise UserError(f"--output {output}: name a file in a folder that exists; it is written when all is measured.")
-    results = evaluation_results(config)
-    for line in report(results):
-        print(line)
+        raise UserError(f"--output {output}: name a file in a folder that exists.")
+    from posttrain.runs.progress import Progress
+    from posttrain.training.evaluate import evaluate
+
+    with Progress(0) as progress:
+        results = evaluate(config.model.path, config, progress=progress)
+    print("\n".join(report(results)))
     if switches.output:
         content = f"{json.dumps(results, indent=2)}\n".encode()
         if output.is_file() or not output.exists():
@@ -69,17 +66,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def evaluation_results(config: Config) -> Mapping[str, Any]:
-    """The full evaluation, with its progress on the screen."""
-    from posttrain.runs.progress import Progress
-    from posttrain.training.evaluate import evaluate
-
-    with Progress(0) as progress:
-        return evaluate(config.model.path, config, progress=progress)
-
-
 def report(results: Mapping[str, Any]) -> list[str]:
-    """The numbers for a person: a rate with its interval where it has one."""
+    """Each result on a line, with its interval if it has one."""
     lines = []
     for name, value in results.items():
         interval = results.get(f"{name}_interval")

@@ -126,7 +126,6 @@ def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping
 
 
 def made_switches(kind: Any, given: Mapping[str, object]) -> Any:
-    """A command's own switches, checked.  Raises UserError."""
     record, mistakes = checked(record_class(Schema(kind)), given)
     with named_as_flags():
         if mistakes:
@@ -136,7 +135,6 @@ def made_switches(kind: Any, given: Mapping[str, object]) -> Any:
 
 @contextmanager
 def named_as_flags() -> Iterator[None]:
-    """Have an error about a switch name its flag."""
     try:
         yield
     except UserError as error:
@@ -179,7 +177,6 @@ def list_items(flag: GivenFlag, item: Any) -> list[object]:
 
 
 def yaml_value(flag: str, text: str) -> object:
-    """A flag's text as YAML.  Raises UserError where it is not YAML."""
     try:
         return parse_yaml(f".{text}" if text in ("inf", "nan") else text)
     except YAMLError as error:
@@ -206,12 +203,10 @@ def known_path(flag: GivenFlag, types: Mapping[str, Any], program: CommandSpec) 
 
 
 def short(program: CommandSpec) -> str:
-    """The program's name without its positional arguments."""
     return " ".join(program.name.split()[:2])
 
 
 def flag_types(sections: Mapping[str, Any], program: CommandSpec) -> dict[str, Any]:
-    """The dotted paths that a command reads, with their types."""
     types = dict(get_type_hints(type(program.switches)))
     for name, record in sections.items():
         if name == "rewards" and program.reads(name):
@@ -298,7 +293,6 @@ def is_written_as_yaml(option: Option) -> bool:
 
 
 def set_path(content: dict[str, Any], path: str, value: Any) -> None:
-    """Set a dotted path in nested mappings."""
     *above, name = path.split(".")
     for part in above:
         if not isinstance(content.get(part), dict):

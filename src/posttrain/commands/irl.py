@@ -8,14 +8,14 @@ from posttrain.config import IrlConfig
 
 PROGRAM = CommandSpec(
     name="posttrain irl [RECIPE.yaml ...]",
-    description="Find the reward behind demonstrations: which reward makes the demonstrated behaviour the natural one."
-    "  Recipes are files or names of bundled ones, later ones overriding earlier; flags override them all.  The options"
-    " of world, demonstrations, features and method depend on their names.",
+    description="Find the reward behind demonstrations.  Recipes are files or names of bundled ones, later ones"
+    " override earlier; flags override them all.  The options of world, demonstrations, features and method depend on"
+    " their names.",
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Recover a reward."""
+    """Find a reward."""
     given = split_arguments(arguments)
     config, _ = configured(IrlConfig, given.recipes(), given.flags, PROGRAM)
     from posttrain.irl_runs.extras import require_matplotlib, require_scipy

@@ -14,7 +14,6 @@ from posttrain.runs.planned_memory import WORDS, MachineMemory, gigabytes, memor
 
 
 def count(number: int) -> str:
-    """A number of parameters, in millions or billions."""
     return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
 
 

@@ -87,7 +87,6 @@ def require_there(named: NamedInput) -> None:
 
 
 def require_run(path: str, earlier: Mapping[Path, Phase]) -> None:
-    """Refuse a path that is not a run's folder to take an optimiser from."""
     option, place = f"update.optimizer_from = {path}", Path(path)
     if place in earlier:
         if earlier[place].command in NO_MODEL:

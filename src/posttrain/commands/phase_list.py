@@ -1,4 +1,4 @@
-"""The phases of a recipe: each a recipe of its own, which names what earlier phases made as `phase:NAME`.
+"""The phases of a recipe: each is a recipe, which names results of earlier phases as `phase:NAME` and `run:NAME`.
 
     phases:
       - name: sft
@@ -11,8 +11,8 @@
           reference: {path: "phase:sft"}       what a KL compares with
           update: {optimizer_from: "run:sft"}  the optimiser goes on
 
-`phase:NAME` stands for the model that a phase has trained, its whole model or its adapter, and `run:NAME` for the
-folder of its run; `run:NAME/FILE` for a file in there.  Nothing is carried on unsaid.
+`phase:NAME` is the model that a phase has trained, whole or an adapter, `run:NAME` the folder of its run, and
+`run:NAME/FILE` a file in there.  Nothing else is carried over.
 """
 
 import re
@@ -30,7 +30,6 @@ from posttrain.errors import UserError
 from posttrain.options.adapter import run_model
 
 EARLIER = re.compile(r"^(phase|run):([\w.+-]+)(/.*)?$")
-FIELDS = ("name", "recipe", "sections")
 NAME = re.compile(r"[\w.+-]+")
 NO_MODEL = ("collect", "irl")
 """Commands that leave no model."""
@@ -49,62 +48,59 @@ class Phase:
 
     @property
     def kind(self) -> type[AnyConfig]:
-        """What its recipe speaks of."""
         return recipe_kind(self.layers)
 
     @property
     def command(self) -> str:
-        """The command that runs it."""
         return COMMAND_OF[self.kind]
 
     def config(self, earlier: "Mapping[str, Phase]") -> Any:
-        """The config of its run, with the folders of what earlier phases made in place of their names."""
+        """The config of its run, with folders in place of the names of earlier results."""
         where = f"phase {self.name}"
         merged = merge(self.layers)
         sections = with_phase_folders(merged.sections, earlier, where)
         assert isinstance(sections, dict)
         of_run = next(iter(merged.of_runs.values()), None)
-        layers = [RecipeLayer(where=where, sections=sections, run_digest=of_run), self.place()]
-        return build(self.kind, layers)
+        place = RecipeLayer(where=where, sections={"run": {"folder": str(self.folder), "overwrite": False}})
+        return build(self.kind, [RecipeLayer(where=where, sections=sections, run_digest=of_run), place])
 
     def takes_over(self) -> set[str]:
-        """What it names of earlier phases, as it writes it."""
+        """The earlier results that it names, as written."""
         return set(named_in(merge(self.layers).sections))
 
     def names_taken_over(self) -> set[str]:
-        """The earlier phases that it takes something over from."""
         return {found[2] for name in self.takes_over() if (found := EARLIER.match(name)) is not None}
-
-    def place(self) -> RecipeLayer:
-        """Where its run is kept."""
-        run = {"folder": str(self.folder), "overwrite": False}
-        return RecipeLayer(where=f"phase {self.name}", sections={"run": run})
 
 
 def read_phases(recipe: str, folder: Path, *, trust_code: bool = False) -> list[Phase]:
-    """The phases of a recipe file, whose runs are kept in a folder.  Raises UserError where it has none or bad ones."""
+    """The phases of a recipe file, whose runs are kept in a folder.
+
+    Raises UserError if there are none, if a config is not valid, or if one names a phase that is not before it.
+    """
     path = find_recipe(recipe)
-    sections = dict(read_recipe(str(path)).sections)
-    listed, shared = sections.pop("phases", None), sections
+    shared = dict(read_recipe(str(path)).sections)
+    listed = shared.pop("phases", None)
     if not isinstance(listed, list) or not listed:
         raise UserError(f"{path}: phases = {listed!r:.60}: give a list of phases, each with a name and a recipe.")
     under = RecipeLayer(where=str(path), sections=shared)
-    phases: list[Phase] = []
+    earlier: dict[str, Phase] = {}
     for number, item in enumerate(listed, start=1):
         where = f"{path}: phases[{number - 1}]"
         name, layers = read_phase(item, path, where)
         layers = [trusted(layer) for layer in layers] if trust_code else layers
-        if name in {phase.name for phase in phases}:
-            raise UserError(f"{where}: an earlier phase is called {name} too; give each a name of its own.")
+        if name in earlier:
+            raise UserError(f"{where}: an earlier phase is called {name} too.  Give each its own name.")
         place = folder / "phases" / f"{number}-{name}"
-        phases.append(Phase(name=name, number=number, layers=[*layers[:-1], under, layers[-1]], folder=place))
-    require_sound(phases)
-    return phases
+        phase = Phase(name=name, number=number, layers=[*layers[:-1], under, layers[-1]], folder=place)
+        phase.config(earlier)
+        earlier[name] = phase
+    return list(earlier.values())
 
 
 def read_phase(item: object, path: Path, where: str) -> tuple[str, list[RecipeLayer]]:
-    """The name of a phase and the layers of its recipe, what it says itself last."""
-    if not isinstance(item, Mapping) or not set(item) <= set(FIELDS) or not isinstance(item.get("name"), str):
+    """The name of a phase and the layers of its recipe, with its own sections last."""
+    known = isinstance(item, Mapping) and set(item) <= {"name", "recipe", "sections"}
+    if not isinstance(item, Mapping) or not known or not isinstance(item.get("name"), str):
         raise UserError(f"{where}: {item!r:.80} is not a phase; use {{name: NAME, recipe: RECIPE, sections: {{...}}}}.")
     name, recipe, sections = item["name"], item.get("recipe", []), item.get("sections") or {}
     if not NAME.fullmatch(name):
@@ -118,23 +114,15 @@ def read_phase(item: object, path: Path, where: str) -> tuple[str, list[RecipeLa
     return name, [*(read_recipe(str(each)) for each in files), RecipeLayer(where=where, sections=dict(sections))]
 
 
-def require_sound(phases: Sequence[Phase]) -> None:
-    """Refuse, before anything is run, a phase whose config does not hold or that names one that is not before it."""
-    earlier: dict[str, Phase] = {}
-    for phase in phases:
-        phase.config(earlier)
-        earlier[phase.name] = phase
-
-
 def with_phase_folders(value: object, earlier: Mapping[str, Phase], where: str) -> object:
-    """A section with the folders of what earlier phases made in place of their names."""
+    """A section with folders in place of `phase:NAME` and `run:NAME`."""
     match value:
         case dict():
             return {key: with_phase_folders(item, earlier, where) for key, item in value.items()}
         case list():
             return [with_phase_folders(item, earlier, where) for item in value]
         case str() if found := EARLIER.match(value):
-            return made_by(found, earlier, where)
+            return phase_folder(found, earlier, where)
     return value
 
 
@@ -149,17 +137,17 @@ def named_in(value: object) -> Iterator[str]:
             yield value
 
 
-def made_by(found: re.Match[str], earlier: Mapping[str, Phase], where: str) -> str:
-    """The folder that `phase:NAME` or `run:NAME` stands for."""
+def phase_folder(found: re.Match[str], earlier: Mapping[str, Phase], where: str) -> str:
     kind, name, below = found.groups(default="")
+    given = f"{where}: {found.group()}"
     if name not in earlier:
         before = f"Those before it are {', '.join(earlier)}." if earlier else "It is the first one."
-        raise UserError(f"{where}: {found.group()}: no phase of that name comes before it.  {before}")
-    run = earlier[name].folder
+        raise UserError(f"{given}: no phase of that name comes before it.  {before}")
+    run, command = earlier[name].folder, earlier[name].command
     if kind == "run":
         return f"{run}{below}"
     if below:
-        raise UserError(f"{where}: {found.group()}: a file of the run of a phase is named run:{name}{below}.")
-    if earlier[name].command in NO_MODEL:
-        raise UserError(f"{where}: {found.group()}: a phase of `posttrain {earlier[name].command}` trains no model.")
+        raise UserError(f"{given}: a file of a phase's run is named run:{name}{below}.")
+    if command in NO_MODEL:
+        raise UserError(f"{given}: a phase of `posttrain {command}` trains no model.")
     return str(run_model(run) if run.is_dir() else run / "model")

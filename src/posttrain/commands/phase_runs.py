@@ -22,7 +22,6 @@ REMEDY = "Delete it and those of the phases after it, or keep these phases in an
 
 
 def run_phases(phases: Sequence[Phase], folder: Path, tell: Callable[[str], None] = print) -> str:
-    """Run every unfinished phase and write the report after each; returns it as text."""
     with sole_writer(folder):
         results: list[dict[str, Any]] = []
         earlier: dict[str, Phase] = {}
@@ -64,7 +63,6 @@ def refuse_made_before(phase: Phase, later: Sequence[Phase]) -> None:
 
 
 def run_phase(phase: Phase, config: Any) -> None:
-    """Run a phase to its end, or resume it."""
     recipe = phase_recipe_file(phase)
     recipe.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(recipe, as_recipe(config).encode())
@@ -79,6 +77,7 @@ def phase_recipe_file(phase: Phase) -> Path:
 
 
 def write_report(folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
+    """Write phases.json and phases.md."""
     table = "\n".join(
         [
             f"| {' | '.join(HEADS)} |",

@@ -1,4 +1,4 @@
-"""`posttrain phases`: the phases of one recipe, one after another, each going on from what earlier ones made."""
+"""`posttrain phases`: the phases of one recipe, one after another, each using what earlier ones made."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from posttrain.commands.flags import CommandSpec, read_flags
 
 @dataclass(frozen=True, kw_only=True)
 class PhasesSwitches(TrustSwitch):
-    """Where the phases are kept."""
+    """Where phases are kept."""
 
     folder: str = "runs/phases"
-    """Where runs and the report are kept.  The same command goes on where it was stopped, inside a phase too."""
+    """Where runs and the report are kept.  Run the same command again to continue, within a phase too."""
     dry_run: bool = False
-    """Show the phases and what each goes on from, and run nothing."""
+    """Show the phases and what each takes over, and run nothing."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain phases RECIPE.yaml",
-    description="Run the phases that a recipe lists one after another: supervised, reward models, by reward, dpo.  What"
-    " a phase takes over from an earlier one it names: phase:NAME is its model, run:NAME the folder of its run.",
+    description="Run the phases of a recipe one after another: sft, reward-model, rl, dpo.  A phase names what"
+    " it takes over from an earlier one: phase:NAME is its model, run:NAME the folder of its run.",
     switches=PhasesSwitches(),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what is not finished, and print the report."""
+    """Run the unfinished phases, and print the report."""
     recipe, flags = split_arguments(arguments).only("RECIPE", PROGRAM)
     _, switches = read_flags(flags, PROGRAM, {})
     from posttrain.commands.phase_checks import require_startable

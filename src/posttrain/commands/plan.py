@@ -1,4 +1,4 @@
-"""`posttrain plan`: the memory that a recipe takes, part by part, before anything is loaded."""
+"""`posttrain plan`: the memory of a recipe, part by part, before anything is loaded."""
 
 import json
 from collections.abc import Sequence
@@ -18,33 +18,31 @@ from posttrain.options.bounds import PositiveInt
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSwitches(TrustSwitch):
-    """What this command takes for granted, and how it answers."""
+    """Assumptions of the plan, and its form."""
 
     prompt_tokens: PositiveInt = 256
-    """Length that prompts are taken to have; a run knows the length of its longest."""
+    """Assumed length of prompts; a run knows its longest."""
     gpu_gb: Annotated[float, Ge(0.001)] | None = None
-    """Plan for a CUDA GPU with so many GB, whatever this machine has."""
+    """Plan for a CUDA GPU with this memory in GB, whatever this machine has."""
     json: bool = False
     """Print the plan as JSON, in bytes."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain plan [RECIPE.yaml ...]",
-    description="Show what memory a recipe takes, and beside it the same as PPO with a critic, GRPO, GRPO with LoRA and"
-    " GRPO with QLoRA.  Of the model its config.json is read, no weights.  Warns where a run will not fit.",
+    description="Show the memory of a recipe, next to the same as PPO with a critic, GRPO, GRPO with LoRA and GRPO with"
+    " QLoRA.  Only the model's config.json is read, no weights.  Warns if a run will not fit.",
     switches=PlanSwitches(),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table, the warning and what would make the run smaller."""
+    """Print the plan."""
     given = split_arguments(arguments)
     layers = given.recipes()
     config, switches = configured(recipe_kind(layers), layers, given.flags, PROGRAM)
     if isinstance(config, IrlConfig | CollectConfig):
-        raise UserError(
-            f"{PROGRAM.name}: this recipe trains no language model.  Give one of `posttrain rl`, `sft` or `dpo`."
-        )
+        raise UserError("plan: this recipe trains no language model.  Give one of `posttrain rl`, `sft` or `dpo`.")
     from posttrain.commands.memory_table import MemoryTable
     from posttrain.models.memory.memory_plan import MemoryPlan
     from posttrain.models.memory.model_shape import recipe_shape

@@ -13,11 +13,11 @@ from posttrain.options.bounds import NonNegativeInt
 
 @dataclass(frozen=True, kw_only=True)
 class RlSwitches(TrainingSwitches):
-    """What this command does with the recipe."""
+    """Switches of `posttrain rl`."""
 
     show_prompts: NonNegativeInt = 0
-    """Show the first so many prompts as the model reads them, and train nothing; with --dry-run also what it answers
-    and what that is paid."""
+    """Show this many prompts as the model reads them, and train nothing; with --dry-run also its answers and their
+    rewards."""
 
 
 PROGRAM = CommandSpec(
@@ -29,7 +29,7 @@ PROGRAM = CommandSpec(
 
 
 def act(config: Config, switches: RlSwitches, recipe: str, resume: bool) -> int:
-    """Train, or show prompts or what training would be."""
+    """Train, or show prompts or the plan."""
     if switches.show_prompts and not switches.dry_run:
         show_prompts(config, switches.show_prompts)
         return 0

@@ -21,34 +21,32 @@ TOKEN_VARIABLE = "POSTTRAIN_SERVE_TOKEN"
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """What is served."""
+    """The served model."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSwitches(Bounded):
-    """Where it listens."""
+    """Where the server listens, and who may ask."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; one that other machines reach needs a token, or --public."""
+    """Address to listen on; if other machines reach it, a token or --public is required."""
     port: Port = 8000
     """Port to listen on; 0 takes a free one."""
     public: bool = False
-    """Let anybody ask who reaches the port, without a token."""
+    """Answer everybody who reaches the port, without a token."""
     token: str = ""
-    """Answer only requests that bring this, as `Authorization: Bearer TOKEN`; clients call it api_key.  `ps` shows
-    flags to everybody on this machine: set the variable POSTTRAIN_SERVE_TOKEN instead.  Nothing is encrypted."""
+    """Answer only requests with `Authorization: Bearer TOKEN`; clients call it api_key.  `ps` shows flags to everybody
+    on this machine: prefer the variable POSTTRAIN_SERVE_TOKEN.  Nothing is encrypted."""
     seconds: Annotated[float, Gt(0)] = 600.0
-    """Longest that a request may take, and that one waits for its turn."""
+    """Time limit of a request, and of the wait for its turn."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain serve MODEL",
-    description=(
-        "Serve a model, a folder, a run or `bundled`, at http://HOST:PORT/v1: models, completions and chat/completions"
-        " as OpenAI's clients ask for them, one request at a time.  Ctrl-C ends it."
-    ),
+    description="Serve a model (a folder, a run or `bundled`) at http://HOST:PORT/v1: models, completions and"
+    " chat/completions, as OpenAI's clients expect them, one request at a time.  Ctrl-C ends it.",
     switches=ServeSwitches(),
     only=(*LOADING, *TEMPLATE),
 )
@@ -77,25 +75,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def token_of(switches: ServeSwitches) -> str:
-    """The token that requests have to bring; empty where they need none.
-
-    Raises UserError where other machines could ask without one, unless that is meant.
-    """
+    """The token that requests need, or "".  Raises UserError if other machines could ask without one by mistake."""
     source, token = "--token", switches.token
     if not token and TOKEN_VARIABLE in os.environ:
         source, token = TOKEN_VARIABLE, os.environ[TOKEN_VARIABLE]
         if not token:
-            raise UserError(f"{TOKEN_VARIABLE}: is set and empty.  Set it to the token, or unset it.")
+            raise UserError(f"{TOKEN_VARIABLE}: is set and empty.  Set it to a token, or unset it.")
     if token and not (token.isascii() and token.isprintable() and " " not in token):
         raise UserError(f"{source}: must be printable ASCII without spaces, since it travels in a header")
     if token and switches.public:
         given = "--token is given" if switches.token else f"{TOKEN_VARIABLE} is set"
         raise UserError(f"--public lets anybody ask without a token, and {given}.  Leave one of them out.")
     if not is_loopback(switches.host) and not (token or switches.public):
-        raise UserError(
-            f"--host {switches.host} lets other machines ask.  Set {TOKEN_VARIABLE} to a token that they have to bring,"
-            " or give --token TEXT, or let anybody ask by --public."
-        )
+        rule = f"lets other machines ask.  Set {TOKEN_VARIABLE}, or add --token TEXT or --public"
+        raise UserError(f"--host {switches.host} {rule}.")
     if is_loopback(switches.host) and switches.public:
         raise UserError(f"--public has no use with --host {switches.host}, which only this machine reaches")
     return token

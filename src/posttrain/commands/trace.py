@@ -1,4 +1,4 @@
-"""`posttrain trace`: one rollout shown token by token; trace_table.py says what is in the table."""
+"""`posttrain trace`: one rollout, token by token; trace_table.py describes the table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,42 +24,38 @@ from posttrain.options.bounds import NonNegativeInt, PositiveInt
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSwitches(TrustSwitch):
-    """Which rollout is shown."""
+    """What is shown."""
 
     sample: NonNegativeInt = 0
-    """Number of the completion within its group, from 0."""
+    """Number of the completion in its group, from 0."""
     state_width: PositiveInt = 28
-    """Characters of each state that are shown: its end."""
+    """Characters shown of the end of each state."""
     below: Annotated[float, Le(0)] = 0.0
     """Show only tokens whose log-prob is at most this, in nats, such as -1; 0 shows all."""
     beside: str = ""
-    """Another algorithm, whose advantages of the same tokens are shown too: NAME, in braces as a recipe writes it, or
-    several in brackets, '[grpo, {name: rloo, credit: reward_to_go}]'."""
+    """Another algorithm, whose advantages of the same tokens are shown too: NAME, in braces as in a recipe, or several
+    in brackets, '[grpo, {name: rloo, credit: reward_to_go}]'."""
     picture: str = ""
-    """PNG to draw: the completion coloured by its advantages, once for each algorithm."""
+    """File of a picture: the completion coloured by its advantages, once for each algorithm."""
 
 
 PROGRAM = CommandSpec(
     name="posttrain trace MODEL PROMPT [RECIPE.yaml ...]",
     description="Sample a group of completions of a prompt and show one of them token by token.  PROMPT is a text, or"
-    " the number of a held-out problem of the task.  A run is traced by its own recipe where none is named.",
+    " the number of a held-out problem of the task.  A run is traced by its own recipe unless another is given.",
     switches=TraceSwitches(),
     only=(
         *LOADING,
         *TEMPLATE,
-        "task",
-        "rewards",
-        "algorithm",
+        *("task", "rewards", "algorithm", "reference.path", "run.seed"),
         *(f"rollout.{name}" for name in ("group_size", "max_completion_tokens", "max_rows", "on_reward_error")),
         *(f"rollout.{name}" for name in ("temperature", "top_k", "top_p", "min_p", "allow_cut_sampling")),
-        "reference.path",
-        "run.seed",
     ),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Sample, grade and print."""
+    """Print the table, and draw the picture."""
     model, given = split_arguments(arguments).first("MODEL", PROGRAM)
     text, given = given.first("PROMPT", PROGRAM)
     config, switches = configured(Config, layers_for_model(model, given), given.flags, PROGRAM)
@@ -72,11 +68,10 @@ def main(arguments: Sequence[str]) -> int:
     from posttrain.commands.tracing.trace_table import (
         NO_RUN,
         Crediting,
-        TableWindow,
         algorithms_beside,
         draw,
         prompt_to_trace,
-        sampled,
+        sampled_group,
         table,
         traced,
     )
@@ -94,10 +89,9 @@ def main(arguments: Sequence[str]) -> int:
     with open_session(config, CallerObjects(algorithm=algorithm)) as session:
         if run is not None:
             run.restore(session.learner, config)
-        group = sampled(session, prompt_to_trace(session, text))
+        group = sampled_group(session, prompt_to_trace(session, text))
         trace = traced(session, group, switches.sample, replace(crediting, beside=beside))
-        for line in table(trace, TableWindow(width=switches.state_width, below=switches.below)):
-            print(line)
+        print("\n".join(table(trace, width=switches.state_width, below=switches.below)))
         if picture is not None:
             draw(trace, picture)
             print(f"picture: {picture}")

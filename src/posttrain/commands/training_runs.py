@@ -1,4 +1,4 @@
-"""What the commands that train a model share: `posttrain rl`, `sft`, `reward-model` and `dpo`."""
+"""The common part of the commands that train a model: `posttrain rl`, `sft`, `reward-model` and `dpo`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,24 +25,23 @@ Kind = TypeVar("Kind", bound=TrainingConfig)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSwitches(TrustSwitch):
-    """What these commands do with the recipe."""
+    """Switches of the commands that train."""
 
     dry_run: bool = False
-    """Show the plan, with seconds per step from one timed step, and the first completions, rows or pairs as they are
-    read and scored or learned; train nothing."""
+    """Show the plan, with seconds per step from one timed step, and the first completions, rows or pairs; train
+    nothing."""
     resume: str = ""
-    """Continue the run in this folder exactly where its last checkpoint left it."""
+    """Continue the run in this folder from its last checkpoint."""
     from_step: int | None = None
-    """With --resume: go on from the checkpoint of this step; what came after it is removed."""
+    """With --resume: continue from the checkpoint of this step; later results are removed."""
     accept_changes: bool = False
-    """With --resume: go on although model, rows, rewards or files have changed since the run began; inputs.json notes
-    it."""
+    """With --resume: continue although model, rows, rewards or files have changed; inputs.json notes it."""
 
 
 def run_training_command(
     kind: type[Kind], program: CommandSpec, act: Callable[[Kind, Any, str, bool], int], arguments: Sequence[str]
 ) -> int:
-    """Read the recipe, or that of the run that is resumed, and act on it: with its switches, names and `resume`."""
+    """Read the recipe, or that of the resumed run, and call `act` with it, the switches, recipe names and `resume`."""
     command = next(name for each, name in COMMAND_OF.items() if each is kind)
     given = split_arguments(arguments)
     folder = given.switch("resume")
@@ -57,7 +56,7 @@ def run_training_command(
 
 
 def fit_command(kind: type[Kind], program: CommandSpec, module: str, train: str, show: str) -> Callable[..., int]:
-    """The `main` of a command on rows or pairs; its functions `train` and `show` are loaded when they are needed."""
+    """The `main` of a command on rows or pairs; its functions `train` and `show` are imported when needed."""
 
     def act(config: Kind, switches: TrainingSwitches, recipe: str, resume: bool) -> int:
         functions = import_module(module)

@@ -1,5 +1,6 @@
 """From sampled token ids of Countdown problems to what a GRPO update of a course takes."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ def create_grpo_training_episodes(
 ) -> tuple[dict[str, list[list[Any]]], dict[str, list[float]]]:
     """Grade the generations of Countdown problems, and give every token of each the advantage of its completion.
 
-    A sample has `input_ids`, `nums` and `target`; its generations stand together, in the order of the samples.  The
+    A sample has `input_ids`, `nums` and `target`; its generations follow one another, in the order of the samples.  The
     reward is 1 for the format (.5 where the answer holds more than arithmetic) and 1 for an expression that makes the
     target.  Episodes are `all_query_token_ids`, `all_response_token_ids` and `all_advantages`; statistics are
     `rewards`, `format_rewards`, `equation_rewards` and `response_lengths`, one of each for every generation.
@@ -36,16 +37,9 @@ def create_grpo_training_episodes(
     """
     expected = len(samples) * generations_per_sample
     if len(all_generations) != expected:
-        raise UserError(
-            f"all_generations: {len(all_generations)} of them, where {len(samples)} samples ×"
-            f" generations_per_sample = {generations_per_sample} make {expected}."
-        )
-    episodes: dict[str, list[list[Any]]] = {
-        name: [] for name in ("all_query_token_ids", "all_response_token_ids", "all_advantages")
-    }
-    stats: dict[str, list[float]] = {
-        name: [] for name in ("rewards", "format_rewards", "equation_rewards", "response_lengths")
-    }
+        product = f"{len(samples)} samples × generations_per_sample = {generations_per_sample} make {expected}"
+        raise UserError(f"all_generations: has {len(all_generations)}, and {product}.")
+    episodes, stats = defaultdict[str, list[list[Any]]](list), defaultdict[str, list[float]](list)
     for index, sample in enumerate(samples):
         group = all_generations[index * generations_per_sample : (index + 1) * generations_per_sample]
         texts = [prefill + text for text in tokenizer.batch_decode([*map(list, group)], skip_special_tokens=True)]
@@ -61,4 +55,4 @@ def create_grpo_training_episodes(
         stats["format_rewards"] += structure
         stats["equation_rewards"] += equation
         stats["response_lengths"] += map(len, group)
-    return episodes, stats
+    return dict(episodes), dict(stats)

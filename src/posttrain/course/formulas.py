@@ -19,19 +19,17 @@ EPSILON = 1e-4
 def compute_advantages(
     values: Float[Tensor, "batch time"], rewards: Float[Tensor, " batch"], prefix_len: int
 ) -> Float[Tensor, "batch generated"]:
-    """How much better each generated token made things than a value head had expected, one step ahead.
+    """How much better each generated token was than a value head had expected, one step ahead.
 
         A_t = V(s_{t+1}) - V(s_t),  and  r - V(s_t) for the last token        (γ = 1, λ = 0)
 
     V(s_t) is the value at the token before t; the first `prefix_len` tokens are the prompt's.  No gradient.  The
-    course's own takes `values[:, prefix_len:]` beside the reward, one column too many, and ends in an error of shapes;
-    and the square of what it returns, without a gradient, is all of its value loss.
+    course's own takes `values[:, prefix_len:]` with the reward, one column too many, and ends in an error of shapes;
+    its value loss is the square of the result, without a gradient.
     """
     if not 1 <= prefix_len < values.shape[1]:
-        raise UserError(
-            f"prefix_len = {prefix_len}: of rows of {values.shape[1]} tokens the prompt is at least 1, and at least 1"
-            f" is generated.  Use 1 to {values.shape[1] - 1}."
-        )
+        rule = f"a row of {values.shape[1]} tokens has a prompt and a completion"
+        raise UserError(f"prefix_len = {prefix_len}: {rule}.  Use 1 to {values.shape[1] - 1}.")
     return torch.cat([values[:, prefix_len:-1], rewards[:, None]], dim=1) - values[:, prefix_len - 1 : -1]
 
 
@@ -46,10 +44,10 @@ def calc_kl_penalty(
 
         kl_coef · mean_t Σ_v π(v) (log π(v) - log ref(v)),   in nats
 
-    `mask` says which positions count, those that predict a generated token; without one all do.  Its gradient is the
-    policy's alone.  The course's formula is this one, and its use of it is not: it slices from the first generated
-    token and not from the one before, which predicts it; it counts padding; and its logits come from under `no_grad`.
-    In a recipe: `algorithm.kl.estimator = full`.
+    `mask` says which positions count, those that predict a generated token; without one all do.  Only the policy has a
+    gradient.  The course uses the same formula wrongly: it slices from the first generated token and not from the one
+    before, which predicts it; it counts padding; and its logits are computed under `no_grad`.  In a recipe:
+    `algorithm.kl.estimator = full`.
     """
     logprobs, reference = logits.log_softmax(dim=-1), ref_logits.detach().log_softmax(dim=-1)
     divergence = (logprobs.exp() * (logprobs - reference)).sum(dim=-1)
@@ -63,8 +61,8 @@ def compute_grpo_advantages(rewards: Float[Tensor, " group"]) -> Float[Tensor, "
 
         A_i = (r_i - mean r) / (std r + 1e-4),   std with G - 1
 
-    Equal rewards are exactly 0 here.  In the course's they are what rounding leaves of the mean, over 1e-4, and a group
-    of one is NaN.  In a recipe: `algorithm.deviation = sample`, `algorithm.deviation_epsilon = 1e-4`.
+    Equal rewards give exactly 0.  The course's gives the rounding error of the mean over 1e-4, and NaN for a group of
+    one.  In a recipe: `algorithm.deviation = sample`, `algorithm.deviation_epsilon = 1e-4`.
     """
     return group_zscore(rewards[None], deviation="sample", epsilon=EPSILON)[0]
 
@@ -74,14 +72,11 @@ def compute_group_advantages(rewards: Float[Tensor, " rollout"], group_size: int
 
         A_i = (r_i - mean r) / std r,   std with G; equal rewards are exactly 0
 
-    The course's bounds the deviation from below by 1e-6 instead, so that rewards that differ by rounding alone, as
-    three of .9 do from their mean, get an advantage.  In a recipe: `algorithm.name = grpo`.
+    The course's bounds the deviation from below by 1e-6 instead, so that rewards that differ only by rounding, as three
+    of .9 do from their mean, get an advantage.  In a recipe: `algorithm.name = grpo`.
     """
     if group_size < 1 or len(rewards) % group_size:
-        raise UserError(
-            f"group_size = {group_size}: {len(rewards)} rewards are no whole number of groups of that size; use a"
-            " divisor >= 1."
-        )
+        raise UserError(f"group_size = {group_size}: must divide the number of rewards, {len(rewards)}.")
     return group_zscore(rewards.view(-1, group_size)).flatten()
 
 
@@ -139,6 +134,5 @@ def grpo_sequence_loss(
 
 
 def require_not_empty(counted: Tensor, name: str) -> None:
-    """Refuse a mean over nothing."""
     if not counted.numel():
         raise UserError(f"{name}: no position counts, so there is no mean over them.  Leave such a batch out.")

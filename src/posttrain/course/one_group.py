@@ -41,7 +41,7 @@ def compute_log_probs(
     policy = as_policy(model, tokenizer)
     tokens = tuple(token_ids(tokenizer, response, special=False) if isinstance(response, str) else response)
     if not tokens:
-        raise UserError("response: it is empty, and the log-prob of no token at all teaches nothing.")
+        raise UserError("response: is empty.  Give at least one token.")
     before = TokenizerRenderer(tokenizer).render(prompt, id="prompt").tokens
     return policy.completion_logprobs(Completions([before], [tokens], [0])).sum()
 
@@ -75,7 +75,7 @@ def grpo_step(
     options = SamplingOptions(max_completion_tokens=max_new_tokens, temperature=temperature)
     if G < 2 or temperature == 0:
         named = f"G = {G}" if G < 2 else "temperature = 0"
-        raise UserError(f"{named}: a group needs two responses that can differ.  Use G >= 2 and temperature > 0.")
+        raise UserError(f"{named}: a group needs two different responses.  Use G >= 2 and temperature > 0.")
     drawn = int(torch.randint(2**31, ()).item()) if seed is None else seed
     asked = TokenizerRenderer(tokenizer).render([{"role": "user", "content": prompt}], id="prompt")
     (group,) = completions(InProcessEngine(policy, max_rows=MAX_ROWS), [asked], options, group_size=G, seed=drawn)

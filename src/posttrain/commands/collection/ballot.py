@@ -35,7 +35,6 @@ class Ballot:
     """One rater's votes on a list of pairs."""
 
     def __init__(self, pairs: Sequence[Pair], journal: LineJournal, *, rater: str, seed: int) -> None:
-        """Continue where this rater stopped, by the journal that all raters of a folder share."""
         if not rater.strip() or not rater.isprintable():
             raise UserError(f"rater {rater!r}: use letters only, for example `anna`.")
         self.pairs, self.journal, self.rater, self.seed = {pair.id: pair for pair in pairs}, journal, rater, seed

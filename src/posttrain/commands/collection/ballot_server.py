@@ -61,18 +61,15 @@ class BallotServer(LocalServer):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Each rater's page."""
         base = f"http://127.0.0.1:{self.server_port}/"
         return {ballot.rater: f"{base}#{token}" for token, ballot in self.ballots.items()}
 
     def end(self, ballot: Ballot) -> None:
-        """Note that a rater wants no further pair."""
         self._gone.add(ballot.rater)
         if len(self._gone) == len(self.ballots):
             self.ended.set()
 
     def state(self, ballot: Ballot) -> dict[str, Any]:
-        """What the page shows."""
         pair = ballot.current()
         shown = None
         if pair is not None:
@@ -96,7 +93,6 @@ class BallotHandler(RequestHandler):
         return own_hosts("127.0.0.1", self.pages.server_port)
 
     def get(self) -> Answer:
-        """The page, or what it shows now."""
         self.require_own()
         if self.place not in ("/", "/state"):
             raise RefusedRequest(f"{self.place[:80]}: no such page", HTTPStatus.NOT_FOUND)
@@ -129,7 +125,6 @@ class BallotHandler(RequestHandler):
         raise RefusedRequest(f"{self.command}: this page takes GET and POST", HTTPStatus.METHOD_NOT_ALLOWED)
 
     def ballot(self) -> Ballot:
-        """The ballot of the rater whose token a request brings."""
         given = self.headers.get(TOKEN_HEADER, "")
         for token, ballot in self.pages.ballots.items():
             if brings(given, token):
@@ -138,7 +133,6 @@ class BallotHandler(RequestHandler):
 
 
 def ask_on_pages(ballots: Sequence[Ballot], question: str, *, port: int, stopping: Callable[[], bool]) -> None:
-    """Show each rater a page until one of them ends the voting, or it is stopped."""
     try:
         server = BallotServer(ballots, question, port=port)
     except OSError as error:

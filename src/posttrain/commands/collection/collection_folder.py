@@ -91,7 +91,6 @@ def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
 
 
 def require_same_collection(folder: Path, config: CollectConfig) -> None:
-    """Refuse to resume a collection under another recipe."""
     own = build(CollectConfig, [run_recipe(folder)], to_run=False)
     found = option_differences(lasting_options(own, MAY_CHANGE), lasting_options(config, MAY_CHANGE))
     if found:

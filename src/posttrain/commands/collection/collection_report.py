@@ -58,7 +58,6 @@ def collection_plan_lines(config: CollectConfig, calls_per_pair: int) -> list[st
 
 
 def first_prompt_lines(prompt: SampledPrompt, config: CollectConfig) -> list[str]:
-    """A prompt, its completions, and which of them are compared."""
     pairs = choose_pairs([prompt], config.collect, seed=config.run.seed).pairs
     lines = ["", visible(f"prompt     {prompt.prompt_id}: {prompt.question.rstrip()}")]
     for each in prompt.completions:

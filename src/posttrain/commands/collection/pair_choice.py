@@ -51,7 +51,6 @@ class SampledPrompt:
 
 
 def sampled_prompt(record: Mapping[str, Any]) -> SampledPrompt:
-    """The prompt of a journal line."""
     made = [SampledCompletion(**{**each, "finish": Finish(each["finish"])}) for each in record["completions"]]
     prompt = record["prompt"] if isinstance(record["prompt"], str) else tuple(record["prompt"])
     return SampledPrompt(**{**record, "prompt": prompt, "completions": tuple(made)})
@@ -62,7 +61,6 @@ def dataset_prompt(prompt: Prompt) -> str | Messages:
 
 
 def sampled_prompts(groups: Sequence[Group], grades: Grades | None) -> list[SampledPrompt]:
-    """Groups with their rewards, if they were graded."""
 
     def rewarded(row: int, column: int) -> dict[str, Any]:
         if grades is None:

@@ -47,7 +47,6 @@ class PromptSampler:
     """Samples completions of a collection's prompts, and scores them where the config says so; a context manager."""
 
     def __init__(self, config: CollectConfig, own: PairObjects) -> None:
-        """Load the model, the task and the rewards.  Raises UserError, for prompts without room too."""
         self.config = config
         with ExitStack() as held:
             held.enter_context(claim_threads(config.run.threads))

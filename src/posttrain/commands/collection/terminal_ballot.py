@@ -14,7 +14,6 @@ AT_THE_END = "Every pair is judged.  u takes the last vote back; anything else e
 
 
 def ask_in_terminal(ballot: Ballot, question: str) -> None:
-    """Ask until every pair is judged, or `q`, Ctrl-C or the end of the input; every vote is kept."""
     print(HELP)
     with ended_by_interrupt():
         while True:

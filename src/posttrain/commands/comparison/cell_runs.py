@@ -36,9 +36,7 @@ def run_comparison(cells: Sequence[Cell], budget: Budget, folder: Path, tell: Ca
             tell(f"[{number}/{len(cells)}] {cell.name}: {cell.folder}")
             result = results[cell.name] = run_cell(cell)
             change = f"{cell_accuracy(result, result.before):.3f} → {accuracy(result):.3f}"
-            cost = (
-                f"{result.steps} steps, {result.sampled_tokens:,} tokens, {result.training_seconds:.0f} s"
-            )
+            cost = f"{result.steps} steps, {result.sampled_tokens:,} tokens, {result.training_seconds:.0f} s"
             tell(f"    held-out {quantity([result])} {change} in {cost}")
             write_comparison(folder, [results[each.name] for each in cells if each.name in results], str(budget))
         return write_comparison(folder, [results[each.name] for each in cells], str(budget))
@@ -73,7 +71,6 @@ def kept_result(cell: Cell) -> CellResult | None:
 
 
 def require_recipe_of_now(cell: Cell, what: str) -> None:
-    """Refuse a cell that another recipe has begun, or made."""
     kept = next((each for each in (cell_recipe_file(cell), cell.folder / "config.yaml") if each.is_file()), None)
     changed = [f"{cell_recipe_file(cell)} is gone"] if kept is None else changed_options(kept, cell.config)
     if changed:

@@ -118,6 +118,7 @@ def make_cells(variants: Mapping[str, Config], *, seeds: int, budget: Budget, fo
 
 
 def require_same(option: str, configs: Mapping[str, Config]) -> None:
+    """Refuse a difference in what decides how results are measured."""
     values = {name: value_at(config, option) for name, config in configs.items()}
     first = next(iter(values.values()))
     if any(value != first for value in values.values()):

@@ -158,7 +158,6 @@ def accuracy(run: CellResult) -> float:
 
 
 def cell_accuracy(run: CellResult, results: Mapping[str, Any]) -> float:
-    """The accuracy at temperature 1 before or after training, or the mean of a reward that counts something."""
     names = ("accuracy_sampled",) if quantity([run]) == "accuracy" else (SCORE, REWARD)
     value = next((results[name] for name in names if results.get(name) is not None), None)
     if value is None:

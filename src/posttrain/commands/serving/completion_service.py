@@ -156,7 +156,6 @@ class Service:
             self.waiting.discard(threading.get_ident())
 
     def require_wanted(self, turn: Turn, client_left: ClientLeftTest) -> None:
-        """End a request that takes too long, or whose client has gone."""
         turn.last_look = time.monotonic()
         self.require_reader(client_left)
         if turn.last_look > turn.began + self.seconds:
@@ -170,7 +169,6 @@ class Service:
             raise RefusedRequest("the server ends; try again later", HTTPStatus.SERVICE_UNAVAILABLE)
 
     def choice(self, rollout: Rollout, asked: CompletionRequest, *, chat: bool) -> dict[str, Any]:
-        """One completion, cut at the first stop text."""
         cuts = [at for at in (rollout.text.find(stop) for stop in asked.stops) if at >= 0]
         text = rollout.text[: min(cuts)] if cuts else rollout.text
         reason = "length" if rollout.finish.cut_off and not cuts else "stop"

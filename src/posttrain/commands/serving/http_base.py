@@ -74,7 +74,6 @@ class RequestHandler(BaseHTTPRequestHandler):
         return unquote(urlsplit(self.path).path)
 
     def reply(self, make: Callable[[], Answer]) -> None:
-        """Send what a request is answered with, or why it is not."""
         try:
             status, content = make()
         except RefusedRequest as refusal:

@@ -132,7 +132,6 @@ def logprobs_in(body: Mapping[str, Any], *, chat: bool) -> bool:
 
 
 def prompts_in(prompt: object) -> list[str | list[int]]:
-    """One prompt or many, each a text or a list of token ids."""
     listed: list[Any] = prompt if isinstance(prompt, list) and not all(map(is_id, prompt)) else [prompt]
     if not all(one and (isinstance(one, str) or (isinstance(one, list) and all(map(is_id, one)))) for one in listed):
         raise RefusedRequest(
@@ -196,7 +195,6 @@ def prompt_in(
 
 
 def stops_in(stop: object) -> tuple[str, ...]:
-    """The texts that end a completion."""
     stops = [] if stop is None else stop if isinstance(stop, list) else [stop]
     texts = [one for one in stops if isinstance(one, str)]
     if len(stops) > MAX_STOPS or len(texts) < len(stops):

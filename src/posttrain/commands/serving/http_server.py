@@ -40,7 +40,6 @@ class Handler(RequestHandler):
         return self.endpoint.hosts
 
     def get(self) -> Answer:
-        """The list of models, one of them, or the state of the engine."""
         place, service = self.required_place("GET"), self.endpoint.service
         if place == "/health":
             return service.health()
@@ -48,7 +47,6 @@ class Handler(RequestHandler):
         return HTTPStatus.OK, service.models() if place == "/v1/models" else service.model(place[len("/v1/models/") :])
 
     def post(self) -> Answer:
-        """Completions.  Raises ClientLeft."""
         chat = COMPLETIONS[self.required_place("POST")]
         self.require_token()
         return HTTPStatus.OK, self.endpoint.service.completions(self.body(), chat=chat, client_left=self.client_left)
@@ -116,7 +114,6 @@ class HttpServer(LocalServer):
 
 
 def serving(policy: Policy, *, name: str, seconds: float = SECONDS, token: str = "") -> HttpServer:
-    """A server of a policy that listens on a free port of this machine; `serve_forever` answers."""
     return listening(Service(policy, renderer_of(policy), name=name, seconds=seconds), token=token)
 
 

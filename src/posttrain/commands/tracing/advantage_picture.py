@@ -1,4 +1,4 @@
-"""One completion token by token, coloured by what each token is credited with; matplotlib is loaded only to draw."""
+"""One completion, its tokens coloured by their advantages; matplotlib is loaded only to draw."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,16 +20,16 @@ LINE_CHARACTERS = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCredit:
-    """What one algorithm makes of the tokens of a completion."""
+    """The credit of a completion's tokens by one algorithm."""
 
     advantages: Sequence[float]
     values: Sequence[float] | None = None
-    """What a critic expected before each token; None without one."""
+    """A critic's values before each token; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedToken:
-    """Where a piece of text stands in its panel, in characters."""
+    """The place of a token in its panel, in characters."""
 
     token: int
     text: str
@@ -71,7 +71,7 @@ def draw_token_advantages(
 
 
 def laid_out(tokens: Sequence[str], width: int = LINE_CHARACTERS) -> list[PlacedToken]:
-    """The tokens in lines: a new one after a line's end in the text, and where one would be longer than `width`."""
+    """The tokens in lines: a new one after a line end, and where one would be longer than `width`."""
     placed: list[PlacedToken] = []
     line = column = 0
     for number, token in enumerate(tokens):
@@ -88,7 +88,7 @@ def laid_out(tokens: Sequence[str], width: int = LINE_CHARACTERS) -> list[Placed
 def draw_text(
     axes: "Axes", placed: Sequence[PlacedToken], advantages: Sequence[float], colours: "ScalarMappable"
 ) -> None:
-    """The tokens as coloured boxes of text."""
+    """Draw the tokens as coloured boxes."""
     import numpy as np
     from matplotlib.patches import Rectangle
 
@@ -115,7 +115,7 @@ def draw_text(
 
 
 def draw_advantage_curves(axes: "Axes", credits: Mapping[str, TokenCredit]) -> None:
-    """All advantages against the token's number, and what critics expected before each token."""
+    """Advantages and values of critics against the token's number."""
     axes.axhline(0, color=GREY, linewidth=0.8)
     with_values = any(credit.values is not None for credit in credits.values())
     for colour, (name, credit) in zip(PALETTE, credits.items(), strict=False):

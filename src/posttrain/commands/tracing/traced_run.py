@@ -1,4 +1,4 @@
-"""The run that `trace` is given: its critic, the model its KL compares with, and the numbers its steps left behind."""
+"""The run that `trace` is given: its critic, the reference of its KL, and the numbers of its last step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,17 +24,14 @@ from posttrain.training.learner import Learner
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRun:
-    """A run by reward that has ended, and what its recipe says."""
+    """A finished run by reward, and its recipe."""
 
     folder: Path
     algorithm: Mapping[str, Any]
-    """The section of its recipe."""
     first_model: str
-    """What it began to train."""
 
     @property
     def critic(self) -> str:
-        """The folder of its trained critic; empty where it has none."""
         folder = str(self.folder / "critic")
         return folder if has_head(folder) else ""
 
@@ -46,9 +43,9 @@ class TracedRun:
         return replace(algorithm, critic=saved_options(self.critic))
 
     def with_reference(self, config: Config, algorithm: Algorithm) -> Config:
-        """The config with the reference of the run's KL in the reward: the trained policy itself would make it 0.
+        """The config with the reference of the run's KL in the reward: with the trained policy itself it would be 0.
 
-        Raises UserError where the model that the run began with is gone, or was never in a folder.
+        Raises UserError if the model that the run began with is gone, or was never in a folder.
         """
         reference = config.reference
         if algorithm.kl_penalty is None or reference.path or reference.refresh_every:
@@ -59,10 +56,8 @@ class TracedRun:
         elif not first.is_bundled and first.hub_name is None and not first.folder.is_dir():
             gone = f"{first.path}, which is not there"
         if gone:
-            raise UserError(
-                f"{self.folder}: its rewards contain a KL to the model that the run began with, {gone}.  Name it by"
-                " --reference.path, or trace without the KL: --algorithm.kl None."
-            )
+            rule = f"its rewards contain a KL to the model that the run began with, {gone}"
+            raise UserError(f"{self.folder}: {rule}.  Set --reference.path, or trace without it: --algorithm.kl null.")
         return replace(config, reference=replace(reference, path=first.path))
 
     def restore(self, learner: Learner, config: Config) -> None:
@@ -78,7 +73,7 @@ class TracedRun:
             learner.reference.restore(saved.tensors["reference"])
 
     def whitening(self, config: Config) -> "StepWhitening | None":
-        """What its last step whitened by, where the same algorithm is asked for."""
+        """The whitening of its last step, for the same algorithm."""
         if config.algorithm != self.algorithm:
             return None
         told = [line for line in read_metrics(self.folder / METRICS) if SHIFT in line and SCALE in line]
@@ -90,14 +85,14 @@ class TracedRun:
 
 @dataclass(frozen=True)
 class StepWhitening:
-    """What the advantages of a step were whitened by."""
+    """The whitening of a step's advantages."""
 
     step: int
     by: Whitening
 
 
 def traced_run(model: str) -> TracedRun | None:
-    """The run by reward that a folder is of; None of a model's folder and of runs of other kinds."""
+    """The run by reward in a folder; None for a model's folder and for runs of other kinds."""
     if not is_run_folder(Path(model)):
         return None
     recipe = run_recipe(Path(model))

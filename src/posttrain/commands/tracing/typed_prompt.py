@@ -12,17 +12,15 @@ from posttrain.tasks.prompt_content import prompt_content
 COUNTDOWN = re.compile(r"Use (all|some) of ([0-9]+(?:, [0-9]+)*) to make ([0-9]+)\.")
 """A Countdown problem as the bundled model knows it; an answer to it can be graded."""
 AS_TYPED = DatasetOptions()
-
-
 ASKED = "asked"
 """The id of a typed prompt; problems of a task have others."""
 
 
 def typed_prompt(text: str, renderer: TokenizerRenderer, how: DatasetOptions = AS_TYPED) -> Prompt:
-    """A typed question as a prompt, by `prompt_format`, `system` and `prefill`, as a dataset's rows become prompts.
+    """A typed question as a prompt, made as from a dataset's row, except that `auto` means the chat template, if any.
 
-    But that `auto` means the chat template where there is one, and else text.  A Countdown problem on one line is put
-    as the bundled model was taught where nothing else is asked for, and carries the columns that graders read.
+    A Countdown problem on one line is rendered as the bundled model was trained, unless `how` says otherwise, and has
+    the columns that graders read.
     """
     columns = countdown_columns(text)
     if columns and how == AS_TYPED:
@@ -33,7 +31,6 @@ def typed_prompt(text: str, renderer: TokenizerRenderer, how: DatasetOptions = A
 
 
 def countdown_columns(text: str) -> Mapping[str, object]:
-    """What graders read of a Countdown problem; nothing where the text is none."""
     match = COUNTDOWN.fullmatch(text.strip())
     if match is None:
         return {}
