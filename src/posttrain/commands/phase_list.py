@@ -138,16 +138,17 @@ def named_in(value: object) -> Iterator[str]:
 
 
 def phase_folder(found: re.Match[str], earlier: Mapping[str, Phase], where: str) -> str:
+    """The folder that `phase:NAME` or `run:NAME` is."""
     kind, name, below = found.groups(default="")
     given = f"{where}: {found.group()}"
     if name not in earlier:
         before = f"Those before it are {', '.join(earlier)}." if earlier else "It is the first one."
         raise UserError(f"{given}: no phase of that name comes before it.  {before}")
-    run, command = earlier[name].folder, earlier[name].command
+    run = earlier[name].folder
     if kind == "run":
         return f"{run}{below}"
     if below:
         raise UserError(f"{given}: a file of a phase's run is named run:{name}{below}.")
-    if command in NO_MODEL:
-        raise UserError(f"{given}: a phase of `posttrain {command}` trains no model.")
+    if earlier[name].command in NO_MODEL:
+        raise UserError(f"{given}: a phase of `posttrain {earlier[name].command}` trains no model.")
     return str(run_model(run) if run.is_dir() else run / "model")
