@@ -3,9 +3,8 @@
 from typing import Any
 
 from posttrain.commands.collection.pair_choice import ChosenPairs, choose_pairs, lot
-from posttrain.options.collect import CollectOptions, LlmJudgeOptions
+from posttrain.options.collect import CollectOptions
 from tests.support.comparisons import written_prompt
-from tests.support.refusals import refused
 
 
 def ids(chosen: ChosenPairs) -> list[str]:
@@ -69,10 +68,3 @@ def test_a_lot_is_even_and_another_for_each_purpose() -> None:
     heads = sum(lot(0, "side", str(name)) % 2 for name in range(2000))
     assert 900 < heads < 1100  # of 2000 fair coins, 4.5 standard deviations either way
     assert lot(0, "side", "x") != lot(0, "pair", "x")
-
-
-def test_options_without_effect_are_refused() -> None:
-    with refused("pairs_per_prompt = 2", "pairs = random"):
-        CollectOptions(pairs_per_prompt=2)
-    with refused("Give principles: FILE"):
-        LlmJudgeOptions(principle="all")

@@ -5,7 +5,7 @@ import torch
 
 from posttrain.records import Grades
 from posttrain.trl import GRPOConfig
-from posttrain.trl.log_entries import Entry, logged_by, share_without_deviation, token_entry
+from posttrain.trl.log_entries import Entry, logged_by, share_without_deviation, taken_entry, token_entry
 
 FIRST, SECOND = [[1.0, 0.0], [1.0, 1.0]], [[0.0, 1.0], [0.5, 0.5]]
 """Scores of two functions, each over two groups of two."""

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -89,22 +88,6 @@ def test_a_mixture_in_a_recipe_is_a_task_of_rows_whose_mistakes_are_told() -> No
             posttrain.load_recipe(task={"sources": [source]})
     with refused("task.sources have weights for some"):
         posttrain.load_recipe(task={"sources": [{"path": "a", "weight": 1}, {"path": "b"}]})
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"path": "a", "sources": (MixtureSourceOptions(path="b"),)}, "path = a is given as well as sources"),
-        (
-            {"sources": (MixtureSourceOptions(path="b"),), "held_out_split": "c"},
-            "held_out_split = c with sources needs a path",
-        ),
-        ({"delimiter": "::"}, "delimiter = :: must be a single character"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], says: str) -> None:
-    with refused(says):
-        DatasetOptions(**options)
 
 
 def test_what_is_left_out_and_which_rows_were_bad_is_in_the_plan(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """From recipe files, flags and Python overrides to one config, or to one message with the mistakes and their places."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,7 @@ from posttrain.config.run_trust import READ_BY_IMPORT, require_trusted, require_
 from posttrain.config.schema import section_names, section_record
 from posttrain.config.sections import Config, section_of
 from posttrain.errors import UserError
-from posttrain.schemas import Mistake, checked, names_at
+from posttrain.schemas import Mistake, checked, is_instance, names_at, spoken
 
 Built = TypeVar("Built")
 
@@ -41,14 +41,11 @@ def load_recipe(
     Code named in the recipe of a run folder is only imported if it has been run here before, or with `trust_code`.
     """
     layers = [trusted(read_recipe(str(recipe))) if trust_code else read_recipe(str(recipe)) for recipe in recipes]
-    layers.append(
-        RecipeLayer(where="load_recipe", sections={name: section_mapping(value) for name, value in sections.items()})
-    )
+    given: dict[str, object] = {
+        name: spoken(value) if is_instance(value) else value for name, value in sections.items()
+    }
+    layers.append(RecipeLayer(where="load_recipe", sections=given))
     return build(kind or recipe_kind(layers), layers)
-
-
-def section_mapping(section: object) -> object:
-    return asdict(section) if is_dataclass(section) and not isinstance(section, type) else section
 
 
 def recipe_kind(layers: Sequence[RecipeLayer]) -> type[AnyConfig]:

@@ -6,6 +6,7 @@ checked while the text is read, by an error with its line.
 
 import re
 from collections.abc import Hashable, Mapping
+from itertools import chain
 from typing import Any
 
 import yaml
@@ -38,7 +39,9 @@ class RecipeLoader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self.depth -= 1
         if node is not None and id(node) not in self.sizes:
-            size = self.sizes[id(node)] = 1 + sum(self.sizes[id(part)] for part in child_nodes(node))
+            parts = list(chain.from_iterable(node.value)) if isinstance(node, yaml.MappingNode) else node.value
+            parts = [] if isinstance(node, yaml.ScalarNode) else parts
+            size = self.sizes[id(node)] = 1 + sum(self.sizes[id(part)] for part in parts)
             if max(size, len(self.sizes)) > MOST_VALUES:
                 raise yaml_error(event, f"more than {MOST_VALUES} values, those of aliases counted")
         return node
@@ -52,12 +55,6 @@ class RecipeLoader(yaml.SafeLoader):
                     raise yaml_error(key, f"`{key.value}` is given twice")
                 seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
-
-
-def child_nodes(node: yaml.Node) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [part for pair in node.value for part in pair]
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
 def yaml_error(place: Any, problem: str) -> yaml.MarkedYAMLError:

@@ -82,14 +82,11 @@ def with_task_of_rows(section: str, before: object, value: object) -> object:
         return value
     earlier = before if isinstance(before, dict) else {}
     mixture = "sources" in value and "path" not in {**earlier, **value}
-    if not mixture and not is_file_of_rows(value.get("path")):
+    path = value.get("path")
+    if not mixture and not (isinstance(path, str) and path and ".py" not in path):  # not FILE.py:NAME
         return value
     named = earlier.get("name")
     return value if named in TASKS_OF_ROWS else {"name": DatasetOptions.name, **value}
-
-
-def is_file_of_rows(path: object) -> bool:
-    return isinstance(path, str) and path != "" and ".py" not in path
 
 
 def overlay(origins: dict[str, str], path: str, before: object, value: object, where: str) -> object:
@@ -228,15 +225,12 @@ def read_recipe(name: str, *, of_run: bool = False) -> RecipeLayer:
         kind = "list" if isinstance(content, list) else "single value"
         raise UserError(f"{path}: a recipe is a mapping of sections (`rollout:`, `update:` ...); this is a {kind}")
     sections = {str(key): value for key, value in content.items()}
-    run_digest = hashlib.sha256(text.encode()).hexdigest() if of_run or in_run_folder(path) else None
+    files = [
+        each.parent / name for each in (path, path.resolve()) if each.name == RUN_RECIPE for name in BESIDE_RUN_RECIPE
+    ]
+    of_run |= any(file.is_file() for file in files)
+    run_digest = hashlib.sha256(text.encode()).hexdigest() if of_run else None
     return RecipeLayer(where=str(path), sections=sections, run_digest=run_digest)
-
-
-def in_run_folder(recipe: Path) -> bool:
-    return any(
-        path.name == RUN_RECIPE and any((path.parent / name).is_file() for name in BESIDE_RUN_RECIPE)
-        for path in (recipe, recipe.resolve())
-    )
 
 
 def position(error: yaml.YAMLError) -> str:

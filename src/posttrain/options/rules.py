@@ -94,8 +94,7 @@ def with_value(options: Any, path: str) -> str:
     """`option = value`; of a section, or of a list of sections, its name."""
     value = value_at(options, path)
     items = value if isinstance(value, tuple) else [value]
-    is_section = any(is_dataclass(each) or isinstance(each, Mapping) for each in items)
-    return path if is_section else f"{path} = {shown(value)}"
+    return path if any(map(is_dataclass, items)) else f"{path} = {shown(value)}"
 
 
 def shown(value: object) -> str:
@@ -103,4 +102,4 @@ def shown(value: object) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(shown, value))}]"
     words: dict[object, str] = {"": "''", "None": "null", "True": "true", "False": "false"}
-    return words.get(str(value), str(value))
+    return words.get(str(value), f"{value!s:.80}")

@@ -31,7 +31,7 @@ from posttrain.trl.configs.recipe import (
     tracker_options,
 )
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import Dataset, Given, Row, default_folder
+from posttrain.trl.model_source import Dataset, Given, Row, named_folder
 from posttrain.trl.names_elsewhere import overrides, unknown_argument_message
 from posttrain.trl.saved_models import require_free, resume_step
 from posttrain.trl.trainer_methods import Args, TrainerMethods, rows_of_dataset
@@ -75,7 +75,8 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         if given.train_dataset is None:
             raise UserError(f"{type(self).__name__}: train_dataset is missing; {self.wanted}.")
         kind = cast(type[Args], self.config_class)
-        args = args or kind(default_folder(given.model, kind.__name__.removesuffix("Config")))
+        name = given.model if isinstance(given.model, str) else named_folder(given.model)
+        args = args or kind(f"{Path(name).name or 'model'}-{kind.__name__.removesuffix('Config')}")
         super().__init__(given, args)
         self.train_dataset: Dataset | None = given.train_dataset
         self.eval_dataset = given.eval_dataset

@@ -53,11 +53,6 @@ class Given:
     """Whether the trainer has loaded the object, as the arguments say, and not the script."""
 
 
-def default_folder(model: object, kind: str) -> str:
-    name = model if isinstance(model, str) else named_folder(model)
-    return f"{Path(name).name or 'model'}-{kind}"
-
-
 def named_folder(model: object) -> str:
     """The folder, or name on the hub, that a model object was loaded from; of a `PeftModel` its base's."""
     return str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
@@ -79,9 +74,11 @@ def load_source(source: Given, args: TrainingFields) -> Loaded:
     """The policy that a trainer trains, and how its model is shown."""
     notes: list[str] = []
     if source.peft_config is not None:
-        from posttrain.trl.peft_models import require_lora
+        from peft import LoraConfig
 
-        require_lora(source.peft_config)
+        if not isinstance(cast(object, source.peft_config), LoraConfig):
+            kind = type(source.peft_config).__name__
+            raise UserError(f"peft_config: a {kind} is given; adapters are LoRA here: peft.LoraConfig.")
     options = model_options(source, args, notes)
     if isinstance(source.model, str):
         policy, shown, options = policy_of_path(source, options, args, notes)

@@ -145,7 +145,9 @@ class CheckedOverrides:
 
     def __setattr__(self, name: str, value: object) -> None:
         """Once the trainer is made, refuse what training would not read, unless the value is the same."""
-        if self.made and (name in not_here(type(self)) - self.settable or read_only(type(self), name)):
+        found = getattr(type(self), name, None)
+        read_only = isinstance(found, property) and found.fset is None
+        if self.made and (name in not_here(type(self)) - self.settable or read_only):
             if value is not getattr(self, name, MISSING):
                 raise override_error(type(self), name)
             return
@@ -158,11 +160,6 @@ class CheckedOverrides:
             if name in theirs(type(self)):
                 raise AttributeError(f"{type(self).__name__}.{name} is not here.  {override_remedy(type(self), name)}")
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-
-def read_only(kind: type, name: str) -> bool:
-    found = getattr(kind, name, None)
-    return isinstance(found, property) and found.fset is None
 
 
 def theirs(kind: type) -> frozenset[str]:
@@ -191,8 +188,8 @@ def overrides(made: CheckedOverrides, name: str) -> bool:
 
 
 def override_error(kind: type[CheckedOverrides], name: str) -> UserError:
-    says = "training does not use it here, so it would be ignored"
-    return UserError(f"{kind.__name__}.{name}: {says}.  {override_remedy(kind, name)}")
+    remedy = override_remedy(kind, name)
+    return UserError(f"{kind.__name__}.{name}: training does not use it here, so it would be ignored.  {remedy}")
 
 
 def override_remedy(kind: type[CheckedOverrides], name: str) -> str:

@@ -133,11 +133,6 @@ def with_own_weights(model: Module) -> Module:
     return model
 
 
-def require_lora(config: object) -> None:
-    if not isinstance(config, LoraConfig):
-        raise UserError(f"peft_config: a {type(config).__name__} is given; adapters are LoRA here: peft.LoraConfig.")
-
-
 def with_peft(policy: Policy, config: LoraConfig, *, seed: int) -> tuple[Policy, nn.Module]:
     """The policy under an adapter of peft, drawn from the seed, and the PeftModel."""
     with torch.random.fork_rng():

@@ -35,7 +35,8 @@ class DecodedReward:
         self.takes_ids = COMPLETION_IDS in signature.parameters or any(
             each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters
         )
-        self.__signature__ = signature if self.takes_ids else with_ids(signature)
+        ids = [] if self.takes_ids else [inspect.Parameter(COMPLETION_IDS, inspect.Parameter.KEYWORD_ONLY)]
+        self.__signature__ = signature.replace(parameters=[*parameters, *ids])
 
     def __call__(self, /, **given: Any) -> object:
         """The function's answer to the same with other texts."""
@@ -79,11 +80,6 @@ def as_trl_decodes(
         text if isinstance(old, str) else [{"role": "assistant", "content": text}]
         for old, text in zip(completions, texts, strict=True)
     ]
-
-
-def with_ids(signature: inspect.Signature) -> inspect.Signature:
-    ids = inspect.Parameter(COMPLETION_IDS, inspect.Parameter.KEYWORD_ONLY)
-    return signature.replace(parameters=[*signature.parameters.values(), ids])
 
 
 def one_for_each(

@@ -171,20 +171,18 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
     def _read_rows(self, rows: list[Row]) -> list[Row]:
         """The columns that are learned."""
         if TOKENS in rows[0]:
-            unread = unread_masks(self.args)
-            return [{key: value for key, value in row.items() if key not in unread} for row in rows]
+            args = self.args
+            read = {
+                "completion_mask": args.completion_only_loss is not False,
+                "assistant_masks": args.assistant_only_loss,
+            }
+            return [{key: value for key, value in row.items() if read.get(key, key not in MASKS)} for row in rows]
         column, text = self.args.dataset_text_field, self.formatting_func
         if text is not None:
             return [{"text": text(row)} for row in rows]
         if column in rows[0] and (column != "text" or not {"messages", "completion"} & rows[0].keys()):
             return [{"text": row[column]} for row in rows]  # only this one: others may be of a format that we read
         return rows
-
-
-def unread_masks(args: SFTConfig) -> set[str]:
-    """Masks of rows of tokens that the arguments leave unread."""
-    read = {"completion_mask": args.completion_only_loss is not False, "assistant_masks": args.assistant_only_loss}
-    return {mask for mask in MASKS if not read[mask]}
 
 
 def require_learned_part(args: SFTConfig, row: Row, name: str) -> None:
