@@ -6,8 +6,8 @@
 
 `solved(completions, answer, **columns)` gets lists and returns one number, or None, for each completion;
 `posttrain.reward_function(solved, weight=0.5)` gives it a weight.  A model object is given as
-`train(config, policy=posttrain.as_policy(model, tokenizer))`; `Task`, `Engine`, `Algorithm` and `Watcher` say what an
-object of your own has to be.  `steps` is `train` one step at a time, `generate` samples outside any run, and
+`train(config, policy=posttrain.as_policy(model, tokenizer))`; `Task`, `Engine`, `Algorithm` and `Watcher` say what your
+objects need.  `steps` is `train` one step at a time, `generate` samples outside any run, and
 `posttrain.course` has the functions of a course.  Importing this module loads nothing heavy: each name is loaded when
 it is first used.
 """

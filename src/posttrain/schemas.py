@@ -151,7 +151,7 @@ def record_class(schema: Schema) -> Any:
             annotation = Annotated[annotation, as_tuple]
         if default is REQUIRED:
             annotation, default = annotation | None, None
-        # By a factory, for a mapping is no default that a dataclass takes.
+        # By a factory, because a dataclass refuses a mapping as a default.
         factory = field(default_factory=partial(lambda value: value, default))
         annotation = Annotated[annotation, Doc(option.meaning)] if option.meaning else annotation
         made.append((option.name, annotation, factory))

@@ -43,7 +43,7 @@ IN_A_RECIPE = {
     "an unknown task": ("task: contdown", "task.name = contdown: no such task.  Did you mean `countdown`?"),
     "rows for a task that makes its own": (
         "task: {name: countdown, path: rows.jsonl}",
-        "recipe.yaml: task.path = rows.jsonl: the task countdown makes its own problems and reads no file.",
+        "recipe.yaml: task.path = rows.jsonl: the task countdown reads no file.",
     ),
     "an unknown algorithm": ("algorithm: {name: dap}", "no such algorithm.  Did you mean `dapo`?"),
     "another algorithm's option": ("algorithm: {name: rloo, dual_clip: 3}", "algorithm.dual_clip: no such field"),
@@ -117,7 +117,7 @@ ON_THE_COMMAND_LINE = {
     },
     "rows for a task that makes its own": (
         "config --task.path rows.jsonl --task.name countdown",
-        "command line: task.path = rows.jsonl: the task countdown makes its own problems and reads no file.",
+        "command line: task.path = rows.jsonl: the task countdown reads no file.",
     ),
     "a flag of another command": ("config --dry-run", "--dry-run: no such flag."),
     "a negated number": ("config --rollout.no-group-size", "no such flag.  Did you mean `--rollout.group-size`?"),

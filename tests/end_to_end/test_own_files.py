@@ -228,7 +228,7 @@ MISTAKES = {
     "an option called name": ("algorithm: 'mine.py:called_by_name'", "`name` chooses it in a recipe"),
     "both": (
         "algorithm: {name: grpo, path: 'mine.py:narrow'}",
-        "algorithm has either a name or a path, and is given both",
+        "algorithm: name = grpo and path = mine.py:narrow are both given",
     ),
     "an option of a task": (
         "task: {path: 'mine.py:Letters', sise: 2}",

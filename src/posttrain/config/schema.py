@@ -1,8 +1,8 @@
-"""What each section of a recipe may hold.
+"""The schema of each section of a recipe.
 
 A section is a frozen dataclass.  Some have variants, chosen by their `name`, as `task` does; the options of `algorithm`
-are the signature of the function so named.  An algorithm, a task or an engine of the user's own is named by
-`path: FILE.py:NAME` instead, and its signature says what its options are.
+are the signature of that function.  A user's algorithm, task or engine has `path: FILE.py:NAME` instead of a name, and
+its signature is the schema.
 """
 
 from collections.abc import Mapping
@@ -51,28 +51,26 @@ def section_record(kind: type, section: str, content: object) -> Any:
 
 
 def section_schema(kind: type, section: str, content: object) -> Schema:
-    """What a section may say, which may depend on the `name` in it."""
+    """The schema of a section, which may depend on the `name` in it."""
     default, variants = variants_of(section)
     given = content if isinstance(content, Mapping) else {}
     if not variants:
         new, *existing = get_args(get_type_hints(kind)[section]) or [get_type_hints(kind)[section]]
-        # Only `model` of a supervised run has two: one that is there has a path.
+        # Only `model` of a supervised run has two: an existing model has a path.
         return Schema(existing[0] if existing and "path" in given else new)
     if is_own(section, content):
         hint = get_type_hints(kind)[section]
         if not any(get_origin(each) is Mapping for each in (hint, *get_args(hint))):
-            raise UserError(
-                f"{section}.path = {given['path']}: a {OWN[section]} of your own is not supported here.  Name a file of"
-                " rows, such as rows.jsonl."
-            )
+            says = f"{section}.path = {given['path']}: your own {OWN[section]} is not supported here"
+            raise UserError(f"{says}.  Name a file of rows, such as rows.jsonl.")
         return own_schema(section, given["path"])
     name = given.get("name", default)
     if section in OWN and "name" in given and is_name_in_file(given.get("path")):
-        raise UserError(f"{section} has either a name or a path, and is given both: {name} and {given['path']}")
+        raise UserError(f"{section}: name = {name} and path = {given['path']} are both given.  Leave one out.")
     if section == "task" and "path" in given and name in variants and name not in TASKS_OF_ROWS:
         raise UserError(
-            f"task.path = {given['path']}: the task {name} makes its own problems and reads no file.  For rows of a"
-            f" file leave out task.name, or say {' or '.join(TASKS_OF_ROWS)}; a class of your own is FILE.py:NAME."
+            f"task.path = {given['path']}: the task {name} reads no file.  For rows leave out task.name, or use"
+            f" {' or '.join(TASKS_OF_ROWS)}; for your class use FILE.py:NAME."
         )
     if not isinstance(name, str) or name not in variants:
         raise UserError(f"{section}.name = {name}: no such {section}.  {did_you_mean(name, variants)}")

@@ -11,9 +11,9 @@ from posttrain.options.bounds import Bounded, PositiveFloat, PositiveInt
 from posttrain.options.rules import Rule
 
 ALL_LINEAR = "all-linear"
-"""The target that stands for every linear layer but embeddings and output layer."""
+"""The target for every linear layer but embeddings and output layer."""
 EXPERTS = "experts"
-"""The target that stands for the experts of a mixture, which are not linear layers."""
+"""The target for the experts of a mixture, which are not linear layers."""
 ADAPTER_CONFIG = "adapter_config.json"
 """The file that marks a folder as an adapter in peft's format."""
 

@@ -10,7 +10,7 @@ from posttrain.options.row_source import MixtureSourceOptions, RowSourceOptions,
 from posttrain.options.rules import Rule, Rules
 
 BUNDLED_PROGRAMS = "bundled"
-"""The path that stands for the problems that come with the package."""
+"""The path of the problems in the package."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ class RewardModelOptions(Bounded):
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """What is said of a reward model beside which it is, where that is not the default."""
+        """The options except `model` that are not the default."""
         named = [each.name for each in fields(RewardModelOptions) if each.name != "model"]
         plain = RewardModelOptions()
         return {name: getattr(self, name) for name in named if getattr(self, name) != getattr(plain, name)}
