@@ -101,12 +101,10 @@ def test_the_task_says_how_a_plain_prompt_is_put() -> None:
     assert shown(talk) == [f"{start}⟪b<|im_end|>⟫"]
 
 
-def test_without_a_template_a_prompt_is_text_and_a_conversation_is_refused() -> None:
+def test_without_a_template_a_prompt_is_text() -> None:
     plain = replace(ALL, prompt_format="plain")
     row = {"prompt": turns("a"), "completion": [{"role": "assistant", "content": "b"}]}
     assert shown(examples([row], task=plain)) == ["a⟪b<|im_end|>⟫"]
-    with refused("rows:1: task.prompt_format = plain leaves out who speaks"):
-        examples([{"messages": turns("a", "b")}], task=plain)
 
 
 def test_turns_that_a_template_rewrites_can_be_rows_of_their_own() -> None:
@@ -122,18 +120,40 @@ def test_turns_that_a_template_rewrites_can_be_rows_of_their_own() -> None:
     assert "<think>a" not in shown(found)[1]
 
 
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        ([{"text": ""}], "rows:1: the column `text` must hold a text, not ''"),
-        ([{"text": "a"}, {"text": None}], "rows:2: the column `text` must hold a text, not None"),
-        ([{"prompt": "a"}], "rows:1: its columns match no supported format"),
-        ([{"messages": turns("a")}], "rows:1: nothing to learn"),
+PLAIN = replace(ALL, prompt_format="plain")
+MARKED = [{**message, "weight": 0} for message in turns("a", "b")]
+ASKED_MARKED = [*turns("a"), {"role": "assistant", "content": "b", "weight": 1}, *turns("c")]
+KEYS = ("training", "trainable", "masked", "loss_mask", "mask", "learn")
+REFUSED: list[tuple[Mapping[str, Any], DatasetOptions, str]] = [
+    ({"text": ""}, ALL, "rows:1: the column `text`…''"),
+    ({"text": None}, ALL, "rows:1: the column `text`…None"),
+    ({"prompt": "a"}, ALL, "rows:1: its columns match no supported format"),
+    ({"messages": turns("a")}, ALL, "rows:1: nothing to learn"),
+    *[({"prompt": "a", "completion": "b", "weight": each}, ALL, f"`weight` = {each!r}") for each in (0, 0.5, "x")],
+    *[
+        ({"messages": [turns("a")[0], {**turns("a", "b")[1], key: 0}]}, ALL, f"the key `{key}`…`weight` or `train`")
+        for key in KEYS
     ],
-)
-def test_a_row_that_cannot_be_learned_is_named(rows: Sequence[Mapping[str, Any]], says: str) -> None:
-    with refused(says):
-        examples(rows)
+    ({"messages": turns("a", "b")}, PLAIN, "rows:1: task.prompt_format = plain leaves out who speaks"),
+    ({"prompt": ASKED_MARKED, "completion": "d"}, ALL, "rows:1, message 1: is marked as learned…in the prompt"),
+    ({"prompt": "a", "completion": MARKED[1:]}, PLAIN, "rows:1, message 0: is marked as not learned…prompt_format"),
+    ({"input_ids": []}, ALL, "rows:1: the column `input_ids` is empty"),
+    ({"input_ids": "2+2"}, ALL, "rows:1: the column `input_ids`…whole numbers, not '2+2'"),
+    ({"input_ids": [1, 2.5]}, ALL, "whole numbers, not [1, 2.5]"),
+    ({"input_ids": [1, 2, 99999]}, ALL, "rows:1: the tokenizer's token 99999 has no row"),
+    ({"input_ids": [1, -1]}, ALL, "token -1 has no row"),
+    ({"input_ids": [1, 2], "labels": [1]}, ALL, "1 numbers in `labels`, and 2 in `input_ids`"),
+    ({"input_ids": [1, 2], "labels": [2, -100]}, ALL, "labels[0] = 2, and input_ids[0] = 1…the shift by one"),
+    ({"input_ids": [1, 2], "attention_mask": [1, 0]}, ALL, "its attention_mask leaves out tokens"),
+    ({"input_ids": [1, 2], "labels": [-100, -100]}, ALL, "rows:1: nothing to learn"),
+    ({"input_ids": [1]}, ALL, "rows:1: nothing to learn"),
+]
+
+
+@pytest.mark.parametrize(("row", "task", "words"), REFUSED, ids=lambda each: each if isinstance(each, str) else "")
+def test_a_row_that_cannot_be_learned_is_named(row: Mapping[str, Any], task: DatasetOptions, words: str) -> None:
+    with refused(words):
+        examples([row], task=task)
 
 
 def test_bad_rows_are_left_out_and_counted_where_some_may_be() -> None:
@@ -181,31 +201,11 @@ def test_the_plan_names_the_format_and_the_columns_that_nothing_reads(row: Mappi
     assert examples([row]).described()[1] == f"row format {says}"
 
 
-@pytest.mark.parametrize("weight", [0, 0.5, "x"])
-def test_a_weight_of_a_row_is_refused(weight: object) -> None:
-    rows = [{"prompt": "a", "completion": "b", "weight": 1}, {"prompt": "a", "completion": "b", "weight": weight}]
-    with refused(f"rows:2: the column `weight` = {weight!r}"):
-        examples(rows)
-
-
-@pytest.mark.parametrize("key", ["training", "trainable", "masked", "loss_mask", "mask", "learn"])
-def test_keys_that_look_like_masks_are_refused_with_those_that_are_honoured(key: str) -> None:
-    asked, answered = turns("a", "b")
-    with refused(f"the key `{key}` is not supported", "`weight` or `train`"):
-        examples([{"messages": [asked, {**answered, key: 0}]}])
-
-
-def test_marks_are_honoured_or_refused_in_every_format() -> None:
-    read = [{**message, "weight": 0} for message in turns("a", "b")]
-    rows = [{"messages": read}, {"messages": turns("a", "b")}]
+def test_rows_without_anything_learned_are_bad_rows() -> None:
+    rows = [{"messages": MARKED}, {"messages": turns("a", "b")}]
     assert len(examples(rows, task=replace(ALL, skip_bad_rows=1)).trained) == 1
     with refused("no row can be learned", "rows:1: nothing to learn"):
         examples(rows[:1], task=replace(ALL, skip_bad_rows=1))
-    asked = [*turns("a"), {"role": "assistant", "content": "b", "weight": 1}, *turns("c")]
-    with refused("rows:1, message 1: is marked as learned, and stands in the prompt"):
-        examples([{"prompt": asked, "completion": "d"}])
-    with refused("rows:1, message 0: is marked as not learned, and task.prompt_format = plain"):
-        examples([{"prompt": "a", "completion": read[1:]}], task=replace(ALL, prompt_format="plain"))
 
 
 def test_rows_to_measure_on_can_be_given() -> None:
@@ -284,29 +284,3 @@ def test_equal_prompts_stay_on_one_side_whatever_is_said_to_them(tmp_path: Path)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
     given = examples(rows, task=DatasetOptions(held_out_path=str(file)))
     assert (len(given.trained), len(given.apart)) == (45, 5)
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"input_ids": []}, r"rows:1: the column `input_ids` is empty"),
-        ({"input_ids": "2+2"}, "rows:1: the column `input_ids` must be a list of whole numbers, not '2+2'"),
-        ({"input_ids": [1, 2.5]}, "must be a list of whole numbers, not [1, 2.5]"),
-        (
-            {"input_ids": [1, 2, 99999]},
-            "rows:1: the tokenizer's token 99999 has no row in the model's embedding",
-        ),
-        ({"input_ids": [1, -1]}, "token -1 has no row in the model's embedding"),
-        (
-            {"input_ids": [1, 2], "labels": [1]},
-            "1 numbers in `labels`, and 2 in `input_ids`; give one for each",
-        ),
-        ({"input_ids": [1, 2], "labels": [2, -100]}, "labels[0] = 2, and input_ids[0] = 1: … the shift by one"),
-        ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "its attention_mask leaves out tokens"),
-        ({"input_ids": [1, 2], "labels": [-100, -100]}, "rows:1: nothing to learn"),
-        ({"input_ids": [1]}, "rows:1: nothing to learn"),
-    ],
-)
-def test_a_row_of_tokens_that_do_not_fit_together_is_named(row: Mapping[str, Any], says: str) -> None:
-    with refused(says):
-        examples([row, {"input_ids": IDS}])

@@ -168,7 +168,7 @@ def test_a_model_that_was_changed_is_refused_with_the_place_and_runs_as_it_is(
 
 
 CONFIGS: dict[str, tuple[str, dict[str, object]]] = {
-    "its activation is gelu, which is none of silu, gelu_pytorch_tanh": ("qwen3", {"hidden_act": "gelu"}),
+    "its activation is gelu, not one of silu, gelu_pytorch_tanh": ("qwen3", {"hidden_act": "gelu"}),
 }
 
 
@@ -182,7 +182,7 @@ def test_a_family_with_other_layers_is_refused(reason: str) -> None:
 
 def test_another_family_is_refused_by_name() -> None:
     reason = as_policy(family_model("gpt_neox"), tokenizer()).forward_reason
-    assert reason == f"its family is gpt_neox, which is none of {', '.join(FAMILIES)}"
+    assert reason == f"its family is gpt_neox, not one of {', '.join(FAMILIES)}"
 
 
 def test_the_plain_pass_can_be_asked_for() -> None:

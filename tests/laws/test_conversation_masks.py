@@ -104,11 +104,6 @@ def test_masks_agree_with_those_of_a_template_that_tells_what_is_generated(texts
     assert not any(told["assistant_masks"][length:])
 
 
-def test_a_template_that_drops_earlier_thoughts_is_told_by_row_and_turn_and_what_to_do() -> None:
-    with refused("rows.jsonl:7, message 1: the chat template", "once more follows", "split_turns"):
-        masking(THOUGHTLESS).every_turn(conversation(THINKING))
-
-
 @pytest.mark.parametrize("template", [CHATML, THOUGHTLESS, FORGETFUL])
 def test_a_turn_by_itself_is_learned_behind_what_the_model_reads_when_it_is_asked(template: str) -> None:
     mask = masking(template)
@@ -119,11 +114,6 @@ def test_a_turn_by_itself_is_learned_behind_what_the_model_reads_when_it_is_aske
         assert example.tokens[: len(asked.tokens)] == asked.tokens
         # Where the template drops the thoughts of the answer itself, the text as it stands is learned.
         assert learned(mask, example) == [f"{THINKING[number]['content']}<|im_end|>"]
-
-
-def test_a_template_that_drops_the_thoughts_of_the_answer_itself_is_told() -> None:
-    with refused("rows.jsonl:7, message 1:", "leaves out a part of its text", "loss_on: completion"):
-        masking(FORGETFUL).every_turn(conversation(THINKING[:2]))
 
 
 def test_thoughts_that_the_template_opens_are_not_opened_twice() -> None:
@@ -205,44 +195,35 @@ def test_turns_that_are_marked_as_learned_are_those_that_are_not_marked() -> Non
         assert mask.every_turn(conversation(marked_turns(**marks))) == mask.every_turn(conversation(marked_turns()))
 
 
-@pytest.mark.parametrize(
-    ("messages", "says"),
-    [
-        (marked_turns(weight=0)[:2], "rows.jsonl:7: nothing to learn…marked as not learned"),
-        (marked_turns(weight=0.5), "rows.jsonl:7, message 1: weight = 0.5 must be 0"),
-        (marked_turns(train="no"), "rows.jsonl:7, message 1: train = 'no' must be 0"),
-        (marked_turns(weight=1, train=False), "rows.jsonl:7, message 1: weight, train contradict each other"),
-        (marked_turns(train_detail=[]), "rows.jsonl:7, message 1: the key `train_detail` is not supported"),
-        (
-            [{**turns("a")[0], "weight": 1}, *turns("a", "b")[1:]],
-            "message 0: weight…user",
-        ),
-    ],
-)
-def test_marks_that_leave_nothing_to_learn_or_say_something_else_are_refused_by_row(
-    messages: list[dict[str, object]], says: str
+TURN = "rows.jsonl:7, message 1: "
+EVERY = ("every_turn", "last_turn", "turn_by_turn")
+REFUSED: list[tuple[str, Sequence[Mapping[str, object]], Sequence[str], str]] = [
+    (CHATML, marked_turns(weight=0)[:2], ("every_turn",), "rows.jsonl:7: nothing to learn…marked as not learned"),
+    (
+        CHATML,
+        [*turns("a", "b", "c"), marked_turns(weight=0)[1]],
+        ("last_turn",),
+        "its last turn is marked as not learned",
+    ),
+    (CHATML, marked_turns(weight=0.5), ("every_turn",), TURN + "weight = 0.5 must be 0"),
+    (CHATML, marked_turns(train="no"), ("every_turn",), TURN + "train = 'no' must be 0"),
+    (CHATML, marked_turns(weight=1, train=False), ("every_turn",), TURN + "weight, train contradict each other"),
+    (CHATML, marked_turns(train_detail=[]), ("every_turn",), TURN + "the key `train_detail`"),
+    (CHATML, [{**turns("a")[0], "weight": 1}, *turns("a", "b")[1:]], ("every_turn",), "message 0: weight…user"),
+    (CHATML, turns("a"), EVERY, "rows.jsonl:7: nothing to learn…roles: user"),
+    (CHATML, [{"role": "assistant", "content": "b"}], EVERY, "rows.jsonl:7: begins with the assistant's answer"),
+    (THOUGHTLESS, THINKING, ("every_turn",), TURN + "the chat template…once more follows…split_turns"),
+    (FORGETFUL, THINKING[:2], ("every_turn",), TURN + "…leaves out a part of its text…loss_on: completion"),
+]
+
+
+@pytest.mark.parametrize(("template", "messages", "ways", "words"), REFUSED)
+def test_a_conversation_that_cannot_be_learned_is_refused_by_row_and_turn(
+    template: str, messages: Sequence[Mapping[str, object]], ways: Sequence[str], words: str
 ) -> None:
-    with refused(says):
-        masking().every_turn(conversation(messages))
-
-
-def test_a_last_turn_that_is_only_read_cannot_be_what_is_learned() -> None:
-    messages = [*turns("a", "b", "c"), {"role": "assistant", "content": "d", "weight": 0}]
-    with refused("rows.jsonl:7: nothing to learn: its last turn is marked as not learned"):
-        masking().last_turn(conversation(messages))
-
-
-@pytest.mark.parametrize(
-    ("messages", "says"),
-    [
-        (turns("a"), "nothing to learn: no message of the role assistant (roles: user)"),
-        ([{"role": "assistant", "content": "b"}], "begins with the assistant's answer"),
-    ],
-)
-def test_a_row_with_nothing_to_learn_is_an_error_that_names_it(messages: list[dict[str, str]], says: str) -> None:
-    for way in (masking().every_turn, masking().last_turn, masking().turn_by_turn):
-        with refused(f"rows.jsonl:7: {says}"):
-            way(conversation(messages))
+    for way in ways:
+        with refused(words):
+            getattr(masking(template), way)(conversation(messages))
 
 
 def test_a_conversation_that_ends_with_a_question_has_no_last_turn() -> None:

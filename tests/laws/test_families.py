@@ -229,25 +229,25 @@ def test_longrope_beyond_its_original_context_has_the_long_angles_for_rows_of_ev
 
 
 REFUSED: dict[str, tuple[str, dict[str, object]]] = {
-    "its activation is gelu, which is none of gelu_new, gelu_pytorch_tanh": ("gpt2", {"activation_function": "gelu"}),
-    "its config says scale_attn_by_inverse_layer_idx = True, which the pass does not compute": (
+    "its activation is gelu, not one of gelu_new, gelu_pytorch_tanh": ("gpt2", {"activation_function": "gelu"}),
+    "its config has scale_attn_by_inverse_layer_idx = True, which the pass does not support": (
         "gpt2",
         {"scale_attn_by_inverse_layer_idx": True},
     ),
-    "its config says reorder_and_upcast_attn = True, which the pass does not compute": (
+    "its config has reorder_and_upcast_attn = True, which the pass does not support": (
         "gpt2",
         {"reorder_and_upcast_attn": True},
     ),
-    "its activation is gelu, which is none of silu, gelu_pytorch_tanh": ("gemma2", {"hidden_activation": "gelu"}),
-    "its tokens see those behind them (use_bidirectional_attention)": (
+    "its activation is gelu, not one of silu, gelu_pytorch_tanh": ("gemma2", {"hidden_activation": "gelu"}),
+    "its tokens see later ones (use_bidirectional_attention)": (
         "gemma3_text",
         {"use_bidirectional_attention": True},
     ),
-    "a layer's attention is chunked_attention, which is none of full_attention, sliding_attention": (
+    "a layer's attention is chunked_attention, not one of full_attention, sliding_attention": (
         "qwen3",
         {"layer_types": ["chunked_attention", "full_attention"]},
     ),
-    "its attention is exact, which is none of eager, sdpa, flash_attention_2, flash_attention_3, flash_attention_4,"
+    "its attention is exact, not one of eager, sdpa, flash_attention_2, flash_attention_3, flash_attention_4,"
     " flex_attention": ("phi3", {"attn_implementation": "exact"}),
 }
 

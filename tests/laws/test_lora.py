@@ -192,7 +192,7 @@ def test_code_that_reads_the_matrix_of_an_adapted_layer_itself_is_refused() -> N
     ("given", "says"),
     [
         ({"alpha": math.inf}, "alpha = inf"),
-        ({"targets": ()}, "targets = () name no layer"),
+        ({"targets": ()}, "targets = []…all-linear"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused(given: dict[str, object], says: str) -> None:

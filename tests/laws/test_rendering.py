@@ -88,26 +88,6 @@ def test_a_last_message_of_the_assistants_is_the_beginning_of_its_answer() -> No
     assert (prompt.text, prompt.prefill, prompt.messages) == ("[user]ab[assistant]so ", "so ", (USER,))
 
 
-def test_options_reach_the_template_and_its_refusal_is_one_clear_message() -> None:
-    renderer = TokenizerRenderer(tokenizer(template=CHATML), template_options={"refuse_system": True})
-    system = {"role": "system", "content": "x"}
-    with refused("prompt 'rows:3':", "refuses these messages: no system role (roles: system, u"):
-        renderer.render([system, USER], id="rows:3", prefill="", columns={})
-
-
-def test_messages_for_a_model_without_a_chat_template_say_what_to_do() -> None:
-    with refused("prompt 'p' is a list of messages,", "no chat template", "task.prompt_format: plain"):
-        TokenizerRenderer(tokenizer()).render([USER], id="p", prefill="", columns={})
-
-
-@pytest.mark.parametrize(
-    "messages", [[], ["hi"], [{"role": "user"}], [{"role": "user", "content": None}], [{"from": "x", "value": "y"}]]
-)
-def test_messages_that_are_none_are_refused(messages: list[object]) -> None:
-    with refused("prompt 'p'"):
-        TokenizerRenderer(tokenizer(template=CHATML)).render(messages, id="p", prefill="", columns={})
-
-
 THINKING = (
     "{% for message in messages %}[{{ message.role }}]{{ message.content.split(']')[-1] if message.role == 'assistant'"
     " else message.content }}{% endfor %}{% if add_generation_prompt %}[assistant]"
@@ -146,20 +126,6 @@ def test_a_prefill_that_ends_the_question_too_is_still_written() -> None:
     assert (prompt.text, prompt.prefill) == ("abb", "b")
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"refuse_sistem": True}, "refuse_sistem: … reads no variable … Did you mean `refuse_system`"),
-        ({"zzz": 1}, "template_options.zzz: the chat template reads no variable of that name"),
-        ({"add_generation_prompt": False}, "template_options.add_generation_prompt"),
-        ({"tokenize": True}, "template_options.tokenize"),
-    ],
-)
-def test_an_option_that_the_template_does_not_read_is_refused(options: dict[str, object], says: str) -> None:
-    with refused(says):
-        TokenizerRenderer(tokenizer(template=CHATML), template_options=options)
-
-
 def test_a_template_that_writes_the_date_of_today_writes_one_date_for_ever() -> None:
     made = tokenizer(template="{% for m in messages %}{{ m.content }} {{ strftime_now('%d %b %Y') }}{% endfor %}")
     assert TokenizerRenderer(made).render([USER], id="p").text == "ab 26 Jul 2024"
@@ -178,14 +144,42 @@ def test_a_template_that_writes_the_date_of_today_writes_one_date_for_ever() -> 
             TokenizerRenderer(made, template_options={"strftime_now": wrong})
 
 
-def test_an_option_without_a_template_is_refused() -> None:
-    with refused("template_options.enable_thinking:", "no chat template"):
-        TokenizerRenderer(tokenizer(), template_options={"enable_thinking": False})
+SYSTEM = {"role": "system", "content": "x"}
+PLACE = "prompt 'p': message 1 of the prompt, part 0"
+HALF = "prompt 'p': half of a surrogate pair, '\\ud83d', before 'c"
 
 
-def test_a_template_that_is_no_jinja_is_told_by_its_line() -> None:
-    with refused("not a Jinja template: line 2:"):
-        TokenizerRenderer(tokenizer(template="a\n{% for m in messages %}")).render([USER], id="p")
+def in_part(part: object) -> list[dict[str, object]]:
+    return [SYSTEM, {"role": "user", "content": [part]}]
+
+
+REFUSED: dict[str, tuple[str | None, dict[str, object], object, str]] = {
+    "a system message": (CHATML, {"refuse_system": True}, [SYSTEM, USER], "no system role…roles: system, user"),
+    "no template": (None, {}, [USER], "prompt 'p' is a list of messages…no chat template…task.prompt_format: plain"),
+    "no messages": (CHATML, {}, [], "prompt 'p'"),
+    "a text as a message": (CHATML, {}, ["hi"], "prompt 'p'…`role` and `content`"),
+    "no content": (CHATML, {}, [{"role": "user"}], "prompt 'p'…`role` and `content`"),
+    "content that is none": (CHATML, {}, [{"role": "user", "content": None}], "prompt 'p'…`role` and `content`"),
+    "an unknown speaker": (CHATML, {}, [{"from": "x", "value": "y"}], "prompt 'p'…from = 'x'"),
+    "a misspelt option": (CHATML, {"refuse_sistem": True}, [USER], "refuse_sistem: …Did you mean `refuse_system`"),
+    "an option that is not read": (CHATML, {"zzz": 1}, [USER], "template_options.zzz: …reads no variable"),
+    "an option of the call": (CHATML, {"add_generation_prompt": False}, [USER], "options.add_generation_prompt"),
+    "tokenize": (CHATML, {"tokenize": True}, [USER], "template_options.tokenize"),
+    "an option without a template": (None, {"a": False}, [USER], "template_options.a:…no chat template"),
+    "no Jinja": ("a\n{% for m in messages %}", {}, [USER], "not a Jinja template: line 2:"),
+    "an image": (CHATML, {}, in_part({"type": "image", "image": "x.png"}), f"{PLACE}…'image': 'x.png'}} is not text"),
+    "a part without text": (CHATML, {}, in_part({"type": "text", "text": None}), f"{PLACE}…is not text"),
+    "a part that is a text": (CHATML, {}, in_part("ab"), f"{PLACE}…is not text"),
+    "half of a surrogate pair": (CHATML, {}, "a\ud83dc", HALF),
+    "half of one in a message": (CHATML, {}, [{"role": "user", "content": "a\ud83dc"}], HALF),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_rendered_is_refused_with_its_place(what: str) -> None:
+    template, options, content, words = REFUSED[what]
+    with refused(words):
+        TokenizerRenderer(tokenizer(template=template), template_options=options).render(content, id="p")
 
 
 def test_of_several_templates_the_one_named_default_is_taken() -> None:
@@ -203,27 +197,6 @@ def test_content_in_parts_of_text_is_that_text() -> None:
     prompt = TokenizerRenderer(made).render([{"role": "user", "content": parts, "name": None}], id="p")
     assert prompt == TokenizerRenderer(made).render([USER], id="p")
     assert prompt.messages == (USER,)  # no columns without a value, which templates would take for given
-
-
-@pytest.mark.parametrize(
-    ("part", "says"),
-    [
-        ({"type": "image", "image": "x.png"}, "{'type': 'image', 'image': 'x.png'} is not text"),
-        ({"type": "text", "text": None}, "is not text"),
-        ("ab", "is not text"),
-    ],
-)
-def test_a_part_that_is_no_text_is_refused_by_row_and_place(part: object, says: str) -> None:
-    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": [part]}]
-    with refused("prompt 'rows:3': message 1 of the prompt, part 0: ", says):
-        TokenizerRenderer(tokenizer(template=CHATML)).render(messages, id="rows:3")
-
-
-def test_half_of_a_surrogate_pair_is_refused_by_row() -> None:
-    made = TokenizerRenderer(tokenizer(template=CHATML))
-    for content in ("a\ud83dc", [{"role": "user", "content": "a\ud83dc"}]):
-        with refused("prompt 'rows:3': half of a surrogate pair, '\\ud83d', before 'c"):
-            made.render(content, id="rows:3")
 
 
 def byte_level(template: str | None = None) -> PreTrainedTokenizerFast:

@@ -105,16 +105,11 @@ class ForwardPass(Protocol):
         ...
 
 
-class SharedPromptForward:
-    """Computes each prompt once however many completions continue it, through `models.shared_prompt.decoder`."""
-
-    padded = False
+class ModelForward:
+    """A forward pass whose output layer is the model's."""
 
     def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
         self.model, self.compute_dtype = model, compute_dtype
-        self.decoder = Decoder(model, compute_dtype)
-        self.adapted = adapted_names(model)
-        """Layers that had an adapter when this was made."""
         self.dropping = input_dropouts(model)
 
     def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
@@ -124,6 +119,21 @@ class SharedPromptForward:
 
     def completion_hidden(self, batch: CompletionBatch) -> Float[Tensor, "token hidden"]:
         """Hidden states that predict the sampled tokens."""
+        raise NotImplementedError
+
+
+class SharedPromptForward(ModelForward):
+    """Computes each prompt once however many completions continue it, through `models.shared_prompt.decoder`."""
+
+    padded = False
+
+    def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
+        super().__init__(model, compute_dtype)
+        self.decoder = Decoder(model, compute_dtype)
+        self.adapted = adapted_names(model)
+        """Layers that had an adapter when this was made."""
+
+    def completion_hidden(self, batch: CompletionBatch) -> Float[Tensor, "token hidden"]:
         unshared = len(batch.completions) == len(batch.prompts)
         if in_update(self.dropping):
             keys = token_keys(batch.prompts, batch.completions, batch.prompt_of)
@@ -133,22 +143,12 @@ class SharedPromptForward:
         return (sequence_hidden if unshared else shared_hidden)(self.decoder, batch)
 
 
-class PlainForward:
+class PlainForward(ModelForward):
     """The model's own forward on right-padded rows with explicit position ids."""
 
     padded = True
 
-    def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
-        self.model, self.compute_dtype = model, compute_dtype
-        self.dropping = input_dropouts(model)
-
-    def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
-        with torch.set_grad_enabled(needs.gradient and torch.is_grad_enabled()):
-            hidden = self.completion_hidden(batch)
-        return token_parts(self, hidden, predicted_tokens(batch, hidden.device), needs)
-
     def completion_hidden(self, batch: CompletionBatch) -> Float[Tensor, "token hidden"]:
-        """Hidden states that predict the sampled tokens."""
         device = self.model.device
         sequences = inputs(batch)
         width = max(len(row) for row in sequences)
@@ -166,9 +166,7 @@ class PlainForward:
         return hidden.flatten(0, 1).index_select(0, wanted.to(device))
 
 
-def token_parts(
-    forward: SharedPromptForward | PlainForward, hidden: Tensor, targets: Tensor, needs: ForwardNeeds
-) -> TokenParts:
+def token_parts(forward: ModelForward, hidden: Tensor, targets: Tensor, needs: ForwardNeeds) -> TokenParts:
     """The needed numbers, from the hidden states that predict the sampled tokens and the model's output layer.
 
     Each part reads the output layer again: under mixed precision their gradients are then summed in the weights' type.

@@ -4,6 +4,7 @@ Log-probs are computed from it in chunks (`models.logprobs`), so the logits of a
 read from the model's output embeddings and config; `policy.require_causal_logits` compares it with the model.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,22 +57,25 @@ class OutputLayer:
         return z if self.soft_cap is None else torch.tanh(z / self.soft_cap) * self.soft_cap
 
     def part(self, vocab: slice) -> "OutputLayer":
-        return replace(self, matrix=self.matrix[vocab], bias=None if self.bias is None else self.bias[vocab])
+        return self._with(lambda tensor: tensor[vocab])
 
     def copy(self) -> "OutputLayer":
-        return replace(self, matrix=self.matrix.clone(), bias=None if self.bias is None else self.bias.clone())
+        return self._with(Tensor.clone)
 
     def detached(self) -> "OutputLayer":
-        return replace(self, matrix=self.matrix.detach(), bias=None if self.bias is None else self.bias.detach())
+        return self._with(Tensor.detach)
+
+    def to(self, dtype: torch.dtype) -> "OutputLayer":
+        return self._with(lambda tensor: tensor.to(dtype))
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> "OutputLayer":
+        return replace(self, matrix=change(self.matrix), bias=None if self.bias is None else change(self.bias))
 
     def take_over(self, other: "OutputLayer") -> None:
         """Copy another's matrix and bias into these, in place."""
         self.matrix.copy_(other.matrix)
         if self.bias is not None and other.bias is not None:
             self.bias.copy_(other.bias)
-
-    def to(self, dtype: torch.dtype) -> "OutputLayer":
-        return replace(self, matrix=self.matrix.to(dtype), bias=None if self.bias is None else self.bias.to(dtype))
 
 
 def output_layer_of(model: PreTrainedModel, dtype: torch.dtype) -> OutputLayer:

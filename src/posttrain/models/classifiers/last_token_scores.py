@@ -15,7 +15,6 @@ of a finished text (Ouyang et al. 2022, arXiv:2203.02155).
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
@@ -143,17 +142,11 @@ def padded(
 
 def alone(model: PreTrainedModel, row: Tokens) -> Tensor:
     """The model's result for one row: without a pad token, it reads the last."""
-    with without_pad_token(model):
-        ids, mask = padded([row], 0, device_of(model))
-        return cast(Tensor, model(input_ids=ids, attention_mask=mask).logits)
-
-
-@contextmanager
-def without_pad_token(model: PreTrainedModel) -> Iterator[None]:
     config: Any = model.config.get_text_config()
     before, config.pad_token_id = config.pad_token_id, None
     try:
-        yield
+        ids, mask = padded([row], 0, device_of(model))
+        return cast(Tensor, model(input_ids=ids, attention_mask=mask).logits)
     finally:
         config.pad_token_id = before
 

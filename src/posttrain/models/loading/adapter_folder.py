@@ -60,14 +60,17 @@ def require_adapter_for_peft(model: PreTrainedModel, options: ModelOptions) -> N
     layers = lora_layers(model)
     unread = [name for name in layers if refused_by_peft(model, name)]
     dropping = [name for name in named_by_weight(model, layers) if layers[name].options.dropout > 0]
-    if not unread and not dropping:
-        return
-    fault = f"targets: peft cannot load an adapter of {unread[0]} in this family ({model.config.model_type})"
-    if not unread:
+    if unread:
+        fault = f"targets: peft cannot load an adapter of {unread[0]} in this family ({model.config.model_type})"
+    elif dropping:
         share = layers[dropping[0]].options.dropout
-        fault = f"dropout = {share}: peft has no dropout for {dropping[0]}, a layer that it addresses by its weight"
-    remedy = "Remove the layer from targets" if unread else "Set dropout to 0, or remove the layer from targets"
-    raise UserError(f"model.adapter.{fault}.  {remedy}, or set model.adapter.save: merged, which saves a whole model.")
+        fault = f"dropout = {share}: peft has no dropout for {dropping[0]}, which it addresses by its weight"
+    else:
+        return
+    raise UserError(
+        f"model.adapter.{fault}.  Remove {'it' if unread else 'the dropout, or the layer,'} from the adapter, or set"
+        " model.adapter.save: merged, which saves a whole model."
+    )
 
 
 def adapter_template(adapter: Path) -> str | dict[str, str] | None:

@@ -4,7 +4,7 @@ The tokenizer is byte-level, so it encodes any text, with one token per digit, f
 tokens, and merges learned from a page of English.
 """
 
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -29,7 +29,7 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 {{- messages[0].content | trim + "\\n" -}}
 """
-"""One question on a line of its own, as the demonstrations begin; there is no conversation to go on with."""
+"""One question on a line, as the demonstrations begin; there are no conversations."""
 
 PROMPT_ENGLISH = """
 Use all of the numbers to make the target. Use some of the numbers to make the target.
@@ -86,7 +86,7 @@ ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 
 
 PAGES = {"question": (PROMPT_ENGLISH, 380), "turns": (INSTRUCTIONS, 380), "text": (PLAIN_ENGLISH, 1024)}
-"""Of each kind of tokenizer, the page that its merges are learned from, and how many tokens it has before the tags."""
+"""The text for a tokenizer's merges and its number of tokens before the tags, by kind."""
 
 
 def new_tokenizer(template: Literal["question", "turns", "text"] = "question") -> PreTrainedTokenizerFast:
@@ -117,7 +117,7 @@ def new_tokenizer(template: Literal["question", "turns", "text"] = "question") -
 
 
 def new_model(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> PreTrainedModel:
-    """Untrained weights of the family that the options name, a function of the seed."""
+    """Untrained weights, a function of the seed."""
     config = new_model_config(options, tokenizer)
     with ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -126,13 +126,28 @@ def new_model(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast, *, s
 
 
 def new_model_config(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config | GPT2Config:
-    return gpt2_config(options, tokenizer) if options.family == "gpt2" else qwen3_config(options, tokenizer)
-
-
-def qwen3_config(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    """Rotary positions, RMS norms, shared keys and values."""
+    """Qwen3 with rotary positions and RMS norms, or GPT-2 (Radford et al. 2019) without dropout: texts come once."""
+    shared: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "dtype": torch.float32,
+    }
+    if options.family == "gpt2":
+        return GPT2Config(
+            n_embd=options.hidden_size,
+            n_inner=options.mlp_size,
+            n_layer=options.num_layers,
+            n_head=options.num_heads,
+            n_positions=options.max_positions,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            resid_pdrop=0.0,
+            **shared,
+        )
     return Qwen3Config(
-        vocab_size=len(tokenizer),
         hidden_size=options.hidden_size,
         intermediate_size=options.mlp_size,
         num_hidden_layers=options.num_layers,
@@ -140,29 +155,5 @@ def qwen3_config(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast) -
         num_key_value_heads=options.num_kv_heads,
         head_dim=options.hidden_size // options.num_heads,
         max_position_embeddings=options.max_positions,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype=torch.float32,
-    )
-
-
-def gpt2_config(options: NewModelOptions, tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
-    """Absolute positions and layer norms as in GPT-2 (Radford et al. 2019), and no dropout: texts come once."""
-    return GPT2Config(
-        vocab_size=len(tokenizer),
-        n_embd=options.hidden_size,
-        n_inner=options.mlp_size,
-        n_layer=options.num_layers,
-        n_head=options.num_heads,
-        n_positions=options.max_positions,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        resid_pdrop=0.0,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype=torch.float32,
+        **shared,
     )

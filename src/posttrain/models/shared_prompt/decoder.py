@@ -5,7 +5,7 @@ prompts) and sampler (cached keys and values) run the same arithmetic otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, cast
 
@@ -50,15 +50,10 @@ class LayerNorms:
     key: Tensor | None
 
     def owned(self) -> "LayerNorms":
-        return LayerNorms(
-            input=_owned(self.input),
-            attention=_owned(self.attention),
-            mlp_input=_owned(self.mlp_input),
-            mlp=_owned(self.mlp),
-            heads=_cloned(self.heads),
-            query=_cloned(self.query),
-            key=_cloned(self.key),
-        )
+        owned: dict[str, Any] = {}
+        for name, each in ((field.name, getattr(self, field.name)) for field in fields(self)):
+            owned[name] = each.owned() if isinstance(each, Norm) else _cloned(each)
+        return LayerNorms(**owned)
 
     def tensors(self) -> list[Tensor]:
         norms = [norm for norm in (self.input, self.attention, self.mlp_input, self.mlp) if norm is not None]
@@ -86,36 +81,21 @@ class DecoderLayer:
 
     def for_inference(self) -> "DecoderLayer":
         """The layer with its matrices in their fastest form, for weights that no longer change."""
-        return replace(
-            self,
-            qkv=self.qkv.for_inference(),
-            out=self.out.for_inference(),
-            gate_up=self.gate_up.for_inference(),
-            down=self.down.for_inference(),
-        )
+        return replace(self, **{name: weight.for_inference() for name, weight in self.weights().items()})
 
     def owned(self) -> "DecoderLayer":
-        return replace(
-            self,
-            norms=self.norms.owned(),
-            qkv=self.qkv.owned(),
-            out=self.out.owned(),
-            gate_up=self.gate_up.owned(),
-            down=self.down.owned(),
-        )
+        owned = {name: weight.owned() for name, weight in self.weights().items()}
+        return replace(self, norms=self.norms.owned(), **owned)
 
     def take_over(self, other: "DecoderLayer") -> None:
         """Copy the numbers of the same layer of the model, in place."""
         for mine, new in zip(self.norms.tensors(), other.norms.tensors(), strict=True):
             mine.copy_(new)
-        self.qkv.take_over(other.qkv)
-        self.out.take_over(other.out)
-        self.gate_up.take_over(other.gate_up)
-        self.down.take_over(other.down)
+        for name, weight in self.weights().items():
+            weight.take_over(other.weights()[name])
 
-
-def _owned(norm: Norm | None) -> Norm | None:
-    return None if norm is None else norm.owned()
+    def weights(self) -> dict[str, Any]:
+        return {"qkv": self.qkv, "out": self.out, "gate_up": self.gate_up, "down": self.down}
 
 
 def _cloned(tensor: Tensor | None) -> Tensor | None:
