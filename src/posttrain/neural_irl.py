@@ -1,13 +1,13 @@
 """Rewards that are neural networks, fitted to demonstrations by maximum causal entropy.
 
 Wulfmeier, Ondruska & Posner 2015, "Maximum entropy deep inverse reinforcement learning", arXiv:1507.04888: planning is
-exact and in float64, as in `posttrain.irl`; only how a reward depends on its inputs is learned by gradient descent.
-The derivative of the dual with respect to the reward of each state is how much oftener the policy is there than the
-demonstrations were, and the network carries it on to its weights:
+exact and in float64, as in `posttrain.irl`; only the network from inputs to rewards is learned by gradient descent.
+The derivative of the dual with respect to the reward of a state is the difference of its visits by the policy and by
+the demonstrations, which the network backpropagates to its weights:
 
     ∂L/∂r(s) = D_π(s) - D_E(s)        ∂L/∂θ = Σ_s ∂L/∂r(s) ∂r_θ(s)/∂θ
 
-With a network the problem is no longer convex, and the certificates of `MaxCausalEntIRL` are gone; the gap is not.
+With a network the problem is not convex, and the certificates of `MaxCausalEntIRL` do not hold; the gap does.
 """
 
 from dataclasses import dataclass

@@ -38,7 +38,6 @@ LARGEST_INTEGER = 2**63 - 1
 
 
 def brief_repr(given: object) -> str:
-    """An argument in one short line, for a message."""
     if isinstance(given, ndarray):
         return f"an array of shape {given.shape} and type {given.dtype}"
     if isinstance(given, sparray | spmatrix):
@@ -49,7 +48,6 @@ def brief_repr(given: object) -> str:
 
 
 def check_entries(bad: Bool[ndarray, " entry"], message: Callable[[int], str]) -> None:
-    """Refuse the first of the bad entries, if there are any."""
     if bad.any():
         raise UserError(message(int(bad.argmax())))
 
@@ -131,7 +129,6 @@ def checked_integer(given: object, what: str, *, least: int | None = None) -> in
 
 
 def state_numbers(given: object, what: str, num_states: int) -> Int[ndarray, " given"]:
-    """Numbers of existing states, from one of them or several."""
     array = real_array(given, what).ravel()
     bad = ~np.isin(array, np.arange(num_states))
     check_entries(bad, lambda i: f"{what} state {array[i]:g} does not exist: states are 0 to {num_states - 1}")
@@ -139,7 +136,6 @@ def state_numbers(given: object, what: str, num_states: int) -> Int[ndarray, " g
 
 
 def random_generator(given: object) -> Generator:
-    """A generator, or one made from a seed."""
     if isinstance(given, Generator):
         return given
     if isinstance(given, np.random.RandomState):

@@ -39,7 +39,6 @@ def read_arrays(
 
 
 def read_array(path: object, *, where: str = "") -> ndarray:
-    """The array of an .npy file."""
     found = stored_arrays(path, [], where)
     if not isinstance(found, ndarray):
         raise UserError(f"{where}{path}: holds several arrays; give an .npy file with one")

@@ -121,7 +121,6 @@ class MaxCausalEntIRL:
         return action_counts(known, mdp, horizon=self.horizon)
 
     def minimise(self, objective: PlannedObjective, watch: Watch | None) -> Descent[Plan]:
-        """Minimise from weights with finite values."""
         check_watch(watch)
         watched = objective if watch is None else WatchedObjective(objective, watch)
         units = objective.setting.features.units

@@ -1,4 +1,4 @@
-"""Comparing rewards by what they make agents do, which shaping leaves alone; never by their numbers."""
+"""Comparing rewards by the behaviour that they cause, which shaping does not change; never by their numbers."""
 
 import numpy as np
 from jaxtyping import Float

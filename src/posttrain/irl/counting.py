@@ -29,7 +29,6 @@ class Counts:
 
 
 def initial_histogram(demonstrations: Demonstrations, num_states: int) -> Float[ndarray, " state"]:
-    """Share of episodes that start in each state."""
     check_states(demonstrations, num_states)
     starts = demonstrations.states[demonstrations.first_visits]
     return np.bincount(starts, minlength=num_states) / len(demonstrations)

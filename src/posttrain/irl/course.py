@@ -82,7 +82,6 @@ def feature_expectations(features: Numbers, demonstrations: Demonstrations) -> F
 
 
 def start_histogram(num_states: int, demonstrations: Demonstrations) -> PerState:
-    """The share of demonstrations that start in each state."""
     return initial_histogram(demonstrations, num_states)
 
 
@@ -96,11 +95,11 @@ def local_action_probabilities(mdp: TabularMDP, terminal: Ends, reward: Numbers)
     """
     paid = reward_array(mdp, reward)
     if paid.ndim != 1:
-        raise UserError(f"the reward has the shape {paid.shape}: the course's is of states alone")
+        raise UserError(f"the reward has the shape {paid.shape}: give the course's algorithm a reward of states")
     if mdp.terminal.any():
         raise UserError(
-            f"state {mdp.states[mdp.terminal.argmax()]} ends episodes in this world, but the course's sweeps go on from"
-            " terminal states: make the world with terminal=() and pass them here"
+            f"state {mdp.states[mdp.terminal.argmax()]} ends episodes in this world, but the course's sweeps continue"
+            " from ends: make the world with terminal=() and pass them here"
         )
     sweeps = np.zeros((2 * mdp.num_states + 1, mdp.num_states))
     sweeps[0, terminal_mask(terminal, mdp.num_states)] = 1

@@ -38,13 +38,12 @@ def curvature(plan: SoftPlan | FinitePlan, features: Features, flow: ndarray) ->
 
 
 def expected_from(plan: SoftPlan | FinitePlan, features: Features) -> Successors:
-    """Expected features of an episode of the policy from each state."""
     if isinstance(plan, SoftPlan):
         return plan.system.solve(features.averaged(plan.policy))
     ends = end_slopes(features)
-    successors, nobody = ends, np.zeros(len(ends))
+    successors, no_flow = ends, np.zeros(len(ends))
     for policy in plan.policy[::-1]:
-        successors = covariance(policy, features, successors, nobody, plan.problem.discount)[1] + ends
+        successors = covariance(policy, features, successors, no_flow, plan.problem.discount)[1] + ends
     return successors
 
 

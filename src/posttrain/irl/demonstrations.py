@@ -183,7 +183,6 @@ class Demonstrations:
 
     @cached_property
     def first_visits(self) -> Int[ndarray, " episode"]:
-        """Index of each episode's first state."""
         num_states = self.lengths + 1
         before: ndarray = np.cumsum(num_states) - num_states
         return before
@@ -202,7 +201,6 @@ class Demonstrations:
         return mask
 
     def step_name(self, visit: int | np.integer) -> str:
-        """Episode and time of the n-th visit, for a message."""
         episode = int(np.searchsorted(self.first_visits, visit, side="right")) - 1
         return f"demonstration {episode}, step {self.visit_times[visit]}"
 

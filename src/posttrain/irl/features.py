@@ -28,7 +28,7 @@ class LinearReward:
     on: Place = "state"
     """"state": earned on acting there, and on arriving in a terminal state.  "next_state": earned on every arrival."""
     ends: Numbers | csr_array | None = None
-    """With "state_action", which pays ends nothing by itself: a row for each state, the same features earned on
+    """With "state_action", which itself pays ends nothing: a row for each state, the same features earned on
     arriving in it where it is terminal.  Rows of other states are not read."""
 
     def bound(self, mdp: TabularMDP) -> "Features":
@@ -105,13 +105,12 @@ class Features:
         return summed if self.ends is None else summed + self.ends.T @ ending
 
     def observed(self, counts: Counts) -> Weights:
-        """Features summed over demonstrations, per episode."""
         if self.entered is not None:
             return np.asarray(self.entered.T @ counts.entered)
         return self.totals(counts.acting, counts.ending)
 
     def per_episode(self, known: Demonstrations, discount: float) -> Float[ndarray, "episode feature"]:
-        """What `observed` averages, for each episode by itself."""
+        """The terms that `observed` averages, one row per episode."""
         acting, num_actions = known.acting, self.mdp.num_actions
         if self.entered is not None:
             table, used, rows = self.entered, acting, known.states[known.visit_times > 0]
@@ -141,7 +140,7 @@ class Features:
         return means if self.ends is None else means + dense(self.ends)
 
     def block(self, first: int, last: int) -> Float[ndarray, "state action feature"]:
-        """φ of the states from `first` up to `last`; one action stands for all where features are of the state."""
+        """φ of the states from `first` up to `last`; with one action where features are of the state."""
         if self.per_state:
             return dense(self.table[first:last])[:, None, :]
         num_actions = self.mdp.num_actions

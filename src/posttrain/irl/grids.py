@@ -57,18 +57,18 @@ class GridWorld(IcyGridWorld):
 
 
 def neighbours(size: int) -> Int[ndarray, "state action"]:
-    """The state beside each state in the direction of each action; the state itself where the grid ends."""
+    """The next state in the direction of each action; the state itself at the edge."""
     y, x = np.divmod(np.arange(size * size), size)
-    beside = [np.clip(y + dy, 0, size - 1) * size + np.clip(x + dx, 0, size - 1) for dx, dy in MOVES]
-    return np.stack(beside, axis=1)
+    neighbour = [np.clip(y + dy, 0, size - 1) * size + np.clip(x + dx, 0, size - 1) for dx, dy in MOVES]
+    return np.stack(neighbour, axis=1)
 
 
-def icy_transitions(beside: Int[ndarray, "state action"], slip: float) -> csr_array:
+def icy_transitions(neighbour: Int[ndarray, "state action"], slip: float) -> csr_array:
     """The rule above as a sparse table, row s · 4 + a."""
-    num_states, num_moves = beside.shape
+    num_states, num_moves = neighbour.shape
     chances = np.full((num_moves, num_moves), slip / num_moves) + (1 - slip) * np.eye(num_moves)
-    rank = np.argsort(beside, axis=1, kind="stable")  # columns in order, as the format wants them
-    columns = np.repeat(np.take_along_axis(beside, rank, axis=1)[:, None].astype(np.int32), num_moves, axis=1)
+    rank = np.argsort(neighbour, axis=1, kind="stable")  # columns in order, as the format wants them
+    columns = np.repeat(np.take_along_axis(neighbour, rank, axis=1)[:, None].astype(np.int32), num_moves, axis=1)
     data = chances[:, rank].transpose(1, 0, 2)  # [state action neighbour]
     indptr = np.arange(0, columns.size + 1, num_moves, dtype=np.int32)
     shape = (num_states * num_moves, num_states)

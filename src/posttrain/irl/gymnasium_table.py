@@ -94,7 +94,6 @@ def read_actions(table: Mapping[int, object], state: int, contents: TableContent
 
 
 def read_outcomes(outcomes: object, where: str, num_states: int) -> Iterable[Outcome]:
-    """The lines of a state and action whose probability is positive."""
     if not isinstance(outcomes, Sequence):
         raise UserError(f"{where} is {outcomes!r}: give a list of outcomes")
     for line in outcomes:

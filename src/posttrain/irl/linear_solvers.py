@@ -30,7 +30,7 @@ ROUNDS = 6
 """Times that an iteration is begun, each with what the last one left over."""
 MAX_ITERATIONS = 3000
 LARGEST_FACTORED = 20_000
-"""States up to which what no iteration settles is factorised however wide: dense factors of so many take 3 GB."""
+"""States up to which a system that iteration does not solve is factorised however wide: dense factors take 3 GB."""
 
 Direction = Literal["N", "T"]
 """Whether a system is solved as it is, or transposed."""

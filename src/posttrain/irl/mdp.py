@@ -122,7 +122,7 @@ class TabularMDP:
 
     @staticmethod
     def from_dense(probabilities: Numbers, *, layout: str, start: Start, terminal: Ends = ()) -> "TabularMDP":
-        """From an array whose axes are in either usual order; with S = A the order cannot be told from the shape."""
+        """From an array whose axes are in either usual order; with S = A the shape does not show the order."""
         orders = {"state action next": (0, 1, 2), "state next action": (0, 2, 1)}
         require_word(layout, "layout", [*orders])
         array = real_array(probabilities, "probabilities")
@@ -243,7 +243,6 @@ def start_distribution(start: Start, num_states: int) -> Float[ndarray, " state"
 
 
 def sparse_floats(table: object, what: str, *, copy: bool = False) -> csr_array:
-    """A table as a sparse one of floats."""
     if not isinstance(table, sparray | spmatrix):
         table = real_array(table, what)
     if table.ndim != 2 or table.dtype.kind not in "biuf":

@@ -29,7 +29,7 @@ LARGEST_WEIGHTS = 1e8
 FLAT = 1e-12
 """Curvature below this share of the largest counts as 0: nothing can be learned in that direction."""
 SLACK = 1e-13
-"""Relative change of a value that rounding alone may cause."""
+"""Relative change of a value that rounding may cause."""
 PATIENCE = 100
 """Steps of Newton's method without a smaller gradient after which it stops."""
 MEMORY = 100

@@ -5,8 +5,8 @@
 
 μ are the features of a demonstration and c its actions, both averaged over demonstrations; V and E are discounted.  The
 dual of maximum causal entropy (Ziebart, Bagnell & Dey 2010; Ziebart 2010, thesis, ch. 5) is convex: its minimum is the
-policy of most entropy whose features match.  The likelihood of the same policies is not convex in general.  It looks at
-actions alone, so it needs no whole episodes, and noise in where the demonstrator slipped does not reach it.
+policy of most entropy whose features match.  The likelihood of the same policies is not convex in general.  It uses
+only actions, so it needs no whole episodes, and random slips of the demonstrator do not affect it.
 """
 
 from dataclasses import dataclass
@@ -73,7 +73,6 @@ class Setting:
         return np.vstack([self.start, np.zeros((self.horizon, len(self.start)))])
 
     def totals(self, plan: Plan, flow: ndarray) -> Weights:
-        """Features summed over a flow of visits."""
         ending = np.where(self.features.mdp.terminal, flow if flow.ndim == 1 else flow.sum(axis=0), 0.0)
         if isinstance(plan, SoftPlan):
             acting = plan.policy * flow[:, None]

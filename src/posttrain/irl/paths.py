@@ -3,7 +3,7 @@
     P(ζ) ∝ exp(Σ_t r(s_t)) Π_t P(s_{t+1}|s_t,a_t)      Z(s) = e^{r(s)} Σ_a,s' P(s'|s,a) Z(s'),   Z(end) = e^{r(end)}
 
 With V = log Z this is planning in a world where one chooses the next state outright, and W(s,s') = Σ_a P(s'|s,a) says
-how many actions' worth of chance stands behind it:
+the total probability over actions:
 
     V(s) = r(s) + log Σ_s' W(s,s') e^{V(s')}      q(s'|s) = W(s,s') e^{V(s') - V(s) + r(s)}
 

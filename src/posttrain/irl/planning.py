@@ -41,7 +41,7 @@ from posttrain.irl.mdp import TabularMDP, reachable, state_graph
 TOLERANCE = 1e-12
 """Error of the values, relative to the largest, below which they count as settled."""
 ROUNDING = 4 * float(np.finfo(np.float64).eps)
-"""A relative change that rounding alone may cause."""
+"""A relative change that rounding may cause."""
 MAX_SWEEPS = 200_000
 LEAP = 1000
 """Sweeps of value iteration after which the best policy is valued by a solve."""
@@ -178,8 +178,8 @@ def value_iteration(
 
         V(s) = max_a r(s,a) + γ Σ_s' P(s'|s,a) V(s')
 
-    Every thousand sweeps the best policy so far is valued exactly, if it ends or is discounted: sweeps alone would take
-    as many as the longest episode has steps, times the digits of the tolerance.
+    Every thousand sweeps the best policy so far is valued exactly, if it ends or is discounted.  Sweeps would otherwise
+    be as many as the longest episode has steps, times the digits of the tolerance.
     """
     checked_number(discount, "discount", SHARE)
     checked_number(tolerance, "tolerance", NON_NEGATIVE)
@@ -197,7 +197,7 @@ def value_iteration(
             break
         best = greedy_policy(mdp, q) if sweep % LEAP == 0 else None
         if best is not None and (discount < 1 or always_ends(mdp, best)):
-            with suppress(Divergence):  # then sweeps go on
+            with suppress(Divergence):  # then sweeps continue
                 values = policy_system(mdp, best, discount).solve(ends + (best * steps).sum(axis=1))
     raise Divergence(
         f"value iteration does not settle at discount {discount}: a sweep still changes a value by {change:.3g}. Use a"
@@ -305,7 +305,6 @@ def newton_converged(
 
 
 def reward_array(mdp: TabularMDP, given: Numbers) -> Reward:
-    """A finite reward per state, or per state and action."""
     size = require_kind(mdp, TabularMDP, "mdp").num_states
     reward = shaped_array(given, "the reward", (size,), (size, mdp.num_actions), finite=True, rows=mdp.states)
     check_size(reward, "the rewards")

@@ -36,7 +36,7 @@ class Identifiability:
     free: Float[ndarray, "feature direction"]
     """Orthonormal directions along which weights can move and no policy changes."""
     identified: Bool[ndarray, " feature"]
-    """Whether each weight by itself is determined: no free direction moves it."""
+    """Whether each single weight is determined: no free direction moves it."""
 
     @property
     def rank(self) -> int:

@@ -145,5 +145,5 @@ class TabularEnvironment(gymnasium.Env[Any, Any]):
 def action_number(action: object, mdp: TabularMDP) -> int:
     chosen = checked_integer(action, "action")
     if not 0 <= chosen < mdp.num_actions:
-        raise UserError(f"there is no action {chosen}; actions are 0 to {mdp.num_actions - 1}")
+        raise UserError(f"action = {chosen}: actions are 0 to {mdp.num_actions - 1}")
     return chosen

@@ -18,7 +18,6 @@ def require_gymnasium() -> None:
 
 
 def require_matplotlib() -> None:
-    """Refuse to begin what could not be drawn in the end."""
     require_library(
         "matplotlib", "run.plots", "`pip install matplotlib`, or leave them out by run.plots = false (--run.no-plots)"
     )

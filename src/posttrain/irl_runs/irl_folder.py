@@ -1,8 +1,8 @@
-"""The folder that a run of inverse RL leaves behind; nothing in it needs posttrain to be read.
+"""The folder of a run of inverse RL; reading it does not need posttrain.
 
 config.yaml         the resolved configuration; running it again gives the same run
 metrics.jsonl       one line per iteration of the fit
-summary.json        what came out
+summary.json        the results
 reward.npz          weights, the learned reward, the policy and its visits, with the number of each state
 demonstrations.npz  the episodes, as `Demonstrations.save` writes them
 plots/              rewards.png, policy.png, visits.png, convergence.png
@@ -28,11 +28,11 @@ CONTENTS = (
     "reward.npz",
     "demonstrations.npz",
     "plots",
-    "config.yaml",  # last: a folder that is half cleared can still be told from someone else's
+    "config.yaml",  # last: a half cleared folder is still recognised as a run's
 )
-"""What overwriting removes; anything else in the folder stays."""
+"""Removed by overwriting; anything else in the folder stays."""
 TRAINING_CONTENTS = ("checkpoints", "scores.jsonl")
-"""What tells a folder of a run that trained a model."""
+"""Marks of a folder of a run that trained a model."""
 
 
 class IrlFolder(Folder):
@@ -46,13 +46,11 @@ class IrlFolder(Folder):
     def refuse_other_runs(cls, path: Path, *, overwrite: bool) -> None:
         """A run that got somewhere is replaced only with `overwrite`; one of another command never."""
         if any((path / name).exists() for name in TRAINING_CONTENTS):
-            raise UserError(
-                f"{path}: this folder holds a run that trained a model.  Choose another run.folder (--run.folder)."
-            )
+            raise UserError(f"{path}: holds a run that trained a model.  Choose another run.folder (--run.folder).")
         if (path / "metrics.jsonl").exists() and not overwrite:
             raise UserError(
-                f"{path}: this folder already holds a run.  Replace it by run.overwrite = true (--run.overwrite), or"
-                " choose another run.folder (--run.folder)."
+                f"{path}: already holds a run.  Replace it by run.overwrite = true (--run.overwrite), or choose another"
+                " run.folder (--run.folder)."
             )
 
     def write_curve(self, curve: Sequence[Mapping[str, float]]) -> None:
@@ -61,11 +59,9 @@ class IrlFolder(Folder):
         LineJournal(self.path / "metrics.jsonl").append(lines)
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
-        """Replace summary.json."""
         super().write_summary(without_infinities(summary))
 
     def write_arrays(self, name: str, arrays: Mapping[str, ndarray]) -> None:
-        """Write an .npz file, whole or not at all."""
         content = io.BytesIO()
         named: dict[str, Any] = dict(arrays)
         np.savez_compressed(content, **named)
@@ -73,7 +69,6 @@ class IrlFolder(Folder):
 
 
 def claim_irl_folder(config: IrlConfig) -> IrlFolder:
-    """Claim the folder that a recipe names."""
     return IrlFolder.claim(config.run.folder, overwrite=config.run.overwrite)
 
 

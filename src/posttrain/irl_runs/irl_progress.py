@@ -1,11 +1,11 @@
-"""What a person sees while a reward is recovered: a live line in a terminal, plain lines anywhere else."""
+"""Progress of a recovery: a live line in a terminal, plain lines anywhere else."""
 
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -18,9 +18,9 @@ from posttrain.irl_runs.worlds import World
 from posttrain.runs.folder import shown
 
 PLAIN_SECONDS = 5.0
-"""Without a terminal, a stage says at most this often how far it is."""
+"""Seconds between lines of a stage, without a terminal."""
 ROUNDING = 1e-8
-"""Differences of values below this are what value iteration leaves over."""
+"""Differences of values below this are errors of value iteration."""
 
 RESULTS = (
     ("gap", "gap", "largest difference of a feature from the demonstrations"),
@@ -59,10 +59,8 @@ class IrlProgress:
             self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._warnings.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._warnings.__exit__(*error)
         if self._bars is not None:
             self._bars.stop()
 
@@ -93,7 +91,6 @@ class IrlProgress:
         self.note(f"{name}: done in {self._clock() - began:.1f} s")
 
     def start(self, config: IrlConfig, world: World, expert: ExpertEpisodes, num_features: int) -> None:
-        """Say what is fitted to what."""
         lengths = expert.episodes.lengths
         for line in (
             f"world           {config.world.name}, {world.mdp.num_states:,} states, {world.mdp.num_actions} actions",
@@ -105,12 +102,11 @@ class IrlProgress:
             self.note(line)
 
     def finish(self, summary: Mapping[str, object], folder: Path) -> None:
-        """Say what came out."""
         for key, label, meaning in RESULTS:
             value = summary.get(key)
             if isinstance(value, float):
-                told = 0.0 if key.startswith("value") and abs(value) < ROUNDING else value
-                self.note(f"{label:<20}{told:<12.5g}{meaning}")
+                shown_value = 0.0 if key.startswith("value") and abs(value) < ROUNDING else value
+                self.note(f"{label:<20}{shown_value:<12.5g}{meaning}")
         if summary.get("best_states"):
             self.note(f"{'best states':<20}{' '.join(map(str, summary['best_states']))}")  # type: ignore[call-overload]
         if not summary["converged"]:
@@ -119,5 +115,4 @@ class IrlProgress:
         self.note(f"run folder          {shown(folder)}  (summary.json, reward.npz, metrics.jsonl{pictures})")
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
         self._console.print(Text(text), soft_wrap=True)

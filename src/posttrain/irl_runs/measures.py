@@ -30,7 +30,6 @@ def expected_visits(mdp: TabularMDP, policy: AnyPolicy) -> Float[ndarray, " stat
 
 
 def demonstrated_visits(world: World, expert: ExpertEpisodes) -> Float[ndarray, " state"]:
-    """Visits of each state in a demonstration."""
     return visit_totals(in_world(expert.episodes, world.mdp), world.mdp.num_states)
 
 
@@ -45,7 +44,7 @@ def value_lost(world: World, expert: ExpertEpisodes, policy: AnyPolicy | None) -
 
 
 def policy_measures(world: World, expert: ExpertEpisodes, recovered: RecoveredReward) -> dict[str, object]:
-    """What the policy does and what it earns, beside the demonstrations."""
+    """What the policy does and earns, compared with the demonstrations."""
     mdp, policy = world.mdp, recovered.policy
     shown, visits = demonstrated_visits(world, expert), expected_visits(mdp, policy)
     greedy = greedy_policy(mdp, policy) if policy.ndim == 2 else None

@@ -1,9 +1,7 @@
-"""Pictures of what was recovered, as PNG files.  Matplotlib is loaded only when one is drawn.
+"""Pictures of a recovered reward, as PNG files.  Worlds with a `Layout` are drawn as maps, others by state number."""
 
-Worlds that lie on a page (`Layout`) are drawn as maps, others by the numbers of their states.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,7 @@ from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import Policy, Reward
 from posttrain.irl_runs.expert_episodes import ExpertEpisodes
 from posttrain.irl_runs.measures import demonstrated_visits, expected_visits
-from posttrain.irl_runs.methods import AnyPolicy, RecoveredReward
+from posttrain.irl_runs.methods import RecoveredReward
 from posttrain.irl_runs.worlds import Layout, World
 from posttrain.runs.files import save_figure
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 PerState = Float[ndarray, " state"]
 
 MOST_ARROWS = 25
-"""Arrows along each side of a map; on a larger one each stands for a block of states."""
+"""Arrows along each side of a map; on a larger one each shows a block of states."""
 BLUE, ORANGE, RED = "#2f6db3", "#e0862b", "#c8473f"
 
 
@@ -35,10 +33,10 @@ def draw_all(folder: Path, world: World, expert: ExpertEpisodes, recovered: Reco
     """Draw rewards.png, policy.png, visits.png and convergence.png."""
     folder.mkdir(exist_ok=True)
     draw_rewards(folder / "rewards.png", world, {"expert": world.rewards, "learned": recovered.reward})
-    learned = "learned policy" if recovered.policy.ndim == 2 else "learned policy, first step"
-    draw_policies(
-        folder / "policy.png", world, {"expert policy": expert.policy, learned: _first_step(recovered.policy)}
-    )
+    stationary = recovered.policy.ndim == 2
+    learned = "learned policy" if stationary else "learned policy, first step"
+    first_step = recovered.policy if stationary else recovered.policy[0]
+    draw_policies(folder / "policy.png", world, {"expert policy": expert.policy, learned: first_step})
     visits = {
         "demonstrated": demonstrated_visits(world, expert),
         "policy": expected_visits(world.mdp, recovered.policy),
@@ -47,44 +45,45 @@ def draw_all(folder: Path, world: World, expert: ExpertEpisodes, recovered: Reco
     draw_convergence(folder / "convergence.png", recovered.curve)
 
 
-def draw_rewards(picture: Path, world: World, rewards: Mapping[str, Reward | None]) -> None:
-    """What each state is worth, one panel for each reward that is known; of actions, their mean.
-
-    Each panel has a scale of its own: rewards that differ by shaping or scale make the same policy.
-    """
-    known = {name: reward for name, reward in rewards.items() if reward is not None}
+@contextmanager
+def panels_of(
+    picture: Path, world: World, given: Mapping[str, ndarray | None]
+) -> "Iterator[tuple[Figure, list[tuple[Axes, str, ndarray]]]]":
+    """A panel for each of the arrays that are known, saved in the end."""
+    known = {name: array for name, array in given.items() if array is not None}
     figure, panels = panels_in_a_row(len(known), world.layout)
-    for axes, (name, reward) in zip(panels, known.items(), strict=True):
-        title = f"{name} reward" if reward.ndim == 1 else f"{name} reward, mean of actions"
-        map_or_line(figure, axes, world, _per_state(reward), title)
+    yield figure, [(axes, name, array) for axes, (name, array) in zip(panels, known.items(), strict=True)]
     save_figure(figure, picture, dpi=110, bbox_inches="tight")
+
+
+def draw_rewards(picture: Path, world: World, rewards: Mapping[str, Reward | None]) -> None:
+    """The reward of each state, or the mean of its actions; each panel has another scale, which behaviour ignores."""
+    with panels_of(picture, world, rewards) as (figure, panels):
+        for axes, name, reward in panels:
+            title = f"{name} reward" if reward.ndim == 1 else f"{name} reward, mean of actions"
+            map_or_line(figure, axes, world, reward if reward.ndim == 1 else reward.mean(axis=1), title)
 
 
 def draw_policies(picture: Path, world: World, policies: Mapping[str, Policy | None]) -> None:
     """Where each policy goes: on a map, arrows of the mean step; else the probability of each action."""
-    known = {name: policy for name, policy in policies.items() if policy is not None}
-    figure, panels = panels_in_a_row(len(known), world.layout)
-    for axes, (name, policy) in zip(panels, known.items(), strict=True):
-        if world.layout is not None:
-            arrows(axes, world.mdp, world.layout, policy)
-        else:
-            image = axes.imshow(
-                by_number(world.mdp, policy), aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest"
-            )
-            axes.set(xlabel="state", ylabel="action", yticks=range(policy.shape[1]))
-            figure.colorbar(image, ax=axes, shrink=0.8, label="probability")
-        axes.set_title(name, loc="left", fontsize=11)
-    save_figure(figure, picture, dpi=110, bbox_inches="tight")
+    with panels_of(picture, world, policies) as (figure, panels):
+        for axes, name, policy in panels:
+            if world.layout is not None:
+                arrows(axes, world.mdp, world.layout, policy)
+            else:
+                page = by_number(world.mdp, policy)
+                image = axes.imshow(page, aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
+                axes.set(xlabel="state", ylabel="action", yticks=range(policy.shape[1]))
+                figure.colorbar(image, ax=axes, shrink=0.8, label="probability")
+            axes.set_title(name, loc="left", fontsize=11)
 
 
 def draw_visits(picture: Path, world: World, visits: Mapping[str, PerState | None]) -> None:
     """Expected visits of each state in an episode, all on one scale."""
-    known = {name: seen for name, seen in visits.items() if seen is not None}
-    figure, panels = panels_in_a_row(len(known), world.layout)
-    most = max(float(seen.max()) for seen in known.values())
-    for axes, (name, seen) in zip(panels, known.items(), strict=True):
-        map_or_line(figure, axes, world, seen, f"visits, {name}", limits=(0.0, most))
-    save_figure(figure, picture, dpi=110, bbox_inches="tight")
+    with panels_of(picture, world, visits) as (figure, panels):
+        most = max(float(seen.max()) for _, _, seen in panels)
+        for axes, name, seen in panels:
+            map_or_line(figure, axes, world, seen, f"visits, {name}", limits=(0.0, most))
 
 
 def draw_convergence(picture: Path, curve: Sequence[Mapping[str, float]]) -> None:
@@ -104,7 +103,7 @@ def draw_convergence(picture: Path, curve: Sequence[Mapping[str, float]]) -> Non
 
 
 def panels_in_a_row(num_panels: int, layout: Layout | None = None) -> "tuple[Figure, list[Axes]]":
-    """A figure with panels side by side, as high as a map needs it."""
+    """A figure with a row of panels, as high as a map needs."""
     from matplotlib.figure import Figure
 
     height = 4.4 if layout is None else 0.9 + 3.6 * min(2.0, layout.height / layout.width)
@@ -191,12 +190,3 @@ def arrows(axes: "Axes", mdp: TabularMDP, layout: Layout, policy: Policy) -> Non
     ]
     axes.quiver(*mean, angles="xy", scale_units="xy", scale=1.2 / width, pivot="mid", color=BLUE, width=0.006)
     frame_map(axes, mdp, layout)
-
-
-def _per_state(reward: Reward) -> PerState:
-    worth: PerState = reward if reward.ndim == 1 else reward.mean(axis=1)
-    return worth
-
-
-def _first_step(policy: AnyPolicy) -> Policy:
-    return policy if policy.ndim == 2 else policy[0]

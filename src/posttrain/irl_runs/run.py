@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from posttrain.runs.watchers import Watcher
 
 PACKAGES = ("posttrain", "numpy", "scipy", "gymnasium")
-"""What a run's numbers can depend on."""
+"""Packages that numbers depend on."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,8 +46,8 @@ class IrlRun:
 def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
     """Find the reward behind demonstrations; `posttrain irl` in Python.
 
-    `watchers` are those of any run: `on_step` with the numbers of each evaluation of the fit, counted from 1, and
-    `on_end` with the summary.  Evaluations are no lines of metrics.jsonl, so nothing is made of what `on_step` returns.
+    `watchers` get `on_step` with the numbers of each evaluation of the fit, counted from 1, and `on_end` with the
+    summary.  Evaluations are not lines of metrics.jsonl, so the return value of `on_step` is ignored.
     """
     if watchers:
         from posttrain.runs.watchers import require_watchers  # it loads torch, which inverse RL does without
@@ -73,12 +73,16 @@ def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
         write_irl_results(folder, world, expert, recovered)
         if config.run.plots:
             with clock("plots"), progress.stage("plots"):
-                draw_pictures(folder.path, world, expert, recovered)
+                from posttrain.irl_runs.pictures import draw_all
+
+                draw_all(folder.path / "plots", world, expert, recovered)
         summary = run_summary(config, world, expert, recovered, {**numbers, **recovered.measures})
         summary |= {"seconds": {**clock.seconds, "total": clock.total}, "peak_memory_bytes": peak_memory_bytes()}
         folder.write_summary(summary)
-        if watchers:
-            tell_the_end(watchers, len(recovered.curve), folder.path, summary)
+        for watcher in watchers:
+            from posttrain.runs.reports import EndReport
+
+            watcher.on_end(EndReport(step=len(recovered.curve), folder=folder.path, summary=summary))
         progress.finish(summary, folder.path)
     return IrlRun(folder=folder.path, world=world, expert=expert, recovered=recovered, summary=summary)
 
@@ -96,14 +100,6 @@ def watched_by(watchers: Sequence["Watcher"], watch: Watch) -> Watch:
             watcher.on_step(report)
 
     return both
-
-
-def tell_the_end(watchers: Sequence["Watcher"], step: int, folder: Path, summary: Mapping[str, object]) -> None:
-    """Hand the summary to a user's watchers."""
-    from posttrain.runs.reports import EndReport
-
-    for watcher in watchers:
-        watcher.on_end(EndReport(step=step, folder=folder, summary=summary))
 
 
 def write_irl_results(folder: IrlFolder, world: World, expert: ExpertEpisodes, recovered: RecoveredReward) -> None:
@@ -126,17 +122,9 @@ def write_irl_results(folder: IrlFolder, world: World, expert: ExpertEpisodes, r
     folder.write_arrays("reward.npz", arrays)
 
 
-def draw_pictures(folder: Path, world: World, expert: ExpertEpisodes, recovered: RecoveredReward) -> None:
-    """Draw into plots/; matplotlib is loaded only here."""
-    from posttrain.irl_runs.pictures import draw_all
-
-    draw_all(folder / "plots", world, expert, recovered)
-
-
 def run_summary(
     config: IrlConfig, world: World, expert: ExpertEpisodes, recovered: RecoveredReward, numbers: Mapping[str, object]
 ) -> dict[str, object]:
-    """The content of summary.json, but for what the clock says."""
     mdp, lengths = world.mdp, expert.episodes.lengths
     return {
         "method": config.method.name,
@@ -161,7 +149,7 @@ def run_summary(
 
 
 def package_versions() -> dict[str, str | None]:
-    """Python's version and those of the packages that numbers depend on; null for those that are not there."""
+    """Versions of Python and of the packages that numbers depend on; null for missing ones."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -127,7 +127,6 @@ def gymnasium_world(options: GymnasiumOptions) -> World:
 
 
 def layout_of(bare: object) -> Layout | None:
-    """The layout of an environment that is a known grid."""
     if type(bare).__name__ not in GYMNASIUM_GRIDS:
         return None
     shape, moves = GYMNASIUM_GRIDS[type(bare).__name__]

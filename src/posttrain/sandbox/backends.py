@@ -1,7 +1,7 @@
 """Other places on this machine where a program can be run once: bubblewrap and containers.
 
 In bubblewrap a seccomp filter refuses namespaces, mounts and hidden memory.  Without it a program could be root in a
-namespace, with a file system in memory that no limit of ours counts, or files in memory that belong to no process.
+namespace, with a file system in memory beyond our limits, or with files in memory that belong to no process.
 """
 
 import errno
@@ -78,11 +78,11 @@ class Backend(Protocol):
     here: bool
     """Whether its programs run on this machine."""
     bounded_as_a_whole: bool
-    """Whether its own limits hold for all that a program starts and keeps together."""
+    """Whether its limits hold for a program and all that it starts together."""
     tells_cpu: bool
-    """Whether it knows how much processor time a run took."""
+    """Whether it reports the processor time of a run."""
     remedy: str
-    """What to do where it lets something through."""
+    """How to fix it where a probe passes."""
     start_seconds: float
     """Time to start, beyond the program's."""
 
@@ -113,7 +113,6 @@ class CommandBackend:
         raise NotImplementedError
 
     def passed(self) -> AbstractContextManager[tuple[int, ...]]:
-        """Descriptors that the command needs besides the usual three."""
         return nullcontext(())
 
     def environment(self, run: ReplayRun, ours: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""What is asked of the sandbox, and what it answers: limits, processes, executions, conversations.
+"""Requests to the sandbox and its answers: limits, processes, executions, conversations.
 
-A Conversation starts processes in a Sandbox, and each is a StartedProcess.  A process's message goes to
-`Conversation.message`, its end to `Conversation.ended`.
+A Conversation starts processes in a Sandbox; each is a StartedProcess.  Its messages go to `Conversation.message`, its
+end to `Conversation.ended`.
 """
 
 import math
@@ -25,13 +25,13 @@ traceback types unicodedata unittest urllib.parse uuid warnings weakref zlib
 """
 
 FEW = tuple(_FEW.split())
-"""Modules that programs find imported already, since they cannot read any from disk: what short exercises import."""
+"""Modules that are imported before the program, which cannot read any from disk: those of short exercises."""
 
 MANY = tuple(sorted({*FEW, *_MORE.split()}))
 """The default: about a hundred modules of the standard library."""
 
 Kind = Literal["syntax", "program", "calls", "tests"]
-"""A program that is only compiled, one that is run, one whose functions are called, or tests of such functions."""
+"""A program to compile, to run, or with functions to call; or tests of such functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,14 @@ class Limits:
     threads: int = 200
     """More of them at once end the process, where nothing else counts them."""
     most_seconds: float = math.inf
-    """By the clock, from its start to its end, whatever it is allowed later; without waiting for a processor."""
+    """By the clock, from start to end, whatever `allow` adds; without waiting for a processor."""
 
     @property
     def wall_seconds(self) -> float:
-        """After how long by the clock a process is ended that sleeps or blocks.
+        """Seconds by the clock after which a process is ended that sleeps or blocks.
 
-        Waiting for a processor does not count.  A process that waits beyond all patience (`PATIENCE` times this limit)
-        is ended as `starved`, which is not its fault.
+        Waiting for a processor does not count.  A process that waits too long (`PATIENCE` times this limit) is ended as
+        `starved`, which is not its fault.
         """
         return min(3 * self.cpu_seconds + 2, self.most_seconds)
 
@@ -72,7 +72,7 @@ class Process:
 
 
 class Exit(StrEnum):
-    """How a process came to its end."""
+    """How a process ended."""
 
     FINISHED = "finished"
     """By itself, with an exit status."""
@@ -83,14 +83,14 @@ class Exit(StrEnum):
     OUTPUT_LIMIT = "output_limit"
     THREAD_LIMIT = "thread_limit"
     ENDED = "ended"
-    """By us, as it was not needed any longer."""
+    """By us, because it was no longer needed."""
     LOST = "lost"
     """The sandbox failed, not the process: says nothing about the program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """What became of a process."""
+    """The result of a process."""
 
     exit: Exit
     status: int
@@ -102,7 +102,7 @@ class Execution:
     memory_bytes: int
     """Largest resident set, the interpreter's pages (about 30 MiB) included."""
     compiled: bool
-    """Whether its source could be compiled; said by the sandbox before any of it ran."""
+    """Whether its source could be compiled; reported by the sandbox before any of it ran."""
     most: bool = False
     """The limit by the clock that it passed is `most_seconds`, not that of this run."""
     starved: bool = False
@@ -112,7 +112,7 @@ class Execution:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it ended by itself with status 0; this says nothing about what it computed."""
+        """Whether it exited with status 0; this says nothing about its answer."""
         return self.exit is Exit.FINISHED and self.status == 0
 
 
@@ -124,20 +124,20 @@ class ServerOptions:
     path: Sequence[str] = ()
     """Folders in which more modules are looked for, such as this environment's site-packages for numpy."""
     prepare: str = ""
-    """Source of ours that is run once before anything is forked, as the module `prepared`."""
+    """Our source that runs once before any fork, as the module `prepared`."""
     sealed: bool = True
-    """False runs programs with limits and nothing else: only where somebody asked for that and said so twice."""
+    """False runs programs with limits only: sandbox.kind = none."""
 
 
 class StartedProcess(Protocol):
-    """A process that has been asked for."""
+    """A requested process."""
 
     def allow(self, cpu_seconds: float) -> None:
         """Let it use that much more processor time from now on, within its total."""
         ...
 
     def rest(self) -> None:
-        """It waits for a message, so its wall clock stops."""
+        """Stop its wall clock while it waits for a message."""
         ...
 
     def send(self, payload: bytes) -> None: ...
@@ -170,7 +170,7 @@ class Sandbox(Protocol):
 
     @property
     def start_seconds(self) -> float:
-        """What starting a process, or telling it something, may take beyond the program's own time."""
+        """Time to start a process or send a message, beyond the program's."""
         ...
 
     def start(self, conversation: Conversation, asked: Process) -> StartedProcess: ...

@@ -16,7 +16,7 @@ from posttrain.sandbox.inside import frames
 
 INSIDE = Path(__file__).parent / "inside"
 BOOTSTRAP = "import sys; exec(compile(open(sys.argv[1] + '/main.py', encoding='utf-8').read(), '<main>', 'exec'))"
-"""Starts the server's text without its path, which every frame of it would show."""
+"""Starts the server's text without its path, which tracebacks would show."""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -24,11 +24,11 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""All that a program sees of any environment."""
+"""The whole environment of a program."""
 START_SECONDS = 60.0
 MESSAGE_BYTES = 1 << 16
 UNPRIVILEGED = 65534
-"""The user that programs run as when we are root: nobody, who owns nothing."""
+"""The user `nobody`, for programs when we are root."""
 
 
 class ServerLost(Exception):

@@ -72,7 +72,6 @@ FILTER = "seccomp filters must be available (kernel >= 3.17 with CONFIG_SECCOMP_
 
 
 def escape_attempt(name: str, action: str, remedy: str = FILTER) -> EscapeProbe:
-    """A probe that tries one expression in the sealed fork-server."""
     return EscapeProbe(name, f"{PREAMBLE}\nattempt(lambda: {action})\n", printed("refused"), remedy)
 
 
@@ -129,7 +128,6 @@ class Finding:
         return self.probe.passes(self.execution)
 
     def line(self) -> str:
-        """A line of the table that `posttrain doctor` prints."""
         if self.passed:
             return f"{self.probe.verb}   {self.probe.name}"
         seen = (self.execution.stdout + self.execution.stderr).decode("utf-8", "replace").strip()[-300:]
@@ -139,7 +137,7 @@ class Finding:
 
 
 class SandboxUnavailable(RunError):
-    """This machine cannot run programs safely in the way that was asked for."""
+    """This machine cannot run programs safely in the requested way."""
 
 
 def require_passed(found: Sequence[Finding]) -> None:
@@ -180,12 +178,12 @@ else:
 
 
 class MachineBait:
-    """Things of this machine that a program elsewhere must not reach, and whether it did."""
+    """Things on this machine that a program elsewhere must not reach, and whether it did."""
 
     def __init__(self) -> None:
         self.secret = secrets.token_hex(16)
         self.canary = {CANARY: self.secret}
-        """For the environment from which programs are started; that of this process is one for all who probe."""
+        """For the environment that starts programs; this process's environment is shared by all probes."""
         self.touched: set[str] = set()
 
     def __enter__(self) -> "MachineBait":
@@ -210,7 +208,6 @@ class MachineBait:
         self.folder.cleanup()
 
     def look(self) -> None:
-        """Record what was touched."""
         if set(os.listdir(self.path)) != {"secret"}:
             self.touched.add("file")
         if self.victim.poll() is not None:
@@ -223,7 +220,7 @@ class MachineBait:
             self.touched.add(name)
 
     def untouched(self, what: str) -> Callable[[Execution], bool]:
-        """Whether the program ran and found nothing, and nothing on this machine was touched."""
+        """Whether the program ran and was refused, and nothing on this machine was touched."""
         return lambda execution: printed("refused")(execution) and what not in self.touched
 
 
@@ -261,7 +258,6 @@ def of_environment(bait: MachineBait) -> EscapeProbe:
 
 
 def machine_attempt(name: str, action: str, passes: Passes = printed("refused")) -> EscapeProbe:  # noqa: B008  # a function, made once
-    """A probe that tries one expression in another place."""
     return EscapeProbe(name, f"{ATTEMPT}\nattempt(lambda: {action})\n", passes, "", limits=LIMITS)
 
 
@@ -292,7 +288,7 @@ WORKING = (
 )
 OF_A_MACHINE = (
     machine_attempt("be root", "__import__('os').setuid(0)"),
-    # On a folder of its own, and undone: where a backend keeps nobody in, this is the machine itself.
+    # On a new folder, and undone: a backend that contains nothing mounts on the machine itself.
     machine_attempt(
         "mount",
         "__import__('os').makedirs('mounted', exist_ok=True) is None"

@@ -130,7 +130,6 @@ class ProcessPool:
         self.selector.register(descriptor, selectors.EVENT_READ, ready)
 
     def _wait(self) -> None:
-        """Handle what has happened since."""
         now = time.monotonic()  # before anything is read: an answer that waits for us does not pass a limit
         for key, _ in self.selector.select(TICK_SECONDS):
             if self.selector.get_map().get(key.fileobj) is key:  # not closed meanwhile, its number given to another
@@ -158,7 +157,6 @@ class ProcessPool:
                 self.end(process, over)
 
     def _hear(self) -> None:
-        """Handle the server's messages."""
         assert self.server is not None
         try:
             while True:
@@ -203,7 +201,6 @@ class ProcessPool:
 
 
 def probed(server: ForkServerClient, options: ServerOptions) -> list[Finding]:
-    """The findings of the probes in a server's children."""
     pool = ProcessPool(options, server=server)
     singles = [RunConversation(Process(kind="program", source=each.source, limits=each.limits)) for each in PROBES]
     try:

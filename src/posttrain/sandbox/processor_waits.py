@@ -1,8 +1,8 @@
 """How long programs waited for a processor, so that a busy machine does not use up their time limits.
 
 A limit by the clock is for programs that sleep or block.  A program that is ready to run and has no processor is not at
-fault, so the time that it waits does not count.  The kernel knows this time for each thread (`schedstat`).  Where it
-does not say, the machine's pressure stands in: the time in which anything on it waited for a processor.
+fault, so its waiting time does not count.  The kernel knows this time for each thread (`schedstat`); without it, the
+machine's pressure is used instead: the time in which anything on it waited for a processor.
 """
 
 import os

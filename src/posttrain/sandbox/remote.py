@@ -22,15 +22,15 @@ TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
 WAIT_SECONDS = 0.5
 """Before the second try; twice that before the third."""
 GRACE_SECONDS = 30.0
-"""What the service may take beyond the program's time, in queues and in starting."""
+"""Time for queues and starting, beyond the program's."""
 REPLY_BYTES = 64 << 20
 READ_BYTES = 1 << 16
 EARLY = 0.9
-"""Part of the time that was asked for, below which it was a limit of the service's own that ended a program."""
+"""Share of the requested time; a program that was ended earlier met a limit of the service."""
 BUSY = 2.0
-"""Seconds by the clock for each of processor time, from which on programs count as starved there."""
+"""Seconds by the clock per second of processor time, above which programs there count as starved."""
 OUTPUT_KEPT = 1 << 20
-"""What the service keeps of an output; it does not say when it dropped the rest."""
+"""Output that the service keeps; it drops the rest without notice."""
 
 
 class Remote:
@@ -44,8 +44,8 @@ class Remote:
         self.url = url.rstrip("/") + "/run_code"
         self.name = f"remote ({url})"
         self.remedy = (
-            "programs there must not reach this machine: run the service on another one or in a container, and not"
-            " with `isolation: none` beside a trainer"
+            "programs there must not reach this machine: run the service on another one or in a container, not with"
+            " `isolation: none` on a trainer's"
         )
 
     def stop(self) -> None:
@@ -72,7 +72,7 @@ class Remote:
             return lost(f"{self.name}: {type(error).__name__}: {error}", time.monotonic() - began)
 
     def busy(self) -> bool:
-        """Whether programs wait for a processor there, by one of ours that computes for a known time.
+        """Whether programs wait for a processor there, measured by a program that computes for a known time.
 
         The service does not say why a program was late: it may have slept, which is its fault, or starved.
         """
@@ -110,7 +110,7 @@ def read_within(response: IO[bytes], until: float) -> bytes:
 
 
 def read_reply(reply: dict[str, Any], wall_seconds: float, allowed: float) -> RunEnd:
-    """The end of a run that was allowed some seconds, by the service's word."""
+    """The end of a run that was allowed some seconds, as the service reports it."""
     result = reply.get("run_result")
     if reply["status"] == "SandboxError" or result is None:
         return lost(f"the service failed: {str(reply.get('message'))[:1000]}", wall_seconds)
@@ -118,7 +118,7 @@ def read_reply(reply: dict[str, Any], wall_seconds: float, allowed: float) -> Ru
     timed_out = result["status"] == "TimeLimitExceeded"
     if timed_out and (ran := result.get("execution_time")) is not None and ran < EARLY * allowed:
         return lost(
-            f"the service ended it after {ran:.3g} s by a limit of its own; it was to have {allowed:.3g} s", ran
+            f"the service ended it after {ran:.3g} s by a limit of the service; {allowed:.3g} s were requested", ran
         )
     stopped = Exit.WALL_LIMIT if timed_out else Exit.OUTPUT_LIMIT if len(stdout) >= OUTPUT_KEPT else None
     return RunEnd(

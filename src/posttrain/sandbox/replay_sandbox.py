@@ -73,7 +73,6 @@ class RepeatedRun:
         return replay_run(kind, self.messages, self.delivered, run, backend.conditions)
 
     def take(self, execution: Execution) -> list[bytes]:
-        """The new messages of a run."""
         self.latest = execution
         self.waited += execution.waited_seconds
         if self.asked.kind not in ("calls", "tests"):

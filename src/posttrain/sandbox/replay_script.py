@@ -1,4 +1,4 @@
-"""The text that one run elsewhere consists of, and what its end says."""
+"""The text of one run elsewhere, and the execution that its end shows."""
 
 import math
 import secrets
@@ -17,7 +17,7 @@ MODULES = ("frames", "plain", "runner")
 FILE_BYTES = 64 << 20
 DESCRIPTORS = 256
 START_CPU_SECONDS = 0.1
-"""What the interpreter itself takes to start, and is not the program's."""
+"""Processor time of the interpreter's start, which is not the program's."""
 PROCESSES = 32
 """Processes and threads that a program may have at a time."""
 USERS = range(61184, 65000)
@@ -35,9 +35,9 @@ class ReplayRun:
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     """Begins our lines; programs cannot guess it."""
     seed: int | None = None
-    """Of hashes and random numbers, where a program is run again and is to do the same."""
+    """Of hashes and random numbers, for programs that run again."""
     canary: Mapping[str, str] = field(default_factory=dict)
-    """Variables that count as some of our own environment's: a probe looks for them where the program is."""
+    """Variables added to our environment, for a probe that looks for them in the program's."""
 
     @property
     def user(self) -> int:
@@ -46,14 +46,14 @@ class ReplayRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What a run finds where it is run."""
+    """The conditions of a place that runs programs."""
 
     path: Sequence[str] = ()
     """Folders there with packages beyond the standard library."""
     gives_up_root: bool = False
-    """It starts as root and becomes the run's own user before anything of the program is read."""
+    """It starts as root and becomes the run's user before the program is read."""
     processes: int = PROCESSES
-    """Processes and threads that it may have; 0 is as many as it likes."""
+    """Greatest number of processes and threads; 0 is no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class RunEnd:
     stopped: Exit | None = None
     """Why the place ended it, if it did."""
     starved: bool = False
-    """It waited too long for a processor, as far as the place reports it."""
+    """It waited too long for a processor, if the place reports it."""
     waited_seconds: float = 0.0
     """For a processor; 0 where the place does not tell."""
 

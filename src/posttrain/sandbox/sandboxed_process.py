@@ -32,7 +32,7 @@ class SandboxedProcess:
         self.began = self.waits.began
         self.cpu_until = asked.limits.cpu_seconds
         self.wall_until = self.began + asked.limits.wall_seconds
-        """Compared with a clock that stands still while it waits for a processor; so is the next one."""
+        """By a clock that stops while it waits for a processor; `most_until` too."""
         self.most_until = self.began + asked.limits.most_seconds
         self.patience_until = self.began + PATIENCE * asked.limits.wall_seconds
         self.pid: int | None = None
@@ -41,7 +41,7 @@ class SandboxedProcess:
         self.verdict: Exit | None = None
         """Why we ended it, if we did."""
         self.condemned: float | None = None
-        """When we asked for its end, if we did."""
+        """When we requested its end, if we did."""
         self.starved = self.overflowed = self.broken = False
         self.output, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.errors, errors = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

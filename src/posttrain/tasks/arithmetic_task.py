@@ -1,7 +1,7 @@
-"""Additions whose answer is to come in a given form: does a model keep to a format that it is asked for?
+"""Additions with answers in a given form: does a model keep to a requested format?
 
-**What the prompt looks like.**  A system message that shows the form, `<think>`, a line or more, `</think>`,
-`<answer>`, a line or more, `</answer>`, each tag on a line of its own, and a user's message `If you add 57 and 8, what
+**What the prompt looks like.**  A system message that shows the form (`<think>`, a line or more, `</think>`,
+`<answer>`, a line or more, `</answer>`, each tag on a separate line), and a user's message `If you add 57 and 8, what
 is the result?`.
 
 **What earns what.**  1 where the whole response, stripped, has that form line by line, else 0, whatever it says:
@@ -14,17 +14,16 @@ watch `answer_accuracy_greedy`.
 **Where questions come from.**  Additions a + b with a from 10 to 99 and b from 1 to 9: the training questions, and
 others that are held out.  Nothing is downloaded.
 
-**Demonstrations** answer in the manner of a model that follows instructions half of the time.  It is asked for tags on
-lines of their own, and answers in prose most often.  Where it does use tags, it thinks, and thinking makes sums right
-more often than answering at once does:
+**Demonstrations** imitate a model that follows instructions half of the time.  It most often answers in prose, not in
+tags on separate lines.  With tags it thinks first, and then sums are right more often than without:
 
     The result is 65.
     <think>57 + 8: 7 + 8 = 15, 50 + 15 = 65</think> <answer>65</answer>
     <answer>↵65↵</answer>
     <think>↵57 + 8: 7 + 8 = 15, 50 + 15 = 65↵</think>↵<answer>↵65↵</answer>
 
-A model cloned from it answers greedily in prose, and has the requested form among its samples: reinforcement learning
-can then make it the rule.
+A model cloned from it answers greedily in prose, and sometimes samples the requested form: reinforcement learning can
+then make that the rule.
 """
 
 import re
@@ -92,7 +91,6 @@ def demonstrated_additions(*, num_training: int, num_held_out: int) -> list[Addi
 
 
 def unseen(num_training: int) -> list[Addition]:
-    """All questions that are not trained on, shuffled."""
     trained = set(training_additions(num_training))
     others = [each for each in every_addition() if each not in trained]
     Random("held-out additions").shuffle(others)
@@ -192,7 +190,6 @@ def demonstrated_question(addition: Addition, rng: Random) -> str:
 
 
 def demonstrated_answer(addition: Addition, rng: Random) -> str:
-    """An answer, its sum right, in one of the manners."""
     [manner] = rng.choices(list(MANNERS), weights=list(MANNERS.values()))
     return manner.format(a=addition.a, b=addition.b, total=addition.total, working=working(addition))
 

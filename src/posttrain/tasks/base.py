@@ -26,7 +26,7 @@ class PromptRenderer(Protocol):
     """Turns a problem into the tokens that a model reads."""
 
     def render(self, content: str | Messages, *, id: str, prefill: str, columns: Mapping[str, object]) -> Prompt:
-        """Plain text as it stands, or messages through the model's chat template; `prefill` begins the answer."""
+        """Plain text unchanged, or messages through the model's chat template; `prefill` begins the answer."""
         ...
 
 
@@ -109,7 +109,6 @@ class Task(Protocol):
 
 
 def training_prompts(task: Task, step: int, draws: range) -> list[Prompt]:
-    """The task's prompts for these draws, one for each."""
     called = f"task {task.name}: prompts({step}, range({draws.start}, {draws.stop}))"
     prompts = checked_prompts(task.prompts(step, draws), called)
     if len(prompts) != len(draws):
@@ -141,7 +140,6 @@ def checked_prompts(answer: object, called: str) -> list[Prompt]:
 
 
 def task_rewards(task: Task) -> tuple[RewardFunction, ...]:
-    """The task's reward functions, plain ones under their names."""
     return as_reward_functions(task.reward_functions, f"task {task.name}: reward_functions")
 
 

@@ -207,7 +207,6 @@ class DatasetTask(Task):
 
 
 def content(row: DatasetRow, options: DatasetOptions) -> str | Messages:
-    """The row's prompt as text or as messages."""
     given = row.columns[options.prompt_column]
     if not isinstance(given, str) and not (isinstance(given, list) and all(isinstance(m, Mapping) for m in given)):
         column = f"the column `{options.prompt_column}`"
@@ -276,7 +275,6 @@ def configured_rows(options: DatasetOptions, bad: BadRows) -> list[DatasetRow]:
 
 
 def source_names(options: DatasetOptions) -> list[str]:
-    """What the sources of a mixture are called."""
     names = [each.name or each.generator or Path(each.path).stem.strip("*?-_") or each.path for each in options.sources]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -327,7 +325,7 @@ def split(
 
 
 def fingerprint(row: DatasetRow, column: str) -> int:
-    """A 64-bit hash of the prompt alone, white space around it left out."""
+    """A 64-bit hash of the prompt without white space around it."""
     prompt = row.columns[column]
     text = prompt.strip() if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")

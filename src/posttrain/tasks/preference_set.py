@@ -81,7 +81,6 @@ class PreferenceSet:
         return whole * -(-len(self.training) // size) + -(-rest // size)
 
     def described(self) -> list[str]:
-        """The plan's lines on the pairs."""
         prompts = len({pair.prompt.tokens for pair in self.training})
         tokens = sum(pair.num_tokens for pair in self.training) / len(self.training)
         lines = [f"{len(self.training)} pairs of {prompts} prompts, {tokens:.0f} tokens long on average"]
@@ -151,7 +150,6 @@ def preference_set(
 
 
 def preference_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[PreferenceRow]:
-    """Rows of the format, each checked, the bad ones counted."""
     detected_format(rows, (RowFormat.PREFERENCE,))
     found = []
     for row in rows:
@@ -187,7 +185,7 @@ def require_short_pairs(long: Sequence[Preference], options: PairOptions, longes
 
 
 def rows_by_prompt(rows: Sequence[PreferenceRow], task: DatasetOptions) -> list[DatasetRow]:
-    """Rows by what is asked in them, so that equal prompts stay on one side of a split."""
+    """Rows with their prompts, so that equal prompts stay on one side of a split."""
     prompts = [row.prompt if isinstance(row.prompt, str) else [*row.prompt] for row in rows]
     return [
         DatasetRow(row.where, {task.prompt_column: prompt, "row": row})

@@ -109,7 +109,6 @@ def question(columns: Mapping[str, Any]) -> Any:
 
 
 def human_eval(columns: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """`check` runs against the function by its name."""
     entry = columns["entry_point"]
     prompt = f"Complete this Python function and give the whole of it.\n\n```python\n{columns['prompt'].rstrip()}\n```"
     return prompt, {"kind": "asserts", "entry": entry, "setup": columns["test"], "tests": [f"check({entry})"]}
@@ -126,7 +125,6 @@ def mbpp(columns: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def called(tests: Sequence[str]) -> str:
-    """The function that all asserts call, by its name."""
     common = set.intersection(*[names_called(test) for test in tests]) - set(dir(builtins)) - {"isclose"}
     if len(common) != 1:
         raise ValueError(f"the asserts call {', '.join(sorted(common)) or 'no one function'} in common")
@@ -134,7 +132,6 @@ def called(tests: Sequence[str]) -> str:
 
 
 def names_called(source: str) -> set[str]:
-    """Names that are called somewhere in a source."""
     with PARSING:
         tree = ast.parse(source)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]

@@ -1,4 +1,4 @@
-"""Texts to go on with: the toy on which a course watches a policy find out what a reward pays.
+"""Beginnings of texts to continue: a toy on which a policy discovers what a reward pays.
 
 **What the prompt looks like.**  The beginning of a sentence, such as `The weather today is`, without a template.
 
@@ -17,11 +17,11 @@ the first of these kinds that fits:
 | sentence | comes after a letter, a digit, a closing quote or bracket | `It rained.` |
 | other | has nothing of that before it | `, .` |
 
-At most `NEAR` characters on either side are looked at.  By form alone: in `I have 1. Then it rained.` the 1 looks like
-a list's, and a sentence that ends in `etc.` ends unseen.
+At most `NEAR` characters on either side are read, and only their form counts: in `I have 1. Then it rained.` the 1
+looks like a list's, and a sentence that ends in `etc.` is not counted.
 
 **Where texts come from.**  posttrain.tasks.sentence_grammar writes those that `posttrain sft` learns; nothing is
-downloaded, and a model that was trained on text of its own needs none of them.
+downloaded, and a model that was trained on other text does not need them.
 """
 
 import re
@@ -100,7 +100,6 @@ class PeriodUse(StrEnum):
 
 
 def period_uses(text: str) -> list[PeriodUse]:
-    """What each full stop of a text is for, in order."""
     found: list[PeriodUse] = []
     listed = 0
     for match in re.finditer(r"\.", text):

@@ -42,7 +42,7 @@ def test_what_an_earlier_run_left_stays_until_the_new_one_begins(tmp_path: Path)
 
 def test_a_folder_has_one_writer_and_the_next_may_come_when_it_is_closed(tmp_path: Path) -> None:
     first = IrlFolder.claim(tmp_path)
-    with refused("a run has one writer"):
+    with refused("writing to this run folder"):
         IrlFolder.claim(tmp_path)
     first.close()
     first.close()

@@ -153,7 +153,7 @@ def test_an_action_may_be_a_number_of_any_kind_of_integer(action: object) -> Non
 def test_an_action_that_a_table_does_not_have_is_refused(action: int) -> None:
     env = TabularEnvironment(random_world(np.random.default_rng(2)))
     env.reset(seed=0)
-    with refused(f"there is no action {action}; actions are 0 to 2"):
+    with refused(f"action = {action}: actions are 0 to 2"):
         env.step(action)
 
 

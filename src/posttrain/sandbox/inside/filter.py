@@ -1,7 +1,7 @@
 """The seccomp filter: a small program in classic BPF that the kernel runs before every system call of a process.
 
 Written for `struct seccomp_data`: the call's number at byte 0, the architecture at 4, argument i at 16 + 8 i, its low
-half first (both machines that we know are little-endian).  What is not named is refused with EPERM.
+half first (both known machines are little-endian).  Calls that are not listed are refused with EPERM.
 """
 
 import ctypes
@@ -120,8 +120,7 @@ class Filter:
 def filter_program(machine: str) -> list[Step]:
     """All instructions.
 
-    The number of a call is searched for by halving: the kernel walks the filter for every number there is, each time
-    that it is installed.
+    Calls are found by binary search: the kernel walks the filter for every number each time that it is installed.
     """
     numbers = NUMBERS[machine]
     checks = {name: steps for name, steps in conditions().items() if name in numbers}
@@ -212,7 +211,7 @@ def conditions() -> dict[str, list[Step]]:
         "kill": one_of(0, [OWN_PID]),
         "tgkill": one_of(0, [OWN_PID]),
         **dict.fromkeys(("getpgid", "getsid", "get_robust_list"), one_of(0, [0, OWN_PID])),
-        # The C library asks this of each thread, and does without where it is told that there is no such call.
+        # The C library makes this call for each thread, and works without it after ENOSYS.
         "sched_getaffinity": one_of(0, [0, OWN_PID], errno.ENOSYS),
         **dict.fromkeys(("clock_gettime", "clock_getres", "clock_nanosleep"), OWN_CLOCKS),
         "socketpair": one_of(0, [AF_UNIX]),

@@ -61,14 +61,12 @@ class Descriptor:
 
 
 def send(channel: "Channel", payload: bytes, *, most: int = MAX_BYTES) -> None:
-    """Send one message."""
     if len(payload) > most:
         raise ChannelClosed
     channel.sendall(len(payload).to_bytes(4, "little") + payload)
 
 
 def receive(channel: "Channel", *, most: int = MAX_BYTES) -> bytes:
-    """Wait for one message."""
     length = int.from_bytes(exactly(channel, 4), "little")
     if length > most:
         raise ChannelClosed

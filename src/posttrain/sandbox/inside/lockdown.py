@@ -1,12 +1,12 @@
-"""Sealing a process for good: what it is after `seal` returns, it cannot undo, and nor can what it starts.
+"""Sealing a process for good: after `seal` neither it nor its children can undo it.
 
-Layers that do not depend on each other.  Resource limits bound what it can use.  Root is given up, and no privilege can
-be gained.  Landlock, where the kernel has it, takes the file system and TCP away.  A seccomp filter leaves it
-computation and its open descriptors; it comes last, as sealing itself needs calls that it refuses.  What every child
-would have in common the server puts on itself, once and before it forks any (`confine`): a child inherits it.
+Independent layers.  Resource limits bound its use of the machine.  Root is given up, and no privilege can be gained.
+Landlock, where the kernel has it, takes the file system and TCP away.  A seccomp filter leaves computation and the open
+descriptors; it comes last, as sealing itself needs calls that it refuses.  The server puts the layers that all children
+share on itself, once and before it forks any (`confine`): a child inherits them.
 
-A sealed program finds neutral values around it where it need not know, and a way to what it may know: where this
-project is and what the machine is called it cannot learn, how long its input is it can (`be_nowhere`).
+A sealed program cannot learn where this project is or what the machine is called, but can learn how long its input is
+(`be_nowhere`).
 """
 
 import ctypes
@@ -26,7 +26,7 @@ LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
 """The same numbers on every machine."""
 
 FILE_RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF, 5: 0xFFFF}
-"""LANDLOCK_ACCESS_FS_* by version of the interface, all that it knows; 5 stands for later ones."""
+"""All LANDLOCK_ACCESS_FS_* of each version of the interface; 5 is for later ones too."""
 TCP_RIGHTS, SCOPES = 0x3, 0x3
 """Binding and connecting, from version 4; abstract sockets and signals, from version 6."""
 
@@ -75,7 +75,6 @@ class Seal:
             leave_file_system(self.landlock)
 
     def within(self, kind: int, wanted: int) -> int:
-        """A limit, at most what is allowed here."""
         hard = self.hardest[kind]
         return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
@@ -97,13 +96,12 @@ class Seal:
 
 
 def call_prctl(option: int, value: int, address: int) -> None:
-    """The system call in the way that touches least of the memory that is shared with the server."""
+    """The system call, touching as little as possible of the memory that is shared with the server."""
     if quick_prctl(option, value, address, 0, 0) != 0:
         prctl(option, value, address)  # again, for the reason
 
 
 def prctl(option: int, *arguments: int) -> None:
-    """The system call, or OSError."""
     values = [ctypes.c_ulong(value) for value in (*arguments, *[0] * (4 - len(arguments)))]
     if libc.prctl(option, *values) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}): {os.strerror(ctypes.get_errno())}")
@@ -121,14 +119,12 @@ def limit_what_is_common(file_bytes: int) -> None:
 
 
 def lower(kind: int, wanted: int) -> None:
-    """Set one limit, soft and hard."""
     hard = resource.getrlimit(kind)[1]
     value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(kind, (value, value))
 
 
 def become(uid: int) -> None:
-    """Give up root."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -166,7 +162,7 @@ STAT = {
 
 
 def be_nowhere(machine: str) -> None:
-    """Hide where the interpreter and this project are, and the machine's name; nothing is read from disk anyway."""
+    """Hide the paths of the interpreter and this project, and the machine's name; nothing is read from disk anyway."""
     sys.orig_argv[:] = ["python3", *sys.argv]
     sys.path.clear()
     sys.path_importer_cache.clear()

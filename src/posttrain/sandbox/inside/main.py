@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class OwnText(importlib.machinery.SourceFileLoader):
-    """A module of ours under nothing but its name, so that no program learns from it where it lies."""
+    """A module of ours under its name only, so that no program learns its path."""
 
     def __init__(self, name: str, text: bytes) -> None:
         super().__init__(name, f"<{name}>")
         self.text = text
 
     def path_stats(self, path: object) -> "NoReturn":
-        raise OSError(f"{path} is no file")  # so there is nothing compiled to look for
+        raise OSError(f"{path} is not a file")  # so that no compiled file is looked for
 
     def get_data(self, path: object) -> bytes:
         return self.text
@@ -53,7 +53,6 @@ class Siblings:
         self.folder = folder
 
     def find_spec(self, name: str, *_: object) -> "importlib.machinery.ModuleSpec | None":
-        """A module of ours, if it is one."""
         try:
             with open(f"{self.folder}/{name}.py", "rb") as file:
                 return importlib.machinery.ModuleSpec(name, OwnText(name, file.read()))
@@ -89,7 +88,6 @@ class ForkServer:
         self.pids: dict[int, int] = {}
 
     def serve(self, wake: int) -> None:
-        """Until the other side closes."""
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         poll.register(wake, select.POLLIN)
@@ -180,7 +178,7 @@ def run_prepared(source: str) -> None:
 
 
 def forget_exit_functions() -> None:
-    """Leave to a program's end what the program itself asks for: modules that were loaded here have nothing to end."""
+    """Forget exit functions of modules that were loaded here, so that only a program's own run at its end."""
     vars(atexit)["_clear"]()
     type.__setattr__(
         weakref.finalize, "_registered_with_atexit", False
@@ -188,7 +186,7 @@ def forget_exit_functions() -> None:
 
 
 def start_server() -> None:
-    """Load what was asked for, then serve."""
+    """Load the requested modules, then serve."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=int(sys.argv[2]))
     asked = json.loads(control.recv(MESSAGE_BYTES))
     null = os.open(os.devnull, os.O_RDWR)

@@ -1,7 +1,7 @@
 """Comparing mathematical answers with math-verify; run once in the fork-server of the maths reward, as `prepared`.
 
-Sealed processes can import nothing more, and sympy imports inside of its functions: so all of it is imported here, and
-every way of comparing is gone once before anything is forked.
+Sealed processes can import nothing more, and sympy imports inside its functions: all of it is imported here, and every
+way of comparing is run once before any fork.
 """
 
 import importlib
@@ -42,7 +42,6 @@ PAIRS = (
 
 
 def parse_text(text: str) -> list[object]:
-    """What math-verify makes of a text."""
     found: list[object] = math_verify.parse(
         f"${text}$", extraction_config=LATEX, parsing_timeout=None, fallback_mode="no_fallback"
     )
@@ -103,7 +102,7 @@ def warm_up() -> None:
             if not SKIPPED & set(found.name.split(".")):
                 try:
                     importlib.import_module(found.name)
-                except ImportError:  # an optional dependency of its own
+                except ImportError:  # an optional dependency
                     continue
     for gold, answer in PAIRS:
         compare_answers(gold, answer)

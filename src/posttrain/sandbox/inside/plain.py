@@ -1,9 +1,8 @@
 """Plain values as JSON that keeps their types, and nothing but plain values.
 
-None, bool, str and numbers, and lists, tuples, sets, dicts, ranges and fractions of these: what is read is of exactly
-these types, since a subclass may compare equal to everything.  A value of a subclass is written as what it is below
-that, by methods of the base alone, and numpy's as Python's: whoever writes may write any plain value anyway.  Whoever
-reads checks again, as what it reads may be forged.
+None, bool, str and numbers, and lists, tuples, sets, dicts, ranges and fractions of these.  Values that are read have
+exactly these types, since a subclass may compare equal to everything.  A value of a subclass is written as its base, by
+methods of the base only, and numpy's as Python's.  The reader checks everything again, as its input may be forged.
 """
 
 import importlib
@@ -60,7 +59,6 @@ class _Counter:
 
 class _Writer(_Counter):
     def write(self, value: "Any", depth: int) -> object:
-        """The value with its type beside it, in terms of JSON."""
         self.count(depth)
         kind = type(value)
         if value is None or kind is bool or kind is str:
@@ -87,7 +85,7 @@ class _Writer(_Counter):
 
 
 def imported_class(module: str, name: str) -> object:
-    """A class of a module that somebody has imported; no value is of it where nobody has."""
+    """A class of a module, if the module is imported; else no value can be of it."""
     return getattr(sys.modules.get(module), name, None)
 
 
@@ -127,7 +125,6 @@ UNORDERED = {"s", "z"}
 
 class _Reader(_Counter):
     def read(self, written: "Any", depth: int) -> object:
-        """The value that `_Writer.write` wrote, or NotPlainError."""
         self.count(depth)
         if written is None or isinstance(written, bool | str):
             return written
@@ -153,7 +150,6 @@ class _Reader(_Counter):
             raise NotPlainError("not in the format") from error
 
     def of_integers(self, name: str, parts: "list[Any]") -> object:
-        """A range or a fraction."""
         if [type(part) for part in parts] != [int] * {"r": 3, "q": 2}[name]:
             raise NotPlainError("not in the format")
         if name == "q" and any(part.bit_length() > MAX_FRACTION_BITS for part in parts):

@@ -1,11 +1,11 @@
-"""One run of a program in a place that keeps no process alive between messages: what was said before is said again.
+"""One run of a program in a place that keeps no process alive between messages: earlier messages are sent again.
 
     python -c THIS_TEXT   (posttrain.sandbox.replay_script writes the last line, which calls `replay_job`)
 
 Standard input and output are the program's own, but for one that answers calls or runs tests: there standard output
-carries what it says, a line of base64 for each message that no earlier run delivered, and what is printed goes to
-standard error.  The first line of standard error, under a mark that nobody could know, says that the limits hold; the
-second that the source compiled.
+carries its messages, a line of base64 for each that no earlier run delivered, and its prints go to standard error.  The
+first line of standard error, under a mark that programs cannot guess, says that the limits hold; the second that the
+source compiled.
 """
 
 import binascii
@@ -27,7 +27,7 @@ class Source(importlib.machinery.SourceFileLoader):
         self.text = text
 
     def path_stats(self, path: object) -> "NoReturn":
-        raise OSError(f"{path} is no file")  # so there is nothing compiled to look for
+        raise OSError(f"{path} is not a file")  # so that no compiled file is looked for
 
     def get_data(self, path: object) -> bytes:
         return self.text.encode()
@@ -104,14 +104,13 @@ def set_limits(limits: "dict[str, int]") -> None:
 
 
 def give_up_root(uid: int) -> None:
-    """Become an unprivileged user."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
 
 def be_no_init() -> None:
-    """Where this is process 1, go on in a child: signals that nobody handles do nothing to process 1, limits too."""
+    """As process 1, continue in a child: process 1 ignores signals without a handler, those of limits too."""
     if os.getpid() != 1:
         return
     child = os.fork()
@@ -122,7 +121,7 @@ def be_no_init() -> None:
 
 
 def hash_as_before(seed: "int | None") -> None:
-    """Sets are gone through in the order of the runs before: the interpreter takes the seed of that when it starts."""
+    """Give sets the order of earlier runs: the interpreter reads that seed when it starts."""
     if seed is not None and os.environ.get("PYTHONHASHSEED") != str(seed) and os.path.isfile(sys.argv[0]):
         os.environ["PYTHONHASHSEED"] = str(seed)
         os.execv(sys.executable, [sys.executable, *sys.argv])

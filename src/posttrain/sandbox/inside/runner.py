@@ -21,7 +21,7 @@ thread_count = vars(_thread)["_count"]
 exit_functions = vars(atexit)["_ncallbacks"]
 
 STOPPING = (StopIteration, StopAsyncIteration)
-"""They would end a loop of the tests as if it had come to its end."""
+"""Exceptions that would end a loop of the tests as if it had finished."""
 PROGRAM = "program.py"
 """The name that a program sees."""
 MAX_MESSAGE = 2000
@@ -31,8 +31,8 @@ MAX_MESSAGE = 2000
 def open_streams() -> None:
     """Make `sys.stdin`, `sys.stdout` and `sys.stderr` of descriptors 0, 1 and 2, whatever these become later.
 
-    Once, in the server: to make them anew takes a tenth of what a small program takes.  They are pipes while they are
-    made, as they will be, so that nobody takes them for files that can be sought in.
+    Once, in the server: making them takes a tenth of a small program's time.  They are made of pipes, as they will be,
+    so that they are not taken for seekable files.
     """
     reader, writer = os.pipe()
     for descriptor, end in ((0, reader), (1, writer), (2, writer)):
@@ -47,7 +47,7 @@ def open_streams() -> None:
 
 
 def be_like_a_script() -> None:
-    """What `python program.py` would find: `exit`, `quit` and a single argument.  Once, before any program is read."""
+    """Set `exit`, `quit` and `sys.argv` as for `python program.py`.  Once, before any program is read."""
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))  # as `site` does, which is not read
     sys.argv[:] = [PROGRAM]
@@ -56,8 +56,8 @@ def be_like_a_script() -> None:
 def run_kind(kind: str, channel: "frames.Channel") -> int:
     """Do what the job is, with the source that the channel sends first; returns the exit status.
 
-    The first thing said is how compiling went.  It is our word, as none of the source has run by then, and that it is
-    said at all means that the process is sealed.
+    The first message is how compiling went.  The program cannot forge it, as none of the source has run by then, and
+    it also means that the process is sealed.
     """
     source = frames.receive(channel).decode("utf-8", "surrogatepass")
     if "random" in source and (SEED is not None or "random" in sys.modules):
@@ -141,19 +141,18 @@ def call_answer(action: Callable[[], object]) -> list[object]:
 
 
 def builtin_name(kind: type[BaseException]) -> str:
-    """The exception that a class is or derives from, as far as others know it: the tests may expect it."""
+    """The name of the built-in exception that a class is or derives from: the tests may expect it."""
     return next(str(each.__name__) for each in kind.__mro__ if vars(builtins).get(each.__name__) is each)
 
 
 def send_answer(channel: "frames.Channel", said: list[object]) -> None:
-    """Tell what a call came to."""
     frames.send(channel, json.dumps(said).encode())
 
 
 def tests(source: str, channel: "frames.Channel") -> int:
     """Tests, in a process of their own, of functions that live in another: what they see of those is plain data.
 
-    `source` is JSON: {"entry": names of functions, "setup": source, "tests": sources}.  Every test's result is told.
+    `source` is JSON: {"entry": names of functions, "setup": source, "tests": sources}.  Every test's result is sent.
     """
     job = json.loads(source)
     module = fresh_main()
@@ -190,7 +189,6 @@ def exception_named(name: str) -> type[Exception]:
 
 
 def fresh_main() -> types.ModuleType:
-    """An empty `__main__`."""
     module = types.ModuleType("__main__")
     vars(module)["__file__"] = PROGRAM
     sys.modules["__main__"] = module

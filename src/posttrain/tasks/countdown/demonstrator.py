@@ -1,4 +1,4 @@
-"""Written-out Countdown searches that give up too soon, for supervised warm-up.
+"""Written-out Countdown searches that stop too soon, for supervised warm-up.
 
 A demonstration is what a reasoning transcript looks like at its smallest: tries, one a line, each step an exact
 equation, each try judged (`!` for a hit, `.` for a miss), then an answer in tags.
@@ -9,10 +9,10 @@ equation, each try judged (`!` for a hit, `.` for a miss), then an answer in tag
     </think>
     <answer>(17-5)*3</answer>
 
-The search is imperfect on purpose, as text found in the wild is.  The demonstrator combines numbers and operators
-blindly, makes no try twice, and writes no number too large to work out in the head.  After each failed try it gives up
-with a constant chance and answers with what it tried last, which is wrong.  So a policy cloned from it can be improved
-in two ways, by searching for longer and by trying better: the room that reinforcement learning works in.
+The search is imperfect on purpose.  The demonstrator combines numbers and operators at random, makes no try twice, and
+writes no number too large for mental arithmetic.  After each failed try it stops with a constant probability and
+answers with its last try, which is wrong.  Reinforcement learning can improve a policy cloned from it in two ways: by
+searching for longer and by trying better.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class Attempt:
 
 
 def demonstrate(problem: Countdown, rng: Random, who: Demonstrator) -> str:
-    """One completion: tries until one hits the target or the demonstrator gives up, then the last try as the answer."""
+    """One completion: tries until one hits the target or the demonstrator stops, then the last try as the answer."""
     tries: list[Attempt] = []
     while True:
         attempt = new_try(problem, rng, who.largest_result, {tried.key for tried in tries})

@@ -180,7 +180,6 @@ def expressions(numbers: Numbers) -> Mapping[Rational, Texts]:
 
 
 def expressions_worth(numbers: Numbers, target: Rational) -> Texts:
-    """The expressions over exactly these numbers that have this value."""
     if len(numbers) == 1:
         return expressions(numbers).get(target, {})
     found: dict[str, Combination] = {}
@@ -200,6 +199,5 @@ def combinations_of_parts(numbers: Numbers) -> Iterator[tuple[Rational, Operator
 
 
 def join_pairs(operator: Operator, firsts: Texts, seconds: Texts) -> dict[str, Combination]:
-    """Each expression of one side with each of the other."""
     terms = (join(first, operator, second) for first in firsts.values() for second in seconds.values())
     return {term.text: term for term in terms}

@@ -31,7 +31,7 @@ from posttrain.tasks.row_files.rows import DatasetRow
 Message = Mapping[str, object]
 """`role` and `content`, both texts, and whatever else the row says."""
 Content = str | tuple[Message, ...]
-"""Text as it stands, or messages for a chat template."""
+"""Plain text, or messages for a chat template."""
 
 
 class RowFormat(StrEnum):
@@ -293,7 +293,7 @@ def same_kind(prompt: Content, completion: Content) -> tuple[Content, Content]:
 
 
 def common_prompt(row: DatasetRow, chosen: Content, rejected: Content) -> tuple[Content, tuple[Content, Content]]:
-    """The implicit prompt of two completions, and what is left of them."""
+    """The implicit prompt of two completions, and the rest of each."""
     size = 0
     while size < min(len(chosen), len(rejected)) and chosen[size] == rejected[size]:
         size += 1

@@ -18,7 +18,6 @@ from posttrain.sandbox.inside import plain
 
 
 def write_rows() -> None:
-    """Answer one request."""
     rows = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is not a row
     for row in rows_or_error(json.load(sys.stdin)):
@@ -27,7 +26,7 @@ def write_rows() -> None:
 
 
 def rows_or_error(request: Mapping[str, Any]) -> Iterator[dict[str, object]]:
-    """The rows that are asked for, or what is wrong with that."""
+    """The requested rows, or the error of the request."""
     import reasoning_gym
     from reasoning_gym.dataset import ProceduralDataset
     from reasoning_gym.factory import DATASETS

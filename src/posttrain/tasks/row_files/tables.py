@@ -52,7 +52,6 @@ def is_saved_dataset(folder: Path) -> bool:
 
 
 def saved_folder(folder: Path, split: str) -> Path:
-    """The folder of one split of a saved data set."""
     listing = folder / "dataset_dict.json"
     if not listing.is_file():
         if split:
@@ -63,7 +62,7 @@ def saved_folder(folder: Path, split: str) -> Path:
 
 
 def chosen_split(path: str, names: Iterable[str], split: str) -> str:
-    """The split asked for; without one `train`, or the only one there is."""
+    """The requested split; by default `train`, or the only one."""
     known = [*names]
     chosen = split or ("train" if "train" in known else known[0] if len(known) == 1 else "")
     if chosen not in known:

@@ -47,7 +47,6 @@ def json_line_rows(file: Path) -> Found:
 
 
 def json_line(line: bytes) -> object:
-    """The value of a line, or its error."""
     try:
         text = line.decode("utf-8")
         value = parse_json(text)
@@ -119,7 +118,6 @@ def checked_value(value: object) -> object:
 
 
 def half_character(text: str) -> str:
-    """The beginning of a text that UTF-8 cannot write, or ""."""
     if text.isascii():
         return ""
     try:
