@@ -120,21 +120,23 @@ def read_score(value: object) -> Verdict:
             return InvalidScore(f"returned details that are not JSON: {value_and_type(details)}")
     if isinstance(value, ScoringFailure):
         return value
+    number = checked_number(value)
+    if isinstance(number, InvalidScore):
+        return InvalidScore(f"returned {number.text}. {RULE}", number.cause)
+    return Score(math.nan if number is None else number, outcome, details)
+
+
+def checked_number(value: object) -> float | InvalidScore | None:
+    """A value's finite number, None if it stands for none, or what is wrong with it."""
     try:
         number = value if type(value) is float else read_safely(score_number, value)
     except FunctionError as failed:
         if isinstance(failed.__cause__, OverflowError):
-            return InvalidScore(f"returned a number too large for a float. {RULE}", failed.__cause__)
-        return InvalidScore(f"returned {value_and_type(value)}, which cannot be read. {RULE}", failed.__cause__)
-    if number is None:
-        return Score(math.nan, outcome, details)
-    if isinstance(number, str):
-        return InvalidScore(f"returned {value_and_type(value)}. {RULE}")
-    if not math.isfinite(number):
-        return InvalidScore(f"returned {number}. {RULE}")
-    if abs(number) > LARGEST:
-        return InvalidScore(f"returned {number:g}, {TOO_LARGE}")
-    return Score(number, outcome, details)
+            return InvalidScore("a number too large for a float", failed.__cause__)
+        return InvalidScore(f"{value_and_type(value)}, which cannot be read", failed.__cause__)
+    if isinstance(number, str) or not (number is None or math.isfinite(number)):
+        return InvalidScore(value_and_type(value))
+    return number if number is None or abs(number) <= LARGEST else InvalidScore(f"{number:g}, {TOO_LARGE}")
 
 
 def with_marks(said: Verdict, given: "ProcessReward") -> Verdict:
@@ -156,17 +158,17 @@ def numbers_in(what: str, given: object) -> list[Any] | InvalidScore:
     """The finite numbers of a list, None for None, or what is wrong with it."""
     try:
         values = read_safely(score_list, given)
-        numbers = values if isinstance(values, str) else [read_safely(score_number, value) for value in values]
     except FunctionError as failed:
         return InvalidScore(f"returned a ProcessReward whose {what} cannot be read", failed.__cause__)
-    if isinstance(numbers, str):
-        return InvalidScore(f"{numbers} as {what}; give a list of numbers, None where there is none")
-    for place, number in enumerate(numbers):
-        if isinstance(number, str) or not (number is None or math.isfinite(number)):
-            shown = value_and_type(values[place])
-            return InvalidScore(f"returned {what}[{place}] = {shown}; give a finite number, or None for none")
-        if number is not None and abs(number) > LARGEST:
-            return InvalidScore(f"returned {what}[{place}] = {number:g}, {TOO_LARGE}")
+    if isinstance(values, str):
+        return InvalidScore(f"{values} as {what}; give a list of numbers, None where there is none")
+    numbers: list[Any] = []
+    for place, value in enumerate(values):
+        number = checked_number(value)
+        if isinstance(number, InvalidScore):
+            rule = "give a finite number, or None for none"
+            return InvalidScore(f"returned {what}[{place}] = {number.text}; {rule}", number.cause)
+        numbers.append(number)
     return numbers
 
 
@@ -182,12 +184,8 @@ def spans_in(given: object) -> list[Any] | InvalidScore:
     read: list[Any] = []
     for place, span in enumerate(spans):
         numbers = numbers_in(f"spans[{place}]", span)
-        if (
-            isinstance(numbers, InvalidScore)
-            or len(numbers) != 3
-            or None in numbers
-            or not all(float(number).is_integer() for number in numbers[:2])
-        ):
+        whole = isinstance(numbers, list) and len(numbers) == 3 and None not in numbers
+        if isinstance(numbers, InvalidScore) or not whole or not all(each.is_integer() for each in numbers[:2]):
             return InvalidScore(f"returned spans[{place}] = {value_and_type(span)}; {rule}")
         read.append([int(numbers[0]), int(numbers[1]), numbers[2]])
     return read
