@@ -100,24 +100,26 @@ class RewardModel:
     def __call__(
         self, /, *, prompts: Sequence[object], completions: Sequence[object], **_columns: object
     ) -> list[float] | list[Graded]:
-        """A score for each completion.  Raises UserError for one that is too long, unless over_long cuts it."""
-        read = [self.text.tokens(*texts) for texts in zip(prompts, completions, strict=True)]
-        for tokens in read:
+        scores, cut = self.read(prompts, completions)
+        return scores if self.options.over_long == "error" else graded_readings(scores, cut)
+
+    def read(self, prompts: Sequence[object], completions: Sequence[object]) -> tuple[list[float], list[bool]]:
+        """A score for each completion, and whether its beginning was left out.
+
+        Raises UserError for a completion that is too long, unless over_long cuts it.
+        """
+        rows = [self.text.tokens(*texts) for texts in zip(prompts, completions, strict=True)]
+        for tokens in rows:
             require_embeddings(tokens, num_embeddings(self.model), self.text.tokenizer, self.where)
-        cut = [len(tokens) > self.limit for tokens in read]
+        cut = [len(tokens) > self.limit for tokens in rows]
         if self.options.over_long == "error" and any(cut):
-            longest = (
-                f"prompt and completion have {max(map(len, read))} tokens, and the reward model reads {self.limit}"
-            )
+            longest = f"prompt and completion have {max(map(len, rows))} tokens, the reward model reads {self.limit}"
             shorter = "Shorten them (rollout.max_completion_tokens, task.max_prompt_tokens)"
             raise UserError(f"{longest}. {shorter}, or set the reward's over_long: cut_left to read their end.")
-        rows = [tokens[-self.limit :] for tokens in read]
+        rows = [tokens[-self.limit :] for tokens in rows]
         self.model.eval()
         numbers = self.scores.of_rows(rows, tokens_per_batch=self.options.tokens_per_batch)  # [row label]
-        scores = [float(score) for score in numbers[:, self.label]]
-        if self.options.over_long == "error":
-            return scores
-        return graded_readings(scores, cut)
+        return [float(score) for score in numbers[:, self.label]], cut
 
     @property
     def memory_bytes(self) -> int:
@@ -237,25 +239,17 @@ class RewardModelEnsemble:
         **_columns: object,
     ) -> list[float] | list[Graded]:
         """A score for each completion, with the outcome `cut` if a model has read only the end of it."""
-        said = [model(prompts=prompts, completions=completions) for model in self.models]
-        scores = torch.tensor([[score_of(each) for each in of_model] for of_model in said], dtype=torch.float64)
+        read = [model.read(prompts, completions) for model in self.models]
+        scores = torch.tensor([of_model for of_model, _ in read], dtype=torch.float64)
         spread = deviations(scores)
         if log_metric is not None and len(completions):
             log_metric("deviation", spread.mean().item())
         if log_extra is not None:
             log_extra("deviation", spread.tolist())
         combined = combined_scores(scores, self.combine, self.deviation_weight).tolist()
-        if not any(isinstance(each, Graded) for of_model in said for each in of_model):
+        if all(model.options.over_long == "error" for model in self.models):
             return combined
-        rows = zip(*said, strict=True)
-        cut = [any(isinstance(each, Graded) and each.outcome is ReadText.CUT for each in row) for row in rows]
-        return graded_readings(combined, cut)
-
-
-def score_of(said: float | Graded) -> float:
-    score = said.score if isinstance(said, Graded) else said
-    assert score is not None
-    return score
+        return graded_readings(combined, [any(each) for each in zip(*(cut for _, cut in read), strict=True)])
 
 
 def reward_model_of(options: RewardOptions) -> RewardModel | RewardModelEnsemble:
