@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Any
 
 from posttrain.rewards.gold_answers import AnswerOutcome, gold_answers, graded_answer, missing_answer
-from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.answers import Column, Graded, Texts
 from posttrain.rewards.parsing import arithmetic
 from posttrain.rewards.parsing.exact_numbers import exact
 from posttrain.rewards.parsing.final_answers import last_boxed
@@ -34,10 +34,10 @@ CHOSEN = re.compile(r"\(?([A-Za-z])\)?[.:]?")
 
 def exact_match(
     *,
-    completions: Sequence[str],
-    finish_reasons: Sequence[str],
-    answer: Sequence[object] | None = None,
-    ground_truth: Sequence[object] | None = None,
+    completions: Texts,
+    finish_reasons: Texts,
+    answer: Column | None = None,
+    ground_truth: Column | None = None,
     **_columns: object,
 ) -> list[Graded]:
     """Reward function: 1 for an answer equal to the row's."""

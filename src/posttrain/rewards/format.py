@@ -11,11 +11,11 @@ a decimal point, as the Countdown grader does.
 Known hack: the structure alone earns these, so without another reward it is learned in place of the task.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
 
 from posttrain.options.countdown import FormatMode
-from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.answers import Graded, Texts
 from posttrain.rewards.parsing.arithmetic import ALPHABET
 from posttrain.rewards.parsing.tags import WHITE_SPACE, answer_lines, answer_text
 
@@ -50,9 +50,6 @@ def structured(answer: str | None, cut_off: bool) -> FormatOutcome:
     if answer is not None:
         return FormatOutcome.FORMATTED
     return FormatOutcome.TRUNCATED if cut_off else FormatOutcome.UNFORMATTED
-
-
-Texts = Sequence[str]
 
 
 def format_grades(texts: Texts, finish_reasons: Texts, outcome: Callable[[str, bool], FormatOutcome]) -> list[Graded]:

@@ -15,13 +15,13 @@ about (blanks, order, a tolerance), and guesses if there are few answers (yes or
 
 import importlib.util
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from posttrain.errors import UserError
-from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
+from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answered_together, answers
 from posttrain.rewards.exact_match import (
     MAX_CHARACTERS,
     Scorer,
@@ -34,7 +34,7 @@ from posttrain.rewards.exact_match import (
     same_text,
 )
 from posttrain.rewards.gold_answers import AnswerOutcome, graded_answer, missing_answer
-from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.answers import Graded, Texts
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, SessionReward
 from posttrain.sandbox import inside
@@ -108,27 +108,21 @@ class GeneratedReward(SessionReward):
     modules: ClassVar[tuple[str, ...]] = ("reasoning_gym",)
 
     def scores(
-        self,
-        resources: Resources,
-        /,
-        *,
-        completions: Sequence[str],
-        finish_reasons: Sequence[str],
-        **columns: Any,
-    ) -> list[object]:
+        self, resources: Resources, /, *, completions: Texts, finish_reasons: Texts, **columns: Any
+    ) -> list[Graded | ScoringFailure | None]:
         """A score for each completion, or why it has none."""
         count = len(completions)
         named = [columns.get(name) or [None] * count for name in COLUMNS]
         problems = [problem_of(*of_row) for of_row in zip(*named, strict=True)]
         texts = zip(completions, finish_reasons, problems, strict=True)
         first = [self.quickly(text, finish == "length", problem) for text, finish, problem in texts]
-        questions = [each for each in first if isinstance(each, GymQuestion)]
-        if not questions:
-            return [*first]
-        known = resources.memory(self, set[str])
-        known |= {each.dataset for each in questions}
-        said = iter(gym_scores(questions, known, resources.sandboxes, cpu_seconds=self.cpu_seconds))
-        return [self.slowly(next(said)) if isinstance(each, GymQuestion) else each for each in first]
+
+        def scored(questions: list[GymQuestion]) -> Iterable[Graded | ScoringFailure]:
+            known = resources.memory(self, set[str])
+            known |= {each.dataset for each in questions}
+            return map(self.slowly, gym_scores(questions, known, resources.sandboxes, cpu_seconds=self.cpu_seconds))
+
+        return answered_together(first, GymQuestion, scored)
 
     def quickly(self, text: str, cut_off: bool, problem: GeneratedProblem | None) -> Graded | GymQuestion | None:
         """The verdict if no library is needed, or the question for the generator's scorer."""

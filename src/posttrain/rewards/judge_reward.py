@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from posttrain.errors import RunError, UserError, require
 from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveFloat, PositiveInt
-from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.answers import Graded, Texts
 from posttrain.rewards.grading.calls import NEVER, Deadline, after
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, default_resources
@@ -120,7 +120,7 @@ class JudgeReward(Bounded):
         return self.compare == "rubric"
 
     async def __call__(
-        self, /, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object
+        self, /, *, prompts: Texts, completions: Texts, **_columns: object
     ) -> list[Graded | ScoringFailure]:
         return await self.with_resources(default_resources())(prompts=prompts, completions=completions)
 
@@ -128,7 +128,7 @@ class JudgeReward(Bounded):
         return partial(self.scores, resources.memory(self, JudgeBudget))
 
     async def scores(
-        self, budget: "JudgeBudget", /, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object
+        self, budget: "JudgeBudget", /, *, prompts: Texts, completions: Texts, **_columns: object
     ) -> list[Graded | ScoringFailure]:
         """A score for each completion; those that no judge needs to see are settled early."""
         parts = [judged_part(text, self.part) for text in completions]

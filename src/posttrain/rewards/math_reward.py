@@ -34,6 +34,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from posttrain.rewards.code.function_questions import answered_together
 from posttrain.rewards.gold_answers import (
     AnswerOutcome,
     GoldAnswer,
@@ -43,7 +44,7 @@ from posttrain.rewards.gold_answers import (
     missing_answer,
     same_name,
 )
-from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.answers import Column, Graded, Texts
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, SessionReward
 from posttrain.rewards.math_verify import (
@@ -83,24 +84,24 @@ class MathsReward(SessionReward):
         resources: Resources,
         /,
         *,
-        completions: Sequence[str],
-        finish_reasons: Sequence[str],
-        answer: Sequence[object] | None = None,
-        ground_truth: Sequence[object] | None = None,
+        completions: Texts,
+        finish_reasons: Texts,
+        answer: Column | None = None,
+        ground_truth: Column | None = None,
         **_columns: object,
     ) -> list[Graded | ScoringFailure]:
         golds = gold_answers(answer, ground_truth, len(completions))
         rows = list(zip(completions, finish_reasons, (gold.text for gold in golds), strict=True))
         first = [quickly(text, finish == "length", gold) for text, finish, gold in rows]
-        questions = [item for item in first if isinstance(item, Question)]
-        if not self.symbolic:
-            said = [unread_result(assigned(question.gold)) for question in questions]
-        elif questions:
-            said = compare_symbolically(questions, resources.sandboxes, cpu_seconds=self.cpu_seconds)
-        else:
-            said = []
-        answers = iter(said)
-        graded = [slowly(next(answers), item) if isinstance(item, Question) else item for item in first]
+
+        def compared(questions: list[Question]) -> list[Graded | ScoringFailure]:
+            if self.symbolic:
+                said = compare_symbolically(questions, resources.sandboxes, cpu_seconds=self.cpu_seconds)
+            else:
+                said = [unread_result(assigned(question.gold)) for question in questions]
+            return [slowly(*each) for each in zip(said, questions, strict=True)]
+
+        graded = answered_together(first, Question, compared)
         warn_of_unreadable(graded, golds, resources.memory(self, set[str]))
         return graded
 

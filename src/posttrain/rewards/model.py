@@ -32,7 +32,7 @@ from posttrain.models.context import num_embeddings, own_context, require_embedd
 from posttrain.models.loading.folder_kinds import model_digest
 from posttrain.options.reward import RewardOptions
 from posttrain.options.reward_model import RewardModelOptions, folder_name
-from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.answers import Column, Graded
 
 SOME_WEIGHTS = 64
 """Numbers of each parameter that distinguish two model objects of one shape."""
@@ -97,13 +97,11 @@ class RewardModel:
             problem = f"{type(self.model).__name__} scores a row differently in a batch than alone"
             warnings.warn(f"{self.where}: {problem}, so rows are scored one by one, which is slow.", stacklevel=2)
 
-    def __call__(
-        self, /, *, prompts: Sequence[object], completions: Sequence[object], **_columns: object
-    ) -> list[float] | list[Graded]:
+    def __call__(self, /, *, prompts: Column, completions: Column, **_columns: object) -> list[float] | list[Graded]:
         scores, cut = self.read(prompts, completions)
         return scores if self.options.over_long == "error" else graded_readings(scores, cut)
 
-    def read(self, prompts: Sequence[object], completions: Sequence[object]) -> tuple[list[float], list[bool]]:
+    def read(self, prompts: Column, completions: Column) -> tuple[list[float], list[bool]]:
         """A score for each completion, and whether its beginning was left out.
 
         Raises UserError for a completion that is too long, unless over_long cuts it.
@@ -232,8 +230,8 @@ class RewardModelEnsemble:
         self,
         /,
         *,
-        prompts: Sequence[object],
-        completions: Sequence[object],
+        prompts: Column,
+        completions: Column,
         log_metric: Callable[[str, float], None] | None = None,
         log_extra: Callable[[str, list[float]], None] | None = None,
         **_columns: object,

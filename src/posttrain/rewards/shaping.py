@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from posttrain.errors import require
 from posttrain.options.bounds import Bounded, PositiveInt
+from posttrain.rewards.grading.answers import Column, Texts
 
 Ids = Sequence[Sequence[int]]
 Item = TypeVar("Item")
@@ -92,7 +93,7 @@ class GroupLength:
     threshold: float = 0.5
 
     def __call__(
-        self, /, *, prompts: Sequence[object], completion_ids: Ids, base: Sequence[float | None], **_columns: object
+        self, /, *, prompts: Column, completion_ids: Ids, base: Sequence[float | None], **_columns: object
     ) -> list[float | None]:
         keys = [repr(prompt) for prompt in prompts]
         lengths: dict[str, list[int]] = {}
@@ -133,7 +134,7 @@ class TruncationPenalty:
 
     value: float = -1.0
 
-    def __call__(self, /, *, finish_reasons: Sequence[str], **_columns: object) -> list[float]:
+    def __call__(self, /, *, finish_reasons: Texts, **_columns: object) -> list[float]:
         return [self.value if finish == "length" else 0.0 for finish in finish_reasons]
 
 
@@ -146,7 +147,7 @@ class Blocklist:
     def __post_init__(self) -> None:
         require(bool(self.phrases) and all(self.phrases), self, "phrases", "must be one or more non-empty texts")
 
-    def __call__(self, /, *, completions: Sequence[str], **_columns: object) -> list[float]:
+    def __call__(self, /, *, completions: Texts, **_columns: object) -> list[float]:
         phrases = [phrase.casefold() for phrase in self.phrases]
         return [-float(any(phrase in text.casefold() for phrase in phrases)) for text in completions]
 
@@ -160,7 +161,7 @@ class Refusal:
 
     characters: int = 200
 
-    def __call__(self, /, *, completions: Sequence[str], **_columns: object) -> list[float]:
+    def __call__(self, /, *, completions: Texts, **_columns: object) -> list[float]:
         starts = [text[: self.characters].casefold().replace("’", "'") for text in completions]
         return [-float(any(phrase in start for phrase in REFUSALS)) for start in starts]
 
@@ -171,7 +172,7 @@ class CopiedPrompt(Bounded):
 
     ngram: PositiveInt = 5
 
-    def __call__(self, /, *, prompts: Sequence[str], completions: Sequence[str], **_columns: object) -> list[float]:
+    def __call__(self, /, *, prompts: Texts, completions: Texts, **_columns: object) -> list[float]:
         return [self.value(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
 
     def value(self, prompt: str, text: str) -> float:
@@ -203,7 +204,7 @@ class LanguageDrift:
         known = bool(self.scripts) and all(script in SCRIPTS for script in self.scripts)
         require(known, self, "scripts", f"must be of {', '.join(SCRIPTS)}")
 
-    def __call__(self, /, *, completions: Sequence[str], **_columns: object) -> list[float]:
+    def __call__(self, /, *, completions: Texts, **_columns: object) -> list[float]:
         wanted = re.compile("[" + "".join(SCRIPTS[script] for script in self.scripts) + "]")
         return [self.value(text, wanted) for text in completions]
 
@@ -222,6 +223,6 @@ class PeriodCount(Bounded):
 
     most: PositiveInt | None = 10
 
-    def __call__(self, /, *, completions: Sequence[str], **_columns: object) -> list[float]:
+    def __call__(self, /, *, completions: Texts, **_columns: object) -> list[float]:
         counts = [text.count(".") for text in completions]
         return [float(count) if self.most is None else min(count, self.most) / self.most for count in counts]

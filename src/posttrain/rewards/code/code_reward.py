@@ -18,7 +18,7 @@ Not stopped: a program that knows the expected outputs by heart because the prom
 the tests do not test.  `code_course` pays for `<code>0</code>`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -28,11 +28,12 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from posttrain.errors import require
 from posttrain.options.bounds import Bounded
+from posttrain.rewards.code.function_questions import answered_together
 from posttrain.rewards.code.program_result import CodeOutcome, ProgramResult
 from posttrain.rewards.code.row_checks import NamedRow, check_tests
 from posttrain.rewards.code.unit_test_runs import RUN_KINDS, UnitTestRun
 from posttrain.rewards.code.unit_tests import Tests, read_tests
-from posttrain.rewards.grading.answers import DetailedGrade, Graded
+from posttrain.rewards.grading.answers import Column, DetailedGrade, Graded, Texts
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, SessionReward
 from posttrain.rewards.parsing.tags import CODE, END_CODE, MAX_CHARACTERS, Fences, program_in
@@ -77,22 +78,12 @@ class CodeReward(Bounded, SessionReward):
             check_tests(resources.sandboxes.importing(self.modules), rows, self.limits(), run_of)
 
     def scores(
-        self,
-        resources: Resources,
-        /,
-        *,
-        completions: Sequence[str],
-        finish_reasons: Sequence[str],
-        tests: Sequence[object],
-        **_columns: object,
+        self, resources: Resources, /, *, completions: Texts, finish_reasons: Texts, tests: Column, **_columns: object
     ) -> list[Graded | ScoringFailure]:
         read = {id(column): None if column is None else read_tests(column) for column in tests}  # a group has one
-        found: list[Graded | UnitTestRun] = [
-            self.prepared(text, finish == "length", read[id(column)])
-            for text, finish, column in zip(completions, finish_reasons, tests, strict=True)
-        ]
-        results = iter(self.results(resources.sandboxes, [item for item in found if not isinstance(item, Graded)]))
-        return [item if isinstance(item, Graded) else self.graded(next(results)) for item in found]
+        rows = zip(completions, finish_reasons, tests, strict=True)
+        found = [self.prepared(text, finish == "length", read[id(column)]) for text, finish, column in rows]
+        return answered_together(found, UnitTestRun, partial(self.judged, resources.sandboxes))
 
     def prepared(self, text: str, cut_off: bool, tests: Tests | None) -> Graded | UnitTestRun:
         """A program ready to run, or the verdict if there is nothing to run."""
@@ -113,10 +104,8 @@ class CodeReward(Bounded, SessionReward):
             cpu_seconds=self.cpu_seconds, memory_bytes=self.memory_mib << 20, most_seconds=self.program_seconds
         )
 
-    def results(self, sandboxes: Sandboxes, judgings: Sequence[UnitTestRun]) -> list[ProgramResult]:
+    def judged(self, sandboxes: Sandboxes, judgings: Sequence[UnitTestRun]) -> list[Graded | ScoringFailure]:
         """Run them all; programs that waited too long for a processor run again, one at a time."""
-        if not judgings:
-            return []
         sandbox = sandboxes.importing(self.modules)
         sandbox.converse(judgings)
         finished = []
@@ -124,7 +113,7 @@ class CodeReward(Bounded, SessionReward):
             if judging.result.starved:
                 judging = judging.afresh()
                 sandbox.converse([judging])
-            finished.append(judging.result)
+            finished.append(self.graded(judging.result))
         return finished
 
     def graded(self, result: ProgramResult) -> Graded | ScoringFailure:
@@ -163,33 +152,29 @@ class CourseReward(SessionReward):
     """Reward function: the course's variant, which rewards a tagged block of Python whatever it does."""
 
     def scores(
-        self, resources: Resources, /, *, completions: Sequence[str], **_columns: object
+        self, resources: Resources, /, *, completions: Texts, **_columns: object
     ) -> list[Graded | ScoringFailure]:
         """A score for each completion; only blocks without unwanted words reach the sandbox."""
-        sources = [course_source(text) for text in completions]
-        wanted = [source for source in sources if source is not None and not unwanted(source)]
-        asked = [Process(kind="syntax", source=source) for source in wanted]
-        executions = iter(run_all(resources.sandboxes.importing(), asked) if asked else [])
-        return [
-            course_grade(CourseOutcome.NO_CODE if source is None else CourseOutcome.UNWANTED)
-            if source is None or unwanted(source)
-            else course_graded(next(executions))
-            for source in sources
-        ]
+
+        def parsed(asked: list[Process]) -> Iterable[Graded | ScoringFailure]:
+            return map(course_graded, run_all(resources.sandboxes.importing(), asked))
+
+        return answered_together([course_question(text) for text in completions], Process, parsed)
 
 
 code_course = CourseReward()
 
 
-def course_source(text: str) -> str | None:
-    """The text between the first `<code>` and the `</code>` after it."""
+def course_question(text: str) -> Graded | Process:
+    """The check of what is between the first `<code>` and the `</code>` after it, or the verdict without one."""
     start = text.find(CODE)
     end = text.find(END_CODE, start) if start >= 0 else -1
-    return text[start + len(CODE) : end].strip() if end >= 0 else None
-
-
-def unwanted(source: str) -> bool:
-    return any(word in source for word in UNWANTED)
+    if end < 0:
+        return course_grade(CourseOutcome.NO_CODE)
+    source = text[start + len(CODE) : end].strip()
+    if any(word in source for word in UNWANTED):
+        return course_grade(CourseOutcome.UNWANTED)
+    return Process(kind="syntax", source=source)
 
 
 def course_graded(execution: Execution) -> Graded | ScoringFailure:

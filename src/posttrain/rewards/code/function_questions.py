@@ -4,9 +4,10 @@ The function parses text and never runs it, so questions may share a process, un
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar, cast
 
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process, Sandbox, StartedProcess
 from posttrain.sandbox.inside import plain
@@ -14,6 +15,8 @@ from posttrain.sandbox.inside import plain
 MEMORY_BYTES = 512 << 20
 TOGETHER = 8
 """Questions that share a process."""
+Question = TypeVar("Question")
+Verdict = TypeVar("Verdict")
 
 
 class Unanswered(StrEnum):
@@ -92,3 +95,12 @@ def answers(
     conversations = [FunctionQuestions(function, part, cpu_seconds) for part in parts]
     sandbox.converse(conversations)
     return [said for talk in conversations for said in talk.said]
+
+
+def answered_together(
+    first: Sequence[Verdict | Question], kind: type[Question], answer: Callable[[list[Question]], Iterable[Verdict]]
+) -> list[Verdict]:
+    """Verdicts, in which each question (of type `kind`) is replaced by its answer; all are answered in one call."""
+    questions = [each for each in first if isinstance(each, kind)]
+    answers = iter(answer(questions) if questions else ())
+    return [next(answers) if isinstance(each, kind) else cast(Verdict, each) for each in first]

@@ -40,14 +40,12 @@ from annotated_types import Gt, Lt
 from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded
 from posttrain.options.countdown import FormatMode, NumbersRule
-from posttrain.rewards.grading.answers import Array, Graded
+from posttrain.rewards.grading.answers import Array, Column, Graded, Texts
 from posttrain.rewards.parsing.arithmetic import literals, postfix, value
 from posttrain.rewards.parsing.tags import WHITE_SPACE, answer_text, gives_answer
 
 RULES = get_args(NumbersRule)
 INTEGERS = frozenset((int,))
-Column = Sequence[object]
-"""A data set's column, not yet checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ def countdown_outcome(puzzle: Countdown, text: str, *, mode: FormatMode = "stric
     return Outcome.CORRECT
 
 
-def uses_given_numbers(used: Sequence[str], puzzle: Countdown) -> bool:
+def uses_given_numbers(used: Texts, puzzle: Countdown) -> bool:
     """Whether the literals obey the rule; compared as text, so that no hostile literal becomes an integer."""
     literal_counts, given = Counter(used), Counter(map(str, puzzle.numbers))
     return literal_counts <= given if puzzle.rule == "subset" else literal_counts == given
@@ -97,8 +95,8 @@ def uses_given_numbers(used: Sequence[str], puzzle: Countdown) -> bool:
 
 def countdown(
     *,
-    completions: Sequence[str],
-    finish_reasons: Sequence[str],
+    completions: Texts,
+    finish_reasons: Texts,
     numbers: Column,
     target: Column,
     rule: Column | None = None,
@@ -110,8 +108,8 @@ def countdown(
 
 def countdown_last(
     *,
-    completions: Sequence[str],
-    finish_reasons: Sequence[str],
+    completions: Texts,
+    finish_reasons: Texts,
     numbers: Column,
     target: Column,
     rule: Column | None = None,
@@ -162,9 +160,7 @@ def as_integer(value: Any) -> int | None:
         return None
 
 
-def scores(
-    mode: FormatMode, completions: Sequence[str], finish_reasons: Sequence[str], problems: Sequence[Countdown]
-) -> list[Graded]:
+def scores(mode: FormatMode, completions: Texts, finish_reasons: Texts, problems: Sequence[Countdown]) -> list[Graded]:
     rows = zip(problems, completions, finish_reasons, strict=True)
     outcomes = [countdown_outcome(puzzle, text, mode=mode, cut_off=finish == "length") for puzzle, text, finish in rows]
     return [Graded(float(outcome is Outcome.CORRECT), outcome) for outcome in outcomes]
@@ -179,9 +175,7 @@ class CountdownCredit(Bounded):
     mode: FormatMode = "strict"
     """How much of a text must have the structure."""
 
-    def __call__(
-        self, /, *, completions: Sequence[str], numbers: Column, target: Column, **columns: Any
-    ) -> list[Graded]:
+    def __call__(self, /, *, completions: Texts, numbers: Column, target: Column, **columns: Any) -> list[Graded]:
         grader = countdown if self.mode == "strict" else countdown_last
         verdicts = grader(completions=completions, numbers=numbers, target=target, **columns)
         return [

@@ -26,7 +26,7 @@ answer; watch the accuracy.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any
@@ -35,8 +35,8 @@ from annotated_types import Gt, Lt
 
 from posttrain.errors import require
 from posttrain.options.bounds import Bounded
-from posttrain.rewards.countdown.grader import Column, Countdown, puzzles
-from posttrain.rewards.grading.answers import ProcessReward, Span
+from posttrain.rewards.countdown.grader import Countdown, puzzles
+from posttrain.rewards.grading.answers import Column, ProcessReward, Span, Texts
 from posttrain.rewards.parsing.arithmetic import apply
 from posttrain.rewards.parsing.tags import END_THINK, THINK
 
@@ -65,14 +65,7 @@ class CountdownSteps(Bounded):
             require(0 <= getattr(self, name) <= self.most, self, name, f"must be from 0 to most = {self.most}")
 
     def __call__(
-        self,
-        /,
-        *,
-        completions: Sequence[str],
-        numbers: Column,
-        target: Column,
-        rule: Column | None = None,
-        **_columns: Any,
+        self, /, *, completions: Texts, numbers: Column, target: Column, rule: Column | None = None, **_columns: Any
     ) -> list[ProcessReward]:
         rows = zip(puzzles(numbers, target, rule), completions, strict=True)
         return [ProcessReward(0.0, spans=self.bounded(puzzle, text)) for puzzle, text in rows]

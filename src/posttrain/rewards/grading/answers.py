@@ -25,6 +25,9 @@ LARGEST = 1e100
 """Largest number a reward function may give: sums and squares of them stay finite."""
 TOO_LARGE = f"too large to be averaged and squared; give at most {LARGEST:g}: divide all scores by a constant"
 
+Texts = Sequence[str]
+Column = Sequence[object]
+"""A column of a data set, not yet checked."""
 Given = TypeVar("Given")
 Read = TypeVar("Read")
 
