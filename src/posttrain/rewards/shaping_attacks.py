@@ -22,7 +22,7 @@ def penalty(
     return AttackExample(prompt, {}, (*answers, NOTHING), options=options or {}, above=FREE, generic_known=("*",))
 
 
-def puzzle(*answers: Answer, **settings: Any) -> AttackExample:
+def countdown_example(*answers: Answer, **settings: Any) -> AttackExample:
     return example(COUNTDOWN.prompt, COUNTDOWN.columns, *answers, **settings)
 
 
@@ -35,7 +35,7 @@ SHAPING: dict[str, AttackExample] = {
         Answer("longer than the limit", WORDS, num_tokens=1000),
         options={"max_tokens": 100, "cache_tokens": 40},
     ),
-    "cosine_length": puzzle(
+    "cosine_length": countdown_example(
         Answer("a right answer, short", RIGHT, right=True, num_tokens=10),
         Answer("a right answer, long", RIGHT, right=True, num_tokens=100),
         Answer("a wrong answer, short", WRONG, num_tokens=10),
@@ -44,7 +44,7 @@ SHAPING: dict[str, AttackExample] = {
         options={"max_tokens": 100},
         of="countdown",
     ),
-    "group_length": puzzle(
+    "group_length": countdown_example(
         Answer("a right answer, shorter than the others", RIGHT, right=True, num_tokens=20),
         Answer("a right answer, padded", RIGHT + " ", num_tokens=200),
         Answer("a wrong answer, shorter than the others", WRONG, num_tokens=2),
@@ -109,11 +109,11 @@ SHAPING: dict[str, AttackExample] = {
         Answer("full stops alone", "." * 10, known=True),
         generic_known=("praise for itself", "code that raises"),
     ),
-    "countdown_credit": puzzle(
+    "countdown_credit": countdown_example(
         *COUNTDOWN.answers,
         Answer("an answer that is near", thought("3 * 4 + 5"), known=True),
     ),
-    "countdown_steps": puzzle(
+    "countdown_steps": countdown_example(
         Answer("a search that finds the target", thought("", "3*4=12,12+5=17.\n3+4=7,7+5=12!\n"), right=True),
         Answer("one right step, a thousand times", thought("", "3*4=12\n" * 1000)),
         Answer("one step, its numbers the other way round", thought("", "3*4=12\n4*3=12\n" * 1000)),

@@ -123,13 +123,13 @@ def read_score(value: object) -> Verdict:
             return InvalidScore(f"returned details that are not JSON: {value_and_type(details)}")
     if isinstance(value, ScoringFailure):
         return value
-    number = checked_number(value)
+    number = finite_score(value)
     if isinstance(number, InvalidScore):
         return InvalidScore(f"returned {number.text}. {RULE}", number.cause)
     return Score(math.nan if number is None else number, outcome, details)
 
 
-def checked_number(value: object) -> float | InvalidScore | None:
+def finite_score(value: object) -> float | InvalidScore | None:
     """A value's finite number, None if it stands for none, or what is wrong with it."""
     try:
         number = value if type(value) is float else read_safely(score_number, value)
@@ -167,7 +167,7 @@ def numbers_in(what: str, given: object) -> list[Any] | InvalidScore:
         return InvalidScore(f"{values} as {what}; give a list of numbers, None where there is none")
     numbers: list[Any] = []
     for place, value in enumerate(values):
-        number = checked_number(value)
+        number = finite_score(value)
         if isinstance(number, InvalidScore):
             rule = "give a finite number, or None for none"
             return InvalidScore(f"returned {what}[{place}] = {number.text}; {rule}", number.cause)
