@@ -202,7 +202,7 @@ def test_the_guide_has_every_row_and_its_own_patterns_are_such(tmp_path: Path) -
         ({"patterns": {"says hmm": {"any": ["x"]}}}, ["behaviours.patterns: says hmm", "Use letters"]),
         ({"patterns": {"mine": "hmm"}}, ["behaviours.patterns: mine = 'hmm'", "{any: ["]),
         ({"patterns": {"mine": {}}}, ["behaviours.patterns: mine.any"]),
-        ({"patterns": {"mine": {"any": []}}}, ["behaviours.patterns: mine: any = ()", "at least one"]),
+        ({"patterns": {"mine": {"any": []}}}, ["behaviours.patterns: mine: any = []", "at least one"]),
         ({"patterns": {"mine": {"any": ["x"], "least": 2}}}, ["patterns: mine", "Did you mean `at_least`?"]),
         ({"file": "nowhere.yaml"}, ["behaviours.file = nowhere.yaml"]),
     ],

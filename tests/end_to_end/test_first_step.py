@@ -136,7 +136,7 @@ def test_by_the_command_a_mistake_is_one_message_and_the_earlier_run_stays(
     capsys.readouterr()
     assert main(["rl", str(recipe), "--rewards", f"{place}/mine.py:mine", "--run.overwrite"]) == 1
     told = capsys.readouterr()
-    assert told.err.startswith("posttrain: reward 'mine', prompt 'train/1048576', sample 0: returned nan.")
+    assert told.err.startswith("posttrain: reward 'mine', prompt 'train/1048576', sample 0: returned nan ")
     assert told.out == "", "not even the plan"
     assert files(place / "run") == earlier
 

@@ -130,7 +130,7 @@ def test_a_run_is_not_overwritten_unless_told_and_has_one_writer(place: Path, ca
 FAULTS = {
     "raises": ("raise ZeroDivisionError('no divisor')", "raised ZeroDivisionError: no divisor"),
     "wrong length": ("return scores[1:]", "returned 15 scores for 16 completions; it must return one for each"),
-    "NaN": ("scores[5] = float('nan')\n    return scores", "prompt 'train/2097153', sample 1: returned nan."),
+    "NaN": ("scores[5] = float('nan')\n    return scores", "prompt 'train/2097153', sample 1: returned nan "),
     "text": ("scores[3] = 'good'\n    return scores", "prompt 'train/2097152', sample 3: returned 'good' (str)."),
 }
 

@@ -92,7 +92,7 @@ def test_weights_that_are_the_policy_s_too_are_refused(places: Path) -> None:
         copy_of_body(model), reward_tokenizer()
     )  # a language model over the very body of the reward model
     own = CallerObjects(policy=policy, rewards=RewardModel(model, tokenizer=reward_tokenizer()))
-    with pytest.raises(UserError, match=r"shares weights with the policy .*training would change what it is judged by"):
+    with pytest.raises(UserError, match=r"shares weights with the policy .*training would change the judge"):
         open_session(config(places), own)
     apart = CallerObjects(policy=policy, rewards=RewardModel(copy.deepcopy(model), tokenizer=reward_tokenizer()))
     with open_session(config(places), apart):
