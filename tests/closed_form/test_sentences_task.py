@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-import pytest
-
 from posttrain.options.sentences import SentencesOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.grade import grade
@@ -14,7 +12,6 @@ from posttrain.tasks import sentence_grammar
 from posttrain.tasks.base import Messages
 from posttrain.tasks.sentences_task import PeriodUse, SentencesTask, period_strategies
 from posttrain.training.sft.demonstration_set import SentenceDemonstrations
-from tests.support.refusals import refused
 
 MANY = [sentence_grammar.text(Random(f"text {number}")) for number in range(400)]
 
@@ -56,21 +53,6 @@ def test_the_probe_says_what_full_stops_are_for() -> None:
     assert found.keys() == probe.readings.keys()
     assert (found["periods"], found["periods_run"], found["periods_decimal"]) == (3.0, 1.5, 0.5)
     assert (found["periods_abbreviation"], found["periods_sentence"]) == (0.5, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"openings": ()}, "openings"),
-        ({"openings": (" ",)}, "openings"),
-        ({"held_out_openings": ()}, "held_out_openings"),
-        ({"held_out_size": 0}, "held_out_size"),
-        ({"held_out_openings": ("I think that",)}, "have one in common"),
-    ],
-)
-def test_options_that_leave_nothing_to_do_are_refused(options: dict[str, Any], told: str) -> None:
-    with refused(told):
-        SentencesOptions(**options)
 
 
 def test_texts_are_whole_sentences_and_the_same_for_the_same_seed() -> None:

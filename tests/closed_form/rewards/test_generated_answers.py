@@ -5,9 +5,6 @@ from typing import Any
 
 import pytest
 
-from posttrain.options.dataset import DatasetOptions, GeneratedOptions
-from posttrain.options.generator import GeneratorOptions
-from posttrain.options.row_source import MixtureSourceOptions
 from posttrain.rewards.code.function_questions import Unanswered
 from posttrain.rewards.exact_match import (
     Scorer,
@@ -24,7 +21,6 @@ from posttrain.rewards.generated_reward import GeneratedReward
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.sandbox.inside import plain
-from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -226,35 +222,3 @@ def test_a_choice_or_a_short_answer_is_paid_where_it_is_the_row_s(
     assert said.score == score
     (same_said,) = exact_match(completions=[text], finish_reasons=["stop"], ground_truth=[answer])
     assert same_said == said
-
-
-# Options
-
-
-@pytest.mark.parametrize(
-    ("made", "says"),
-    [
-        (lambda: GeneratorOptions(generator="a", generator_seed=-1), "generator_seed = -1 is not a valid seed"),
-        (
-            lambda: GeneratorOptions(generator="a", generator_options={"seed": 1}),
-            "Use generator_seed",
-        ),
-        (
-            lambda: GeneratorOptions(generator="a", generator_options={"size": 1}),
-            "Use generator_size",
-        ),
-        (lambda: DatasetOptions(path="a.jsonl", generator="a"), "path = a.jsonl and generator are both given"),
-        (
-            lambda: DatasetOptions(generator="a", sources=(MixtureSourceOptions(path="b"),)),
-            "generator = a is given as well as sources",
-        ),
-        (lambda: MixtureSourceOptions(), "Give every source a path or a generator"),
-        (
-            lambda: GeneratedOptions(generator="", sources=(MixtureSourceOptions(path="b"),)),
-            "sources is not for this task",
-        ),
-    ],
-)
-def test_rows_are_of_a_file_or_of_a_generator(made: Any, says: str) -> None:
-    with refused(*says.split(" … ")):
-        made()

@@ -76,19 +76,6 @@ def test_options_of_one_reward_model_hold_for_all_of_them(folders: list[str]) ->
     assert [model.options.tokens_per_batch for model in reward_models_in(function.call)] == [7, 7]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"model": "rm", "combine": "least"}, "combine = least is only for ensemble"),
-        ({"name": "maths", "ensemble": ("rm",)}, "is only for model, and model = ''"),
-        ({"model": "rm", "ensemble": ("rm2",), "deviation_weight": 2.0}, "is only for combine = mean_minus_deviation"),
-    ],
-)
-def test_an_ensemble_that_is_none_is_refused(given: dict[str, Any], message: str) -> None:
-    with refused(message):
-        RewardOptions(**given)
-
-
 def test_one_model_is_no_ensemble(folders: list[str]) -> None:
     with refused("ensemble of 1"):
         RewardModelEnsemble([RewardModel(folders[0])])
