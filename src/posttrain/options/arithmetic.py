@@ -19,7 +19,6 @@ class ArithmeticOptions(Bounded):
     """Additions of a two-digit and a one-digit number, answered in tags on separate lines."""
 
     name: Literal["arithmetic"] = "arithmetic"
-    """Which task this is."""
     num_questions: PositiveInt = 64
     """Training questions, the same for every seed; 64 are those of a well-known course."""
     repeats: PositiveInt = 1

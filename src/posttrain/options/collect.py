@@ -50,7 +50,6 @@ class RewardJudgeOptions(Bounded):
     """Pairs are judged by the rewards of their completions: functions, reward models or a mixture of them."""
 
     name: Literal["reward"] = "reward"
-    """Which kind of judge this is."""
     margin: NonNegativeFloat = 0.0
     """Largest difference of two rewards that is still a tie."""
 
@@ -60,7 +59,6 @@ class LlmJudgeOptions(Bounded):
     """Pairs are judged by a language model behind an OpenAI-compatible endpoint, each pair in both orders."""
 
     name: Literal["llm"] = "llm"
-    """Which kind of judge this is."""
     endpoint: str = ""
     """Base of the API, such as http://127.0.0.1:8000/v1; plain http only to this machine."""
     model: str = ""
@@ -98,7 +96,6 @@ class PersonJudgeOptions(Bounded):
     """Pairs are judged by people, on a page in the browser or in the terminal."""
 
     name: Literal["person"] = "person"
-    """Which kind of judge this is."""
     question: str = "Which answer is better?"
     """The question above each pair."""
 

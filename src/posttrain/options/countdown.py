@@ -21,7 +21,6 @@ class CountdownOptions(Bounded):
     """Make a target from given numbers: which problems, how they are put, and how answers are read."""
 
     name: Literal["countdown"] = "countdown"
-    """Which task this is."""
     variant: Literal["default", "course"] = "default"
     """`default`: as hard as the options below say.  `course`: four numbers from 1, 2, 5, 10, 25, 50, 75, 100, and a
     target made from three of them with + - * and |a-b| that is none of the four; made for `numbers: subset`."""

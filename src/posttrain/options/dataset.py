@@ -18,7 +18,6 @@ class DatasetOptions(RowSourceOptions):
     """Prompts from rows of data, one each; every other column reaches the reward functions by its name."""
 
     name: Literal["dataset"] = "dataset"
-    """Which task this is."""
     sources: tuple[MixtureSourceOptions, ...] = ()
     """Several data sets instead of `path`, as a list such as `[{path: maths.jsonl, weight: 2}, {path: code.jsonl,
     weight: 1}]`.  The column `source` says which one a row is of; rewards can select by it."""
@@ -83,7 +82,6 @@ class ProgramsOptions(DatasetOptions):
     """Programming problems from a local file in the layout of HumanEval, MBPP, APPS, CodeContests or our own."""
 
     name: Literal["programs"] = "programs"  # type: ignore[assignment]
-    """Which task this is."""
     path: str = BUNDLED_PROGRAMS
     """File of problems: .jsonl, .json, .csv or .parquet; `bundled` means the 34 that come with the package."""
 
@@ -93,7 +91,6 @@ class GeneratedOptions(DatasetOptions):
     """Problems of one generator of reasoning-gym, scored by the reward `generated`."""
 
     name: Literal["generated"] = "generated"  # type: ignore[assignment]
-    """Which task this is."""
     generator: str = "leg_counting"
     """Generator of reasoning-gym that makes the problems, by its name there."""
 

@@ -12,7 +12,6 @@ class InProcessOptions(Bounded):
     """Completions are sampled in this process, from the trainer's own weights."""
 
     name: Literal["in_process"] = "in_process"
-    """Which engine this is."""
 
 
 EngineOptions = InProcessOptions | Mapping[str, object]

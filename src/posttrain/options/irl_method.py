@@ -11,7 +11,6 @@ class StateFeatures:
     """One feature for each state: the reward of every state is free."""
 
     name: Literal["states"] = "states"
-    """What the reward is made of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +18,6 @@ class TileFeatures(Bounded):
     """A constant, and one feature for each square tile of a grid."""
 
     name: Literal["tiles"] = "tiles"
-    """What the reward is made of."""
     width: PositiveInt = 2
     """States along each side of a tile."""
 
@@ -29,7 +27,6 @@ class FileFeatures(Bounded):
     """Features from a file of yours."""
 
     name: Literal["file"] = "file"
-    """What the reward is made of."""
     path: NonEmptyStr = ""
     """An .npy file with a row for each state, or for state_action a row state · num_actions + action, and a column for
     each feature."""
@@ -42,7 +39,6 @@ class CourseOptions(Bounded):
     """The course's algorithm as taught, for small grids: exponentiated gradient from weights of 1."""
 
     name: Literal["course"] = "course"
-    """How the reward is found."""
     step_size: PositiveFloat = 0.2
     """α of the first step; step t has α/(1 + t)."""
     tolerance: PositiveFloat = 1e-4
@@ -54,7 +50,6 @@ class PathOptions(Bounded):
     """Maximum entropy over paths (2008), solved exactly; right for worlds without chance."""
 
     name: Literal["maxent"] = "maxent"
-    """How the reward is found."""
     gradient: Literal["tilted", "algorithm1"] = "tilted"
     """`tilted`: the gradient of the likelihood.  `algorithm1`: the paper's, which is not one on ice."""
     l2: NonNegativeFloat = 1e-3
@@ -70,7 +65,6 @@ class CausalOptions(Bounded):
     """Maximum causal entropy: an agent that cannot choose its luck.  Solved exactly."""
 
     name: Literal["causal"] = "causal"
-    """How the reward is found."""
     objective: Literal["dual", "likelihood"] = "dual"
     """`dual`: convex, matches features.  `likelihood`: makes the demonstrated actions likely; not convex in general."""
     discount: Share = 1.0

@@ -24,7 +24,6 @@ class IcyGridOptions(Bounded):
     """A square grid on which steps slip; state y · size + x, actions +x, −x, +y, −y."""
 
     name: Literal["icy_grid"] = "icy_grid"
-    """Which kind of world this is."""
     size: PositiveInt = 5
     """States along each side."""
     slip: Share = 0.2
@@ -79,7 +78,6 @@ class GymnasiumOptions:
     """An environment of gymnasium that has a transition table: FrozenLake, CliffWalking, Taxi."""
 
     name: Literal["gymnasium"] = "gymnasium"
-    """Which kind of world this is."""
     env: str = "FrozenLake-v1"
     """Its id in gymnasium's registry."""
     options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
@@ -91,7 +89,6 @@ class TableOptions(Bounded):
     """A world from a file of yours."""
 
     name: Literal["table"] = "table"
-    """Which kind of world this is."""
     path: NonEmptyStr = ""
     """An .npz file with the array `transitions` (state, action, next state), or, sparse, the arrays `data`, `indices`
     and `indptr` of a matrix with a row state · num_actions + action; `start`, a probability for each state; `terminal`,
@@ -104,7 +101,6 @@ class SampledOptions(Bounded):
     """Demonstrations of an expert who knows the world's rewards."""
 
     name: Literal["sampled"] = "sampled"
-    """Where demonstrations come from."""
     expert: Literal["course", "soft", "greedy"] = "soft"
     """`course`: π(a|s) ∝ exp(steepness · V(where a should lead)), V as if the ends went on paying.  `soft`: optimal for
     reward plus entropy.  `greedy`: the first best action."""
@@ -129,7 +125,6 @@ class RecordedOptions(Bounded):
     """Demonstrations in a file."""
 
     name: Literal["recorded"] = "recorded"
-    """Where demonstrations come from."""
     path: NonEmptyStr = ""
     """An .npz file with the arrays states, actions, lengths, terminated and truncated, as `Demonstrations.save` writes
     it: episodes end to end, one state more than actions in each."""

@@ -12,7 +12,6 @@ class SentencesOptions(Bounded):
     """Beginnings of texts that a model continues; for `posttrain sft`, texts of a small grammar."""
 
     name: Literal["sentences"] = "sentences"
-    """Which task this is."""
     openings: tuple[str, ...] = ("The weather today is", "I think that", "Once upon a time", "In my opinion")
     """Beginnings that are trained on, in turn; by default those of a well-known course."""
     held_out_openings: tuple[str, ...] = (
