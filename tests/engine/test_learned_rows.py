@@ -127,7 +127,7 @@ KEYS = ("training", "trainable", "masked", "loss_mask", "mask", "learn")
 REFUSED: list[tuple[Mapping[str, Any], DatasetOptions, str]] = [
     ({"text": ""}, ALL, "rows:1: the column `text`…''"),
     ({"text": None}, ALL, "rows:1: the column `text`…None"),
-    ({"prompt": "a"}, ALL, "rows:1: its columns match no supported format"),
+    ({"prompt": "a"}, ALL, "rows:1: its columns (prompt) match no supported format"),
     ({"messages": turns("a")}, ALL, "rows:1: nothing to learn"),
     *[({"prompt": "a", "completion": "b", "weight": each}, ALL, f"`weight` = {each!r}") for each in (0, 0.5, "x")],
     *[
@@ -165,7 +165,7 @@ def test_bad_rows_are_left_out_and_counted_where_some_may_be() -> None:
     assert second.strip().startswith("rows:3: the column `messages` must hold a list of messages")
     assert third.strip().startswith("rows:2: nothing to learn")
     assert len(found.summary()["rows"]["bad"]) == 2  # type: ignore[index]
-    with refused("at least 2 rows cannot be used, and task.skip_bad_rows = 1 allows 1"):
+    with refused("at least 2 rows cannot be used", "task.skip_bad_rows = 1"):
         examples(rows, task=replace(ALL, skip_bad_rows=1))
 
 

@@ -188,7 +188,7 @@ def test_another_family_is_refused_by_name() -> None:
 def test_the_plain_pass_can_be_asked_for() -> None:
     policy = as_policy(model_of("qwen3"), tokenizer(), forward="plain")
     assert isinstance(policy.forward, PlainForward)
-    assert policy.forward_reason == "the plain forward pass was asked for"
+    assert policy.forward_reason == "forward = plain was chosen"
     assert largest_gap(policy) <= 2e-5
 
 

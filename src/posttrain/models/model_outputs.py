@@ -52,7 +52,7 @@ def trunk(model: PreTrainedModel) -> nn.Module:
 def cache_refusal(model: PreTrainedModel) -> str | None:
     """Why completions of this model cannot be sampled from cached keys and values; None if they can."""
     if "past_key_values" not in _parameters(model):
-        return f"a {model.config.model_type} takes no cache of keys and values"
+        return f"a {model.config.model_type} does not support a cache of keys and values"
     kept = {type(layer) for layer in DynamicCache(config=model.config).layers}
     others = sorted(kind.__name__ for kind in kept - {DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})
     if others or model._is_stateful:

@@ -1,7 +1,7 @@
 """The output layer of a causal language model, which computes logits from its last hidden states.
 
 Log-probs are computed from it in chunks (`models.logprobs`), so the logits of all tokens never exist at once.  It is
-read from the model's output embeddings and config; `policy.require_causal_logits` compares it with the model.
+read from the model's output embeddings and config; `policy.logit_faults` compares it with the model.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """A policy: a causal language model, its tokenizer and its stop tokens.
 
-`require_causal_logits` runs a model once to check that it is causal and that its logits are those of our output layer.
+`logit_faults` runs a model once to check that it is causal and that its logits are those of our output layer.
 """
 
 import copy
@@ -144,8 +144,9 @@ def as_policy(
     take_dropouts(model)
     fix_angles(model, context_of(model.config, context))
     compute_dtype = chosen_dtype(dtype, model.dtype, model.device)
-    require_causal_logits(model, compute_dtype)
-    reason = "the plain forward pass was asked for" if forward == "plain" else shared_prompt_refusal(model)
+    for fault in logit_faults(model, compute_dtype):
+        raise UserError(f"model: a {type(model).__name__} {fault}")
+    reason = "forward = plain was chosen" if forward == "plain" else shared_prompt_refusal(model)
     chosen = SharedPromptForward if reason is None else PlainForward
     return Policy(
         model=model,
@@ -237,36 +238,29 @@ WITHOUT_GRADIENT = {"reformer": "computes gradients only in training mode, with 
 
 
 @torch.no_grad()
-def require_causal_logits(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
-    """Raise UserError if the model reads later tokens, computes logits beyond its output layer, or fails in this type.
+def logit_faults(model: PreTrainedModel, compute_dtype: torch.dtype) -> Iterator[str]:
+    """Whether the model reads later tokens, computes logits beyond its output layer, or fails in this type.
 
     The model itself is run on two rows of three tokens that differ in the last: no list of families is complete.
     """
-    name = f"model: a {type(model).__name__}"
     if model.config.is_encoder_decoder:
-        raise UserError(f"{name} reads prompts with an encoder.  Use a causal language model.")
+        yield "reads prompts with an encoder.  Use a causal language model."
     if model.config.model_type in WITHOUT_GRADIENT:
-        raise UserError(f"{name} {WITHOUT_GRADIENT[model.config.model_type]}.  Use a model of another family.")
-    vocabulary = num_embeddings(model)
-    rows = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device) % vocabulary
-    dtype = product_type(model)
+        yield f"{WITHOUT_GRADIENT[model.config.model_type]}.  Use a model of another family."
+    rows, dtype = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device), product_type(model)
+    rows %= num_embeddings(model)
     own = own_logits(model, rows, dtype)
     if own.isnan().any():
-        raise UserError(
-            f"{name} computes NaN for a text of three tokens: its weights hold NaN or infinity.  Mend them."
-        )
-    tolerance = EXACT_TOLERANCE if dtype in (torch.float32, torch.float64) else HALF_TOLERANCE
-    bound = tolerance * own.abs().max()
+        yield "computes NaN for a text of three tokens: its weights hold NaN or infinity.  Use other weights."
+    bound = own.abs().max() * (EXACT_TOLERANCE if dtype in (torch.float32, torch.float64) else HALF_TOLERANCE)
     if (own[0, :2] - own[1, :2]).abs().max() > bound:
-        raise UserError(
-            f"{name} reads tokens that come later, so it is not causal.  Set is_decoder in its config, if its family"
-            " has that."
-        )
+        remedy = "Set is_decoder in its config, if its family has that."
+        yield f"reads tokens that come later, so it is not causal.  {remedy}"
     ours = plain_logits(model, rows, dtype)
     if ours.shape != own.flatten(0, 1).shape or (ours - own.flatten(0, 1)).abs().max() > bound:
-        raise UserError(
-            f"{name} makes its logits in another way than from its last hidden states by one matrix, a bias, a scale"
-            " and a soft cap.  Use a model of another family."
+        yield (
+            "makes its logits in another way than from its last hidden states by one matrix, a bias, a scale and a soft"
+            " cap.  Use a model of another family."
         )
     if torch.bfloat16 == compute_dtype != dtype:
         own_logits(model, rows, compute_dtype)

@@ -31,7 +31,7 @@ from posttrain.records import Prompt
 PROBE = "a"
 """Any text, to find the special tokens that a tokenizer puts before it."""
 FIRST_LOOK = 8
-"""A text with more characters per allowed token is first measured by its beginning; few texts have so many."""
+"""A text with more characters per allowed token is first measured by its beginning; few texts have that many."""
 
 
 class TooLongText(UserError):

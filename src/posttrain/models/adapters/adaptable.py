@@ -52,7 +52,7 @@ def adaptable_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
         try:
             model(input_ids=rows, use_cache=False)
         except CANNOT_READ:
-            read.clear()  # `require_causal_logits` does the same, and says what is wrong
+            read.clear()  # `policy.logit_faults` does the same, and says what is wrong
     return {
         name: layer for name, layer in layers.items() if name not in read and (is_product(layer) or name in multiplied)
     }

@@ -219,12 +219,12 @@ def stored(layer: nn.Module, weight: Tensor) -> Tensor:
 
 def require_mergeable(model: PreTrainedModel) -> None:
     """Refuse peft adapters that are more than matrices to be added."""
-    told = {
+    found = {
         name: more_than_plain(layer) if is_adapter_layer(layer) else f"is a {full_class_name(layer)}"
         for name, layer in peft_layers(model).items()
     }
-    told |= {name: "is of a module that is saved whole" for name in model.state_dict() if ".modules_to_save." in name}
-    faults = [f"{name} {fault}" for name, fault in told.items() if fault is not None]
+    found |= {name: "is of a module that is saved whole" for name in model.state_dict() if ".modules_to_save." in name}
+    faults = [f"{name} {fault}" for name, fault in found.items() if fault is not None]
     if faults:
         raise UserError(
             f"model.adapter.save: {faults[0]}, which cannot be merged here.  Save only the adapter, and merge it with"

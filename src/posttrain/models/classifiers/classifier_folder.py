@@ -31,12 +31,10 @@ from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import (
     SAFE_WEIGHTS,
     architecture_name,
+    checked_config,
     hub_folder,
     quantisation,
     read_json,
-    require_model_files,
-    require_no_hub_kernel,
-    whole_model_config,
 )
 from posttrain.models.memory.memory_parts import NF4_BYTES
 from posttrain.options.model import ModelOptions
@@ -56,16 +54,15 @@ def classifier_files(options: RewardModelOptions) -> Path:
     where, named = reward_option(options), ModelOptions(path=options.model)
     folder, trusted = named.folder, options.trust_remote_code
     if named.hub_name is not None:
-        option = f"rewards: model = {named.hub_name}"
-        folder = hub_folder(named.hub_name, named.hub_revision, with_code=trusted, option=option)
+        name = f"rewards: model = {named.hub_name}"
+        folder = hub_folder(named.hub_name, named.hub_revision, with_code=trusted, option=name)
     if not folder.is_dir():
         raise UserError(
             f"{where}: no such folder.  Give the folder of a reward model (config.json, tokenizer and weights), or one"
             " of the hub as org/name."
         )
-    config = whole_model_config(folder, where)
-    require_no_hub_kernel(config, where, "Remove it from config.json.")
-    require_model_files(folder, config, where, trust_remote_code=trusted, option="the reward's trust_remote_code")
+    option = "the reward's trust_remote_code"
+    config = checked_config(folder, where, trusted=trusted, option=option, causal=False)
     made_as = architecture_name(config)
     if made_as.endswith(CAUSAL_HEADS) and not options.untrained_head:
         raise UserError(

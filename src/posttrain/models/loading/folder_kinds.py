@@ -21,7 +21,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     RevisionNotFoundError,
 )
 
-from posttrain.errors import UserError
+from posttrain.errors import UserError, refuse
 from posttrain.options.model import BUNDLED, BUNDLED_MODELS
 
 SAFE_WEIGHTS, PICKLED_WEIGHTS = "*.safetensors", "pytorch_model*.bin"
@@ -38,60 +38,64 @@ NO_CAUSAL_HEADS = (
 """Endings of the names of classes whose output layer does not give the next token."""
 
 
-def require_model_folder(folder: Path, where: str, *, trust_remote_code: bool = False, attention: str = "auto") -> None:
-    """Refuse a folder that is not of a causal language model, with its tokenizer and weights.
+def checked_config(
+    folder: Path,
+    where: str,
+    *,
+    trusted: bool,
+    option: str = "model.trust_remote_code",
+    attention: str = "auto",
+    causal: bool = True,
+) -> dict[str, Any]:
+    """The config of a folder with a whole model: weights, tokenizer and no code that `option` does not trust.
 
     `where` begins messages, such as `model.path = FOLDER`; `attention` is the option `model.attn_implementation`.
     """
-    config = whole_model_config(folder, where)
-    if attention == "auto":
-        require_no_hub_kernel(config, where, "Set model.attn_implementation: sdpa, or remove it from config.json.")
-    made_as = architecture_name(config)
-    if config.get("is_encoder_decoder") or made_as.endswith(NO_CAUSAL_HEADS):
-        why = "it has an encoder" if config.get("is_encoder_decoder") else "its output layer gives no next token"
-        raise UserError(f"{where}: {made_as} is not a causal language model: {why}.  Use one of another family.")
-    require_model_files(folder, config, where, trust_remote_code=trust_remote_code)
-
-
-def whole_model_config(folder: Path, where: str) -> dict[str, Any]:
-    """The config of a folder.  Raises UserError for an adapter: one is loaded only over a whole model."""
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         adapter = read_json(folder / "adapter_config.json", where)
         kind, base = adapter.get("peft_type", "unknown"), adapter.get("base_model_name_or_path") or "an unnamed model"
         raise UserError(
-            f"{where}: an adapter of peft ({kind}, over {base}) where a whole model is needed.  Merge it into its base"
-            " with peft's merge_and_unload and save that."
+            f"{where}: an adapter of peft ({kind}, over {base}), not a whole model.  Merge it into its base with peft's"
+            " merge_and_unload."
         )
-    return read_json(folder / "config.json", where)
+    config = read_json(folder / "config.json", where)
+    refuse(where, config_faults(config, trusted=trusted, option=option, attention=attention, causal=causal))
+    refuse(where, file_faults(folder))
+    return config
 
 
-def require_model_files(
-    folder: Path,
-    config: Mapping[str, Any],
-    where: str,
-    *,
-    trust_remote_code: bool = False,
-    option: str = "model.trust_remote_code",
-) -> None:
-    """Refuse a folder without weights or tokenizer, or with code that is not trusted by `option`."""
+def config_faults(
+    config: Mapping[str, Any], *, trusted: bool, option: str, attention: str, causal: bool
+) -> Iterator[str]:
+    """Kernels from a hub, which transformers would download and run, other kinds of models, and code."""
     from transformers import CONFIG_MAPPING
 
+    for name, value in nested_items(config):
+        if attention == "auto" and re.search("_implementation(_internal)?$", name) and "/" in str(value):
+            sdpa = " or set model.attn_implementation: sdpa" if causal else ""
+            yield f"config.json has {name} = {value!s:.80}, code of a kernel hub.  Remove it from config.json{sdpa}."
+    made_as = architecture_name(config)
+    if causal and config.get("is_encoder_decoder"):
+        yield f"{made_as} is not a causal language model: it has an encoder.  Use one of another family."
+    if causal and made_as.endswith(NO_CAUSAL_HEADS):
+        yield f"{made_as} is not a causal language model: its output layer gives no next token.  Use another one."
     code = config.get("auto_map") or {}
-    if code and not trust_remote_code and str(config.get("model_type")) not in CONFIG_MAPPING:
+    if code and not trusted and str(config.get("model_type")) not in CONFIG_MAPPING:
         names = code.values() if isinstance(code, Mapping) else [code]
-        raise UserError(needs_code(where, ", ".join(sorted(set(map(str, names)))), option))
-    others = [whose for pattern, whose in OTHER_WEIGHTS.items() if any(folder.glob(pattern))]
-    found = f"; those in it are {' and '.join(others)}, which are not read" if others else ""
+        yield needs_code(", ".join(sorted(set(map(str, names)))), option)
+
+
+def file_faults(folder: Path) -> Iterator[str]:
+    """Missing weights and tokenizers."""
     if not has_weights(folder):
-        raise UserError(
-            f"{where}: the folder holds no weights, or not all that its index names{found}.  It needs"
-            " model.safetensors, or all of its parts."
+        others = [whose for pattern, whose in OTHER_WEIGHTS.items() if any(folder.glob(pattern))]
+        found = f"; those in it are {' and '.join(others)}, which are not read" if others else ""
+        yield (
+            f"the folder holds no weights, or not all that its index names{found}.  It needs model.safetensors, or all"
+            " of its parts."
         )
     if not has_tokenizer(folder):  # transformers would make one that knows no text
-        raise UserError(
-            f"{where}: the folder holds no tokenizer.  Copy tokenizer.json and tokenizer_config.json into it from the"
-            " original model."
-        )
+        yield "the folder holds no tokenizer.  Copy tokenizer.json and tokenizer_config.json of the original model."
 
 
 def is_classifier_folder(folder: Path) -> bool:
@@ -107,19 +111,6 @@ def architecture_name(config: Mapping[str, Any]) -> str:
     return str(named[0] if isinstance(named, list) else named)
 
 
-def require_no_hub_kernel(config: Mapping[str, Any], where: str, remedy: str) -> None:
-    """Refuse a config that names attention or experts from a kernel hub, whose code the user did not choose.
-
-    transformers downloads and runs it where the package `kernels` is installed.
-    """
-    for name, value in nested_items(config):
-        if re.search("_implementation(_internal)?$", name) is not None and "/" in str(value):
-            raise UserError(
-                f"{where}: config.json has {name} = {value!s:.80}, which would download code from a kernel hub and run"
-                f" it.  {remedy}"
-            )
-
-
 def nested_items(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Keys and values of an object and of the objects in it."""
     for name, value in content.items():
@@ -128,12 +119,9 @@ def nested_items(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from nested_items(value)
 
 
-def needs_code(where: str, names: str, option: str = "model.trust_remote_code") -> str:
+def needs_code(names: str, option: str = "model.trust_remote_code") -> str:
     flag = " (--model.trust-remote-code)" if option.startswith("model.") else ""
-    return (
-        f"{where}: the model brings Python code ({names}), which runs only if you trust it.  Read it, then set"
-        f" {option}: true{flag}."
-    )
+    return f"the model brings Python code ({names}).  Read it; if you trust it, set {option}: true{flag}."
 
 
 def has_weights(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""A policy, or its tokenizer alone, from a model folder, from the hub or its cache, or from the package."""
+"""A policy, or only its tokenizer, from a model folder, from the hub or its cache, or from the package."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -51,12 +51,12 @@ from posttrain.models.loading.folder_kinds import (
     IN_4_BITS,
     SAFE_WEIGHTS,
     bundled_folder,
+    checked_config,
     has_tokenizer,
     hub_folder,
     needs_code,
     quantisation,
     read_json,
-    require_model_folder,
 )
 from posttrain.models.loading.text_part import is_wrapper, require_causal_config, text_part
 from posttrain.models.model_outputs import enable_recomputation
@@ -273,8 +273,7 @@ def located_folder(options: ModelOptions) -> Path:
     trusted, folder = options.trust_remote_code, options.folder
     if options.hub_name is not None:
         folder = hub_folder(options.hub_name, options.hub_revision, with_code=trusted)
-    attention = options.attn_implementation
-    require_model_folder(folder, path_option(options), trust_remote_code=trusted, attention=attention)
+    checked_config(folder, path_option(options), trusted=trusted, attention=options.attn_implementation)
     return folder
 
 
@@ -341,7 +340,7 @@ def load_message(options: ModelOptions, said: str) -> str:
     """What to do where transformers cannot load a folder, and says this of it."""
     where, folder = path_option(options), Path(options.path)
     if "trust_remote_code" in said:
-        return needs_code(where, "of its tokenizer or config")
+        return f"{where}: {needs_code('of its tokenizer or config')}"
     if options.attn_implementation not in ("auto", "eager", "sdpa"):
         return f"model.attn_implementation = {options.attn_implementation}: not available ({said}).  Use auto."
     method = quantisation(read_json(folder / "config.json", where)) if folder.is_dir() else None

@@ -62,7 +62,7 @@ def text_part(whole: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def gap_to_wrapper(whole: PreTrainedModel, text: PreTrainedModel) -> float:
-    """Largest difference of the text model's log-probs from the wrapper's, in nats; 0 if that cannot read text alone.
+    """Largest difference of the text model's log-probs from the wrapper's, in nats; 0 if that cannot read only text.
 
     Cohere2's text model multiplies logits by `logit_scale`, and Aya Vision's wrapper does not (transformers 5.23).
     """

@@ -125,11 +125,6 @@ def trained_parameters(shape: ModelShape, setup: MemorySetup) -> int:
     return setup.adapter_rank * (sides + sum(number * (rows + columns) for number, rows, columns in experts))
 
 
-def trained_bytes(setup: MemorySetup) -> int:
-    """Bytes of one trained weight; an adapter's are always float32."""
-    return setup.weight_bytes if setup.adapter_rank is None else FLOAT32
-
-
 def weights(shape: ModelShape, setup: MemorySetup) -> int:
     """Under an adapter, linear layers (M) are in the type of matrix products or in 4 bits.
 
@@ -167,7 +162,9 @@ def bytes_while_loading(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def gradients(shape: ModelShape, setup: MemorySetup) -> int:
-    return trained_bytes(setup) * trained_parameters(shape, setup)
+    """b · trained parameters; an adapter's are always float32."""
+    b = setup.weight_bytes if setup.adapter_rank is None else FLOAT32
+    return b * trained_parameters(shape, setup)
 
 
 def optimizer(shape: ModelShape, setup: MemorySetup) -> int:
@@ -187,20 +184,17 @@ def reference(shape: ModelShape, setup: MemorySetup) -> int:
     return setup.weight_bytes * (shape.parameters - matrices) + held_as * matrices
 
 
-def value_head_parameters(shape: ModelShape, setup: MemorySetup) -> int:
-    """Of an MLP 4 d · d + 4 d + 4 d + 1, of a linear head d + 1."""
-    d, channels = shape.hidden, 4 * shape.hidden
-    return {"none": 0, "linear": d + 1, "mlp": channels * d + 2 * channels + 1}[setup.value_head]
-
-
 def critic_bytes(shape: ModelShape, setup: MemorySetup) -> int:
     """Weights, gradient and two moments of a value head in float32, and of the critic's trunk without output matrix.
 
         16 · head;   with a trunk   + 4 b · (N - V·d)     if the output matrix is untied; else 4 b · N
 
-    A copy of an adapted policy shares what is frozen: 16 · trained for 4 b · N.
+    A linear head has d + 1 weights, an MLP 4 d · d + 4 d + 4 d + 1.  A copy of an adapted policy shares what is frozen:
+    16 · trained for 4 b · N.
     """
-    head = 4 * FLOAT32 * value_head_parameters(shape, setup)
+    d, channels = shape.hidden, 4 * shape.hidden
+    heads = {"none": 0, "linear": d + 1, "mlp": channels * d + 2 * channels + 1}
+    head = 4 * FLOAT32 * heads[setup.value_head]
     if not setup.critic:
         return head
     if setup.adapter_rank is not None:

@@ -7,6 +7,7 @@ similar length share a bucket.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -179,8 +180,8 @@ class PackedLayout:
         assert all(self.root_lengths), "a root has a token at least"
         self.num_root_tokens = sum(self.root_lengths)
         self.num_tokens = self.num_root_tokens + sum(self.branch_lengths)
-        self.root_starts = _starts(self.root_lengths, 0)
-        self.branch_starts = _starts(self.branch_lengths, self.num_root_tokens)
+        self.root_starts = list(accumulate(self.root_lengths, initial=0))[:-1]
+        self.branch_starts = list(accumulate(self.branch_lengths, initial=self.num_root_tokens))[:-1]
         self.longest = max(
             *self.root_lengths,
             *(
@@ -351,14 +352,6 @@ class PackedAttention:
         )
         rows = self.indices.row_of_root
         return keys.index_select(0, rows), values.index_select(0, rows)
-
-
-def _starts(lengths: Sequence[int], first: int) -> list[int]:
-    starts, at = [], first
-    for length in lengths:
-        starts.append(at)
-        at += length
-    return starts
 
 
 def _like_lengths(lengths: Sequence[int]) -> list[Bucket]:

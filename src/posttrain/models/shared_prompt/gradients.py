@@ -39,7 +39,7 @@ class InPlaceGradient:
     parameter: Tensor
 
     def gradient(self) -> Tensor:
-        """`parameter.grad`, zeros at first."""
+        """`parameter.grad`, initially zeros."""
         if self.parameter.grad is None:
             self.parameter.grad = torch.zeros_like(self.parameter)
         return self.parameter.grad
