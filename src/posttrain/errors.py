@@ -1,7 +1,5 @@
 """Mistakes that a person can make, told so that the person can mend them."""
 
-from collections.abc import Iterable
-
 
 class UserError(ValueError):
     """A mistake in what the user gave: the message says where, what was given, the rule and the remedy.
@@ -36,9 +34,3 @@ def require(holds: bool, options: object, name: str, rule: str) -> None:
     """Refuse a section of options unless its field `name` obeys a rule; `rule` goes on from "name = value"."""
     if not holds:
         raise UserError(f"{name} = {getattr(options, name)} {rule}")
-
-
-def refuse(where: str, faults: Iterable[str]) -> None:
-    """Raise the first fault, if there is one: what is wrong and what to do."""
-    for fault in faults:
-        raise UserError(f"{where}: {fault}")

@@ -8,7 +8,7 @@ are joined.  An assistant message may say whether it is learned: `weight` (OpenA
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from posttrain.errors import UserError, refuse
+from posttrain.errors import UserError
 
 BETWEEN_MESSAGES = "\n\n"
 ASSISTANT = "assistant"
@@ -71,7 +71,8 @@ def is_call(message: Mapping[str, Any]) -> bool:
 
 def learned_mark(message: Mapping[str, Any], where: str) -> bool | None:
     """Whether a message is marked as learned (True) or not learned (False); None without a mark."""
-    refuse(where, mark_faults(message))
+    for fault in mark_faults(message):
+        raise UserError(f"{where}: {fault}")
     return next((bool(message[key]) for key in LEARNED_KEYS if message.get(key) is not None), None)
 
 

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     RevisionNotFoundError,
 )
 
-from posttrain.errors import UserError, refuse
+from posttrain.errors import UserError
 from posttrain.options.model import BUNDLED, BUNDLED_MODELS
 
 SAFE_WEIGHTS, PICKLED_WEIGHTS = "*.safetensors", "pytorch_model*.bin"
@@ -59,8 +60,9 @@ def checked_config(
             " merge_and_unload."
         )
     config = read_json(folder / "config.json", where)
-    refuse(where, config_faults(config, trusted=trusted, option=option, attention=attention, causal=causal))
-    refuse(where, file_faults(folder))
+    faults = config_faults(config, trusted=trusted, option=option, attention=attention, causal=causal)
+    for fault in chain(faults, file_faults(folder)):
+        raise UserError(f"{where}: {fault}")
     return config
 
 
