@@ -160,7 +160,7 @@ def test_a_bad_pair_is_told_by_file_and_line(row: Mapping[str, Any], message: st
 
 
 def test_a_turn_that_does_not_end_with_a_stop_token_is_refused() -> None:
-    with refused("rows:1", "it would not learn to stop"):
+    with refused("rows:1", "Set model.stop_tokens"):
         pairs_of([{"chosen": turns("a", "b"), "rejected": turns("a", "c")}], template=WORDY)
 
 

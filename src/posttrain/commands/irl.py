@@ -18,11 +18,11 @@ def main(arguments: Sequence[str]) -> int:
     """Find a reward."""
     given = split_arguments(arguments)
     config, _ = configured(IrlConfig, given.recipes(), given.flags, PROGRAM)
-    from posttrain.irl_runs.extras import require_matplotlib, require_scipy
+    from posttrain.irl_runs.extras import require_library
 
-    require_scipy()
+    require_library("scipy")
     if config.run.plots:
-        require_matplotlib()
+        require_library("matplotlib")
     from posttrain.irl_runs.run import recover
 
     recover(config)

@@ -102,19 +102,16 @@ class Demonstrations:
     def from_episodes(episodes: Iterable[Episode]) -> "Demonstrations":
         """From one record for each episode."""
         listed = list_of(episodes, "demonstrations", "states", "actions", "terminated", "truncated")
-        if not listed:
-            raise UserError("there are no demonstrations: give at least one episode")
         states = [whole_numbers(episode.states, "state", index) for index, episode in enumerate(listed)]
         actions = [whole_numbers(episode.actions, "action", index) for index, episode in enumerate(listed)]
         for i, (visited, taken) in enumerate(zip(states, actions, strict=True)):
             if len(visited) != len(taken) + 1:
                 raise UserError(f"demonstration {i} has {len(visited)} states and {len(taken)} actions: give one more")
         return Demonstrations(
-            states=np.concatenate(states),
-            actions=np.concatenate(actions),
+            states=np.concatenate(states or [np.zeros(0, dtype=np.int64)]),
+            actions=np.concatenate(actions or [np.zeros(0, dtype=np.int64)]),
             lengths=np.array([len(taken) for taken in actions], dtype=np.int64),
-            terminated=truth_values([episode.terminated for episode in listed], "terminated"),
-            truncated=truth_values([episode.truncated for episode in listed], "truncated"),
+            **{name: truth_values([getattr(each, name) for each in listed], name) for name in FIELDS[3:]},
         )
 
     @staticmethod

@@ -24,9 +24,9 @@ from posttrain.irl.arguments import (
 from posttrain.irl.episode_sampling import cumulative
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import at_ends, per_action, reward_array
-from posttrain.irl_runs.extras import require_gymnasium
+from posttrain.irl_runs.extras import require_library
 
-require_gymnasium()
+require_library("gymnasium")
 
 import gymnasium  # noqa: E402
 from gymnasium.utils import RecordConstructorArgs  # noqa: E402

@@ -1,30 +1,20 @@
-"""The optional libraries of inverse RL: one that is missing is named before anything begins, with how to install it."""
+"""The optional libraries of inverse RL: a missing one is an error before anything begins."""
 
 from importlib import import_module
 
 from posttrain.errors import UserError
 
 EXTRA = "`pip install posttrain[irl]`"
+LIBRARIES = {
+    "scipy": ("inverse RL", EXTRA),
+    "gymnasium": ("this world or environment", EXTRA),
+    "matplotlib": ("run.plots", "`pip install matplotlib`, or set run.plots = false (--run.no-plots)"),
+}
+"""Library -> what needs it, and how to do without or to install it."""
 
 
-def require_scipy() -> None:
-    """Refuse to begin without scipy."""
-    require_library("scipy", "inverse RL", EXTRA)
-
-
-def require_gymnasium() -> None:
-    """Refuse to begin without gymnasium."""
-    require_library("gymnasium", "this world or environment", EXTRA)
-
-
-def require_matplotlib() -> None:
-    require_library(
-        "matplotlib", "run.plots", "`pip install matplotlib`, or leave them out by run.plots = false (--run.no-plots)"
-    )
-
-
-def require_library(name: str, what: str, remedy: str) -> None:
-    """Refuse to begin without a library."""
+def require_library(name: str) -> None:
+    what, remedy = LIBRARIES[name]
     try:
         import_module(name)
     except ModuleNotFoundError as error:

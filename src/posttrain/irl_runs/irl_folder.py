@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from posttrain.config import IrlConfig
 from posttrain.errors import UserError
 from posttrain.runs.files import LineJournal
 from posttrain.runs.folder import Folder
@@ -66,10 +65,6 @@ class IrlFolder(Folder):
         named: dict[str, Any] = dict(arrays)
         np.savez_compressed(content, **named)
         self.write(name, content.getvalue())
-
-
-def claim_irl_folder(config: IrlConfig) -> IrlFolder:
-    return IrlFolder.claim(config.run.folder, overwrite=config.run.overwrite)
 
 
 def without_infinities(numbers: Mapping[str, object]) -> dict[str, object]:

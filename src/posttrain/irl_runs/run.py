@@ -15,7 +15,7 @@ from posttrain.irl.counting import in_world
 from posttrain.irl.demonstrations import FIELDS
 from posttrain.irl.minimisers import Watch
 from posttrain.irl_runs.expert_episodes import ExpertEpisodes, make_expert_episodes
-from posttrain.irl_runs.irl_folder import IrlFolder, claim_irl_folder
+from posttrain.irl_runs.irl_folder import IrlFolder
 from posttrain.irl_runs.irl_progress import IrlProgress
 from posttrain.irl_runs.measures import demonstrated_visits, expected_visits, policy_measures
 from posttrain.irl_runs.methods import RecoveredReward, fit_reward, least_gap, linear_reward
@@ -54,7 +54,8 @@ def recover(config: IrlConfig, *, watchers: Sequence["Watcher"] = ()) -> IrlRun:
 
         watchers = require_watchers(watchers)
     clock = Clock()
-    with claim_irl_folder(config) as folder, IrlProgress() as progress:
+    claimed = IrlFolder.claim(config.run.folder, overwrite=config.run.overwrite)
+    with claimed as folder, IrlProgress() as progress:
         with clock("world"):
             world = make_world(config.world)
         with clock("demonstrations"), progress.stage("demonstrations"):

@@ -15,7 +15,7 @@ from posttrain.irl.grids import MOVES, IcyGridWorld, neighbours, tiles
 from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import Reward, reward_array
-from posttrain.irl_runs.extras import require_gymnasium
+from posttrain.irl_runs.extras import require_library
 from posttrain.options.irl_world import GymnasiumOptions, IcyGridOptions, TableOptions, WorldOptions
 
 Move = tuple[int, int]
@@ -110,7 +110,7 @@ def ground(options: IcyGridOptions) -> Float[ndarray, " state"]:
 
 def gymnasium_world(options: GymnasiumOptions) -> World:
     """The table and rewards of an environment."""
-    require_gymnasium()
+    require_library("gymnasium")
     import gymnasium
 
     try:

@@ -60,7 +60,10 @@ class ForkServerClient:
         self.control.settimeout(START_SECONDS)
         asked: dict[str, Any] = {"prepare": options.prepare, "sealed": options.sealed, "uid": self.uid}
         asked |= {"modules": list(options.modules), "path": list(options.path)}
-        self.send_now(json.dumps(asked).encode())
+        try:
+            self.control.send(json.dumps(asked).encode())
+        except OSError as error:
+            raise ServerLost(self.last_words()) from error
         ready = json.loads(self.receive())
         self.landlock: int = ready["landlock"]
         self.missing: dict[str, str] = ready["missing"]
@@ -93,12 +96,6 @@ class ForkServerClient:
                 raise ServerLost(self.last_words()) from error
             self.unsent.popleft()
             close(descriptors)
-
-    def send_now(self, message: bytes) -> None:
-        try:
-            self.control.send(message)
-        except OSError as error:
-            raise ServerLost(self.last_words()) from error
 
     def receive(self) -> bytes:
         """The next message.  Raises BlockingIOError where there is none yet, and ServerLost."""

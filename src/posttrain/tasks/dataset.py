@@ -35,6 +35,7 @@ from posttrain.tasks.prompt_content import LengthLimit, prompt_content, role_sha
 from posttrain.tasks.row_files.row_formats import (
     RowFormat,
     alpaca_prompt,
+    as_column,
     cell_text,
     conversation_row,
     preference_row,
@@ -117,7 +118,9 @@ class DatasetTask(Task):
     def row_of_length(self, row: DatasetRow, limit: LengthLimit) -> DatasetRow | None:
         """The row, perhaps with its prompt cut; None where it is left out."""
         column, over_long = self.options.prompt_column, self.options.over_long
-        given = row_prompt(row, column)
+        prompt = row.columns[column]
+        assert isinstance(prompt, str | Sequence)
+        given = prompt if isinstance(prompt, str) else checked_messages(prompt, row.where)
         try:
             tokens = limit.exceeded(given)
             if not tokens:
@@ -218,13 +221,6 @@ def count_text(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def row_prompt(row: DatasetRow, column: str) -> str | Messages:
-    """A row's prompt, which is known to be one; the content of its messages is text."""
-    prompt = row.columns[column]
-    assert isinstance(prompt, str | Sequence)
-    return prompt if isinstance(prompt, str) else checked_messages(prompt, row.where)
-
-
 def prompt_reader(
     rows: Sequence[DatasetRow], options: DatasetOptions
 ) -> tuple[Callable[[DatasetRow], DatasetRow], str]:
@@ -250,16 +246,14 @@ def question_of(row: DatasetRow) -> list[Mapping[str, object]]:
     return messages
 
 
-def common_question_of(row: DatasetRow) -> str | list[Mapping[str, object]]:
-    prompt = preference_row(row).prompt
-    return prompt if isinstance(prompt, str) else [*prompt]
-
-
 ELSEWHERE: Mapping[tuple[str, ...], tuple[Callable[[DatasetRow], object], str]] = {
     ("messages",): (question_of, "prompts are `messages` without the assistant's last turn"),
-    ("chosen", "rejected"): (common_question_of, "prompts are what `chosen` and `rejected` begin with"),
+    ("chosen", "rejected"): (
+        lambda row: as_column(preference_row(row).prompt),
+        "prompts are what `chosen` and `rejected` begin with",
+    ),
     ("conversations",): (question_of, "prompts are `conversations` without the assistant's last turn"),
-    ("instruction", "output"): (lambda row: [*alpaca_prompt(row)], "prompts are `instruction` and `input`"),
+    ("instruction", "output"): (lambda row: as_column(alpaca_prompt(row)), "prompts are `instruction` and `input`"),
 }
 """Where the prompt is in rows without a column of prompts, by the columns that they have."""
 

@@ -20,7 +20,7 @@ from posttrain.models.messages import ASSISTANT, is_call, plain_answer, require_
 from posttrain.options.dataset import DatasetOptions
 from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.prompt_content import prompt_content
-from posttrain.tasks.row_files.row_formats import Content, PreferenceRow, cell_text, tools_of
+from posttrain.tasks.row_files.row_formats import Content, PreferenceRow, as_column, cell_text, tools_of
 
 MARGIN_RULE = "a number >= 0, by how much the chosen answer is better (a negative one means that they are swapped)"
 OTHER_WAYS = "  Leave out what follows the first answer, or name another template as model.chat_template."
@@ -55,8 +55,7 @@ class PairMaker:
                 require_answer(row.where, answer)
                 if not self.counts_tokens:
                     require_unmarked(answer, row.where, "a reward model scores the whole of an answer")
-        given = row.prompt if isinstance(row.prompt, str) else [*row.prompt]
-        content = prompt_content(given, self.task, row.where)
+        content = prompt_content(as_column(row.prompt), self.task, row.where)
         if isinstance(content, str):
             prompt = self.masking.renderer.render(content, id=row.where, columns=row.columns)
             chosen, rejected = (self.of_text(row.where, prompt, each) for each in (row.chosen, row.rejected))

@@ -19,6 +19,7 @@ from posttrain.tasks.pair_maker import PairMaker, cut_to, pair_masking
 from posttrain.tasks.row_files.row_formats import (
     PreferenceRow,
     RowFormat,
+    as_column,
     columns_read,
     detected_format,
     format_line,
@@ -123,14 +124,19 @@ def preference_set(
         closing_said=options.answers_with_closing,
     )
     unread: list[str] | None = None if options.long_pairs == "error" else []
-    made = [made_pairs(preferences_in(part), maker, bad, unread) for part in (training, held_out)]
+    made = [made_pairs(part, maker, bad, unread) for part in (training, held_out)]
     if options.long_pairs == "cut":
         made = [
             [cut_to(each, longest) if each.num_tokens > longest > len(each.prompt.tokens) else each for each in part]
             for part in made
         ]
     long = [pair for part in made for pair in part if pair.num_tokens > longest]
-    require_short_pairs(long, options, longest)
+    if long and options.long_pairs == "error":
+        pairs = first_few([f"{pair.where} ({pair.num_tokens} tokens)" for pair in long])
+        raise UserError(
+            f"{options.section}.max_length: {len(long)} pairs are longer than {longest} tokens: {pairs}.  Raise it if"
+            f" the model's context allows that, or set {options.section}.long_pairs = skip."
+        )
     trained, measured = ([pair for pair in part if pair.num_tokens <= longest] for part in made)
     if not made[0] and bad.faults:
         raise UserError(f"no row makes a pair to train on.  The first:{bad.listed()}")
@@ -159,11 +165,13 @@ def preference_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[Preference
 
 
 def made_pairs(
-    rows: Sequence[PreferenceRow], maker: PairMaker, bad: BadRows, unread: list[str] | None
+    rows: Sequence[DatasetRow], maker: PairMaker, bad: BadRows, unread: list[str] | None
 ) -> list[Preference]:
     """The pairs of some rows; bad rows are counted, and those too long for tokens added to `unread`, where allowed."""
     found = []
-    for row in rows:
+    for each in rows:
+        row = each.columns["row"]
+        assert isinstance(row, PreferenceRow)
         try:
             found.append(maker.pair(row))
         except TooLongText:
@@ -175,26 +183,9 @@ def made_pairs(
     return found
 
 
-def require_short_pairs(long: Sequence[Preference], options: PairOptions, longest: int) -> None:
-    if long and options.long_pairs == "error":
-        pairs = first_few([f"{pair.where} ({pair.num_tokens} tokens)" for pair in long])
-        raise UserError(
-            f"{options.section}.max_length: {len(long)} pairs are longer than {longest} tokens: {pairs}.  Raise it if"
-            f" the model's context allows that, or set {options.section}.long_pairs = skip."
-        )
-
-
 def rows_by_prompt(rows: Sequence[PreferenceRow], task: DatasetOptions) -> list[DatasetRow]:
     """Rows with their prompts, so that equal prompts stay on one side of a split."""
-    prompts = [row.prompt if isinstance(row.prompt, str) else [*row.prompt] for row in rows]
-    return [
-        DatasetRow(row.where, {task.prompt_column: prompt, "row": row})
-        for row, prompt in zip(rows, prompts, strict=True)
-    ]
-
-
-def preferences_in(rows: Sequence[DatasetRow]) -> list[PreferenceRow]:
-    return [row for each in rows if isinstance(row := each.columns["row"], PreferenceRow)]
+    return [DatasetRow(row.where, {task.prompt_column: as_column(row.prompt), "row": row}) for row in rows]
 
 
 def first_few(places: Sequence[str]) -> str:

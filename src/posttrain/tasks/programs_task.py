@@ -25,7 +25,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from posttrain.errors import UserError
@@ -49,22 +48,16 @@ class ProgramsTask(DatasetTask):
     )
 
     def resolved(self, options: DatasetOptions) -> DatasetOptions:
-        path = str(bundled_programs()) if options.path == BUNDLED_PROGRAMS else options.path
+        bundled = str(files("posttrain") / "assets" / "programs.jsonl")
+        path = bundled if options.path == BUNDLED_PROGRAMS else options.path
         return replace(options, path=path, prompt_column="prompt")
 
     def prepared(self, row: DatasetRow) -> DatasetRow:
-        return with_request(program_row(row))
-
-
-def with_request(row: DatasetRow) -> DatasetRow:
-    prompt = row.columns["prompt"]
-    if not isinstance(prompt, str):
-        raise UserError(f"{row.where}: a programming problem must be text, not {type(prompt).__name__}")
-    return DatasetRow(row.where, {**row.columns, "prompt": prompt + ASKED_FOR})
-
-
-def bundled_programs() -> Path:
-    return Path(str(files("posttrain") / "assets" / "programs.jsonl"))
+        row = program_row(row)
+        prompt = row.columns["prompt"]
+        if not isinstance(prompt, str):
+            raise UserError(f"{row.where}: a programming problem must be text, not {type(prompt).__name__}")
+        return DatasetRow(row.where, {**row.columns, "prompt": prompt + ASKED_FOR})
 
 
 QUESTIONS = ("prompt", "question", "text", "description")

@@ -191,10 +191,6 @@ def expanded(alternatives: Alternatives, rng: Random, lasting: dict[str, str]) -
             lasting[symbol] = expanded(RULES[symbol], rng, lasting)
         return lasting[symbol]
 
-    return SYMBOL.sub(replaced, drawn_alternative(alternatives, rng))
-
-
-def drawn_alternative(alternatives: Alternatives, rng: Random) -> str:
     if isinstance(alternatives, tuple):
-        return rng.choice(alternatives)
-    return rng.choices(list(alternatives), weights=list(alternatives.values()))[0]
+        return SYMBOL.sub(replaced, rng.choice(alternatives))
+    return SYMBOL.sub(replaced, rng.choices(list(alternatives), weights=list(alternatives.values()))[0])

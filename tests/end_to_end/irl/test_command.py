@@ -307,7 +307,7 @@ def test_a_problem_without_finite_values_ends_the_run_with_code_1(capsys: pytest
     [
         ("scipy", [], "`pip install posttrain[irl]`"),
         ("gymnasium", ["--world.name", "gymnasium"], "`pip install posttrain[irl]`"),
-        ("matplotlib", [], "`pip install matplotlib`, or leave them out by run.plots = false (--run.no-plots)"),
+        ("matplotlib", [], "`pip install matplotlib`, or set run.plots = false (--run.no-plots)"),
     ],
 )
 def test_a_library_that_is_missing_is_told_before_anything_begins_with_how_to_get_it(

@@ -140,7 +140,7 @@ class ForkServer:
         except BaseException as error:  # noqa: BLE001  # a child must never return into the server's loop
             os.write(2, f"{type(error).__name__}: {error}\n".encode("utf-8", "backslashreplace"))
         finally:
-            runner.leave_process(status)
+            os._exit(status)  # without unwinding anything of the server's
 
     def kill(self, job: int) -> None:
         if job in self.pids:

@@ -216,8 +216,3 @@ def flushed(status: int) -> int:
     except (OSError, ValueError):
         return status or 120
     return status
-
-
-def leave_process(status: int) -> None:
-    """Leave without unwinding anything of the server's."""
-    os._exit(status)

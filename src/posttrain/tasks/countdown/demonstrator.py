@@ -68,7 +68,9 @@ def demonstrate(problem: Countdown, rng: Random, who: Demonstrator) -> str:
         if out_of_ideas or tries[-1].result.value == problem.target or rng.random() < who.give_up:
             break
     lines = "\n".join(tried.steps + (HIT if tried.result.value == problem.target else MISS) for tried in tries)
-    return f"<think>{lines}\n</think>\n<answer>{without_outer_parentheses(tries[-1].result.expression)}</answer>"
+    answer = tries[-1].result.expression
+    answer = answer[1:-1] if answer.startswith("(") else answer  # without its outer parentheses
+    return f"<think>{lines}\n</think>\n<answer>{answer}</answer>"
 
 
 def new_try(problem: Countdown, rng: Random, largest: int, known: set[frozenset[str]]) -> Attempt | None:
@@ -115,7 +117,3 @@ def combine(a: TableNumber, operator: str, b: TableNumber, rest: list[TableNumbe
     made = TableNumber(value, f"({a.expression}{operator}{b.expression})")
     sides = sorted((a.value, b.value)) if operator in "+*" else (a.value, b.value)
     return Step(f"{a.value}{operator}{b.value}={value}", f"{sides[0]}{operator}{sides[1]}", [*rest, made])
-
-
-def without_outer_parentheses(expression: str) -> str:
-    return expression[1:-1] if expression.startswith("(") else expression

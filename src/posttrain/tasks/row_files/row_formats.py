@@ -312,6 +312,11 @@ def word_end(chosen: str, rejected: str, common: int) -> int:
     return common
 
 
+def as_column(content: Content) -> str | list[Message]:
+    """Text, or messages as rows have them."""
+    return content if isinstance(content, str) else [*content]
+
+
 def other_columns(row: DatasetRow, *names: str) -> dict[str, object]:
     return {name: value for name, value in row.columns.items() if name not in names}
 

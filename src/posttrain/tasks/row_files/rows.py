@@ -241,19 +241,13 @@ def parsed_column(text: object, where: str) -> object:
 
 
 def require_column(rows: Sequence[DatasetRow], name: str) -> None:
+    """Refuse rows that lack a column or have it empty."""
     for row in rows:
-        if problem := missing_column(row, name):
-            raise UserError(problem)
-
-
-def missing_column(row: DatasetRow, name: str) -> str:
-    """The message where a row lacks a column or has it empty; else ""."""
-    if row.columns.get(name) not in (None, "", []):
-        return ""
-    if name in row.columns:
-        return f"{row.where}: the column `{name}` is empty; fill it or drop the row"
-    near = nearest_column(name, row.columns)
-    return f"{row.where}: no column `{name}`. {near} Set task.prompt_column (check-task: --prompt-column)."
+        if row.columns.get(name) in (None, "", []):
+            near = nearest_column(name, row.columns)
+            missing = f"no column `{name}`. {near} Set task.prompt_column (check-task: --prompt-column)."
+            empty = f"the column `{name}` is empty; fill it or drop the row"
+            raise UserError(f"{row.where}: {empty if name in row.columns else missing}")
 
 
 def nearest_column(name: str, columns: Mapping[str, object]) -> str:

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,31 +21,33 @@ HUB_SECONDS = 5.0
 """How long a hub may take to answer."""
 
 
-def parquet_rows(file: Path) -> Sequence[object]:
-    """The rows of a Parquet file."""
+@contextmanager
+def reading(file: Path, kind: str) -> Iterator[None]:
+    """Inside, errors of a damaged file are the user's."""
     import pyarrow as pa
-    from pyarrow import parquet
 
     try:
-        rows: list[object] = parquet.read_table(file).to_pylist()
+        yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read as parquet: {error}") from error
-    return rows
+        raise UserError(f"{file}: cannot be read as {kind}: {error}") from error
+
+
+def parquet_rows(file: Path) -> Sequence[object]:
+    from pyarrow import parquet
+
+    with reading(file, "parquet"):
+        return list(parquet.read_table(file).to_pylist())
 
 
 def arrow_rows(file: Path) -> Sequence[object]:
     """The rows of an Arrow file, in the format of streams (as `datasets` caches it) or of files."""
     import pyarrow as pa
 
-    try:
-        with pa.memory_map(str(file)) as content:
-            is_file = content.read(6) == b"ARROW1"
-            content.seek(0)
-            opened = pa.ipc.open_file(content) if is_file else pa.ipc.open_stream(content)
-            rows: list[object] = opened.read_all().to_pylist()
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read as arrow: {error}") from error
-    return rows
+    with reading(file, "arrow"), pa.memory_map(str(file)) as content:
+        is_file = content.read(6) == b"ARROW1"
+        content.seek(0)
+        opened = pa.ipc.open_file(content) if is_file else pa.ipc.open_stream(content)
+        return list(opened.read_all().to_pylist())
 
 
 def is_saved_dataset(folder: Path) -> bool:
