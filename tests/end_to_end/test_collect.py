@@ -278,7 +278,7 @@ def test_overwriting_gives_up_what_was_there_once_there_is_something_new(policy:
     collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
     before = (tmp_path / "run" / "completions.jsonl").read_bytes()
     anew = config_of(tmp_path / "run", collect={"num_prompts": 2}, run={"overwrite": True})
-    with refused("no reward function of its own"):
+    with refused("rewards: the task has none"):
         collect(anew, policy=policy, rows=ROWS)
     assert (tmp_path / "run" / "completions.jsonl").read_bytes() == before
     assert collect(anew, policy=policy, rows=ROWS, rewards=[length]).summary["num_prompts"] == 2

@@ -64,7 +64,7 @@ def test_a_model_without_chat_template_is_told_when_one_is_needed(place: Path, c
     says = (
         "prompt 'train/0' is a list of messages",
         "has no chat template",
-        "name a template's file as model.chat_template",
+        "set model.chat_template",
     )
     require_one_message(in_this_process(capsys, "rl", recipe), 2, *says)
 

@@ -67,7 +67,7 @@ def test_log_probs_are_the_models_own_and_have_their_gradient(policy: Policy) ->
     assert with_stop.item() == pytest.approx(
         plain_logprobs(policy.model, prompt, [*response, stop]).sum().item(), rel=1e-6
     )
-    with refused("response: it is empty"):
+    with refused("response: is empty"):
         compute_log_probs(policy.model, policy.tokenizer, "12+30=", "")
 
 
@@ -113,7 +113,7 @@ def test_responses_are_decided_by_the_seed_or_else_by_torch_s_own(policy: Policy
 
 @pytest.mark.parametrize(("G", "temperature", "says"), [(1, 0.7, "G = 1"), (4, 0.0, "temperature = 0")])
 def test_a_group_that_cannot_differ_is_refused(policy: Policy, G: int, temperature: float, says: str) -> None:
-    with refused(says, "two responses that can differ"):
+    with refused(says, "two different responses"):
         grpo_step(policy.model, policy.tokenizer, "?", "", lambda response, truth: 0.0, G, temperature)
 
 
