@@ -1,7 +1,6 @@
-"""The `posttrain` program: it finds the command, and turns a person's mistake into one message and an exit code.
+"""The `posttrain` program: runs a command, and turns a user's mistake into one message and an exit code.
 
-0: done.  1: the run could not go on.  2: wrong usage.  130: interrupted.  Nothing heavy is imported here, so that the
-list of commands appears at once.
+0: done.  1: the run failed.  2: wrong usage.  130: interrupted.  Nothing heavy is imported here.
 """
 
 import errno
@@ -11,22 +10,22 @@ from importlib import import_module
 
 COMMANDS = {
     "rl": ("rl", "train a model by reward"),
-    "sft": ("sft", "train a model on rows of your own, or a small one from nothing"),
+    "sft": ("sft", "train a model on your rows, or a small one from scratch"),
     "dpo": ("dpo", "train a model on pairs of answers of which one is better"),
     "reward-model": ("reward_model", "train a reward model on pairs of answers"),
     "collect": ("collect", "make pairs of completions and have them judged: by rewards, a language model or people"),
     "irl": ("irl", "find the reward behind demonstrations"),
     "phases": ("phases", "run phases of one recipe one after another, such as sft, reward model, rl"),
-    "compare": ("compare", "run recipes at an equal budget, several seeds each, and show them side by side"),
+    "compare": ("compare", "run recipes at an equal budget, several seeds each, side by side"),
     "behaviours": ("behaviours", "show how often a run's completions check, go back or try again, over training"),
     "eval": ("evaluate", "measure a model on problems that are held out from training"),
     "chat": ("chat", "ask a model by hand"),
-    "serve": ("serve", "put a model behind an OpenAI-compatible endpoint"),
+    "serve": ("serve", "serve a model at an OpenAI-compatible endpoint"),
     "trace": ("trace", "show one rollout token by token: state, action, log-prob, reward, advantage"),
-    "plan": ("plan", "show what memory a recipe takes, before anything is loaded"),
+    "plan": ("plan", "show the memory of a recipe, before anything is loaded"),
     "check-task": ("check_task", "show what a reward pays for right answers and for cheap tricks"),
-    "doctor": ("doctor", "show what this machine has, and whether programs can be run on it safely"),
-    "config": ("config", "print what recipes and flags add up to"),
+    "doctor": ("doctor", "show what this machine has, and whether it can run programs safely"),
+    "config": ("config", "print the recipe that recipes and flags make"),
 }
 """Name -> module in posttrain.commands, and what it does."""
 
@@ -54,12 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"posttrain {version('posttrain')}")
         return 0
     if arguments[0] not in COMMANDS:
-        return complain(f"{arguments[0]}: no such command.  {nearest_command(arguments[0])}", 2)
+        from difflib import get_close_matches
+
+        near = get_close_matches(arguments[0], COMMANDS, n=1)
+        remedy = f"Did you mean `{near[0]}`?" if near else f"There are: {', '.join(COMMANDS)}."
+        return complain(f"{arguments[0]}: no such command.  {remedy}", 2)
     return run_named_command(arguments[0], arguments[1:])
 
 
 def run_named_command(command: str, arguments: Sequence[str]) -> int:
-    """Run one command; what a person can mend is told without a traceback."""
+    """Run one command; a user's mistake is printed without a traceback."""
     import atexit
     import gc
     from traceback import walk_tb
@@ -82,16 +85,9 @@ def run_named_command(command: str, arguments: Sequence[str]) -> int:
         return complain(f"{error.filename or 'this machine'}: {error.strerror}", 1)
     except HelpShown:
         return 0
-    except SystemExit as leave:  # of a task, an algorithm or a watcher of the user's: no run ends well so
+    except SystemExit as leave:  # of the user's code: a run that ends so has failed
         *_, (frame, line) = walk_tb(leave.__traceback__)
         return complain(f"{frame.f_code.co_filename}, line {line}: it calls {exit_call(leave)}", 1)
-
-
-def nearest_command(command: str) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(command, COMMANDS, n=1)
-    return f"Did you mean `{near[0]}`?" if near else f"There are: {', '.join(COMMANDS)}."
 
 
 def complain(message: str, exit_code: int) -> int:

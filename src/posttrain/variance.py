@@ -69,7 +69,7 @@ class GradientNoise:
 
     @property
     def signal_to_noise(self) -> float:
-        """‖E g‖ / √tr Cov g: 1 where an estimate has as much signal as noise; 0 where no signal was found."""
+        """‖E g‖ / √tr Cov g: 1 where an estimate has as much signal as noise; 0 if no signal was found."""
         return 1 / math.sqrt(self.relative_variance) if self.relative_variance > 0 else math.inf
 
 
@@ -159,7 +159,7 @@ def squared_advantage(success: Float64[Tensor, " prompt"], group_size: int) -> f
         mean over prompts of p (1 - p) G/(G - 1), over the mean of p        1 is no gain over no baseline
 
     Prompts that differ make it smaller than at their mean chance: (1 - p) G/(G - 1) of one p is below 1 from G > 1/p
-    on.  Raises UserError where no prompt has a chance, or a group is one completion.
+    on.  Raises UserError if no prompt has a chance, or a group is one completion.
     """
     if group_size < 2 or not bool((success > 0).any()):
         raise UserError(
@@ -198,7 +198,7 @@ def in_groups(rewards: Float64[Tensor, "prompt sample"], group_size: int) -> Flo
 def success_rates(rewards: Float64[Tensor, "prompt sample"]) -> Float64[Tensor, " prompt"]:
     """p of each prompt, as its samples have it.  Raises UserError for rewards other than 0 and 1."""
     if not bool(((rewards == 0) | (rewards == 1)).all()):
-        raise UserError("rewards other than 0 and 1: their groups have no chance of success to be told by.")
+        raise UserError("rewards must be 0 or 1: use rewards of 0 and 1 only.")
     return rewards.mean(dim=1)
 
 
@@ -219,7 +219,7 @@ def unbiased_uninformative_share(rewards: Float64[Tensor, "prompt sample"], grou
 
 
 def choices(count: Float64[Tensor, " prompt"], chosen: int) -> Float64[Tensor, " prompt"]:
-    """log of the number of ways to choose so many of `count`; -inf where there are too few."""
+    """log of the number of ways to choose `chosen` of `count`; -inf if there are too few."""
     enough = count >= chosen
     held = torch.where(enough, count, chosen)
     ways = torch.lgamma(held + 1) - torch.lgamma(held - chosen + 1) - torch.lgamma(torch.tensor(chosen + 1.0).double())

@@ -203,15 +203,6 @@ def test_openai_s_client_brings_the_token_as_its_key(locked: HttpServer) -> None
         other.models.list()
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
-def test_a_target_that_cannot_be_read_is_a_bad_request(server: HttpServer, method: str) -> None:
-    with socket.create_connection(("127.0.0.1", server.server_port)) as made:
-        made.sendall(
-            f"{method} http://[::1/v1/models HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode()
-        )
-        assert made.makefile("rb").readline() == b"HTTP/1.1 400 Bad Request\r\n"
-
-
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_text_that_cannot_fit_is_refused_by_its_beginning(
     server: HttpServer, path: str, monkeypatch: pytest.MonkeyPatch
@@ -246,7 +237,7 @@ HOST = "\r\nHost: 127.0.0.1:PORT"
         (f"GET http://127.0.0.1:PORT/v1/models HTTP/1.1{HOST}", 200),
         (f"GET http://a:b@c:99999999/v1/models HTTP/1.1{HOST}", 400),
         (f"GET http://[::1]:x/v1/models HTTP/1.1{HOST}", 400),
-        (f"GET http://[::1/v1/models HTTP/1.1{HOST}", 400),
+        *((f"{method} http://[::1/v1/models HTTP/1.1{HOST}", 400) for method in ("GET", "POST", "PUT")),
         (f"GET http://evil.example/v1/models HTTP/1.1{HOST}", 403),
         (f"GET /v1/models HTTP/1.1{HOST}\r\nHost: evil.example", 400),
         ("GET /v1/models HTTP/1.1\r\nHost: 127.0.0.2:PORT", 403),

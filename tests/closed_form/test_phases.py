@@ -70,112 +70,75 @@ def test_a_file_of_an_earlier_run_can_be_named() -> None:
     assert rows == {"task": [{"path": "there/pairs.jsonl"}]}
 
 
-BAD: dict[str, tuple[list[Any], str]] = {
-    "no phases": ([], "phases = []: give a list of phases"),
-    "no name": ([{"recipe": "countdown-tiny"}], "is not a phase; use {name: NAME"),
-    "an unknown field": ([{"name": "a", "recipes": "b"}], "is not a phase; use {name: NAME"),
-    "a name that is no file's": ([{"name": "a/b"}], "name = 'a/b': use letters"),
-    "two of one name": ([{"name": "first"}, {"name": "first"}], "an earlier phase is called first too"),
-    "a phase that comes later": (
-        [{**RL, "name": "a"}],
-        "phase:first: no phase of that name comes before it.  It is the",
-    ),
-    "a file of a model": (
-        [{"name": "first"}, {"name": "b", "sections": {"model": {"path": "phase:first/x"}}}],
-        "is named run:first/x",
-    ),
-    "a model of who trains none": (
+BAD: list[tuple[list[Any], str]] = [
+    ([], "phases = []: give a list of phases"),
+    ([{"recipe": "countdown-tiny"}], "is not a phase; use {name: NAME"),
+    ([{"name": "a", "recipes": "b"}], "is not a phase; use {name: NAME"),
+    ([{"name": "a/b"}], "name = 'a/b': use letters"),
+    ([{"name": "first"}, {"name": "first"}], "an earlier phase is called first too"),
+    ([{"name": "first"}, {"name": "b", "sections": {"model": {"path": "phase:first/x"}}}], "is named run:first/x"),
+    (
         [{"name": "a", "recipe": "collect-countdown"}, {"name": "b", "sections": {"model": {"path": "phase:a"}}}],
         "phase:a: a phase of `posttrain collect` trains no model",
     ),
-    "a section that is none": ([{"name": "a", "sections": {"rolout": {}}}], "rolout: no such section"),
-    "a missing recipe": ([{"name": "a", "recipe": "countdwn-tiny"}], "Did you mean the bundled recipe"),
-    "sections that are a list": ([{"name": "a", "sections": [1]}], "sections = [1]: give a mapping"),
-}
+    ([{"name": "a", "sections": {"rolout": {}}}], "rolout: no such section"),
+    ([{"name": "a", "recipe": "countdwn-tiny"}], "Did you mean the bundled recipe"),
+    ([{"name": "a", "sections": [1]}], "sections = [1]: give a mapping"),
+    ([{**RL, "name": "a"}], "phase:first: no phase of that name comes before it"),
+]
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_a_mistake_in_a_list_of_phases_is_told_before_anything_is_run(what: str, tmp_path: Path) -> None:
-    phases, message = BAD[what]
+@pytest.mark.parametrize(("phases", "message"), BAD)
+def test_a_mistake_in_a_list_of_phases_is_told_before_anything_is_run(
+    phases: list[Any], message: str, tmp_path: Path
+) -> None:
     with refused(message):
         read_phases(recipe(tmp_path, *phases), tmp_path)
 
 
-COLLECTS: dict[str, Any] = {"collect": {"num_prompts": 2}}
-UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown reward": ({"rewards": ["countdwn"]}, "no reward function `countdwn`.  Did you mean `countdown`"),
-    "a missing reward file": ({"rewards": ["mine.py:score"]}, "mine.py"),
-    "a missing reward function": (
-        {"rewards": ["own.py:scores"]},
-        "own.py has no function `scores`.  Did you mean `score`",
-    ),
-    "a missing template": ({"model": {"chat_template": "no.jinja"}}, "model.chat_template = no.jinja: no such file"),
-    "a missing critic": (
-        {"algorithm": {"name": "ppo", "critic": {"trunk": "own", "path": "nowhere"}}},
-        "algorithm.critic.path = nowhere: no such folder",
-    ),
-    "earlier rollouts of nobody": (
-        {"algorithm": {"name": "ppo", "critic": {"warm_start": "nowhere"}}},
-        "algorithm.critic.warm_start = nowhere: no such folder",
-    ),
-    "a missing model": ({"model": {"path": "nowhere"}}, "model.path = nowhere: no such folder"),
-    "a missing reference": (
+UNSTARTABLE: list[tuple[dict[str, Any], str]] = [
+    ({"rewards": ["countdwn"]}, "no reward function `countdwn`.  Did you mean `countdown`"),
+    ({"rewards": ["mine.py:score"]}, "mine.py"),
+    ({"rewards": ["own.py:scores"]}, "own.py has no function `scores`.  Did you mean `score`"),
+    ({"model": {"chat_template": "no.jinja"}}, "model.chat_template = no.jinja: no such file"),
+    ({"algorithm": {"name": "ppo", "critic": {"trunk": "own", "path": "nowhere"}}}, "algorithm.critic.path ="),
+    ({"algorithm": {"name": "ppo", "critic": {"warm_start": "nowhere"}}}, "algorithm.critic.warm_start = nowhere: no"),
+    ({"model": {"path": "nowhere"}}, "model.path = nowhere: no such folder"),
+    (
         {"reference": {"path": "nowhere"}, "algorithm": {"name": "grpo", "kl": {"coefficient": 0.1}}},
         "reference.path = nowhere: no such folder",
     ),
-    "a missing teacher": (
-        {"algorithm": {"name": "distill", "teacher": {"model": "nowhere"}}},
-        "algorithm.teacher.model = nowhere: no such folder",
-    ),
-    "a missing reward model": ({"rewards": [{"model": "nowhere"}]}, "rewards[0].model = nowhere: no such folder"),
-    "missing rows": (
-        {"task": {"name": "dataset", "path": "gone/no.jsonl"}, "rewards": ["exact_match"]},
-        "task.path = gone/no.jsonl: no such file of rows",
-    ),
-    "rows whose name is nearly there": (
+    ({"algorithm": {"name": "distill", "teacher": {"model": "nowhere"}}}, "algorithm.teacher.model = nowhere: no"),
+    ({"rewards": [{"model": "nowhere"}]}, "rewards[0].model = nowhere: no such folder"),
+    ({"task": {"name": "dataset", "path": "gone/no.jsonl"}, "rewards": ["exact_match"]}, "task.path = gone/no.jsonl:"),
+    (
         {"task": {"name": "dataset", "sources": [{"path": "row.jsonl"}]}, "rewards": ["exact_match"]},
         "task.sources[0].path = row.jsonl: no such file of rows (did you mean rows.jsonl?)",
     ),
-    "rows that are nowhere, with an extension that nobody reads": (
+    (
         {"task": {"name": "dataset", "path": "some/folder/rows.txt"}, "rewards": ["exact_match"]},
         "task.path = some/folder/rows.txt: no such file of rows",
     ),
-    "rewards of pairs that are collected": (
-        {"judge": {"name": "reward"}, "rewards": ["countdwn"], **COLLECTS},
-        "no reward function `countdwn`",
-    ),
-    "a file that training never makes": (
+    ({"judge": {"name": "reward"}, "rewards": ["countdwn"], "collect": {"num_prompts": 2}}, "no reward function `coun"),
+    (
         {"task": {"name": "dataset", "path": "run:first/preferences.jsonl"}, "rewards": ["exact_match"]},
         "1-first/preferences.jsonl: phase first makes no preferences.jsonl",
     ),
-    "a model of a run without one": (
-        {"model": {"path": "run:pairs/model"}},
-        "phase pairs makes no model",
-    ),
-    "an optimiser of who has none": (
-        {"update": {"optimizer_from": "run:pairs"}},
-        "a phase of `posttrain collect` has no optimiser",
-    ),
-    "groups of one": (
-        {"rollout": {"group_size": 1}},
-        "rollout.group_size = 1:",
-    ),
-    "an optimiser of nobody": ({"update": {"optimizer_from": "gone"}}, "update.optimizer_from = gone: no run is there"),
-    "an optimiser of a model": (
-        {"update": {"optimizer_from": "phase:first"}},
-        "is not the folder of a run.  `run:NAME`",
-    ),
-}
+    ({"model": {"path": "run:pairs/model"}}, "phase pairs makes no model"),
+    ({"update": {"optimizer_from": "run:pairs"}}, "a phase of `posttrain collect` has no optimiser"),
+    ({"rollout": {"group_size": 1}}, "rollout.group_size = 1:"),
+    ({"update": {"optimizer_from": "gone"}}, "update.optimizer_from = gone: no run is there"),
+    ({"update": {"optimizer_from": "phase:first"}}, "is not the folder of a run.  `run:NAME`"),
+]
 
 
-@pytest.mark.parametrize("what", UNSTARTABLE)
+@pytest.mark.parametrize(("sections", "message"), UNSTARTABLE)
 def test_what_would_fail_in_its_turn_is_told_before_anything_is_run(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sections: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("def score(completions, **columns):\n    return [1.0 for _ in completions]\n")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "ground_truth": "b"}\n')
-    sections, message = UNSTARTABLE[what]
     own = {"name": "last", "sections": sections}
     if "collect" not in sections and "path" not in sections.get("task", {}):
         own["recipe"] = "countdown-tiny"

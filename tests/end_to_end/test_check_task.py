@@ -184,7 +184,7 @@ def test_a_careless_function_is_told_what_it_would_pay_for(
 def test_what_cannot_be_checked_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-task"]) == 2
     assert main(["check-task", "dataset"]) == 2
-    assert "no reward of its own" in capsys.readouterr().err
+    assert "dataset has no reward" in capsys.readouterr().err
     assert main(["check-task", f"{__file__}:rows", "--seconds", "0"]) == 2
     assert main(["check-task", "judge", "--model", "m"]) == 2
     assert main(["check-task", "countdwn"]) == 2

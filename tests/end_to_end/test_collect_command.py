@@ -150,7 +150,7 @@ def test_a_signal_while_completions_are_sampled_ends_the_command_after_their_bat
     folder = tmp_path / "run"
     monkeypatch.setattr(prompt_sampler.PromptSampler, "sampled", interrupted)
     assert main(["collect", str(recipe), "--run.folder", str(folder), "--collect.max-rows", "2"]) == 130
-    assert f"go on      posttrain collect --resume {folder}" in capsys.readouterr().out
+    assert f"continue   posttrain collect --resume {folder}" in capsys.readouterr().out
     assert len(lines(folder / "completions.jsonl")) == 1
     monkeypatch.setattr(prompt_sampler.PromptSampler, "sampled", as_it_is)
     assert main(["collect", "--resume", str(folder)]) == 0
@@ -236,7 +236,7 @@ def test_each_rater_votes_on_a_page_of_their_own(recipe: Path, tmp_path: Path, m
     assert "agreement  anna and ben: 33% alike" in out
     assert "over 3 pairs" in out
     assert "1 ties, 1 open, 1 of them skipped" in out  # of the fourth pair there is a skip alone
-    assert "go on" not in out, "nobody has anything left to be asked"
+    assert "continue   " not in out, "nobody has anything left to be asked"
     assert json.loads((folder / "summary.json").read_text())["num_skipped"] == 1
 
 

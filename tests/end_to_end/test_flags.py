@@ -1,8 +1,12 @@
-"""Flags take what a recipe would have in their place: truth values, lists, and several data sets."""
+"""Flags take what a recipe would have in their place, and code that a flag names is imported only where it is read."""
+
+from itertools import product
+from pathlib import Path
 
 import pytest
 
-from posttrain.cli import main
+from posttrain.cli import COMMANDS, main
+from posttrain.commands.arguments import split_arguments
 from posttrain.config.recipe_yaml import parse_yaml
 
 
@@ -60,3 +64,61 @@ def test_what_is_no_yaml_is_told_with_its_flag(capsys: pytest.CaptureFixture[str
     for flag in ("--task.sources", "--model.frozen"):
         assert main(["config", "countdown-tiny", flag, "[{path: a.jsonl"]) == 2
         assert f"command line: {flag}: '[{{path: a.jsonl' is not YAML" in capsys.readouterr().err
+
+
+OF_TASKS = ("rl", "dpo", "collect", "compare", "eval", "trace", "plan", "config")
+OF_ALGORITHMS = ("rl", "compare", "trace", "plan", "config")
+TAKEN = {*product(OF_TASKS, ["task.path"]), *product(OF_ALGORITHMS, ["algorithm.path"])}
+FLAGS = ("task.path", "algorithm.path", "judge.path", "world.path", "features.path", "demonstrations.path")
+NAMED = {
+    **{name: ["bundled"] for name in ("eval", "chat", "serve", "behaviours", "check-task")},
+    "trace": ["bundled", "0"],
+    "compare": ["countdown-tiny"],
+    "dpo": ["--dpo.rounds", "2"],
+    "phases": ["phases.yaml"],
+}
+"""Commands that are about something named by position."""
+
+
+@pytest.mark.parametrize(("command", "flag"), product(COMMANDS, FLAGS))
+def test_a_path_is_imported_only_by_commands_that_read_it(
+    command: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("import pathlib\n\npathlib.Path('imported').touch()\n")
+    Path("phases.yaml").write_text("phases: [{name: a}]")
+    assert main([command, *NAMED.get(command, []), f"--{flag}", "mine.py:Name"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("posttrain: ")
+    assert error.count("\n") == 1 or command == "check-task"  # which prints its usage
+    assert Path("imported").exists() == ((command, flag) in TAKEN), error
+    assert (f"mine.py has no {'class' if 'task' in flag else 'function'} `Name`" in error) == Path("imported").exists()
+    assert flag in error or (command, flag) in TAKEN, error
+
+
+@pytest.mark.parametrize("command", ["chat", "serve", "behaviours", "doctor"])
+@pytest.mark.parametrize("flag", ["task.name", "algorithm.name"])
+def test_a_name_is_refused_by_commands_that_do_not_read_it(
+    command: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, *NAMED.get(command, []), f"--{flag}", "countdown"]) == 2
+    error = capsys.readouterr().err
+    section = flag.partition(".")[0]
+    assert f"--{flag}: no such flag.  `posttrain {command}` does not read the section {section}." in error
+
+
+def test_help_offers_a_path_only_where_it_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["behaviours", "--help"]) == 0
+    assert ".path" not in capsys.readouterr().out
+
+
+def test_a_recipe_may_stand_behind_flags() -> None:
+    given = split_arguments(["a.yaml", "--run.seed", "1", "b.yaml"])
+    assert (given.positional, given.flags) == (["a.yaml", "b.yaml"], ["--run.seed", "1"])
+
+
+@pytest.mark.parametrize("flag", ["--judge.principles", "--behaviours.file"])
+def test_a_file_behind_a_flag_of_files_is_its_value(flag: str) -> None:
+    for flags in ([flag, "mine.yaml"], [f"{flag}=mine.yaml"]):
+        given = split_arguments(["a.yaml", *flags, "b.yaml"])
+        assert (given.positional, given.flags) == (["a.yaml", "b.yaml"], flags)

@@ -1,1 +1,1 @@
-"""One module per command of the `posttrain` program; cli.py imports the one that was asked for."""
+"""One module per command of the `posttrain` program; cli.py imports the one that is run."""

@@ -103,7 +103,7 @@ class Payment:
         paid = "error" if self.error else scored
         kind = "right" if self.answer.right else "trick"
         verdict = "" if self.fine else "  <-- " + (self.error or ("too slow" if self.slow else "should not be"))
-        known = "a penalty alone sees no task" if self.example.above < 0 else "a known hack: see the reward's page"
+        known = "a penalty does not see the task" if self.example.above < 0 else "a known hack: see the reward's page"
         note = f"  ({known})" if self.answer.known and self.earned else ""
         return f"  {kind}  {paid:>10}  {1000 * self.seconds:8.1f} ms  {self.answer.label}{note}{verdict}"
 
@@ -177,7 +177,7 @@ def found(name: str, switches: CheckSwitches) -> tuple[RewardFunction, list[Atta
         return judge(switches)
     if reward not in EXAMPLES:
         known = ", ".join(sorted({*EXAMPLES, *TASK_REWARDS, "judge"}))
-        reason = "has no reward of its own" if name in BUILT_IN or name in TASK_OPTIONS else "is not a reward or task"
+        reason = "has no reward" if name in BUILT_IN or name in TASK_OPTIONS else "is not a reward or task"
         raise UserError(f"check-task: {name} {reason}.  There are {known}, and FILE.py:FUNCTION.")
     example = EXAMPLES[reward]
     options = RewardOptions(name=reward, options=dict(example.options), of=example.of)

@@ -60,7 +60,7 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class NoSwitches:
-    """A command without flags of its own."""
+    """A command without switches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class CommandSpec:
     """With its positional arguments: `posttrain rl [RECIPE.yaml ...]`."""
     description: str
     switches: Any = NoSwitches()
-    """A dataclass of flags of its own, not part of the recipe."""
+    """A dataclass of flags that are not part of the recipe."""
     only: tuple[str, ...] = ()
     """Sections and dotted paths that this command reads; empty means all of them."""
 

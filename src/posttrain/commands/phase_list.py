@@ -7,9 +7,9 @@
       - name: reasoning
         recipe: countdown-tiny
         sections:
-          model: {path: "phase:sft"}           the policy goes on
+          model: {path: "phase:sft"}           the policy to continue
           reference: {path: "phase:sft"}       what a KL compares with
-          update: {optimizer_from: "run:sft"}  the optimiser goes on
+          update: {optimizer_from: "run:sft"}  the optimiser to continue
 
 `phase:NAME` is the model that a phase has trained, whole or an adapter, `run:NAME` the folder of its run, and
 `run:NAME/FILE` a file in there.  Nothing else is carried over.

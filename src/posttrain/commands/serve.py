@@ -16,7 +16,7 @@ from posttrain.options.bounds import Bounded
 from posttrain.options.model import ModelOptions
 
 TOKEN_VARIABLE = "POSTTRAIN_SERVE_TOKEN"
-"""The environment variable that holds the token where no flag gives it."""
+"""The environment variable that holds the token if no flag gives it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ def create_grpo_training_episodes(
     `rewards`, `format_rewards`, `equation_rewards` and `response_lengths`, one of each for every generation.
 
     The course's prompt says that each number can be used once at most, and its grader wants each used once exactly, so
-    that of its own example nothing is right: `rule` is "all" as graded there, or "subset" as said there.  Its prompt
+    that nothing in its own example is right: `rule` is "all" as graded there, or "subset" as said there.  Its prompt
     ends in `<think>`, and its format asks for it in the response: `prefill` is what was already there.  It evaluates
     what the model wrote, where ours parses; and where generations are missing it pairs the rest with other prompts.
     """

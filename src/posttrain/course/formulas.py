@@ -135,4 +135,4 @@ def grpo_sequence_loss(
 
 def require_not_empty(counted: Tensor, name: str) -> None:
     if not counted.numel():
-        raise UserError(f"{name}: no position counts, so there is no mean over them.  Leave such a batch out.")
+        raise UserError(f"{name}: no position counts, so there is no mean.  Skip such a batch.")

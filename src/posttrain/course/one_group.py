@@ -35,7 +35,7 @@ def compute_log_probs(
     The response is text, or better the token ids that were sampled, stop token included: text does not say where it
     was cut into tokens, and the policy is never taught to stop without it.  The course's computes the forward pass
     under `no_grad`, against its own comment, so that its loss has no gradient; and it tokenises prompt and response
-    together and the prompt alone, which counts wrongly where a token spans both.  Dropout is off: the model is put into
+    together and the prompt alone, which is wrong if a token spans both.  Dropout is off: the model is put into
     eval mode.
     """
     policy = as_policy(model, tokenizer)

@@ -44,7 +44,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""With every answer: the page loads nothing, is in no frame, and tells no other page where it is."""
+"""With every answer: the page loads nothing, is in no frame, and sends no referrer."""
 
 
 class BallotServer(LocalServer):
@@ -143,7 +143,7 @@ def ask_on_pages(ballots: Sequence[Ballot], question: str, *, port: int, stoppin
         for ballot in ballots:
             print(f"{ballot.rater}: {ballot.num_pairs - ballot.num_done} of {ballot.num_pairs} pairs to judge at")
             print(f"    {server.addresses[ballot.rater]}", flush=True)
-        print("End by the button on the page or by Ctrl-C: votes are kept, and --resume goes on.", flush=True)
+        print("End with the button on the page or Ctrl-C: votes are kept, and --resume continues.", flush=True)
         while not server.ended.wait(LOOK_SECONDS) and not stopping():
             pass
         server.shutdown()

@@ -144,7 +144,7 @@ class Collection:
         elif self.config.by_person:
             if people is None:
                 raise UserError(
-                    "judge.name = person: nobody is given who votes.  Use `posttrain collect`, or in Python"
+                    "judge.name = person: no voters are given.  Use `posttrain collect`, or in Python"
                     " collect(config, people=...), which is called with the collection."
                 )
             people(self)
@@ -157,10 +157,11 @@ class Collection:
         """Write the rows of what is judged so far, and the summary; nothing if nothing is sampled."""
         if not self.folder.begun:
             return Run(folder=self.folder.path, summary={}, interrupted=True)
-        verdicts, told = self._verdicts() if self.sampled else ([], {})
+        verdicts, about_judges = self._verdicts() if self.sampled else ([], {})
         better = [each for each in verdicts if not each.is_tie]
         ties = [each for each in verdicts if each.is_tie]
-        summary = {**self._counts(len(better), len(ties)), **told, **length_summary(better), **self._circumstances()}
+        counts = self._counts(len(better), len(ties))
+        summary = {**counts, **about_judges, **length_summary(better), **self._circumstances()}
         self.folder.write_rows(PREFERENCES, [each.as_row() for each in better])
         kept = ties if self.config.collect.ties == "keep" else []
         self.folder.write_rows(TIES, [each.as_row() for each in kept])
@@ -205,16 +206,16 @@ class Collection:
         skipped = sum(bool(given) and not set(given.values()) & SHARES.keys() for given in of_pairs.values())
         by_votes = (verdict_by_votes(pair, of_pairs[pair.id]) for pair in pairs)
         unasked = sum(not given for given in of_pairs.values())
-        told = {"num_unasked": unasked, "num_skipped": skipped, **rater_summary(votes)}
-        return [each for each in by_votes if each is not None], told
+        summary = {"num_unasked": unasked, "num_skipped": skipped, **rater_summary(votes)}
+        return [each for each in by_votes if each is not None], summary
 
     def _verdicts_of_model(self, judge: LlmJudge) -> Judged:
         """The verdicts on pairs whose questions are all answered."""
-        pairs, told = self.chosen.pairs, self.folder.journal(ANSWERS).records()
+        pairs, records = self.chosen.pairs, self.folder.journal(ANSWERS).records()
         answers: dict[str, list[Mapping[str, Any]]] = {}
-        for each in told:
+        for each in records:
             answers.setdefault(each["pair"], []).append(each)
-        still_open = {each.pair.id for each in judge.open_questions(pairs, told)}
+        still_open = {each.pair.id for each in judge.open_questions(pairs, records)}
         whole = [pair for pair in pairs if pair.id in answers and pair.id not in still_open]
         orders = order_summary({pair.id: answers[pair.id] for pair in whole})
         verdicts = [verdict_by_answers(pair, answers[pair.id]) for pair in whole]

@@ -87,7 +87,7 @@ def collection_closing_lines(run: Run) -> list[str]:
         lines.append(f"length     {means}; the longer one wins {summary['longer_chosen_share']:.0%}")
     lines.append(f"rows       {rows}")
     if run.interrupted or summary.get("num_unasked"):
-        lines.append(f"go on      {resume_command(run.folder, 'collect')}")
+        lines.append(f"continue   {resume_command(run.folder, 'collect')}")
     if summary["num_preferences"]:
         lines.append(f"learn      posttrain reward-model, or posttrain dpo, with --task.path {rows}")
     return lines

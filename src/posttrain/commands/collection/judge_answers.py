@@ -74,14 +74,14 @@ class LlmJudge:
 
     def open_questions(self, pairs: Sequence[Pair], answers: Sequence[Mapping[str, Any]]) -> list[JudgeQuestion]:
         """The questions without an answer; a pair that was settled without a call leaves nothing open."""
-        told = {(each["pair"], each["principle"], each["order"]) for each in answers}
-        settled = {pair for pair, _, order in told if not order}
+        answered = {(each["pair"], each["principle"], each["order"]) for each in answers}
+        settled = {pair for pair, _, order in answered if not order}
         return [
             question
             for pair in pairs
             if pair.id not in settled
             for question in self.questions(pair)
-            if question.key not in told
+            if question.key not in answered
         ]
 
     def questions(self, pair: Pair) -> Iterator[JudgeQuestion]:
@@ -107,8 +107,8 @@ class LlmJudge:
         if first is None and second is None:
             return None
         share = 0.5 if first is not None and second is not None else float(first is None)
-        told = [f"the {place} {each.outcome}" for place, each in (("first", first), ("second", second)) if each]
-        return self.record(pair, "", "", share, f"unasked: {', '.join(told)}")
+        why = [f"the {place} {each.outcome}" for place, each in (("first", first), ("second", second)) if each]
+        return self.record(pair, "", "", share, f"unasked: {', '.join(why)}")
 
     def record(self, pair: Pair, principle: str, order: str, share: float, says: str) -> dict[str, object]:
         return {

@@ -1,1 +1,1 @@
-"""Recipes beside each other at an equal budget: cells of variant and seed, their table and their picture."""
+"""Recipes side by side at an equal budget: cells of variant and seed, their table and their picture."""

@@ -28,7 +28,7 @@ class CellResult:
     seconds: float
     """Of the whole run, its evaluations included."""
     training_seconds: float
-    """Of its steps alone."""
+    """Without evaluations."""
     peak_memory_bytes: int
     kl: Mapping[str, float]
     """KL(π‖π₀) on held-out prompts; see `drift.Drift`."""

@@ -203,7 +203,7 @@ def stops_in(stop: object) -> tuple[str, ...]:
 
 
 def integer_in(body: Mapping[str, Any], name: str, default: int) -> int:
-    """A field, or its default where it is null or left out."""
+    """A field, or its default if it is null or left out."""
     value = default if body.get(name) is None else body[name]
     if not is_id(value):
         raise RefusedRequest(f"{name} = {brief(value)}: must be a whole number")

@@ -76,10 +76,10 @@ class TracedRun:
         """The whitening of its last step, for the same algorithm."""
         if config.algorithm != self.algorithm:
             return None
-        told = [line for line in read_metrics(self.folder / METRICS) if SHIFT in line and SCALE in line]
-        if not told:
+        whitened = [line for line in read_metrics(self.folder / METRICS) if SHIFT in line and SCALE in line]
+        if not whitened:
             return None
-        step, shift, scale = (told[-1][name] for name in ("step", SHIFT, SCALE))
+        step, shift, scale = (whitened[-1][name] for name in ("step", SHIFT, SCALE))
         return StepWhitening(int(str(step)), Whitening(float(str(shift)), float(str(scale))))
 
 
