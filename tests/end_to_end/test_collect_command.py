@@ -160,7 +160,7 @@ def test_a_signal_while_completions_are_sampled_ends_the_command_after_their_bat
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--sampling.temperature", "0"], "makes all completions of a prompt the same"),
+        (["--sampling.temperature", "0"], "makes all completions the same"),
         (["--judge.name", "llm"], "needs judge.endpoint"),
         (
             ["--judge.name", "person"],

@@ -68,10 +68,8 @@ class SftConfig(TrainingSections):
             lambda c: c.task.name in (DatasetOptions.name, *DEMONSTRATED),
             f"has no rows to learn.  Use dataset, or for demonstrations {', '.join(DEMONSTRATED)}.",
         ),
-        Unused(
-            "sft.loss_on sft.split_turns sft.max_length sft.long_rows sft.num_epochs sft.rows_per_batch",
-            {"task.name": "dataset"},
-        ),
+        Unused("sft.loss_on sft.split_turns sft.max_length", {"task.name": "dataset"}),
+        Unused("sft.long_rows sft.num_epochs sft.rows_per_batch", {"task.name": "dataset"}),
         Unused("sft.num_demonstrations", {"task.name": DEMONSTRATED}),
         Unused("sft.eval_size", {"task.name": DEMONSTRATED}, "For rows use task.held_out_size."),
         Unused("demonstrator", {"task.name": "countdown"}, "Leave the section out."),
@@ -98,11 +96,7 @@ class RewardModelConfig(TrainingSections):
     rules = (
         *fit_rules("reward_model"),
         Unused("run.time_limit_minutes", FOR_RL),
-        Rule(
-            "task.name",
-            lambda c: c.task.name == DatasetOptions.name,
-            "has no pairs.  Name a file of rows with `chosen` and `rejected` as task.path.",
-        ),
+        Rule("task.name", lambda c: c.task.name == DatasetOptions.name, "has no pairs.  Name rows as task.path."),
     )
 
     samples_prompts: ClassVar[bool] = False

@@ -75,11 +75,7 @@ class TrainingSections:
     run: RunOptions = field(default_factory=RunOptions)
 
     rules: ClassVar[Rules] = (
-        Unused(
-            "tracker.project tracker.name tracker.offline tracker.completions",
-            {"run.report_to": GIVEN},
-            "Name a tracker, such as run.report_to: [tensorboard], or leave it out.",
-        ),
+        Unused("tracker.project tracker.name tracker.offline tracker.completions", {"run.report_to": GIVEN}),
     )
 
 
@@ -152,11 +148,7 @@ class CollectConfig(SampledSections):
     run: CollectRunOptions = field(default_factory=CollectRunOptions)
 
     rules = (
-        Rule(
-            "sampling.temperature",
-            lambda c: c.sampling.temperature,
-            "makes all completions of a prompt the same, so there are no pairs.  Use > 0.",
-        ),
+        Rule("sampling.temperature", lambda c: c.sampling.temperature, "makes all completions the same.  Use > 0."),
         Unused("grading.max_unscored_steps grading.max_same_reward_steps grading.on_unscored_row", FOR_RL),
         Unused("collect.max_rows", {"engine.name": "in_process"}),
         Rule(
@@ -164,11 +156,7 @@ class CollectConfig(SampledSections):
             lambda c: c.judge.name != "llm" or (c.judge.endpoint and c.judge.model),
             "needs judge.endpoint, such as http://127.0.0.1:8000/v1, and judge.model.  Give both.",
         ),
-        Unused(
-            "rewards",
-            {"scored": True},
-            "judge.name = {o.judge.name} asks none: leave it out, or use collect.pairs = best_worst.",
-        ),
+        Unused("rewards", {"scored": True}, "judge.name = {o.judge.name} asks none; use collect.pairs = best_worst."),
     )
 
     @property

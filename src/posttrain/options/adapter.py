@@ -40,11 +40,7 @@ class AdapterOptions(Bounded):
     """What a finished run keeps: RUN/adapter in peft's format, RUN/model with the adapter merged in, or both."""
 
     rules = (
-        Rule(
-            "dropout",
-            lambda o: EXPERTS not in o.targets or o.dropout == 0,
-            "is not supported on experts, as in peft.  Use 0, or leave experts out of targets.",
-        ),
+        Rule("dropout", lambda o: EXPERTS not in o.targets or o.dropout == 0, "is not supported on experts.  Use 0."),
         Rule("targets", lambda o: o.targets, f"names no layer.  Use [{ALL_LINEAR}] or names of layers."),
     )
 

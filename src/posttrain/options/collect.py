@@ -83,11 +83,7 @@ class LlmJudgeOptions(Bounded):
             "is not an http(s) address.  Use one such as http://127.0.0.1:8000/v1.",
         ),
         Rule("rubric", lambda o: o.rubric.strip(), "is empty.  Say what is judged."),
-        Rule(
-            "principle",
-            lambda o: o.principle == "draw" or o.principles,
-            "needs a file of them.  Give principles: FILE.",
-        ),
+        Rule("principle", lambda o: o.principle == "draw" or o.principles, "needs a file.  Give principles: FILE."),
     )
 
 

@@ -48,11 +48,7 @@ class CountdownOptions(Bounded):
     """`strict`: the whole response is the tags and what they hold.  `last`: only its last four tags count."""
 
     rules = (
-        Unused(
-            "num_numbers min_number max_number operators min_target max_target",
-            {"variant": "default"},
-            "Leave it out, or use variant: default.",
-        ),
+        Unused("num_numbers min_number max_number operators min_target max_target", {"variant": "default"}),
         Rule("max_number", lambda o: o.max_number >= o.min_number, "is below min_number = {o.min_number}.  Raise it."),
         Rule("operators", lambda o: {*o.operators} <= {*OPERATORS}, f"should be some of {OPERATORS}.  Use those."),
         Rule("operators", lambda o: o.operators, f"should be some of {OPERATORS}.  Name at least one."),

@@ -60,9 +60,7 @@ class DatasetOptions(RowSourceOptions):
         Rule("sources", lambda o: same_kind_of_weights(o.sources), "have weights for some.  Give all or none one."),
         Rule("path", lambda o: not (o.sources and o.path), "is given as well as sources.  Make it one of them."),
         Rule(
-            "generator",
-            lambda o: not (o.sources and o.generator),
-            "is given as well as sources.  Make it one of them: sources: [{{generator: …}}].",
+            "generator", lambda o: not (o.sources and o.generator), "and sources are both given.  Make it one of them."
         ),
         Rule(
             "held_out_split",
@@ -95,9 +93,5 @@ class GeneratedOptions(DatasetOptions):
     """Generator of reasoning-gym that makes the problems, by its name there."""
 
     rules: ClassVar[Rules] = (
-        Rule(
-            "sources",
-            lambda o: not o.sources,
-            "is not for this task, which has one generator.  Use task.name = dataset, with each generator as a source.",
-        ),
+        Rule("sources", lambda o: not o.sources, "is not for this task.  Use task.name = dataset."),
     )

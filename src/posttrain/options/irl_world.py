@@ -55,11 +55,7 @@ class IcyGridOptions(Bounded):
         Rule("ends", lambda o: o.has("ends"), OUTSIDE),
         Rule("rewards", lambda o: o.has("rewards"), OUTSIDE),
         Rule("rewards", lambda o: all(isfinite(each) for _, each in o.rewards), "must be finite.  Change it."),
-        Rule(
-            "starts",
-            lambda o: not o.indices("starts") & o.indices("ends"),
-            "has one of ends = {o.ends}.  Change it.",
-        ),
+        Rule("starts", lambda o: not o.indices("starts") & o.indices("ends"), "has one of ends.  Change it."),
     )
 
     def states(self, option: str) -> list[int]:

@@ -62,11 +62,7 @@ class RewardTerms(Bounded):
             lambda o: o.clip is None or (o.clip[0] < o.clip[1] and all(map(isfinite, o.clip))),
             "must be two finite bounds, the lower one first.  Use such as [-1, 1].",
         ),
-        Rule(
-            "over_steps",
-            lambda o: (o.weight_to is None) == (o.over_steps == 0),
-            "goes with weight_to = {o.weight_to}.  Give both, or neither.",
-        ),
+        Rule("over_steps", lambda o: (o.weight_to is None) == (o.over_steps == 0), "goes with weight_to.  Give both."),
     )
 
     def weight_at(self, step: int) -> float:

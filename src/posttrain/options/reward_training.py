@@ -28,10 +28,4 @@ class RewardTrainingOptions(PairOptions):
     calibration_bins: PositiveInt = 10
     """Bins of equal width, from 1/2 to 1, in which predicted probabilities are compared with observed shares."""
 
-    rules = (
-        Rule(
-            "long_pairs",
-            lambda o: o.long_pairs != "cut",
-            "is only for DPO.  Use error or skip: scores need whole answers.",
-        ),
-    )
+    rules = (Rule("long_pairs", lambda o: o.long_pairs != "cut", "is only for DPO.  Use error or skip."),)

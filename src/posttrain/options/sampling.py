@@ -25,11 +25,7 @@ class SamplingParams(Bounded):
     """Take the likeliest token, the lower token id among equals, and ignore the other options."""
 
     rules = (
-        Rule(
-            "temperature",
-            lambda o: 1e-3 <= o.temperature <= 100,
-            "must be from 0.001 to 100.  For the likeliest token every time use greedy = true.",
-        ),
+        Rule("temperature", lambda o: 1e-3 <= o.temperature <= 100, "must be from 0.001 to 100.  For 0 use greedy."),
     )
 
     @property

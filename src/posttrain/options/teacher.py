@@ -39,7 +39,7 @@ class TeacherOptions(Bounded):
         Unused("weights", {"model": ""}),
         Rule(
             "template",
-            lambda o: all(place in o.template for place in PLACES),
+            lambda o: all(each in o.template for each in PLACES),
             "needs {{prompt}} and {{shown}}.  Write where they go.",
         ),
         Unused("answer_column", {"sees": "answer"}),

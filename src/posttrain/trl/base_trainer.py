@@ -59,7 +59,6 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
 
     settable = TrainerMethods.settable | {"optimizer", "lr_scheduler"}
     wanted: ClassVar[str] = "give rows"
-    """What to give if rows are missing."""
     logged: ClassVar[Sequence[str]] = ("loss", "grad_norm", "learning_rate", "num_tokens")
     """Our metrics that a step logs, under the same names as in TRL."""
     only_default: ClassVar[Mapping[str, str]] = {
@@ -87,7 +86,6 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         self.lr_scheduler: Schedule | None = given.optimizers[1]
         """The script's; else None until a run begins, and then that run's rates."""
         self._of_run: tuple[object, ...] = ()
-        """Those of the two that the last run made."""
 
     @classmethod
     def require_defaults(cls, given: Mapping[str, object]) -> None:

@@ -63,7 +63,6 @@ class Events:
     log_step: Callable[[Entry, float | None], None]
     """The trainer's `log`, which a script may override, with when training began."""
     save_model: Callable[[Path], None]
-    """Writes into a checkpoint what from_pretrained reads."""
     state: TrainerState = field(default_factory=TrainerState)
     control: TrainerControl = field(default_factory=TrainerControl)
 
@@ -133,13 +132,11 @@ class CallbackWatcher(Watcher):
     events: Events
     length: RunLength
     entry_of: Callable[[StepReport], Entry]
-    """What a step logs."""
     evaluate: Callable[[], Mapping[str, object]] | None
     """Measures and logs; None without evaluation rows."""
     take_best: Callable[[Path, Path], None]
     """Loads a checkpoint's weights and writes them into a folder."""
     take_optimizer: Callable[[Optimizer], None]
-    """Shows the run's optimiser on the trainer."""
     pending: list[Entry] = field(default_factory=list)
     """The steps since the last entry of the log."""
     losses: list[float] = field(default_factory=list)

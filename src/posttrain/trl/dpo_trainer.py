@@ -92,7 +92,6 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
     "robust": {"loss": "robust", "length_normalized": False},
     "sigmoid_norm": {"loss": "sigmoid", "length_normalized": True},
 }
-"""TRL's loss_type by our options."""
 OF_PAIRS = tuple(f"rewards/{each}" for each in ("chosen", "rejected", "accuracies", "margins"))
 OF_PAIRS += ("logps/chosen", "logps/rejected")
 """What TRL logs of pairs, as our metrics have it."""
@@ -123,16 +122,8 @@ class DPOTrainer(PairTrainer[DPOConfig]):
     ) -> None:
         """Without `ref_model` the reference is the policy as it is now; `not_here` are arguments that are refused."""
         self.require_defaults({"data_collator": data_collator, "compute_metrics": compute_metrics, **not_here})
-        given = Given(
-            model,
-            processing_class,
-            peft_config,
-            quantization_config,
-            callbacks,
-            train_dataset,
-            eval_dataset,
-            optimizers,
-        )
+        source = model, processing_class, peft_config, quantization_config
+        given = Given(*source, callbacks, train_dataset, eval_dataset, optimizers)
         super().__init__(args, given)
         self.losses = loss_options(self.args, self.notes)
         self.ref_model = None if ref_model is None else self._loaded_reference(ref_model, model)

@@ -39,7 +39,6 @@ from posttrain.trl.reward_texts import one_for_each, reward_functions
 if TYPE_CHECKING:
     from peft import LoraConfig
 RewardGiven = Callable[..., object] | str | nn.Module
-"""A function, a reward model, or the folder or name of one."""
 SampledArgs = TypeVar("SampledArgs", bound=SampledFields)
 
 
@@ -72,20 +71,11 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
     ) -> None:
         """`not_here` are arguments that only accept their default, such as tools and rollout_func."""
         self.require_defaults(not_here)
-        given = Given(
-            model,
-            processing_class,
-            peft_config,
-            quantization_config,
-            callbacks,
-            train_dataset,
-            eval_dataset,
-            optimizers,
-        )
+        source = model, processing_class, peft_config, quantization_config
+        given = Given(*source, callbacks, train_dataset, eval_dataset, optimizers)
         super().__init__(args, given)
         self.notes += [*self.plan.notes, *ratio_level_notes(self.args)]
         self.reward_processing_classes = one_for_each(reward_processing_classes, reward_funcs)
-        """The tokenizer given for each reward, or None."""
         tokenizers, weights = self.reward_processing_classes, self.args.reward_weights
         self.rewards = reward_functions(reward_funcs, tokenizers, weights, self.policy.tokenizer, lambda: self.state)
         self.engine: Engine | None = None

@@ -35,7 +35,6 @@ class Logged:
     """What TRL logs of a run, as far as its arguments say so."""
 
     zero_deviation: ZeroDeviation
-    """What `frac_reward_zero_std` looks at."""
     clipped: Mapping[str, str]
     """Shares of clipped tokens or completions: TRL's name and ours."""
     clips_completions: bool = False

@@ -66,7 +66,6 @@ class Loaded:
     model: nn.Module
     """The policy's model, or the PeftModel around it."""
     options: ModelOptions
-    """They describe the policy as far as options do."""
     notes: list[str]
 
 

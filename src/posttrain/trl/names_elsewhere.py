@@ -64,7 +64,6 @@ MODULES = {
     "extras": "Leave it out; to take the best of several completions, use posttrain.collect.",
     "chat_template_utils": "Give a tokenizer with the chat template as processing_class.",
 }
-"""Modules of TRL's that are not here."""
 
 
 class ModulesElsewhere(MetaPathFinder):
@@ -115,7 +114,6 @@ BY_NAME = {
     "tokenizer": "Use `processing_class`.",
     "predict": "Use `evaluate(rows)` for metrics, and `generate` of the model for texts.",
 }
-"""The same for names that no pattern fits."""
 FORMER = frozenset({"get_batch_logps", "tokenizer"})
 """Names that TRL's trainers had once, and scripts still use."""
 MISSING = object()
@@ -134,9 +132,7 @@ class CheckedOverrides:
     by_reward: ClassVar[bool] = False
     """Whether completions are sampled and rewarded."""
     loss_remedy: ClassVar[str] = "The loss of this trainer cannot be replaced; train with transformers' Trainer."
-    """What to do instead of overriding the loss."""
     made = False
-    """Whether the constructor is through."""
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)

@@ -28,7 +28,6 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
 
 UNSET = ("inference_mode", "base_model_name_or_path", "fan_in_fan_out", "revision", "peft_version")
-"""What peft writes into a config itself."""
 Module = TypeVar("Module", bound=nn.Module)
 
 

@@ -88,24 +88,15 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         self.require_defaults({"preprocess_logits_for_metrics": preprocess_logits_for_metrics})
         wrapped = model if isinstance(model, nn.Module) and is_peft_model(model) else None
         classifier = given_classifier(model if wrapped is None else below(wrapped, peft_config), args)
-        given = Given(
-            model if classifier is None else causal_view(classifier),
-            processing_class,
-            plain_config(peft_config),
-            quantization_config,
-            callbacks,
-            train_dataset,
-            eval_dataset,
-            optimizers,
-            loaded_here=isinstance(model, str),
-        )
+        body = model if classifier is None else causal_view(classifier)
+        source = body, processing_class, plain_config(peft_config), quantization_config
+        loaded_here = isinstance(model, str)
+        given = Given(*source, callbacks, train_dataset, eval_dataset, optimizers, loaded_here)
         super().__init__(args, given)
         require_classifier(self.policy)
         self.head = new_scorer(self.policy, seed=self.args.seed).head if classifier is None else score_head(classifier)
         self.head.to(self.policy.device)
-        """The vector that a hidden state is scored by."""
         self.classifier = classifier or classifier_view(self.scorer)
-        """Body and head as transformers has them, over the weights that are trained."""
         self.loaded_model = wrapped or self.classifier
         if lora_layers(self.policy.model) or peft_layers(self.policy.model):
             self.notes.append(MERGED)

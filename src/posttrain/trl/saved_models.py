@@ -28,7 +28,6 @@ from posttrain.schemas import did_you_mean
 from posttrain.trl.configs.training_fields import TrainingFields
 
 STATE_FILE = "trainer_state.json"
-"""The `TrainerState` of callbacks, in the place where transformers keeps it."""
 HEADER = {
     "dataset_name": "datasets",
     "dataset": "datasets",

@@ -70,7 +70,6 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
     }
     logged = (*BaseTrainer.logged, "entropy", "mean_token_accuracy")
     given_rows: Dataset | None
-    """`train_dataset` as it was given."""
     _shown: TokenRows | None
 
     def __init__(
@@ -91,16 +90,8 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         """`formatting_func` makes the text of a row.  `not_here` are arguments that only accept their default."""
         self.require_defaults({"data_collator": data_collator, **not_here})
         self.formatting_func = formatting_func
-        given = Given(
-            model,
-            processing_class,
-            peft_config,
-            quantization_config,
-            callbacks,
-            train_dataset,
-            eval_dataset,
-            optimizers,
-        )
+        source = model, processing_class, peft_config, quantization_config
+        given = Given(*source, callbacks, train_dataset, eval_dataset, optimizers)
         super().__init__(args, given)
         self._require_learned_parts()
         self._finish_init()

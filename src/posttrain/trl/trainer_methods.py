@@ -44,7 +44,6 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         | {"create_model_card", "get_eval_dataloader", "get_train_dataloader", "save_metrics", "save_state"}
     )
     is_deepspeed_enabled = is_fsdp_enabled = is_model_parallel = False
-    """One process trains, on one device."""
     config_class: ClassVar[type[TrainingFields]]
     _tag_names: Sequence[str] = ()
     """Tags that a script's own trainer adds to a model card."""
@@ -69,7 +68,6 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
             save_model=self._save_checkpoint_model,
         )
         self.run: Run | None = None
-        """The run that train() made: its folder and its summary."""
 
     def _finish_init(self) -> None:
         for note in self.notes:

@@ -21,9 +21,7 @@ class BatchPlan:
     prompts_per_step: int
     group_size: int
     epochs_per_step: int = 1
-    """Passes over a step's rollouts."""
     minibatches_per_epoch: int = 1
-    """Updates in each pass."""
     prompts_per_chunk: int
     """Prompts that TRL takes from the dataset at a time; it drops those left over at the end of an epoch."""
     updates_per_chunk: float

@@ -33,7 +33,6 @@ TOKEN_WEIGHTS = {
 }
 """What each loss_type with a clipped ratio divides by."""
 LEVELS = {"token": "token", "sequence": "sequence_mean"}
-"""importance_sampling_level by our names."""
 ALL_CHECKPOINTS = 1_000_000
 NO_LIMIT = 1_000_000_000
 """Tokens of a micro-batch until the longest prompt is known."""
