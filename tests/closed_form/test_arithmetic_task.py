@@ -173,5 +173,5 @@ def test_demonstrations_are_right_and_seldom_in_the_form() -> None:
     ],
 )
 def test_options_that_cannot_hold_are_refused(options: dict[str, Any], message: str) -> None:
-    with refused(*message.split(" … ")):
+    with refused(message):
         ArithmeticOptions(**options)

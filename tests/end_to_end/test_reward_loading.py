@@ -81,7 +81,7 @@ def test_every_built_in_name_grades_plain_text_and_conversations(name: str, mess
     ],
 )
 def test_options_that_a_reward_does_not_take_are_refused(reward: dict[str, object], says: str) -> None:
-    with refused(*says.split(" … ")):
+    with refused(says):
         load_reward(RewardOptions(**reward))
 
 
@@ -127,7 +127,7 @@ def test_two_functions_of_one_file_share_its_module_and_a_changed_file_is_read_a
 def test_a_file_that_gives_no_function_is_one_clear_message(
     tmp_path: Path, source: str, name: str, complaint: str
 ) -> None:
-    with refused(*complaint.split(" … ")):
+    with refused(complaint):
         load_reward(from_file(tmp_path, source, name))
 
 

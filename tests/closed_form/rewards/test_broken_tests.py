@@ -48,10 +48,10 @@ def calls(**changed: object) -> dict[str, object]:
     ],
 )
 def test_malformed_tests_are_told_by_row_and_key(tests: object, named: str) -> None:
-    with refused("rows.jsonl:7: tests: ", *named.split(" … ")):
+    with refused("rows.jsonl:7: tests: ", named):
         CodeReward().check_rows([("rows.jsonl:7", {"tests": tests})], default_resources())
     if isinstance(tests, dict):
-        with refused("rows.jsonl:7: tests: ", *named.split(" … ")):
+        with refused("rows.jsonl:7: tests: ", named):
             program_row(DatasetRow("rows.jsonl:7", {"prompt": "p", "tests": tests}))
 
 

@@ -203,7 +203,7 @@ ENDLESS.append(ENDLESS)
 )
 @pytest.mark.parametrize("on_error", ["stop", "none"])
 def test_what_cannot_be_logged_ends_the_run_and_blames_no_completion(log: Any, says: str, on_error: Any) -> None:
-    with refused("reward 'mine': ", *says.split(" … "), error=RunError) as told:
+    with refused("reward 'mine': ", says, error=RunError) as told:
         graded([group(["a", "b"])], logging(log), on_error=on_error)
     assert "sample" not in str(told.value)
 

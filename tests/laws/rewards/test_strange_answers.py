@@ -208,7 +208,7 @@ class Unlistable:
     ],
 )
 def test_what_is_no_list_of_scores_is_told_and_never_a_number(returned: Any, complaint: str) -> None:
-    with refused(*complaint.split(" … "), error=RunError):
+    with refused(complaint, error=RunError):
         graded([group(["a", "b"])], lambda completions: returned)
     left_out = graded([group(["a", "b"])], lambda completions: returned, on_error="none")
     assert left_out.rewards.isnan().any()
