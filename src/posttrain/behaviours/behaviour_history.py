@@ -108,10 +108,7 @@ def reward_by_behaviour(rows: Sequence[ReadCompletion], name: str, *, shown: boo
 
 
 def history_table(history: BehaviourHistory, reader: BehaviourReader) -> str:
-    """A Markdown table: each behaviour in the first and the last quarter of the steps, with the mean rewards.
-
-    Behaviours that no completion shows are listed below it.
-    """
+    """A Markdown table of behaviours in the first and last quarter of the steps; unseen ones are listed below it."""
     first, last = history.quarter(last=False), history.quarter(last=True)
     before, after = tallies_of(first), tallies_of(last)
     lines = [

@@ -139,11 +139,7 @@ def tallies(completions: Iterable[tuple[Mapping[str, Signs], int]]) -> dict[str,
 
 
 def num_signs(patterns: Iterable[Pattern], text: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> int:
-    """The number of stretches of a text that some pattern matches.  Overlapping matches are one sign.
-
-    "let me try another way" is one attempt, whichever of its words several patterns know.
-    Raises TimeoutError if a pattern takes longer than its limit.
-    """
+    """The stretches of a text that some pattern matches; overlapping matches are one.  Raises TimeoutError."""
     spans = [match.span() for pattern in patterns for match in pattern.finditer(text, timeout=timeout_seconds)]
     count, end = 0, 0
     for first, last in sorted(spans):

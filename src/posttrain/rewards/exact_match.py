@@ -177,10 +177,7 @@ def makes_target(answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def is_expression(answer: str) -> bool:
-    """Whether a text is arithmetic over numbers, letters and known functions, which an evaluator may have.
-
-    No dots, underscores or brackets in names and no quotes: nothing that Python could look up or call.
-    """
+    """Whether a text is arithmetic over numbers, letters and known functions: nothing that Python could look up."""
     if len(answer) > MAX_EXPRESSION:
         return False
     at = 0

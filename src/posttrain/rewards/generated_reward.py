@@ -68,10 +68,7 @@ def dataset_key(generator: str, options: Mapping[str, object]) -> str:
 def gym_scores(
     questions: Sequence[GymQuestion], datasets: Collection[str], sandboxes: Sandboxes, *, cpu_seconds: float
 ) -> list[object]:
-    """The generators' scores, or `Unanswered`, in a sealed sandbox with reasoning-gym and the data sets open.
-
-    `datasets` are all known ones, including those of the questions: each such collection starts a server.
-    """
+    """The generators' scores, or `Unanswered`; each collection of known `datasets` starts a sealed server."""
     if importlib.util.find_spec("reasoning_gym") is None:
         remedy = "Run `pip install posttrain[gym]`."
         raise UserError(f"reward generated: reasoning-gym, whose scorer such answers need, is not installed. {remedy}")

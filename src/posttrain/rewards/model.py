@@ -102,10 +102,7 @@ class RewardModel:
         return scores if self.options.over_long == "error" else graded_readings(scores, cut)
 
     def read(self, prompts: Column, completions: Column) -> tuple[list[float], list[bool]]:
-        """A score for each completion, and whether its beginning was left out.
-
-        Raises UserError for a completion that is too long, unless over_long cuts it.
-        """
+        """A score for each completion, and whether it was cut.  Raises UserError for one that is too long."""
         rows = [self.text.tokens(*texts) for texts in zip(prompts, completions, strict=True)]
         for tokens in rows:
             require_embeddings(tokens, num_embeddings(self.model), self.text.tokenizer, self.where)

@@ -61,10 +61,7 @@ def process_rewards(
 
 
 def on_tokens(marks: Marks, group: Group, text: "WrittenText") -> Iterator[tuple[int, float]]:
-    """(token, value) for each mark on one completion, in order; a span at the token that completes it.
-
-    Raises RunError if the completion's text is not its decoded tokens.
-    """
+    """(token, value) for each mark, in order.  Raises RunError if the text is not the decoded tokens."""
     yield from ((token, value) for token, value in enumerate(marks.tokens) if value is not None)
     before = len(group.prompt.prefill)
     for _, end, value in marks.spans:

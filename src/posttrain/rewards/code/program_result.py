@@ -98,10 +98,7 @@ class ProgramResult:
 
 
 class ProgramClock:
-    """Limits the seconds that a program may take for all of its tests together.
-
-    They are seconds by the clock, without those in which its processes, or ours, waited for a processor.
-    """
+    """Limits the seconds by the clock of a program's tests together, without its and our waits for a processor."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits

@@ -92,10 +92,7 @@ class AssertTestCheck:
         return ""
 
     def stands_alone(self, number: int, said: Sequence[str] = ()) -> bool:
-        """Whether it cannot fail because of an earlier call, judged by the names that both use.
-
-        A test may use what an earlier one made, which does not exist without a program.
-        """
+        """Whether it cannot fail for lack of what an earlier call made, judged by the names that both use."""
         texts = [self.tests.setup, *self.tests.tests]
         asked = [at for at in range(number) if self.results[at][0]]
         if not asked:

@@ -75,10 +75,7 @@ def call_here(call: Call, resources: Resources) -> Result:
 
 @contextmanager
 def awaiting(started: Sequence[tuple[Call, Any]], names: str) -> Iterator[Callable[[], list[Result]]]:
-    """Run the awaitables of calls in the background; yields a function that waits for their results.
-
-    Leaving before that cancels them.
-    """
+    """Run awaitables in the background; yields a function that waits for their results.  Leaving cancels them."""
     if not started:
         yield list
         return

@@ -138,10 +138,7 @@ def reward_function(
 
 
 def with_distinct_names(functions: Sequence[RewardFunction]) -> tuple[RewardFunction, ...]:
-    """The functions with distinct names: `solved`, `solved_2`, `solved_3`.
-
-    The first one keeps the name, to which gates and `of` refer; no function is renamed to a name that another has.
-    """
+    """The functions as `solved`, `solved_2`, `solved_3`; the first keeps the name, to which gates and `of` refer."""
     taken = {function.name for function in functions}
     named: dict[str, RewardFunction] = {}
     for function in functions:
@@ -181,10 +178,7 @@ class Keywords:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether it scores one completion per call, not a list.
-
-        `(response, ground_truth) -> float`, `(completion) -> float`, `(completion, nums, target) -> float`
-        """
+        """Whether it scores one completion per call, as `(response, ground_truth) -> float` does, not a list."""
         named = self.required | self.optional
         return bool(named & {"response", "completion"}) and not named & OF_ALL
 

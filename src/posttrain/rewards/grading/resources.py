@@ -22,10 +22,7 @@ Kept = TypeVar("Kept")
 
 
 class Resources:
-    """Sandboxes, workers, score caches, and what rewards remember; each is opened when first needed.
-
-    For one thread at a time.  Closed by `close`, at the end of a `with`, by garbage collection and at exit.
-    """
+    """Sandboxes, workers, score caches and rewards' memory, opened when first needed; for one thread at a time."""
 
     def __init__(self, sandbox: SandboxOptions | None = None) -> None:
         self.sandboxes = Sandboxes(sandbox)

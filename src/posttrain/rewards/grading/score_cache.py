@@ -159,10 +159,7 @@ class ScoreCaches:
 
 
 def keys_of(function: RewardFunction, rows: Sequence[RolloutRow], sandbox: SandboxOptions) -> list[bytes | None]:
-    """The key of each row: equal for rows that look the same to the function, None if they cannot be compared.
-
-    `sandbox` is where programs run.  Raises UserError for the latter if the recipe sets `cache: true`.
-    """
+    """The key of each row, None if it cannot be compared, which is a UserError with `cache: true`."""
     source, wanted = identity(function, sandbox), keywords(function)
     everywhere = {name: None for row in rows for name in row.group.prompt.columns if name not in WITHHELD}
     columns: dict[int, str | None] = {}

@@ -66,10 +66,7 @@ def literals(tokens: list[str]) -> list[str]:
 
 
 def value(tokens: list[str]) -> tuple[int, int] | None:
-    """Exact value of a postfix expression as (numerator, denominator ≠ 0), not reduced; None for a division by zero.
-
-    The caller must have checked the literals, which bound all else.
-    """
+    """Exact value as (numerator, denominator ≠ 0), not reduced; None for a division by zero.  Check literals first."""
     stack: list[tuple[int, int]] = []
     for token in tokens:
         if token not in PRECEDENCE:
