@@ -223,7 +223,6 @@ def custom_rows(options: BehaviourOptions) -> Iterator[tuple[str, PatternRow]]:
 
 
 def custom_row(where: str, name: str, content: object) -> PatternRow:
-    """The row of one entry of `patterns`."""
     if not name.isidentifier():
         raise UserError(f"{where}: is not a valid name of a metric.  Use letters, digits and _, such as says_hmm.")
     if not isinstance(content, Mapping):

@@ -153,7 +153,6 @@ def same_text(answer: str, gold: str) -> bool:
 
 
 def is_no_number(answer: str, gold: str | None) -> bool:
-    """Whether an answer is nan or infinity and the gold answer is not: no distance to those is meaningful."""
     return NO_NUMBER.search(answer) is not None and NO_NUMBER.search(gold or "") is None
 
 

@@ -89,7 +89,6 @@ class GeneratedProblem:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """Question, answer and metadata, as the generator made them."""
         return cast(dict[str, Any], plain.load(self.packed.encode("utf-8", "surrogatepass")))
 
 

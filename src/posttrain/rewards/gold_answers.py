@@ -172,7 +172,6 @@ def gold_name(gold: str) -> tuple[str, bool] | None:
 
 
 def plain_name_of(text: str) -> str:
-    """A name without signs around it, in lower case if it has several letters."""
     plain = text.strip().strip("$*").strip()
     name = " ".join(plain_words(plain).strip(" .()").split())
     return name.casefold() if len(name) > 1 else name

@@ -160,7 +160,6 @@ def slowly(said: ComparisonResult, question: Question) -> Graded | ScoringFailur
 
 
 def warn_of_unreadable(graded: Sequence[Graded | ScoringFailure], golds: Sequence[GoldAnswer], named: set[str]) -> None:
-    """Warn of gold answers that cannot be read, once each."""
     for verdict, gold in zip(graded, golds, strict=True):
         if isinstance(verdict, Graded) and verdict.outcome is AnswerOutcome.NO_GOLD:
             problem = gold.problem or (f"{gold.text[:200]!r} cannot be read" if gold.text else "")

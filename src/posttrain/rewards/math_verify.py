@@ -257,7 +257,6 @@ def as_result(said: object) -> ComparisonResult:
 
 
 def sandbox_with_maths(sandboxes: Sandboxes) -> Sandbox:
-    """A sealed sandbox with math-verify imported and warmed up."""
     require_math_verify()
     prepare = PREPARE.read_text(encoding="utf-8")
     return sandboxes.started_with(ServerOptions(modules=FEW, path=site_packages(), prepare=prepare))

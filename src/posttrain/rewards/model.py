@@ -248,7 +248,6 @@ class RewardModelEnsemble:
 
 
 def reward_model_of(options: RewardOptions) -> RewardModel | RewardModelEnsemble:
-    """The reward model, or ensemble, of an item of a recipe's `rewards`."""
     models = [RewardModel(model, **options.model_options) for model in (options.model, *options.ensemble)]
     if len(models) == 1:
         return models[0]

@@ -95,7 +95,6 @@ class WrittenText:
         return found if found < len(self.body) and self.beginning(found)[:end] == wanted else None
 
     def beginning(self, token: int) -> str:
-        """The text up to and including this token."""
         return str(self.tokenizer.decode(self.body[: token + 1], skip_special_tokens=False))
 
     @cached_property

@@ -154,8 +154,6 @@ class CourseReward(SessionReward):
     def scores(
         self, resources: Resources, /, *, completions: Texts, **_columns: object
     ) -> list[Graded | ScoringFailure]:
-        """A score for each completion; only blocks without unwanted words reach the sandbox."""
-
         def parsed(asked: list[Process]) -> Iterable[Graded | ScoringFailure]:
             return map(course_graded, run_all(resources.sandboxes.importing(), asked))
 

@@ -90,7 +90,6 @@ class FunctionQuestions:
 def answers(
     sandbox: Sandbox, function: SandboxFunction, questions: Sequence[Sequence[object]], *, cpu_seconds: float
 ) -> list[object]:
-    """The function's answer to each question, or Unanswered."""
     parts = [questions[start : start + TOGETHER] for start in range(0, len(questions), TOGETHER)]
     conversations = [FunctionQuestions(function, part, cpu_seconds) for part in parts]
     sandbox.converse(conversations)

@@ -71,7 +71,6 @@ class ProgramResult:
 
     @property
     def at(self) -> int:
-        """The index of the next or running test."""
         return len(self.outcomes)
 
     @property

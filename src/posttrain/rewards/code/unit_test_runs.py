@@ -198,7 +198,6 @@ class AssertTestRun(UnitTestRun):
             self.program.send(said.encode("utf-8", "surrogatepass"))
 
     def cpu_seconds(self) -> float:
-        """Processor time of the program and the tests, as far as known."""
         running = [each for each in (self.program if self.ending is None else None, self.tester) if each is not None]
         return self.of_ended + sum(each.cpu_seconds() for each in running)
 

@@ -177,7 +177,6 @@ def warn_of(names: str) -> None:
 
 @contextmanager
 def requiring_open_stdout(names: str) -> Iterator[None]:
-    """Reject functions that close the standard output, which the run prints to."""
     closed = stdout_is_closed()
     try:
         yield

@@ -155,7 +155,6 @@ def name_of_callable(call: object) -> str:
 
 
 def innermost(call: object) -> object:
-    """What functools.partial holds."""
     while isinstance(call, functools.partial):
         call = call.func
     return call

@@ -165,7 +165,6 @@ class Job:
         worker.ready = True
 
     def lose(self, worker: Worker, why: str) -> None:
-        """Record that a worker's call has no answer."""
         if not worker.ready:
             raise RunError(f"reward {self.name!r}: {why}, before its worker had loaded {self.pool.source.file}")
         index = self.under_way.pop(worker)

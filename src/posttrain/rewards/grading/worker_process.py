@@ -194,7 +194,6 @@ def answer_request(call: Callable[..., object], request: dict[str, Any]) -> dict
 
 
 def awaited(awaitable: Awaitable[object]) -> object:
-    """The result of an awaitable, or its exception."""
     import asyncio  # half of a worker's start time
 
     async def result() -> object:

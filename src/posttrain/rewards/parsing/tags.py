@@ -81,7 +81,6 @@ def after_thinking(text: str) -> str:
 
 
 def last_answer(text: str) -> str | None:
-    """The content of the last closed `<answer>`."""
     end = text.rfind(END_ANSWER)
     start = text.rfind(ANSWER, 0, end) if end >= 0 else -1
     return text[start + len(ANSWER) : end] if start >= 0 else None
@@ -129,7 +128,6 @@ def outside_thinking(text: str) -> Iterator[str]:
 
 
 def closed_fences(text: str) -> Iterator[tuple[int, str, str]]:
-    """Closed fences as (end, language, content)."""
     opened: re.Match[str] | None = None
     for fence in FENCE.finditer(text):
         ticks, language = fence.groups()
@@ -141,7 +139,6 @@ def closed_fences(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def tagged(text: str) -> Iterator[tuple[int, str]]:
-    """Closed `<code>` elements as (end, content)."""
     at = 0
     while True:
         start = text.find(CODE, at)

@@ -72,7 +72,6 @@ LONGEST = 100
 
 
 def names() -> dict[str, str]:
-    """Every name, with the first name of its unit."""
     found = {"mph": "mi /h", "kmph": "km /h", "kph": "km /h", "kmh": "km /h"}
     for synonyms in UNITS.split("|"):
         first, *others = synonyms.split()
