@@ -127,7 +127,7 @@ class SolutionCheck:
         outcome = result.outcomes[failed[0]]
         if self.prose and outcome is CodeOutcome.SYNTAX_ERROR:
             return ""
-        return f"the row's own `{SOLUTION}` does not pass them: test {failed[0] + 1} of {result.count} is {outcome}"
+        return f"the row's `{SOLUTION}` does not pass them: test {failed[0] + 1} of {result.count} is {outcome}"
 
 
 def check_tests(sandbox: Sandbox, rows: Iterable[NamedRow], limits: Limits, run_of: RunOf) -> None:
