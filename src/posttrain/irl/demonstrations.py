@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -23,28 +23,6 @@ FIELDS = ("states", "actions", "lengths", "terminated", "truncated")
 
 Transitions = Sequence[Sequence[int]] | Int[ndarray, "step 3"]
 """(state, action, next state) for each step of an episode."""
-
-
-@runtime_checkable
-class MinariEpisode(Protocol):
-    """The fields that are read of an episode of a minari data set."""
-
-    observations: ndarray
-    actions: ndarray
-    terminations: ndarray
-    truncations: ndarray
-
-
-@runtime_checkable
-class ImitationTrajectory(Protocol):
-    """The fields that are read of a trajectory of the `imitation` library."""
-
-    obs: ndarray
-    acts: ndarray
-    terminal: bool
-    """Whether the episode was over, by the world or by a time limit."""
-    infos: Sequence[Mapping[str, Any]] | ndarray | None
-    """One for each action; the last may say which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +107,11 @@ class Demonstrations:
         )
 
     @staticmethod
-    def from_minari(episodes: Iterable[MinariEpisode]) -> "Demonstrations":
-        """From a minari data set, or any list of its episodes; observations must be state numbers."""
+    def from_minari(episodes: Iterable[object]) -> "Demonstrations":
+        """From a minari data set, or any list of its episodes.
+
+        Reads `observations` (state numbers), `actions`, `terminations` and `truncations`.
+        """
         return Demonstrations.from_episodes(
             Episode(
                 states=episode.observations,
@@ -142,13 +123,11 @@ class Demonstrations:
         )
 
     @staticmethod
-    def from_imitation(
-        trajectories: Iterable[ImitationTrajectory], *, time_limit: int | None = None
-    ) -> "Demonstrations":
-        """From trajectories of the `imitation` library, whose observations must be state numbers.
+    def from_imitation(trajectories: Iterable[object], *, time_limit: int | None = None) -> "Demonstrations":
+        """From trajectories of the `imitation` library: `obs` (state numbers), `acts`, `terminal` and `infos`.
 
-        There a time limit makes an episode `terminal` too.  Only the infos say so, and they are mostly not kept: with
-        the environment's `time_limit`, episodes of that many actions count as truncated.
+        There a time limit makes an episode `terminal` too.  Only the last of the infos says so, and they are mostly not
+        kept: with the environment's `time_limit`, episodes of that many actions count as truncated.
         """
         limit = None if time_limit is None else checked_integer(time_limit, "time_limit", least=1)
         return Demonstrations.from_episodes(
@@ -255,7 +234,7 @@ def truth_values(given: object, name: str) -> Bool[ndarray, " episode"]:
     return numbers.astype(bool)
 
 
-def is_truncated(trajectory: ImitationTrajectory, time_limit: int | None) -> bool:
+def is_truncated(trajectory: Any, time_limit: int | None) -> bool:
     [ended] = truth_values([trajectory.terminal], "terminal")
     if not ended or len(whole_numbers(trajectory.acts, "action")) == time_limit:
         return True

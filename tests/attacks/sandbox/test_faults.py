@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import threading
 import time
 import timeit
@@ -17,7 +18,7 @@ from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.parsing.tags import program_in
 from posttrain.sandbox import sandboxed_process as processes
 from posttrain.sandbox.backends import Bubblewrap
-from posttrain.sandbox.execution import Exit, Limits, Process, ServerOptions
+from posttrain.sandbox.execution import Exit, Limits, Process, RunConversation, Sandbox, ServerOptions, StartedProcess
 from posttrain.sandbox.inside import plain
 from posttrain.sandbox.process_pool import ProcessPool
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
@@ -255,6 +256,23 @@ def test_threads_of_a_pool_work_in_the_sealed_kind() -> None:
     with ProcessPool() as pool:
         (execution,) = pool.run([Process(kind="program", source=source)])
     assert execution.stdout == b"[1, 2]\n"
+
+
+class HangsUp(RunConversation):
+    """Closes its side of the channel after the first message."""
+
+    def message(self, sandbox: Sandbox, process: StartedProcess, payload: bytes) -> None:
+        assert isinstance(process, SandboxedProcess)
+        process.channel.socket.shutdown(socket.SHUT_WR)
+
+
+def test_a_program_whose_caller_hangs_up_ends_in_good_order() -> None:
+    call = HangsUp(Process(kind="calls", source="print('printed')\ndef f(): return 1"))
+    with ProcessPool() as pool:
+        pool.converse([call])
+    assert call.execution is not None
+    assert (call.execution.exit, call.execution.status) == (Exit.FINISHED, 0), call.execution.stderr
+    assert call.execution.stdout == b"printed\n"
 
 
 def test_nothing_of_this_leaves_threads_or_failures_behind() -> None:
