@@ -72,7 +72,7 @@ TESTS = {
         "end_to_end/test_run_moments.py",
     ],
     "training/optimizer.py": ["closed_form/test_parameter_groups.py", "engine/test_optimizer_from.py"],
-    "training/update_metrics.py": ["closed_form/test_update_metrics.py"],
+    "training/metrics.py": ["closed_form/test_update_metrics.py"],
     "runs/watchers.py": ["end_to_end/test_run_moments.py"],
     "training/collector.py": ["engine/test_passes.py"],
     "runs/folder.py": ["engine/test_durable_writes.py"],

@@ -21,12 +21,12 @@ GROUPS = [
     Group(
         files=[
             "batch.py",
-            *(f"training/{name}.py" for name in ("update", "update_metrics", "optimizer", "learner")),
+            *(f"training/{name}.py" for name in ("update", "metrics", "optimizer", "learner")),
         ],
         suites=["closed_form", "laws", "engine"],
         modules=[
             "posttrain.batch",
-            *(f"posttrain.training.{name}" for name in ("update", "update_metrics", "optimizer", "learner")),
+            *(f"posttrain.training.{name}" for name in ("update", "metrics", "optimizer", "learner")),
         ],
     ),
     Group(
@@ -87,7 +87,6 @@ GROUPS = [
         suites=["engine"],
         modules=["posttrain.generation.in_process"],
     ),
-    Group(files=["training/metrics.py"], suites=["closed_form"], modules=["posttrain.training.metrics"]),
     Group(files=["runs/alarms.py"], suites=["closed_form"], modules=["posttrain.runs.alarms"]),
     Group(
         files=["training/evaluation.py", "runs/intervals.py"],

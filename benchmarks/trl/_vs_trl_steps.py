@@ -5,9 +5,8 @@ from _vs_trl_wire import MIB, Stopwatch, Wire
 
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep, no_journal
-from posttrain.training.metrics import step_metrics
+from posttrain.training.metrics import step_metrics, update_metrics
 from posttrain.training.session import Session
-from posttrain.training.update_metrics import update_metrics
 
 
 def serve(session: Session, wire: Wire, *, prompts_per_step: int, steps: int) -> None:

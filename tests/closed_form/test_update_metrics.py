@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posttrain.training.update_metrics import UpdateReport, update_metrics
+from posttrain.training.metrics import UpdateReport, update_metrics
 
 # One update of one token and one of three.
 FIRST = UpdateReport(

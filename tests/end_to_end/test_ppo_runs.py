@@ -9,11 +9,11 @@ import pytest
 from safetensors.torch import load_file
 
 import posttrain
-from posttrain.errors import UserError
 from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.rl import show_rl_plan
 from tests.support.accidents import Accident
 from tests.support.dice import dice
+from tests.support.refusals import refused
 from tests.support.runs import command, metrics_of, require_same, save_tiny_model, tiny_recipe
 
 ROWS = [{"prompt": f"Throw {n}. "} for n in range(12)]
@@ -111,10 +111,10 @@ def test_a_critic_starts_from_earlier_rollouts_and_from_an_earlier_critic(
     with posttrain.steps(again, rows=ROWS, rewards=[dice]) as steps:
         assert next(steps).metrics["value/explained_variance"] != 0
     none = config(model, tmp_path / "none", warm_start=str(tmp_path))
-    with pytest.raises(UserError, match=r"critic\.warm_start = .*holds no step-N\.parquet"):
+    with refused("critic.warm_start", tmp_path, "step-N.parquet"):
         next(posttrain.steps(none, rows=ROWS, rewards=[dice]))
-    with pytest.raises(UserError, match=r"holds no step-N\.parquet"):
+    with refused("critic.warm_start", "step-N.parquet"):
         show_rl_plan(none, CallerObjects(rows=ROWS, rewards=[dice]))
     (tmp_path / "step-1.parquet").write_text("no table")
-    with pytest.raises(UserError, match=r"step-1\.parquet: cannot be read as Parquet"):
+    with refused("step-1.parquet", "Parquet"):
         next(posttrain.steps(none, rows=ROWS, rewards=[dice]))

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from posttrain.cli import main
 from posttrain.config import SftConfig, build
 from posttrain.config.recipes import RecipeLayer
-from posttrain.errors import UserError
 from posttrain.runs.reports import CheckpointReport, EndReport, EvaluationReport, StepReport
 from posttrain.runs.watchers import Watcher
 from posttrain.training.sft.sft_run import train_sft
 from tests.support.accidents import Accident
+from tests.support.refusals import refused
 from tests.support.runs import command, metrics_of
 
 RECIPE: dict[str, dict[str, Any]] = {
@@ -100,7 +100,7 @@ def test_a_watcher_of_ones_own_sees_steps_evaluations_checkpoints_and_the_end(wh
 
 
 def test_a_class_for_a_watcher_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"watchers: .*Notes.*a list of objects"):
+    with refused("watchers", "Notes", "objects"):
         train_sft(config_of(tmp_path / "place"), watchers=[Notes])  # type: ignore[list-item]
     assert not (tmp_path / "place" / "run").exists()
 

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import posttrain
 from posttrain.cli import main
 from posttrain.config import SftConfig
-from posttrain.errors import UserError
 from tests.support.conversations import chat_model, chat_tokenizer
 from tests.support.fit_places import KINDS, place
+from tests.support.refusals import refused
 from tests.support.runs import command, metrics_of
 
 ROWS = KINDS["sft"].rows
@@ -80,13 +80,11 @@ def test_from_python_the_policy_and_rows_are_objects_and_frozen_parts_stay(tmp_p
     assert not torch.equal(moved, start)
     assert run.summary["eval_loss"] is None, "nothing is held out"
     assert not any("eval/loss" in line for line in metrics_of(run.folder))
-    with pytest.raises(
-        UserError, match="the run was made with objects that this resume lacks: policy = GPT2LMHeadModel"
-    ):
+    with refused("resume", "policy = GPT2LMHeadModel"):
         posttrain.train_sft(config, resume=True)
-    with pytest.raises(UserError, match="rows = 39 rows is given, and the run was made with 40 rows"):
+    with refused("39 rows", "40 rows"):
         posttrain.train_sft(config, rows=ROWS[1:], policy=policy, resume=True)
-    with pytest.raises(UserError, match="rows: the task is countdown"):
+    with refused("rows", "countdown"):
         posttrain.train_sft(SftConfig(), rows=ROWS)
 
 
@@ -123,7 +121,7 @@ def test_a_base_model_learns_to_stop_at_the_token_that_ends_turns(tmp_path: Path
         "task": {"name": "dataset", "held_out_share": 0},
         "run": {"folder": str(tmp_path / "run"), "num_steps": 1, "threads": 1},
     }
-    with pytest.raises(UserError, match=r"rows:1, message 1: .*stops at '<\|end\|>'"):
+    with refused("rows:1, message 1", "'<|end|>'"):
         posttrain.train_sft(posttrain.load_recipe(kind=SftConfig, **options), rows=ROWS, policy=policy)
     policy = posttrain.as_policy(chat_model(tokenizer), tokenizer, stop_tokens=["<|im_end|>"])
     run = posttrain.train_sft(posttrain.load_recipe(kind=SftConfig, **options), rows=ROWS, policy=policy)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from posttrain.algorithms.table import build_algorithm
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.classifiers.heads import ValueHead
 from posttrain.models.loading.model_folder import load_policy
@@ -30,6 +30,7 @@ from posttrain.training.session import trained_by_reward
 from posttrain.training.update import Observations, micro_loss
 from tests.support.adapted import adapted_policy
 from tests.support.model_folders import small_folder
+from tests.support.refusals import refused
 from tests.support.stages import LIMIT, Stages, stages_with
 from tests.support.tiny import relative_distance, through_its_own_forward, tiny_policy, weights
 
@@ -324,7 +325,7 @@ def test_a_saved_critic_is_a_plain_folder_that_another_run_starts_from(trunk: st
     assert (tmp_path / "critic" / "config.json").is_file() == (trunk == "own")
     for name, tensor in critic.tensors().items():
         torch.testing.assert_close(again.tensors()[name], tensor, rtol=0, atol=0)
-    with pytest.raises(UserError, match=r"critic\.head = linear over this model"):
+    with refused("critic.head = linear", "algorithm.critic.path"):
         Critic(policy, CriticOptions(trunk=trunk, path=str(tmp_path / "critic"), head="linear"), seed=1)
 
 
@@ -332,11 +333,11 @@ def test_a_folder_for_a_head_on_the_policys_trunk_holds_such_a_head(tmp_path: Pa
     """A head that reads another model would be read on states that it has never seen, and no head is none."""
     policy = policy_of(small_folder(tmp_path / "model"))
     for path in (tmp_path / "nowhere", tmp_path / "model"):
-        with pytest.raises(UserError, match=r"critic\.path = .* holds no value_head\.safetensors, and the head reads"):
+        with refused("critic.path", path, "value_head.safetensors", "trunk = own"):
             Critic(policy, CriticOptions(path=str(path)), seed=0)
     apart = Critic(policy, CriticOptions(trunk="own"), seed=0)
     save_critic(apart.head, apart.own_trunk, tmp_path / "critic")
-    with pytest.raises(UserError, match=r"its head reads the model in that folder, not the policy"):
+    with refused("critic.path", "the model in that folder", "critic.trunk = own"):
         Critic(policy, CriticOptions(trunk="shared", path=str(tmp_path / "critic")), seed=0)
 
 
@@ -354,7 +355,7 @@ def test_a_trunk_of_its_own_may_be_any_model_of_the_same_tokens_under_a_new_head
 def test_a_critic_of_another_shape_is_not_restored(tmp_path: Path) -> None:
     policy = policy_of(small_folder(tmp_path / "model"))
     linear, mlp = (Critic(policy, CriticOptions(head=kind), seed=0) for kind in ("linear", "mlp"))
-    with pytest.raises(RunError, match="the critic"):
+    with refused("the critic", error=RunError):
         mlp.restore(linear.tensors())
 
 
@@ -364,7 +365,7 @@ def test_a_trunk_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     tokenizer = new_tokenizer()
     tokenizer.add_tokens(["<aside>"])
     tokenizer.save_pretrained(other)
-    with pytest.raises(UserError, match=r"^algorithm\.critic\.path = .*not the policy's: 1 tokens differ.*<aside>"):
+    with refused("algorithm.critic.path", "1 tokens differ", "<aside>"):
         Critic(policy, CriticOptions(trunk="own", path=str(other)), seed=0)
 
 
@@ -376,7 +377,7 @@ def test_an_optimiser_of_the_callers_knows_no_critic() -> None:
     policy = tiny_policy()
     own = OwnOptimizer(optimizer=torch.optim.SGD(policy.model.parameters(), lr=0.1))
     settings = LearnerSettings(update=UpdateOptions(), max_completion_tokens=8)
-    with pytest.raises(UserError, match="ppo trains a critic"):
+    with refused("optimizer", "ppo", "critic"):
         Learner(policy, build_algorithm({"name": "ppo"}), settings, own_optimizer=own)
 
 

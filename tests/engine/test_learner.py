@@ -11,7 +11,7 @@ import torch
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.batch import Batch
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.models.policy import as_policy
 from posttrain.options.training import UpdateOptions
 from posttrain.runs.checkpoint import Checkpoint
@@ -20,6 +20,7 @@ from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.session import trained_by_reward
 from posttrain.training.update import group_logprobs, trial_gradient
 from tests.support.adapted import adapted_policy
+from tests.support.refusals import refused
 from tests.support.stages import Stages, stages_with
 from tests.support.tiny import tiny_model, tokenizer
 
@@ -122,7 +123,7 @@ def test_an_adapter_is_restored_over_its_own_base_alone() -> None:
     saved, same, other = (learner_of_an_adapter(seed=seed) for seed in (0, 1, 0))
     with torch.no_grad():
         next(each for each in other.policy.model.parameters() if not each.requires_grad).add_(0.5)
-    with pytest.raises(RunError, match="the frozen weights are not those of the checkpoint"):
+    with refused("frozen weights", error=RunError):
         trained_by_reward(other).restore(saved_state(saved))
     trained_by_reward(same).restore(saved_state(saved, num_updates=7))
     theirs, ours = (trained_by_reward(each).tensors()["policy"] for each in (saved, same))
@@ -142,5 +143,5 @@ def test_an_adapter_of_peft_beside_which_the_base_learns_is_refused() -> None:
     peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.0), model)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
-    with pytest.raises(UserError, match="which the files of an adapter do not hold"):
+    with refused("adapter"):
         Learner(as_policy(model, tokenizer()), build_algorithm({"name": "grpo"}), SETTINGS)

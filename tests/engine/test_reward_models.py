@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import posttrain
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.classifiers.classifier_folder import classifier_bytes
 from posttrain.models.memory.model_shape import recipe_shape
@@ -23,6 +23,7 @@ from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.report import planned_memory, reward_model_bytes
 from posttrain.training.session import open_session
 from tests.support.model_folders import changed
+from tests.support.refusals import refused
 from tests.support.reward_models import classifier, reward_folder, reward_tokenizer
 from tests.support.runs import save_tiny_model
 
@@ -92,7 +93,7 @@ def test_weights_that_are_the_policy_s_too_are_refused(places: Path) -> None:
         copy_of_body(model), reward_tokenizer()
     )  # a language model over the very body of the reward model
     own = CallerObjects(policy=policy, rewards=RewardModel(model, tokenizer=reward_tokenizer()))
-    with pytest.raises(UserError, match=r"shares weights with the policy .*training would change the judge"):
+    with refused("shares weights with the policy"):
         open_session(config(places), own)
     apart = CallerObjects(policy=policy, rewards=RewardModel(copy.deepcopy(model), tokenizer=reward_tokenizer()))
     with open_session(config(places), apart):
@@ -114,13 +115,13 @@ def test_in_python_a_folder_s_path_is_a_reward(places: Path) -> None:
     own = CallerObjects(rewards=["countdown=2", f"{{model: {folder}, label: good, weight: 0.5}}"])
     with open_session(config(places), own) as session:
         assert [(each.name, each.settings.weight) for each in session.rewards] == [("countdown", 2.0), ("rm", 0.5)]
-    with pytest.raises(UserError, match="the model gives 2 numbers"):
+    with refused("2 numbers"):
         CallerObjects(rewards=folder)
 
 
 def test_a_text_that_is_too_long_stops_the_run_at_its_row(places: Path) -> None:
     given = {"model": str(places / "rm"), "label": "good", "max_tokens": 8}
-    with pytest.raises(RunError, match=r"reward 'rm', prompt 'train/\d+', sample 0: .*the reward model reads 8"):
+    with refused("reward 'rm'", "prompt 'train/", "sample 0", "reads 8", error=RunError):
         first_step(config(places, rewards=[given]))
     cut = first_step(config(places, rewards=[given | {"over_long": "cut_left"}]))
     assert set(sum(cut.grades.outcomes["rm"], ())) == {"cut"}

@@ -8,7 +8,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.training import Passes, UpdateOptions
 from posttrain.runs.progress import Clock
-from posttrain.training.update_metrics import UpdateReport
+from posttrain.training.metrics import UpdateReport
 from tests.support.adapted import adapted_policy
 from tests.support.stages import Stages, stages_with
 from tests.support.tiny import relative_distance, weights

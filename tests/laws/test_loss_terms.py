@@ -158,7 +158,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     counted(forward_module, "full_kl")
     counted(forward_module, "token_entropies")
-    counted(update_module, "reference_distributions")
+    counted(update_module, "distributions")
     counted(credited_step, "group_logprobs")
     return calls
 
@@ -169,7 +169,7 @@ NEEDED = [
     ({**PLAIN_DAPO, "kl": KL}, {"group_logprobs": 1}),
     ({**PLAIN_DAPO, "kl": {**KL, "place": "reward"}}, {"group_logprobs": 1}),
     ({**PLAIN_DAPO, "ratio_to": "reference"}, {"group_logprobs": 1}),
-    ({**PLAIN_DAPO, "kl": {**KL, "estimator": "full"}}, {"full_kl": 1, "reference_distributions": 1}),
+    ({**PLAIN_DAPO, "kl": {**KL, "estimator": "full"}}, {"full_kl": 1, "distributions": 1}),
 ]
 
 

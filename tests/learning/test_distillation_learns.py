@@ -15,10 +15,10 @@ from posttrain.records import Grades
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner, LearnerSettings
+from posttrain.training.metrics import update_metrics
 from posttrain.training.reference import UncopiedPolicy
 from posttrain.training.teacher import Teacher
 from posttrain.training.update import group_logprobs
-from posttrain.training.update_metrics import update_metrics
 from tests.support.tiny import request, some_prompts, tiny_policy
 
 NUM_STEPS = 20

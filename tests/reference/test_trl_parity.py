@@ -16,8 +16,8 @@ import torch
 from posttrain.records import Group
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import no_journal
+from posttrain.training.metrics import update_metrics
 from posttrain.training.session import open_session
-from posttrain.training.update_metrics import update_metrics
 from posttrain.trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from posttrain.trl.log_entries import Logged, TrainedCounts, logged_by, token_entry
 from tests.support import trl_numbers

@@ -16,7 +16,7 @@ from posttrain.tasks.base import Task
 from posttrain.training.collector import CollectedStep, Collector, CollectorSettings, no_journal
 from posttrain.training.credited_step import CreditedStep
 from posttrain.training.learner import Learner, LearnerSettings
-from posttrain.training.update_metrics import update_metrics
+from posttrain.training.metrics import update_metrics
 from tests.support.tiny import some_prompts, tiny_policy
 
 PLAIN_DAPO = {"name": "dapo", "overlong": None, "resample": None}

@@ -38,8 +38,8 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.options.sampling import SamplingParams
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
+from posttrain.training.metrics import update_metrics
 from posttrain.training.update import Objective, update
-from posttrain.training.update_metrics import update_metrics
 from tests.support.decoders import DECODER_CLASSES, exact_norm, make_exact
 from tests.support.sequences import known
 

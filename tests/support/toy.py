@@ -15,10 +15,10 @@ from posttrain.models.policy import Policy
 from posttrain.options.sampling import SamplingParams
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
+from posttrain.training.metrics import update_metrics
 from posttrain.training.optimizer import learning_rate, new_optimizer
 from posttrain.training.reference import reference_of
 from posttrain.training.update import Objective, group_logprobs, update
-from posttrain.training.update_metrics import update_metrics
 from tests.support.tiny import advantage, batch_of, request, some_prompts
 
 

@@ -24,6 +24,7 @@ from posttrain.training import actor_critic_state
 from posttrain.training.collector import CollectedStep
 from posttrain.training.credited_step import CreditedStep, StepModels, credited_step
 from posttrain.training.critic import CRITIC, Critic, trained_groups
+from posttrain.training.metrics import UpdateReport, kl_limit
 from posttrain.training.optimizer import (
     OwnOptimizer,
     ParameterGroup,
@@ -35,7 +36,6 @@ from posttrain.training.optimizer import (
 from posttrain.training.reference import Reference, UncopiedPolicy, named_reference, reference_of
 from posttrain.training.teacher import Teacher, teacher_of
 from posttrain.training.update import Objective, update
-from posttrain.training.update_metrics import UpdateReport, kl_limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

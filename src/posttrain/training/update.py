@@ -27,10 +27,10 @@ from posttrain.records import Group
 from posttrain.runs.progress import Clock
 from posttrain.runs.reports import UpdateTokens
 from posttrain.training.critic import Critic
+from posttrain.training.metrics import UpdateReport
 from posttrain.training.optimizer import apply_gradients
 from posttrain.training.reference import Reference
 from posttrain.training.teacher import Teacher
-from posttrain.training.update_metrics import UpdateReport
 
 REMEDY = "No step was taken.  Start again with a lower update.learning_rate."
 
@@ -210,12 +210,16 @@ def token_view(
 
 def forward_needs(objective: Objective, needs: frozenset[Need], micro: Batch) -> ForwardNeeds:
     """The request for the policy's forward pass; reference and teacher run here, before it."""
-    others = {Need.FULL_KL: reference_distributions, Need.TEACHER_KL: teacher_distributions}
+    divergences: dict[str, NextTokens] = {}
+    if Need.FULL_KL in needs:
+        divergences[Need.FULL_KL] = distributions(objective.reference, micro)
+    if Need.TEACHER_KL in needs:
+        divergences[Need.TEACHER_KL] = distributions(objective.teacher, micro.behind_teacher_prompts)
     assert Need.VALUES not in needs or objective.critic is not None, "a need that was not met"
     return ForwardNeeds(
         temperature=objective.temperature,
         gradient=not objective.policy_frozen,
-        divergences={need: made(objective, micro) for need, made in others.items() if need in needs},
+        divergences=divergences,
         entropies=Need.ENTROPY in needs,
         entropy_gradient=Need.ENTROPY in objective.algorithm.needs,
         values=None if Need.VALUES not in needs or objective.critic is None else objective.critic.values,
@@ -248,21 +252,13 @@ def observe_terms(observed: Observations, view: TokenView, terms: Sequence[LossT
             observed.terms.setdefault(name, []).append(values.detach().double().cpu())
 
 
-def reference_distributions(objective: Objective, micro: Batch) -> NextTokens:
-    assert objective.reference is not None
-    with objective.reference.entered() as reference:
-        return distributions(reference, micro)
-
-
-def teacher_distributions(objective: Objective, micro: Batch) -> NextTokens:
-    assert objective.teacher is not None
-    with objective.teacher.entered() as teacher:
-        return distributions(teacher, micro.behind_teacher_prompts)
-
-
 @torch.no_grad()
-def distributions(policy: Policy, micro: Batch) -> NextTokens:
-    found = policy.forward.completion_logprobs(micro, ForwardNeeds(logprobs=False, distributions=True)).distributions
+def distributions(other: Reference | Teacher | None, micro: Batch) -> NextTokens:
+    """The predictions of another policy at each sampled token."""
+    assert other is not None, "a need that was not met"
+    with other.entered() as policy:
+        needs = ForwardNeeds(logprobs=False, distributions=True)
+        found = policy.forward.completion_logprobs(micro, needs).distributions
     assert found is not None
     return found
 
