@@ -108,10 +108,26 @@ def changes_that_save(shape: ModelShape, setup: MemorySetup) -> list[Change]:
 
     Those that change no result come first, and of these the one that saves most.
     """
+    held = min(setup.tokens_per_microbatch, setup.prompts_per_step * setup.group_size * setup.row_tokens)
+    tokens, rows = max(setup.row_tokens, held // 4), max(1, setup.num_rows // 4)
+    whole, rank = setup.adapter_rank is None, setup.adapter_rank or ADAPTER_RANK
+    half = reaches_half(shape.linear_parameters, shape.expert_parameters)
+    halved = replace(setup, weight_bytes=BFLOAT16, compute_bytes=BFLOAT16, frozen_bytes=BFLOAT16)
+    in_4_bits = setup.with_adapter(rank, quantized=True)
+    fewer_tokens, fewer_rows = replace(setup, tokens_per_microbatch=tokens), replace(setup, max_rows=rows)
+    tried = [  # setting, whether it applies, whether it changes no result, the setup that it makes
+        (f"{setup.micro_batch_option} = {tokens}", tokens < setup.tokens_per_microbatch, True, fewer_tokens),
+        (f"rollout.max_rows = {rows}", setup.samples and setup.num_rows > 1, True, fewer_rows),
+        ("model.gradient_checkpointing = true", not setup.recomputes, True, replace(setup, recomputes=True)),
+        ("model.weights = bfloat16", setup.weight_bytes == FLOAT32, False, halved),
+        (f"model.adapter.rank = {rank}", whole, False, setup.with_adapter(rank)),
+        ("model.quantization = nf4", half and not whole and not setup.quantized, False, in_4_bits),
+    ]
     peak = MemoryPlan(shape, setup).peak
-    tried = [(each, True) for each in smaller_parts(setup)] + [(each, False) for each in other_training(shape, setup)]
     found = [
-        Change(setting, changed, peak - MemoryPlan(shape, changed).peak, same) for (setting, changed), same in tried
+        Change(setting, changed, peak - MemoryPlan(shape, changed).peak, same)
+        for setting, applies, same, changed in tried
+        if applies
     ]
     worth = [each for each in found if each.saves > WORTH_TELLING * peak and each.option not in setup.refused]
     return sorted(worth, key=lambda change: (not change.same_results, -change.saves))
@@ -126,32 +142,3 @@ def changes_until_it_fits(shape: ModelShape, setup: MemorySetup, size: int) -> t
         settings[changes[0].option] = changes[0].setting
         plan = MemoryPlan(shape, changes[0].setup)
     return list(settings.values()), plan
-
-
-def smaller_parts(setup: MemorySetup) -> list[tuple[str, MemorySetup]]:
-    """Settings that bound memory and change no result, each with the setup that it makes."""
-    tried: list[tuple[str, MemorySetup]] = []
-    held = min(setup.tokens_per_microbatch, setup.prompts_per_step * setup.group_size * setup.row_tokens)
-    tokens = max(setup.row_tokens, held // 4)
-    if tokens < setup.tokens_per_microbatch:
-        tried.append((f"{setup.micro_batch_option} = {tokens}", replace(setup, tokens_per_microbatch=tokens)))
-    if setup.samples and setup.num_rows > 1:
-        rows = max(1, setup.num_rows // 4)
-        tried.append((f"rollout.max_rows = {rows}", replace(setup, max_rows=rows)))
-    if not setup.recomputes:
-        tried.append(("model.gradient_checkpointing = true", replace(setup, recomputes=True)))
-    return tried
-
-
-def other_training(shape: ModelShape, setup: MemorySetup) -> list[tuple[str, MemorySetup]]:
-    """Settings that train less of the model, or less exactly, each with the setup that it makes."""
-    tried: list[tuple[str, MemorySetup]] = []
-    rank = setup.adapter_rank or ADAPTER_RANK
-    if setup.weight_bytes == FLOAT32:
-        halved = replace(setup, weight_bytes=BFLOAT16, compute_bytes=BFLOAT16, frozen_bytes=BFLOAT16)
-        tried.append(("model.weights = bfloat16", halved))
-    if setup.adapter_rank is None:
-        tried.append((f"model.adapter.rank = {rank}", setup.with_adapter(rank)))
-    elif not setup.quantized and reaches_half(shape.linear_parameters, shape.expert_parameters):
-        tried.append(("model.quantization = nf4", setup.with_adapter(rank, quantized=True)))
-    return tried
