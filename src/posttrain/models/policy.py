@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,7 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.adaptable import CANNOT_READ
-from posttrain.models.adapters.peft_layers import adapted_names, take_dropouts, torch_dropouts
+from posttrain.models.adapters.dropout import PeftDropout
+from posttrain.models.adapters.peft_layers import adapted_names, torch_dropouts
 from posttrain.models.context import context_of, fix_angles, num_embeddings
 from posttrain.models.forward import (
     CompletionBatch,
@@ -141,7 +142,8 @@ def as_policy(
     require_output_layer(model)
     release_inputs(model)
     model.eval()
-    take_dropouts(model)
+    for name, adapter, dropout in torch_dropouts(model):  # which would not drop by token
+        cast(Any, model.get_submodule(name)).lora_dropout[adapter] = PeftDropout(dropout.p, name).eval()
     fix_angles(model, context_of(model.config, context))
     compute_dtype = chosen_dtype(dtype, model.dtype, model.device)
     for fault in logit_faults(model, compute_dtype):

@@ -86,8 +86,10 @@ class TokenizerRenderer:
         if messages[-1]["role"] == "assistant":
             prefill = messages.pop()["content"] + prefill
         text = self.templated(messages, id)
-        if prefill and self._opening_of_answer(text, messages, id).endswith(prefill):
-            text = text.removesuffix(prefill)
+        if prefill:
+            before = self.templated(messages, id, open_answer=False)
+            if text.startswith(before) and text.removeprefix(before).endswith(prefill):
+                text = text.removesuffix(prefill)
         return self._prompt(text, messages, id=id, prefill=prefill, columns=columns or {})
 
     def templated(
@@ -133,11 +135,6 @@ class TokenizerRenderer:
         if self.most_tokens is not None:
             require_text_that_may_fit(self.tokenizer, text, self.most_tokens, where)
         return token_ids(self.tokenizer, text, special=False)
-
-    def _opening_of_answer(self, text: str, messages: Sequence[Mapping[str, str]], id: str) -> str:
-        """What the template writes after the messages to begin the assistant's turn; empty if unknown."""
-        before = self.templated(messages, id, open_answer=False)
-        return text.removeprefix(before) if text.startswith(before) else ""
 
     def _prompt(
         self,

@@ -97,12 +97,6 @@ def adapted_layer(module: nn.Module) -> AdaptedLayer | None:
     return AdaptedLayer(layer.base_layer, factors, float(layer.scaling[name]), masks)
 
 
-def take_dropouts(model: nn.Module) -> None:
-    """Replace the dropouts of peft's layers by ones that drop by token."""
-    for name, adapter, dropout in torch_dropouts(model):
-        cast(Any, model.get_submodule(name)).lora_dropout[adapter] = PeftDropout(dropout.p, name).eval()
-
-
 def torch_dropouts(model: nn.Module) -> list[tuple[str, str, nn.Dropout]]:
     """torch's dropouts in peft's layers, each with the names of layer and adapter."""
     return [

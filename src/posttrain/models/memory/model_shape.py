@@ -9,10 +9,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.adaptable import expert_matrices
+from posttrain.models.adapters.adaptable import expert_matrices, linear_layers
+from posttrain.models.adapters.lora import layer_shape
 from posttrain.models.adapters.peft_format import read_adapter
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.loading.adapter_folder import base_options
@@ -119,11 +119,6 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
     """The shape of a model without adapters."""
     config = model.config
     head = cast(nn.Linear, model.get_output_embeddings())
-    linear = [
-        _inputs_outputs(module)
-        for module in model.modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head
-    ]
     text = cast(Any, config.get_text_config())
     hidden, heads = head.weight.shape[1], _first(text, "num_attention_heads", "n_heads") or 1
     width = _first(text, "head_dim") or hidden // heads
@@ -136,7 +131,7 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         head_parameters=head.weight.numel(),
         tied=head.weight is cast(nn.Embedding, model.get_input_embeddings()).weight,
-        linear_layers=tuple(linear),
+        linear_layers=tuple((inputs, outputs) for outputs, inputs in map(layer_shape, linear_layers(model).values())),
         vocab=head.weight.shape[0],
         hidden=hidden,
         layers=_first(text, "num_hidden_layers", "n_layers") or 1,
@@ -152,11 +147,6 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
         normed_heads=bool(names & {"q_norm", "k_norm"}),
         shared_prompt=shared_prompt_refusal(model) is None,
     )
-
-
-def _inputs_outputs(module: nn.Linear | Conv1D) -> tuple[int, int]:
-    rows, columns = module.weight.shape
-    return (columns, rows) if isinstance(module, nn.Linear) else (rows, columns)
 
 
 def _first(config: Any, *names: str) -> int | None:
