@@ -6,8 +6,7 @@ conf.py calls it whenever the documentation is built; `python docs/trl_fields.py
 from pathlib import Path
 
 from posttrain.trl import DPOConfig, GRPOConfig, ModelConfig, RewardConfig, RLOOConfig, SFTConfig
-from posttrain.trl.configs.checked_fields import CheckedFields, default_values
-from posttrain.trl.configs.field_rules import FieldRule
+from posttrain.trl.configs.field_rules import CheckedFields, FieldRule, default_values
 from posttrain.trl.configs.training_fields import TrainingFields
 
 PAGE = Path(__file__).parent / "reference" / "trl_fields.md"

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 import posttrain.trl
 from posttrain.errors import RunError, UserError
 from posttrain.trl import GRPOConfig, SFTConfig, SFTTrainer, TrlParser
-from posttrain.trl.configs.checked_fields import errors_by_field, mapping_of
+from posttrain.trl.configs.field_rules import errors_by_field, mapping_of
 from posttrain.trl.grpo_trainer import require_prompts
 from tests.support.runs import save_tiny_model
 from tests.support.trl_trainers import KINDS, PAIRS, PROMPTS, Kind, length, trainer

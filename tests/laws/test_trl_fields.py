@@ -13,14 +13,14 @@ import pytest
 
 from posttrain.errors import UserError
 from posttrain.trl import GRPOConfig, ModelConfig, SFTConfig
-from posttrain.trl.configs.checked_fields import (
+from posttrain.trl.configs.field_rules import (
     CheckedFields,
+    Treatment,
     default_values,
     lines_about,
     mappings,
     require_values,
 )
-from posttrain.trl.configs.field_rules import Treatment
 from posttrain.trl.configs.training_fields import OTHER_ADAMW
 from tests.support.refusals import refused
 

@@ -12,8 +12,7 @@ import pytest
 from posttrain.options.model import ModelOptions
 from posttrain.trl import GRPOConfig, ModelConfig, SFTConfig
 from posttrain.trl.configs.batch_arithmetic import RunLength, batch_plan
-from posttrain.trl.configs.checked_fields import CheckedFields, require_values
-from posttrain.trl.configs.field_rules import Treatment
+from posttrain.trl.configs.field_rules import CheckedFields, Treatment, require_values
 from posttrain.trl.configs.recipe import rl_config
 from tests.support.refusals import refused
 

@@ -22,7 +22,7 @@ from posttrain.runs.tensor_state import restore_module
 from posttrain.training.optimizer import OwnOptimizer, new_optimizer
 from posttrain.trl.callback_watcher import CallbackWatcher, RunRates
 from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
-from posttrain.trl.configs.checked_fields import errors_by_field, require_values
+from posttrain.trl.configs.field_rules import errors_by_field, require_values
 from posttrain.trl.configs.recipe import (
     adamw_options,
     checkpoint_options,

@@ -22,7 +22,7 @@ from posttrain.models.loading.model_folder import load_policy, load_policy_to_tr
 from posttrain.models.policy import Policy, as_policy, stop_ids
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
-from posttrain.trl.configs.checked_fields import mapping_of
+from posttrain.trl.configs.field_rules import mapping_of
 from posttrain.trl.configs.training_fields import TrainingFields
 
 if TYPE_CHECKING:

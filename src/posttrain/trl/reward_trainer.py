@@ -42,7 +42,7 @@ from posttrain.training.reward_model.pair_scores import pair_scores
 from posttrain.training.reward_model.reward_run import HEAD, train_reward_model
 from posttrain.trl.base_trainer import BaseTrainer, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
-from posttrain.trl.configs.checked_fields import mapping_of
+from posttrain.trl.configs.field_rules import mapping_of
 from posttrain.trl.configs.row_configs import RewardConfig
 from posttrain.trl.dpo_trainer import PairTrainer
 from posttrain.trl.log_entries import Entry

@@ -15,7 +15,7 @@ from posttrain.errors import UserError
 from posttrain.runs.files import write_atomically
 from posttrain.runs.reports import Run
 from posttrain.trl.callback_watcher import Events, made_callback
-from posttrain.trl.configs.checked_fields import config_from, errors_by_field, lines_about, require_values
+from posttrain.trl.configs.field_rules import config_from, errors_by_field, lines_about, require_values
 from posttrain.trl.configs.one_process import OneProcess
 from posttrain.trl.configs.recipe import folder_of_run
 from posttrain.trl.configs.training_fields import TrainingFields

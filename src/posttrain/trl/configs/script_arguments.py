@@ -13,8 +13,17 @@ from transformers import HfArgumentParser
 
 from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
-from posttrain.trl.configs.checked_fields import CheckedFields, lines_about, require_values
-from posttrain.trl.configs.field_rules import above, between, ints, refused, renamed, sets
+from posttrain.trl.configs.field_rules import (
+    CheckedFields,
+    above,
+    between,
+    ints,
+    lines_about,
+    refused,
+    renamed,
+    require_values,
+    sets,
+)
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from posttrain.trl.configs.checked_fields import CheckedFields
 from posttrain.trl.configs.field_rules import (
+    CheckedFields,
     above,
     any_of,
     at_least,
