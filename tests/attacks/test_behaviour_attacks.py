@@ -5,6 +5,7 @@ import pytest
 from posttrain.behaviours.behaviour_reader import MAX_CHARACTERS, BehaviourReader, PatternTimeout
 from posttrain.behaviours.behaviour_table import TABLE, chosen_rows
 from posttrain.options.behaviours import BehaviourOptions
+from tests.support.refusals import warned
 from tests.support.timing import idle_milliseconds
 
 COLUMNS = {"numbers": (17, 5, 3), "target": 36}
@@ -39,7 +40,7 @@ def test_hostile_text_is_read_in_a_second(name: str) -> None:
 def test_a_slow_pattern_is_ended_by_its_timeout_and_costs_only_its_own_row(pattern: str) -> None:
     patterns = {"slow": {"any": [pattern]}, "quick": {"any": ["a{10}b"]}}
     reader = BehaviourReader(chosen_rows(BehaviourOptions(patterns=patterns)), timeout_seconds=0.1)
-    with pytest.warns(PatternTimeout, match="slow"):
+    with warned("slow", kind=PatternTimeout):
         found = reader.read("a" * 5_000 + "b", {})
     assert {name: signs.shown for name, signs in found.items()} == {"quick": True}
     assert {name: signs.shown for name, signs in reader.read("ac", {}).items()} == {"slow": True, "quick": False}

@@ -34,7 +34,7 @@ from tests.support.faulty_endpoint import (
     status,
     truncated,
 )
-from tests.support.refusals import refused
+from tests.support.refusals import refused, warned
 from tests.support.reward_rows import group
 
 SEVEN = says('It is mostly right.\n{"score": 7}')
@@ -259,7 +259,7 @@ def test_pairs_share_the_points_within_a_prompt() -> None:
 
 
 def test_a_judge_that_cannot_tell_bad_from_good_raises_an_alarm() -> None:
-    with endpoint(says('{"score": 10}')) as at, pytest.warns(UserWarning, match="may mean nothing"):
+    with endpoint(says('{"score": 10}')) as at, warned("may mean nothing"):
         judged(at, "It is 7.", canary_every=100)
     with endpoint(says('{"score": 10}')) as at:
         judged(at, "It is 7.", canary_every=0)

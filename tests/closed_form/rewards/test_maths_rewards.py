@@ -18,6 +18,7 @@ from posttrain.rewards.math_verify import (
 )
 from posttrain.rewards.parsing.final_answers import answer_in, last_boxed
 from posttrain.sandbox.sandboxes import Sandboxes
+from tests.support.refusals import warned
 from tests.support.timing import LINEAR, time_ratio
 
 CORRECT, WRONG, REFUSED = AnswerOutcome.CORRECT, AnswerOutcome.WRONG, AnswerOutcome.REFUSED
@@ -196,7 +197,7 @@ def test_what_is_missing_has_a_name() -> None:
 
 def test_a_gold_answer_that_cannot_be_read_is_not_scored_and_named_once() -> None:
     gold = r"\sqrt{777}"
-    with pytest.warns(UserWarning, match=r"sqrt\{777\}.*not scored"):
+    with warned("sqrt{777}", "not scored"):
         assert outcome("5", gold) == (None, AnswerOutcome.NO_GOLD)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -18,7 +18,7 @@ from posttrain.errors import RunError
 from posttrain.rewards.countdown.grader import Countdown, countdown, puzzle
 from posttrain.rewards.grading.calls import private_copy
 from posttrain.rewards.grading.grade import ScoringFailure, grade, reward_function
-from tests.support.refusals import refused
+from tests.support.refusals import refused, warned
 from tests.support.reward_rows import CHAT, graded, group, scores
 from tests.support.worker_rows import function_of
 
@@ -152,7 +152,7 @@ def test_what_is_waited_for_is_told_once_it_takes_long(monkeypatch: pytest.Monke
         return [1.0]
 
     for function in (slow, slow_later):
-        with pytest.warns(RuntimeWarning, match=rf"'{function.__name__}': still running .*`workers: 1` and `item_sec"):
+        with warned(f"'{function.__name__}'", "`workers: 1` and `item_seconds`", kind=RuntimeWarning):
             graded([group(["a"])], function)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
