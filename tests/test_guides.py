@@ -15,12 +15,12 @@ import torch
 from posttrain.algorithms.credit import Evidence
 from posttrain.binding import module_from
 from posttrain.config import load_recipe
-from posttrain.errors import UserError
 from posttrain.generation.engine import MEMBERS, require_engine
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.loading.exported_weights import ExportedWeights
 from tests.support.pages import attribute, before_patch, blocks, commands, posttrain, programs, python, write_files
+from tests.support.refusals import refused
 from tests.support.runs import command, save_tiny_model
 from tests.support.tiny import request, some_prompts, tiny_policy
 
@@ -161,7 +161,7 @@ def test_the_engine_of_the_page_samples_what_ours_does_and_counts(folder: Path) 
 
 def test_an_option_of_the_file_has_its_type_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    with pytest.raises(UserError, match=r"task.num_digits = 'x' should be a whole number"):
+    with refused("task.num_digits = 'x'"):
         load_recipe("mine.yaml", task={"num_digits": "x"})
 
 

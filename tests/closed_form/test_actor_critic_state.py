@@ -17,6 +17,7 @@ from posttrain.training.actor_critic_state import (
     restored,
     state_json,
 )
+from tests.support.refusals import refused
 
 KL = {"coefficient": 0.5, "estimator": "k1", "place": "reward"}
 
@@ -71,7 +72,7 @@ def test_the_critic_learns_alone_until_it_explains_something_or_its_steps_are_ov
 def test_a_checkpoint_that_does_not_say_what_was_remembered_is_refused(options: dict[str, object]) -> None:
     algorithm = ppo(**options)
     first = at_first(algorithm, begun=False)
-    with pytest.raises(RunError, match="the checkpoint does not say what ppo remembered"):
+    with refused("the checkpoint does not say what ppo remembered", error=RunError):
         restored({}, first, algorithm)
     for state in (first, NO_STATE, ActorCriticState(kl_coefficient=0.25, begun=True, fit_steps=1)):
         saved = json.loads(json.dumps(state_json(state, algorithm)))

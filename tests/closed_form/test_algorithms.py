@@ -13,8 +13,8 @@ from posttrain.algorithms.reward_shaping import Overlong, overlong_punishment
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.algorithms.terms import KlTerm, TokenView
 from posttrain.batch import TokenColumns
-from posttrain.errors import UserError
 from posttrain.needs import Need
+from tests.support.refusals import refused
 from tests.support.sequences import known
 from tests.support.tiny import advantage, gradient
 
@@ -260,7 +260,7 @@ def test_a_reference_is_kept_only_for_a_kl_term_or_a_ratio_to_it(name) -> None:
     assert plain.kl_penalty is None
     assert build_algorithm({"name": name, "kl": {"coefficient": 0.1}}).uses_reference
     if name in ("maxrl", "distill"):  # rewards below 0; a signal that is no reward
-        with pytest.raises(UserError, match=r"place = reward"):
+        with refused("place = reward"):
             build_algorithm({"name": name, "kl": {"coefficient": 0.1, "place": "reward"}})
         return
     with_kl = build_algorithm({"name": name, "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}})
@@ -300,7 +300,7 @@ def test_an_algorithm_of_ones_own_is_what_its_function_returns(tmp_path) -> None
         "from posttrain.algorithms.table import grpo\n\ndef mine(): return grpo()\n\ndef five(): return 5\n"
     )
     assert build_algorithm({"path": f"{file}:mine"}).name == "grpo"
-    with pytest.raises(UserError, match=r"mine\.py:five returned 5 \(int\); return a posttrain"):
+    with refused("mine.py:five", "5 (int)"):
         build_algorithm({"path": f"{file}:five"})
 
 

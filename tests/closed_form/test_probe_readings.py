@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from posttrain.errors import UserError
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.rewards.grading.function import reward_function
 from posttrain.tasks.base import Probe, Reading
 from posttrain.training.evaluation import Questions, full_evaluation
+from tests.support.refusals import refused
 from tests.support.tiny import some_prompts, tiny_policy
 
 
@@ -24,13 +24,13 @@ QUESTIONS = Questions(prompts=some_prompts([3, 5, 2, 4]), judge=reward_function(
 
 @pytest.mark.parametrize(
     ("measured", "message"),
-    [({"mean_length": 1.0}, "mean_length, which evaluation has already"), ({"other": 1.0}, "its readings are mine")],
+    [({"mean_length": 1.0}, "mean_length"), ({"other": 1.0}, "mine")],
 )
 def test_a_probe_gives_its_readings_and_nothing_that_is_measured_anyway(
     measured: dict[str, float], message: str
 ) -> None:
     probe = Probe(readings={"mine": Reading("mine")}, measure=lambda groups: measured)
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         full_evaluation(InProcessEngine(tiny_policy()), replace(QUESTIONS, probes={"p": probe}), samples=1)
 
 
@@ -43,32 +43,32 @@ def with_probe(measured: object) -> Questions:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (float("nan"), r"nan \(float\)"),
-        (float("inf"), r"inf \(float\)"),
-        (None, r"None \(NoneType\)"),
-        ("0.5", r"'0.5' \(str\)"),
-        (torch.ones(2), r"tensor\(\[1., 1.\]\) \(Tensor\)"),
-        (10**400, r"1000.* \(int\)"),
+        (float("nan"), "nan (float)"),
+        (float("inf"), "inf (float)"),
+        (None, "None (NoneType)"),
+        ("0.5", "'0.5' (str)"),
+        (torch.ones(2), "tensor([1., 1.]) (Tensor)"),
+        (10**400, "1000"),
     ],
     ids=["nan", "inf", "none", "text", "two", "too large"],
 )
 def test_a_reading_that_is_no_finite_number_is_refused_by_task_probe_and_name(value: object, said: str) -> None:
-    with pytest.raises(UserError, match=f"^task odd: probe 'p': mine = {said} is not a finite number; leave out"):
+    with refused("'p'", f"mine = {said}"):
         full_evaluation(InProcessEngine(tiny_policy()), with_probe({"mine": value}), samples=1)
 
 
 def test_names_that_a_probe_must_not_give_are_said_in_order() -> None:
     names = ["zeta", "alpha", "mu", "kappa", "beta", "omega"]
-    with pytest.raises(UserError, match="measured alpha, beta, kappa, mu, omega, zeta, but its readings are"):
+    with refused("measured alpha, beta, kappa, mu, omega, zeta, but its readings are"):
         full_evaluation(InProcessEngine(tiny_policy()), with_probe(dict.fromkeys(names, 1.0)), samples=1)
     taken = ["num_unscored", "accuracy_sampled", "outcomes", "accuracy_greedy", "mean_length", "num_problems"]
     probe = Probe(readings={name: Reading(name) for name in taken}, measure=lambda groups: dict.fromkeys(taken, 1.0))
-    with pytest.raises(UserError, match=f"gives {', '.join(sorted(taken))}, which evaluation has already"):
+    with refused(f"gives {', '.join(sorted(taken))}, which evaluation has already"):
         full_evaluation(InProcessEngine(tiny_policy()), replace(QUESTIONS, probes={"p": probe}), samples=1)
 
 
 def test_a_probe_that_measures_nothing_says_so_with_a_mapping() -> None:
-    with pytest.raises(UserError, match=r"^task odd: probe 'p' measured None \(NoneType\); give a mapping"):
+    with refused("'p'", "NoneType"):
         full_evaluation(InProcessEngine(tiny_policy()), with_probe(None), samples=1)
     results, _ = full_evaluation(InProcessEngine(tiny_policy()), with_probe({}), samples=1)
     assert "mine" not in results

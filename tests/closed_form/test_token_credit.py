@@ -8,6 +8,7 @@ import torch
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import RunError
+from tests.support.refusals import refused
 
 nan = math.nan
 
@@ -142,5 +143,5 @@ def test_a_completion_that_nothing_scored_has_no_steps() -> None:
 
 def test_scores_that_are_normalised_one_by_one_have_no_place_for_token_rewards() -> None:
     algorithm = build_algorithm({"name": "grpo", "reward_aggregation": "normalize_then_sum"})
-    with pytest.raises(RunError, match="Use sum_then_normalize"):
+    with refused("sum_then_normalize", error=RunError):
         algorithm.credit(TWO)

@@ -13,7 +13,6 @@ import torch
 
 from posttrain.algorithms.advantages import group_zscore
 from posttrain.algorithms.table import build_algorithm
-from posttrain.errors import UserError
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.forward import Completions
@@ -26,6 +25,7 @@ from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.update import Objective, group_logprobs, update
+from tests.support.refusals import refused
 from tests.support.sequences import resampled
 from tests.support.tiny import (
     STOP_IDS,
@@ -242,7 +242,7 @@ def test_9_samples_of_a_cut_distribution_are_not_on_policy_under_the_full_one() 
     assert taught(cut / cut.sum())[3] == pytest.approx(-full[3].item())  # the unlikely token is made unlikelier yet
 
     # Ours refuses to train on them unless told, and records both log-probs.
-    with pytest.raises(UserError, match=r"top_p = 0.9 samples from a cut distribution.*allow_cut_sampling"):
+    with refused("top_p = 0.9", "allow_cut_sampling"):
         RolloutOptions(top_p=0.9)
     assert RolloutOptions(top_p=0.9, allow_cut_sampling=True).sampling.cuts
     (group,) = sample_groups(

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 import posttrain
 from posttrain.cli import main
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.generation.engine import Sampling, require_engine
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import gap_metrics, most_of
@@ -23,6 +23,7 @@ from posttrain.runs.alarms import GAP, GAP_LIMIT, MOST_GAPS
 from tests.end_to_end.test_own_objects import Counts, Sums, config, policy_of
 from tests.support.dice import dice
 from tests.support.engines import ChangedSampling
+from tests.support.refusals import refused
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
 
 
@@ -76,7 +77,7 @@ def run(model: Path, folder: Path, engine: type[Elsewhere]) -> posttrain.Run:
 def test_an_engine_whose_logprobs_are_not_the_policys_ends_the_run_whatever_it_says_of_its_numbers(
     engine: type[Elsewhere], limit: float, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(RunError, match=rf"3 steps in a row .* more than {limit} nats"):
+    with refused("3 steps in a row", f"{limit} nats", error=RunError):
         run(model, tmp_path / "run", engine)
     first = metrics_of(tmp_path / "run")[1]
     assert first[GAP] > first[GAP_LIMIT] == limit
@@ -89,7 +90,7 @@ def test_an_adapters_dropout_hides_no_gap(passes: int, model: Path, tmp_path: Pa
     policy = load_policy_to_train(ModelOptions(path=str(model), adapter=AdapterOptions(rank=2, dropout=0.5)), seed=0)
     options = replace(config(tmp_path / "run").update, epochs_per_step=passes)
     asked = replace(config(tmp_path / "run"), update=options)
-    with pytest.raises(RunError, match=r"3 steps in a row .* more than 0.1 nats"):
+    with refused("3 steps in a row", "0.1 nats", error=RunError):
         posttrain.train(asked, policy=policy, task=Sums(policy), engine=Doubling(policy), rewards=[dice])
     ours = replace(asked, run=replace(asked.run, folder=str(tmp_path / "ours")))
     posttrain.train(ours, policy=policy, task=Sums(policy), rewards=[dice])
@@ -106,7 +107,7 @@ def test_an_engine_that_states_no_limit_may_be_a_tenth_of_a_nat_off(model: Path,
 def test_a_limit_that_limits_nothing_is_refused(gap: object, model: Path) -> None:
     engine = Near(policy_of(model))
     engine.logprob_gap = gap  # type: ignore[assignment]
-    with pytest.raises(UserError, match="logprob_gap"):
+    with refused("logprob_gap"):
         require_engine(engine)
 
 

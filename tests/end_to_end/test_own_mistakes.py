@@ -12,6 +12,7 @@ from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import grpo
 from posttrain.errors import RunError
 from tests.end_to_end.test_own_objects import Sums, config, policy_of, rewarded_by_answer
+from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model
 
 
@@ -24,15 +25,12 @@ def test_a_mistake_in_an_algorithm_is_told_with_the_step_and_what_is_left(model:
     """In step 1 before anything is written."""
     policy, right = policy_of(model), grpo()
     for mistaken, said in [
-        (1, r"^algorithm grpo: its credit rule returned a tensor"),
-        (
-            2,
-            r"^step 2: algorithm grpo: its credit rule returned a tensor .*\n.*last good checkpoint is .*step-00000",
-        ),
+        (1, ("algorithm grpo", "returned a tensor")),
+        (2, ("step 2", "algorithm grpo", "returned a tensor", "step-00000")),
     ]:
         calls = iter(range(1, 9))
         own = replace(right, credit=lambda evidence, at=mistaken, calls=calls: credit_until(at, calls, evidence))
-        with pytest.raises(RunError, match=said):
+        with refused(*said, error=RunError):
             posttrain.train(
                 config(tmp_path / "run", 2),
                 policy=policy,

@@ -13,7 +13,6 @@ import posttrain
 from posttrain.binding import module_from
 from posttrain.cli import main
 from posttrain.config import DpoConfig
-from posttrain.errors import UserError
 from posttrain.generation.engine import PAGE as PAGE_OF_CHANGE
 from posttrain.generation.engine import SamplingTimeout, require_engine
 from posttrain.generation.groups import sample_groups
@@ -25,6 +24,7 @@ from posttrain.options.model import ModelOptions
 from posttrain.records import Finish, Prompt
 from tests.support.engine_server import EngineServer, engine_server
 from tests.support.pages import blocks, write_files
+from tests.support.refusals import refused
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
 from tests.support.tiny import STOP_IDS, request, some_prompts, tiny_policy
 
@@ -103,7 +103,7 @@ def test_a_folder_is_measured_and_pairs_are_sampled_through_a_recipes_engine(
     }
     posttrain.train_dpo(posttrain.load_recipe(kind=DpoConfig, model={"path": str(model)}, **rounds))
     assert server.versions[1:] == [0, 0, 1]
-    with pytest.raises(UserError, match="engine: is for rounds"):
+    with refused("engine", "rounds"):
         posttrain.load_recipe(kind=DpoConfig, task={"path": "rows.jsonl"}, engine=over_http(model, server))
 
 
@@ -111,7 +111,7 @@ def test_a_server_that_hangs_is_named_with_the_seconds(model: Path, server: Engi
     policy = load_policy(ModelOptions(path=str(model)), inference=True)
     made = module_from(model.parent / "http_engine.py", "test").HttpEngine
     engine = require_engine(made(policy, f"http://127.0.0.1:{server.port}", patience_seconds=0.3))
-    with server.lock, pytest.raises(SamplingTimeout, match=r"engine HttpEngine: .* in 0.3 seconds, and 3 are open"):
+    with server.lock, refused("HttpEngine", "0.3", error=SamplingTimeout):
         sample_groups(engine, some_prompts([4]), request(3))
 
 
@@ -132,7 +132,7 @@ def test_what_is_no_engine_is_refused(path: str, model: Path, tmp_path: Path, mo
         "class NoPolicy:\n    def __init__(self): ...\n"
     )
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"engine.*{WRONG[path]}"):
+    with refused("engine"):
         posttrain.train(
             posttrain.load_recipe(tiny_recipe(tmp_path / "case", model={"path": str(model)}, engine={"path": path}))
         )

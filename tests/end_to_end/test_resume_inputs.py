@@ -16,7 +16,6 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.table import grpo, rloo
 from posttrain.algorithms.terms import KlTerm
 from posttrain.cli import main
-from posttrain.errors import UserError
 from posttrain.options.training import ReferenceOptions
 from posttrain.runs.run_inputs import RunInput, RunInputs
 from posttrain.training.caller_objects import CallerObjects, inputs_of
@@ -81,7 +80,7 @@ def test_the_command_refuses_a_run_that_was_made_of_objects_and_says_how_to_go_o
 @pytest.mark.parametrize("forgotten", ["policy", "task", "engine", "algorithm", "rewards"])
 def test_an_object_that_is_forgotten_is_named(forgotten: str, made: Path, model: Path) -> None:
     objects = {name: each for name, each in objects_for(model).items() if name != forgotten}
-    with pytest.raises(UserError, match=rf"objects that this resume lacks: {forgotten}(\[0\])? = [^,]*\.  Resume it"):
+    with refused("resume lacks", forgotten):
         resume(made, **objects)
 
 
@@ -98,31 +97,28 @@ def same_name(factor: float) -> Callable[..., list[float]]:
     return scored
 
 
-OTHERS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
+OTHERS: dict[str, tuple[Callable[[Path], dict[str, Any]], tuple[str, ...]]] = {
     "another task": (
         lambda model: {"task": Differences(policy_of(model))},
-        "task = Differences (differences) is given, and the run was made with Sums (sums)",
+        ("task = Differences (differences)", "Sums (sums)"),
     ),
-    "another algorithm": (lambda model: {"algorithm": grpo()}, "algorithm = grpo is given, and the run was made with"),
+    "another algorithm": (lambda model: {"algorithm": grpo()}, ("algorithm = grpo", "Undo the change")),
     "the same algorithm with other options": (
         lambda model: {"algorithm": replace(rloo(), credit=upside_down)},
-        "algorithm = rloo has changed since the run began",
+        ("algorithm = rloo",),
     ),
-    "another reward": (
-        lambda model: {"rewards": [louder]},
-        "rewards[0] = louder is given",
-    ),
+    "another reward": (lambda model: {"rewards": [louder]}, ("rewards[0] = louder", "dice")),
     "another reward of its name": (
         lambda model: {"rewards": [posttrain.reward_function(louder, name="dice")]},
-        "rewards[0] = dice has changed since the run began",
+        ("rewards[0] = dice",),
     ),
     "another weight": (
         lambda model: {"rewards": [posttrain.reward_function(dice, weight=0.5)]},
-        "rewards[0] = dice (weight = 0.5) is given, and the run was made with dice",
+        ("rewards[0] = dice (weight = 0.5)",),
     ),
     "a reward more": (
         lambda model: {"rewards": [dice, louder]},
-        "rewards[1] = louder is given, and the run was made without",
+        ("rewards[1] = louder", "without"),
     ),
 }
 
@@ -131,7 +127,7 @@ OTHERS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
 def test_another_object_is_refused(other: str, made: Path, model: Path) -> None:
     change, says = OTHERS[other]
     before = state_of(made)
-    with refused(f"resume {made}: {says}", "Undo the change"):
+    with refused("Undo the change", *says):
         resume(made, **objects_for(model, **change(model)))
     assert state_of(made) == before
 
@@ -214,8 +210,8 @@ def test_other_rows_are_refused(model: Path, tmp_path: Path) -> None:
     posttrain.train(config_for(model, tmp_path / "run"), rows=ROWS, rewards=[dice])
     more = config_for(model, tmp_path / "run", run={"num_steps": 2})
     changed = [*ROWS[:-1], {**ROWS[-1], "answer": 0}]
-    for rows, says in ((changed, "rows = 6 rows has changed"), (ROWS[:5], "rows = 5 rows is given, and the run")):
-        with pytest.raises(UserError, match=says):
+    for rows, says in ((changed, "rows = 6 rows"), (ROWS[:5], "rows = 5 rows")):
+        with refused(says):
             posttrain.train(more, rows=rows, rewards=[dice], resume=True)
     assert inputs(rows=[dict(row) for row in ROWS]) == inputs(rows=ROWS)
     assert inputs(rows=[{"prompt": "a", "puzzle": Scorer(1)}]) == inputs(rows=[{"prompt": "a", "puzzle": Scorer(1)}])
@@ -321,7 +317,7 @@ class Stuck(Counts):
 def test_an_engine_that_does_not_take_the_weights_is_told_at_the_step(model: Path, tmp_path: Path) -> None:
     policy = policy_of(model)
     objects = objects_for(model, policy=policy, task=Sums(policy), engine=Stuck(policy))
-    with refused("step 1: engine Stuck: weights_version = 0 after load(weights, 1)."):
+    with refused("step 1: engine Stuck", "weights_version = 0"):
         posttrain.train(config(tmp_path / "run", 2), **objects)
 
 
@@ -338,7 +334,7 @@ def test_a_reference_is_judged_by_the_algorithm_that_is_given(
     # One update a step, and the reference is the policy that the step begins with.
     assert all(abs(line["kl"]) < 1e-9 for line in metrics_of(run.folder)[1:])
     trained(tmp_path / "run", 3, with_kl())
-    with refused("reference.refresh_every = 1 is only for a reference, and rloo has none"):
+    with refused("reference.refresh_every = 1"):
         trained(tmp_path / "other", 2, rloo())
     assert not (tmp_path / "other").exists()
     # By the command too the objects are what is missing, and not a use for the reference.
@@ -353,7 +349,7 @@ def test_a_change_that_is_accepted_is_noted_once_and_for_all(
     folder = tmp_path / "run"
     posttrain.train(config(folder, 1), **objects_for(model))
     other = objects_for(model, rewards=[mended])
-    with refused("rewards[0] = mended is given", "accept_changes=True") as refusal:
+    with refused("rewards[0] = mended", "accept_changes") as refusal:
         resume(folder, **other)
     assert refusal.value.command.endswith("or accept it: --accept-changes.")
     posttrain.train(config(folder, 2), **objects_for(model, rewards=[mended]), resume=True, accept_changes=True)

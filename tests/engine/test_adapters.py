@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posttrain.algorithms.table import build_algorithm
-from posttrain.errors import UserError
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy, as_policy
@@ -19,6 +18,7 @@ from posttrain.options.training import UpdateOptions
 from posttrain.training.optimizer import new_optimizer
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.update import Objective, group_logprobs, update
+from tests.support.refusals import refused
 from tests.support.tiny import batch_of, plain_logprobs, request, some_prompts, tiny_model, tokenizer
 
 PROJECTIONS = ("q_proj", "down_proj")
@@ -129,12 +129,12 @@ def with_dropout(model: PreTrainedModel) -> None:
 
 LATE = {
     "an adapter": (quickly_run, injected, "layers.0.mlp.down_proj has got or lost an adapter"),
-    "a stand-in": (quickly_run, with_stand_in, "layers.0.self_attn.q_proj is a .*AdaptedLinear"),
+    "a stand-in": (quickly_run, with_stand_in, "AdaptedLinear"),
     "a hook": (quickly_run, with_hook, "layers.0 has a hook"),
     "dropout": (plainly_run, with_dropout, "layers.0.self_attn.v_proj has got an adapter with dropout"),
     # As peft makes it: in training mode, so that its dropout would be on.
     "training mode": (plainly_run, injected, "layers in training mode"),
-    "a head": (plainly_run, with_adapted_head, "its output layer .*Leave the output layer out"),
+    "a head": (plainly_run, with_adapted_head, "its output layer"),
 }
 
 
@@ -145,7 +145,7 @@ def test_what_comes_into_a_model_after_its_policy_is_refused_and_a_policy_made_a
     engine = InProcessEngine(policy)
     sample_groups(engine, some_prompts(LENGTHS), request())
     change(policy.model)
-    with pytest.raises(UserError, match=says):
+    with refused(says):
         sample_groups(engine, some_prompts(LENGTHS), request())
     if what != "a head":
         as_policy(policy.model, policy.tokenizer).require_as_made()

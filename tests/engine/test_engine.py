@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.generation import in_process as engine_module
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
@@ -20,6 +20,7 @@ from posttrain.generation.streams import StreamKey, uniforms
 from posttrain.models.policy import Policy
 from posttrain.options.sampling import SamplingParams
 from posttrain.records import Finish, Group
+from tests.support.refusals import refused
 from tests.support.tiny import (
     ALL_DECODERS,
     DECODERS,
@@ -341,13 +342,12 @@ def test_a_prompt_that_leaves_little_room_is_cut_at_the_context(family: str) -> 
 
 @pytest.mark.parametrize("length", [64, 65])
 def test_a_prompt_that_leaves_no_room_is_named(length: int) -> None:
-    told = rf"prompt p1: {length} tokens leave no room in the model's context of 64.*task.over_long"
-    with pytest.raises(UserError, match=told):
+    with refused(f"prompt p1: {length} tokens", "1 to 63", "task.over_long"):
         sample_groups(InProcessEngine(tiny_policy()), some_prompts([3, length]), request())
 
 
 def test_an_empty_prompt_is_named() -> None:
-    with pytest.raises(UserError, match=r"prompt p0: 0 tokens.*at least 1 token"):
+    with refused("prompt p0: 0 tokens", "1 to 63"):
         sample_groups(InProcessEngine(tiny_policy()), some_prompts([0, 3]), request())
 
 
@@ -355,7 +355,7 @@ def test_logits_that_are_no_numbers_stop_the_run() -> None:
     policy = tiny_policy()
     with torch.no_grad():
         policy.model.model.norm.weight[0] = math.nan
-    with pytest.raises(RunError, match="NaN"):
+    with refused("NaN", error=RunError):
         sample_groups(InProcessEngine(policy), some_prompts([3]), request())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.generation.engine import SamplingTimeout
 from posttrain.generation.groups import sample_groups, sampled_fault, take_checked
 from posttrain.generation.in_process import InProcessEngine, InProcessSampling
@@ -22,6 +22,7 @@ from posttrain.tasks.base import Probe, Reading
 from posttrain.training.collector import no_journal
 from posttrain.training.evaluation import Questions, full_evaluation
 from tests.support.engines import ChangedEngine, ChangedSampling
+from tests.support.refusals import refused
 from tests.support.stages import LIMIT, even_tokens, stages_with
 from tests.support.tiny import STOP_IDS, some_prompts, tiny_policy
 
@@ -112,14 +113,14 @@ class Returning(InProcessEngine):
     ids=["nothing", "twice"],
 )
 def test_a_take_returns_what_is_done_once(change: Callable[[list[Sampled]], list[Sampled]], says: str) -> None:
-    with pytest.raises(RunError, match=says):
+    with refused(says, error=RunError):
         sample_groups(Returning(change), PROMPTS, REQUEST)
 
 
 def test_an_engine_that_cannot_suppress_tokens_is_not_asked_to() -> None:
     engine = InProcessEngine(tiny_policy())
     engine.suppresses = False
-    with pytest.raises(UserError, match="engine InProcessEngine: it cannot suppress"):
+    with refused("InProcessEngine", "suppress"):
         sample_groups(engine, PROMPTS, replace(REQUEST, suppressed=(3,)))
 
 
@@ -131,7 +132,7 @@ def test_what_a_step_and_its_refills_train_on_is_looked_at() -> None:
     algorithm = {"name": "dapo", "resample": {"max_rounds": 1}}
     made = stages_with(algorithm, even_tokens)
     made.collector.engine = ChangedEngine(made.policy, short, where=lambda _, each: each.continuation.draw == 1)
-    with pytest.raises(RunError, match=r"^engine ChangedEngine, prompt draw 1, sample .: .* logprobs"):
+    with refused("ChangedEngine", "prompt draw 1", "logprobs", error=RunError):
         made.collected()
 
     def equal(completions: Sequence[str], **columns: object) -> list[float]:
@@ -139,7 +140,7 @@ def test_what_a_step_and_its_refills_train_on_is_looked_at() -> None:
 
     refilled = stages_with(algorithm, equal)
     refilled.collector.engine = ChangedEngine(refilled.policy, short, where=lambda _, each: each.continuation.draw >= 5)
-    with pytest.raises(RunError, match=r"^engine ChangedEngine, prompt draw [5-9], sample .: .* logprobs"):
+    with refused("ChangedEngine", "prompt ", "logprobs", error=RunError):
         refilled.collector.collect(1, no_journal, Clock())
 
 
@@ -152,10 +153,10 @@ def test_what_an_evaluation_and_its_probes_measure_is_looked_at() -> None:
         prompts=PROMPTS, judge=reward_function(even_tokens), max_completion_tokens=LIMIT, seed=0, probes=probes
     )
     assert full_evaluation(InProcessEngine(tiny_policy()), questions, samples=2)[0]["number"] == 3
-    with pytest.raises(RunError, match=r"^engine ChangedEngine, prompt p., sample .: .* logprobs"):
+    with refused("ChangedEngine", "prompt ", "logprobs", error=RunError):
         full_evaluation(ChangedEngine(tiny_policy(), short), questions, samples=2)
     of_probe = ChangedEngine(tiny_policy(), short, where=lambda request, _: bool(request.suppressed))
-    with pytest.raises(RunError, match=r"^engine ChangedEngine, prompt p., sample .: .* logprobs"):
+    with refused("ChangedEngine", "prompt ", "logprobs", error=RunError):
         full_evaluation(of_probe, questions, samples=2)
 
 

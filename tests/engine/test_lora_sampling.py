@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms.table import build_algorithm
-from posttrain.errors import UserError
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import engine_in_parity, largest_gap
@@ -23,6 +22,7 @@ from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.optimizer import new_optimizer
 from posttrain.training.update import Objective, group_logprobs, update
 from tests.support.adapted import adapted_policy, fill
+from tests.support.refusals import refused
 from tests.support.tiny import batch_of, plain_logprobs, request, some_prompts
 
 LENGTHS = (3, 7, 1)
@@ -100,7 +100,7 @@ def test_an_update_moves_the_adapter_and_nothing_else(forward: str, nf4: bool) -
 
 def test_weight_decay_on_an_adapter_is_refused() -> None:
     settings = LearnerSettings(update=UpdateOptions(weight_decay=0.1), max_completion_tokens=8)
-    with pytest.raises(UserError, match=r"update\.weight_decay = 0\.1 of an adapter .* update\.decay_adapter = true"):
+    with refused("update.weight_decay = 0.1", "update.decay_adapter = true"):
         Learner(adapted_policy(), build_algorithm({"name": "grpo"}), settings)
 
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.algorithms.advantages import leave_one_out
-from posttrain.errors import UserError
 from posttrain.variance import (
     baseline_deviation,
     measured_baseline_deviation,
@@ -19,6 +18,7 @@ from posttrain.variance import (
     unbiased_uninformative_share,
     uninformative_share,
 )
+from tests.support.refusals import refused
 
 
 def every_draw(p: float, size: int) -> list[tuple[float, torch.Tensor]]:
@@ -51,7 +51,7 @@ def test_the_squared_advantage_is_that_of_all_draws_of_prompts_that_differ(chanc
             reward += chance * rewards.square().mean().item()
     rates = torch.tensor(chances, dtype=torch.float64)
     assert squared_advantage(rates, size) == pytest.approx(square / reward, rel=1e-9)
-    with pytest.raises(UserError, match="nothing to compare"):
+    with refused("nothing to compare"):
         squared_advantage(rates, 1)
 
 
@@ -71,7 +71,7 @@ def test_shares_are_means_over_prompts_and_all_samples_may_be_one_group() -> Non
     assert unbiased_uninformative_share(torch.tensor([[1.0, 1.0], [1.0, 0.0]]).double(), 2) == pytest.approx(0.5)
     # p (1 - p) = 0 and 1/4, times 2, over a mean p of 1/4
     assert squared_advantage(torch.tensor([0.0, 0.5]).double(), 2) == pytest.approx(1.0)
-    with pytest.raises(UserError, match="groups of 2, at most 0 of which earn 1"):
+    with refused("groups of 2, at most 0 of which earn 1"):
         squared_advantage(torch.zeros(2).double(), 2)
 
 
@@ -91,11 +91,11 @@ def test_the_noise_of_a_sampled_mean_is_the_spread_of_a_prompts_groups() -> None
 
 def test_too_few_samples_and_other_rewards_are_told() -> None:
     rewards = torch.tensor([[1.0, 0.0, 0.5]], dtype=torch.float64)
-    with pytest.raises(UserError, match="3 samples of a prompt make no group of 4"):
+    with refused("3 samples of a prompt make no group of 4"):
         measured_uninformative_share(rewards, 4)
-    with pytest.raises(UserError, match="3 samples of a prompt make no group of 4"):
+    with refused("3 samples of a prompt make no group of 4"):
         unbiased_uninformative_share(rewards, 4)
-    with pytest.raises(UserError, match="3 samples of a prompt are 1 group of 2: give 2"):
+    with refused("3 samples of a prompt are 1 group of 2: give 2"):
         measured_baseline_deviation(rewards, 2)
-    with pytest.raises(UserError, match="rewards other than 0 and 1"):
+    with refused("rewards other than 0 and 1"):
         success_rates(rewards)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError
 from posttrain.generation.sampling import (
     SMALL_VOCAB,
     first_exceeding,
@@ -22,6 +22,7 @@ from posttrain.generation.sampling import (
 )
 from posttrain.generation.streams import StreamKey, uniforms
 from posttrain.options.sampling import SamplingParams
+from tests.support.refusals import refused
 
 LARGEST_UNIFORM = 1 - 2**-53
 SEEDS = st.integers(0, 2**32 - 1)
@@ -274,7 +275,7 @@ def test_logits_that_are_no_numbers_are_an_error_that_names_the_row(
     sampled = sample(logits, torch.tensor([0.1, 0.5, LARGEST_UNIFORM], dtype=torch.float64), sampling)
     assert sampled.tokens.max() < vocab
     assert torch.isfinite(sampled.logprobs).tolist() == [True, False, True]
-    with pytest.raises(RunError, match=r"^prompt 1: the model gave logits .* \(1 of 3 rows\)"):
+    with refused("prompt 1: ", "1 of 3 rows", error=RunError):
         require_finite(sampled.logprobs, row_name="prompt {}".format)
     require_finite(sampled.logprobs[[0, 2]])
 
@@ -289,7 +290,7 @@ def test_logits_that_are_no_numbers_are_an_error_that_names_the_row(
     ],
 )
 def test_settings_that_make_no_distribution_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         SamplingParams(**options)
 
 

@@ -21,6 +21,7 @@ from posttrain.records import Group
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.update import Objective, group_logprobs, token_view, update
+from tests.support.refusals import refused
 from tests.support.sequences import resampled
 from tests.support.tiny import (
     batch_of,
@@ -301,7 +302,7 @@ def test_a_loss_that_is_no_number_stops_before_the_step_and_names_the_completion
     algorithm = build_algorithm({"name": "rloo"})
     batch, before = batch_of(sampled_by(log_mu), ADVANTAGES, algorithm), weights(policy)
     options = replace(options, tokens_per_microbatch=budget)
-    with pytest.raises(RunError, match=r"^prompt b, sample 1: the loss of a token is (inf|-inf|nan)"):
+    with refused("prompt b, sample 1: the loss of a token is", error=RunError):
         update(policy, optimizer, batch, objective_of(algorithm), options, 1e-2)
     assert torch.equal(weights(policy), before)
     # Nor does anything of it reach the next update.
@@ -317,7 +318,7 @@ def test_a_gradient_that_is_no_number_stops_before_the_step() -> None:
     before = weights(policy)
     parameter = policy.model.model.norm.weight
     parameter.register_hook(lambda grad: grad * math.inf)
-    with pytest.raises(RunError, match=r"gradient's norm \(policy\) is (inf|nan) although the loss is"):
+    with refused("gradient's norm (policy) is", error=RunError):
         update(policy, optimizer, batch, objective_of(algorithm), options, 1e-2)
     assert torch.equal(weights(policy), before)
 

@@ -27,7 +27,6 @@ class AlignedSlots:
 
     @property
     def num_rows(self) -> int:
-        """Rows in use."""
         return len(self._first)
 
     @property
@@ -37,7 +36,6 @@ class AlignedSlots:
 
     @property
     def lengths(self) -> Int64[Tensor, " row"]:
-        """Tokens that each row holds."""
         return self._end - self._first
 
     @property
@@ -66,7 +64,6 @@ class AlignedSlots:
         return [each[row : row + 1, :, first : self._end].clone() for each in self._storage], self._end - first
 
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
-        """Copy rows over finished ones and let go of all behind `num_left`."""
         if len(source):
             for kept in self._storage:
                 kept[target] = kept[source]
@@ -81,7 +78,6 @@ class AlignedSlots:
         return self.lengths
 
     def end_step(self) -> None:
-        """Count the token that every layer has written."""
         self._end += 1
 
     def visible(self) -> Bool[Tensor, "row time"]:
@@ -99,9 +95,9 @@ class AlignedSlots:
         return both[0], both[1]
 
     def _make_room(self, rows: int, columns: int, like: Sequence[Tensor]) -> None:
-        """Room for so many rows and for as many cached columns, one more to write to, and some to grow into.
+        """Room for this many rows and cached columns, one more to write to, and some to grow into.
 
-        Where it is made anew, columns that nobody uses any more are left behind.
+        Reallocation drops columns that no row uses.
         """
         old, used = self._storage, self.seen if self.num_rows else 0
         if old and len(old[0]) >= rows and self._end >= columns and self._end < old[0].shape[2]:

@@ -17,7 +17,7 @@ from posttrain.models.shared_prompt.linear import Matrix, for_inference, linear
 
 
 class DecoderSteps:
-    """Sampling through the shared-prompt decoder, with every layer's weights made ready once for a whole sampling."""
+    """Sampling through the shared-prompt decoder, with every layer's weights prepared once for a sampling."""
 
     def __init__(self, policy: Policy) -> None:
         assert isinstance(policy.forward, SharedPromptForward)
@@ -29,19 +29,16 @@ class DecoderSteps:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Read the policy's weights anew."""
         self.layers = [self.decoder.layer(index).for_inference() for index in range(self.decoder.num_layers)]
         self.positions = replace(self.positions, rows=self.decoder.position_rows())
         self.output_layer = self.policy.output_layer
         self.head = for_inference(self.output_layer.matrix)
 
     def release(self) -> None:
-        """Let go of the copies."""
         self.layers, self.output_layer = [], self.policy.output_layer
         self.head = self.output_layer.matrix
 
     def slots(self) -> KeyValueSlots:
-        """An empty cache for one sampling."""
         return KeyValueSlots()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
@@ -62,7 +59,6 @@ class DecoderSteps:
         )
 
     def step(self, tokens: Int64[Tensor, " row"], slots: KeyValueSlots) -> Float[Tensor, "row vocab"]:
-        """Run one more token of each row."""
         positions = slots.begin_step()
         attention = _CachedAttention(slots)
         hidden = self.decoder.run(tokens, self.positions.at(positions), attention, self.layers)
@@ -110,7 +106,6 @@ class _CachedAttention:
         return attend_to_cache(query, keys, values, self._mask(kind.window), kind)
 
     def _mask(self, window: int | None) -> Tensor | None:
-        """Made once a step for all layers of a window."""
         if window not in self._hidden_from:
             hidden_from = ~self.slots.visible(window)
             self._hidden_from[window] = hidden_from if bool(hidden_from.any()) else None

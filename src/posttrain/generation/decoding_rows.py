@@ -1,8 +1,8 @@
 """The rows that are being decoded side by side: one token each at a time, out as soon as they end."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any
 
@@ -20,7 +20,7 @@ from posttrain.records import Alternatives, Finish
 
 @dataclass(slots=True)
 class PendingPrefix:
-    """A prefix that went through the model, and those of its continuations that have not started."""
+    """A prefilled prefix, and those of its continuations that have not started."""
 
     prefilled: PrefilledPrompts
     row: int
@@ -38,7 +38,6 @@ class KeptRow:
     """Tokens in the cache: all but the last, which has predicted nothing yet."""
 
     def begins(self, prefix: tuple[int, ...]) -> bool:
-        """Whether a prefix continues these tokens."""
         return prefix[: len(self.tokens)] == self.tokens
 
 
@@ -53,7 +52,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """What is known of the rows being decoded, one entry a row; entries are written as tokens are sampled."""
+    """The rows being decoded, one entry a row; entries are written as tokens are sampled."""
 
     count: Int64[Tensor, " row"]
     """Tokens sampled so far."""
@@ -70,16 +69,22 @@ class Columns:
     @staticmethod
     def empty(num_alternatives: int, device: torch.device) -> "Columns":
         """No rows, of completions of no tokens, with this many alternatives of each token."""
+        number = torch.zeros(0, 0, num_alternatives, dtype=torch.long, device=device)
+        real = number.double()
         return Columns(
-            count=torch.zeros(0, dtype=torch.long, device=device),
-            limit=torch.zeros(0, dtype=torch.long, device=device),
-            uniforms=torch.zeros(0, 0, dtype=torch.float64, device=device),
-            tokens=torch.zeros(0, 0, dtype=torch.long, device=device),
-            logprobs=torch.zeros(0, 0, dtype=torch.float64, device=device),
-            cut_logprobs=torch.zeros(0, 0, dtype=torch.float64, device=device),
-            alternatives=torch.zeros(0, 0, num_alternatives, dtype=torch.long, device=device),
-            alternative_logprobs=torch.zeros(0, 0, num_alternatives, dtype=torch.float64, device=device),
+            count=number.new_zeros(0),
+            limit=number.new_zeros(0),
+            uniforms=real.new_zeros(0, 0),
+            tokens=number.new_zeros(0, 0),
+            logprobs=real.new_zeros(0, 0),
+            cut_logprobs=real.new_zeros(0, 0),
+            alternatives=number,
+            alternative_logprobs=real,
         )
+
+    def map(self, change: Callable[[str, Tensor], Tensor]) -> "Columns":
+        """Every column, changed by name."""
+        return Columns(**{each.name: change(each.name, getattr(self, each.name)) for each in fields(self)})
 
     @property
     def width(self) -> int:
@@ -88,52 +93,33 @@ class Columns:
 
     def widened(self, width: int) -> "Columns":
         """The same rows with room for at least `width` tokens each."""
-        more = width - self.width
-        if more <= 0:
-            return self
-        pad = torch.nn.functional.pad
-        return replace(
-            self,
-            **{
-                name: pad(getattr(self, name), (0, more)) for name in ("uniforms", "tokens", "logprobs", "cut_logprobs")
-            },
-            **{name: pad(getattr(self, name), (0, 0, 0, more)) for name in ("alternatives", "alternative_logprobs")},
-        )
+        more = max(0, width - self.width)
+
+        def padded(_: str, values: Tensor) -> Tensor:
+            if values.ndim == 1 or not more:
+                return values
+            return torch.nn.functional.pad(values, (*(0, 0) * (values.ndim - 2), 0, more))
+
+        return self.map(padded)
 
     def add(self, limit: Int64[Tensor, " new"], uniforms: Float64[Tensor, "new position"]) -> "Columns":
         """These rows and new ones behind them, which have no token yet."""
+        new = {"limit": limit, "uniforms": uniforms}
 
-        def with_zeros(values: Tensor) -> Tensor:
-            return torch.cat([values, values.new_zeros(len(limit), *values.shape[1:])])
+        def extended(name: str, values: Tensor) -> Tensor:
+            empty = values.new_zeros(len(limit), *values.shape[1:])
+            return torch.cat([values, new.get(name, empty)])
 
-        return Columns(
-            count=with_zeros(self.count),
-            limit=torch.cat([self.limit, limit]),
-            uniforms=torch.cat([self.uniforms, uniforms]),
-            tokens=with_zeros(self.tokens),
-            logprobs=with_zeros(self.logprobs),
-            cut_logprobs=with_zeros(self.cut_logprobs),
-            alternatives=with_zeros(self.alternatives),
-            alternative_logprobs=with_zeros(self.alternative_logprobs),
-        )
+        return self.map(extended)
 
     def keep(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> "Columns":
         """The first `num_left` rows, after those at `source` have taken the places at `target`."""
 
-        def kept(values: Tensor) -> Tensor:
+        def kept(_: str, values: Tensor) -> Tensor:
             values[target] = values[source]
             return values[:num_left]
 
-        return Columns(
-            count=kept(self.count),
-            limit=kept(self.limit),
-            uniforms=kept(self.uniforms),
-            tokens=kept(self.tokens),
-            logprobs=kept(self.logprobs),
-            cut_logprobs=kept(self.cut_logprobs),
-            alternatives=kept(self.alternatives),
-            alternative_logprobs=kept(self.alternative_logprobs),
-        )
+        return self.map(kept)
 
 
 class Rows:
@@ -153,7 +139,7 @@ class Rows:
         return len(self.members)
 
     def start(self, rows: Sequence[tuple[PendingPrefix, Continuation]]) -> None:
-        """Start completions of prefixes that went through the model: cache, uniform numbers and a first token each."""
+        """Start completions of prefilled prefixes: cache, uniform numbers and a first token each."""
         device, before = self.policy.device, self.num_rows
         some = rows[0][0].prefilled.logits
         logits = some.new_empty(len(rows), some.shape[1])

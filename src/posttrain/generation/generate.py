@@ -1,4 +1,4 @@
-"""Completions of prompts from a model in memory or in a folder, outside any run: for notebooks and for a first look."""
+"""Completions of prompts from a model in memory or in a folder, outside any run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,19 +42,16 @@ def generate(
 
     Each rollout has its `text`, its `tokens` with the stop token, the `logprobs` of the tokens in nats and why it
     `finish`ed.  The model is a policy (`posttrain.as_policy`), a model object with its `tokenizer`, or the folder of a
-    model; one prompt or a list of them, each text as it stands or a conversation for the chat template.  `sampling` is
-    what a recipe's `rollout` says of it: `temperature` (0 is greedy), `max_completion_tokens`, `top_k`, `top_p`,
-    `min_p`.  The same seed gives the same completions, whatever stands beside them; another one gives others.
+    model.  Prompts are one or a list of them, each a text or a conversation for the chat template.  `sampling` takes
+    the options of a recipe's `rollout`: `temperature` (0 is greedy), `max_completion_tokens`, `top_k`, `top_p`,
+    `min_p`.  The same seed gives the same completions, whatever the other prompts are.
     """
     options = bind(SamplingOptions, sampling, where="generate")
     policy = policy_of(model, tokenizer)
     renderer = renderer_of(policy)
     listed = [prompts] if isinstance(prompts, str) else list(prompts)
     if any(isinstance(each, Mapping) for each in listed):
-        raise UserError(
-            "generate: prompts holds a message where a prompt stands.  A conversation is a list of messages, and"
-            " prompts a list of those: prompts=[[{...}, {...}]]."
-        )
+        raise UserError("generate: a prompt is a single message.  Give a list of conversations: prompts=[[{...}]].")
     rendered = [renderer.render(prompt, id=f"prompts[{index}]") for index, prompt in enumerate(listed)]
     if not rendered:
         return []
@@ -66,7 +63,7 @@ def generate(
 def completions(
     engine: Engine, prompts: Sequence[Prompt], options: SamplingOptions, *, group_size: int, seed: int
 ) -> list[Group]:
-    """The same from an engine and rendered prompts."""
+    """`generate` with an engine and rendered prompts."""
     if group_size < 1:
         raise UserError(f"generate: group_size = {group_size} must be at least 1.")
     request = GroupRequest(
@@ -79,14 +76,11 @@ def completions(
 
 
 def policy_of(model: Policy | nn.Module | str | Path, tokenizer: PreTrainedTokenizerBase | None) -> Policy:
-    """The policy that is given, or made of a model object and its tokenizer, or loaded from a folder."""
+    """The given policy, or one of a model object and its tokenizer, or of a folder."""
     if isinstance(model, nn.Module):
         if tokenizer is None:
-            raise UserError(
-                f"model: a {type(model).__name__} is given without its tokenizer.  Give tokenizer=..., or a policy:"
-                " posttrain.as_policy(model, tokenizer)."
-            )
+            raise UserError(f"model: a {type(model).__name__} needs its tokenizer.  Give tokenizer=...")
         return as_policy(model, tokenizer)
     if tokenizer is not None:
-        raise UserError("tokenizer: a policy and a folder have one of their own.  Leave it out.")
+        raise UserError("tokenizer: a policy and a folder have their own.  Leave it out.")
     return model if isinstance(model, Policy) else load_policy(ModelOptions(path=str(model)), inference=True)

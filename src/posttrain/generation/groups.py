@@ -14,11 +14,11 @@ ROUNDING_NATS = 1e-3
 """How far above 0 rounding may put a log-prob."""
 
 Advance = Callable[[int], None]
-"""Is called with the number of completions that were done since the last call.  What it raises ends the sampling."""
+"""Called with the number of completions done since the last call.  If it raises, sampling ends."""
 
 
 def ignored(count: int) -> None:
-    """Does nothing with the number."""
+    pass
 
 
 def sample_groups(
@@ -32,10 +32,20 @@ def sample_groups(
     """A group of `group_size` completions for each prompt, in the order of the prompts.
 
     With `look_seconds`, `advance` is also called with 0 each time no completion was done in that time.
-    Raises UserError where a prompt leaves no room in the model's context, and RunError where an engine's answer is not
-    what was asked for.
+    Raises UserError where a prompt leaves no room in the model's context, and RunError where an engine's answer is
+    unsound.
     """
-    continuations = [each for place, prompt in enumerate(prompts) for each in of_prompt(engine, prompt, place, request)]
+    continuations = [
+        Continuation(
+            prefix=prompt.tokens,
+            draw=request.first_draw + place,
+            sample=request.first_sample + number,
+            limit=min(request.max_completion_tokens, require_room_for(prompt, engine)),
+            name=f"prompt {prompt.id}",
+        )
+        for place, prompt in enumerate(prompts)
+        for number in range(request.group_size)
+    ]
     if not continuations:
         return []
     rollouts = rollouts_of(engine, sample_all(engine, continuations, request, advance, look_seconds))
@@ -46,21 +56,6 @@ def sample_groups(
     ]
 
 
-def of_prompt(engine: Engine, prompt: Prompt, place: int, request: GroupRequest) -> list[Continuation]:
-    """The continuations that are the group of one prompt."""
-    limit = min(request.max_completion_tokens, require_room_for(prompt, engine))
-    return [
-        Continuation(
-            prefix=prompt.tokens,
-            draw=request.first_draw + place,
-            sample=request.first_sample + number,
-            limit=limit,
-            name=f"prompt {prompt.id}",
-        )
-        for number in range(request.group_size)
-    ]
-
-
 def sample_all(
     engine: Engine,
     continuations: Sequence[Continuation],
@@ -68,7 +63,7 @@ def sample_all(
     advance: Advance = ignored,
     look_seconds: float | None = None,
 ) -> list[Sampled]:
-    """What is sampled of each continuation, in their order."""
+    """The result of each continuation, in their order."""
     found: dict[tuple[int, int], Sampled] = {}
     with opened(engine, request) as sampling:
         sampling.put(continuations)
@@ -83,43 +78,29 @@ def sample_all(
             for sampled in done:
                 key = sampled.continuation.draw, sampled.continuation.sample
                 if open_ones.pop(key, None) != sampled.continuation:
-                    raise RunError(
-                        f"engine {type(engine).__name__}, {sampled.continuation.label}: this continuation was not put,"
-                        " or was returned before."
-                    )
-                require_alternatives(sampled, request, engine)
+                    raise RunError(f"{named(engine, sampled)}: this continuation was not put, or was returned before.")
+                num_kept = len(sampled.alternatives or ())
+                if request.keep_alternatives and num_kept != len(sampled.tokens):
+                    counts = f"alternatives of {num_kept} tokens for {len(sampled.tokens)} tokens"
+                    raise RunError(f"{named(engine, sampled)}: {counts}.  Unset rollout.keep_alternatives.")
                 found[key] = sampled
             advance(len(done))
     return [found[each.draw, each.sample] for each in continuations]
 
 
-def require_alternatives(sampled: Sampled, request: Request, engine: Engine) -> None:
-    """Refuse a completion without the alternatives that were asked for.  Raises RunError."""
-    if request.keep_alternatives and len(sampled.alternatives or ()) != len(sampled.tokens):
-        raise RunError(
-            f"engine {type(engine).__name__}, {sampled.continuation.label}: alternatives of"
-            f" {len(sampled.alternatives or ())} tokens for {len(sampled.tokens)} tokens, and request.keep_alternatives"
-            f" = {request.keep_alternatives}.  Return them, or leave out rollout.keep_alternatives."
-        )
-
-
 def opened(engine: Engine, request: Request) -> Sampling:
-    """A sampling of an engine that can do what is asked for."""
+    """A sampling of an engine.  Raises UserError where it cannot suppress tokens and the request does."""
     if request.suppressed and not engine.suppresses:
-        raise UserError(
-            f"engine {type(engine).__name__}: it cannot suppress tokens (suppresses = False), and"
-            f" {len(request.suppressed)} are to be suppressed.  Sample without, or with the in-process engine."
-        )
+        raise UserError(f"engine {type(engine).__name__}: it cannot suppress tokens.  Use the in-process engine.")
     return engine.open(request)
 
 
 def take_checked(sampling: Sampling, engine: Engine, look_seconds: float | None = None) -> list[Sampled]:
-    """What is done next, known to be sound; none where nothing was done in `look_seconds`.
+    """The next completions, checked; none where none was done in `look_seconds`.
 
-    Without `look_seconds` it waits as long as the engine's patience.  Raises SamplingTimeout then, and RunError with
-    engine, prompt and sample where what it returns cannot be.
+    Without `look_seconds` it waits as long as the engine's patience and then raises SamplingTimeout.  Raises RunError,
+    which names engine, prompt and sample, where a completion is unsound.
     """
-    name = type(engine).__name__
     try:
         done = sampling.take(engine.patience_seconds if look_seconds is None else look_seconds)
     except SamplingTimeout:
@@ -127,24 +108,26 @@ def take_checked(sampling: Sampling, engine: Engine, look_seconds: float | None 
             raise
         return []
     if not done:
-        raise RunError(f"engine {name}: take returned nothing.  It returns at least one completion, or raises.")
+        raise RunError(f"engine {type(engine).__name__}: take returned nothing.  Return at least one, or raise.")
     for sampled in done:
         fault = sampled_fault(sampled, engine)
         if fault is not None:
-            raise RunError(f"engine {name}, {sampled.continuation.label}: {fault}.")
+            raise RunError(f"{named(engine, sampled)}: {fault}.")
     return done
 
 
+def named(engine: Engine, sampled: Sampled) -> str:
+    return f"engine {type(engine).__name__}, {sampled.continuation.label}"
+
+
 def sampled_fault(sampled: Sampled, engine: Engine) -> str | None:
-    """What of a completion cannot be: its length, its end, its log-probs, the weights behind it; None where all can."""
+    """The fault of a completion in its length, its end, its log-probs or its weights; None where it is sound."""
     num_tokens, logprobs, cut = len(sampled.tokens), sampled.logprobs, sampled.cut_logprobs
     limit, version = sampled.continuation.limit, engine.weights_version
     if not 1 <= num_tokens <= limit:
         return f"{num_tokens} tokens, where it has 1, the stop token, to limit = {limit}"
     if sampled.finish.has_stop_token != (sampled.tokens[-1] in engine.stop_ids):
-        return (
-            f"finish = {sampled.finish}, where the last token is {sampled.tokens[-1]} and stop_ids = {engine.stop_ids}"
-        )
+        return f"finish = {sampled.finish}, and the last token is {sampled.tokens[-1]}, stop_ids = {engine.stop_ids}"
     for kind, numbers in (("logprobs", logprobs), ("cut_logprobs", logprobs if cut is None else cut)):
         if len(numbers) != num_tokens:
             return f"{num_tokens} tokens and {len(numbers)} {kind}.  There is one for each token, the stop token too"
@@ -161,7 +144,6 @@ def sampled_fault(sampled: Sampled, engine: Engine) -> str | None:
 
 
 def rollouts_of(engine: Engine, sampled: Sequence[Sampled]) -> list[Rollout]:
-    """Completions as rollouts, with their texts."""
     bodies = [each.tokens[:-1] if each.finish.has_stop_token else each.tokens for each in sampled]
     texts = engine.tokenizer.batch_decode([list(body) for body in bodies], skip_special_tokens=False)
     return [
@@ -176,7 +158,7 @@ def rollouts_of(engine: Engine, sampled: Sequence[Sampled]) -> list[Rollout]:
 
 
 def sequence_of(sampled: Sampled) -> TokenSequence:
-    """The record of what was sampled: no token of it was given."""
+    """The record of a completion in which no token was given."""
     starts = accumulate((count for _, count in sampled.versions[:-1]), initial=0)
     return TokenSequence(
         tokens=sampled.tokens,
@@ -189,14 +171,9 @@ def sequence_of(sampled: Sampled) -> TokenSequence:
 
 
 def require_room_for(prompt: Prompt, engine: Engine) -> int:
-    """Tokens that the context leaves for a completion of this prompt; UserError where there is none."""
-    context = engine.max_positions
-    room = context - len(prompt.tokens)
-    if room < 1 or not prompt.tokens:
-        raise UserError(
-            f"prompt {prompt.id}: {len(prompt.tokens)} tokens"
-            + (f" leave no room in the model's context of {context}." if prompt.tokens else ".")
-            + "  Every prompt needs at least 1 token, and 1 less than the context.  Shorten or drop this row; of a"
-            " dataset task.over_long: skip or cut_left does it."
-        )
-    return room
+    """Tokens that the context leaves for a completion of this prompt; UserError where there is no room."""
+    context, length = engine.max_positions, len(prompt.tokens)
+    if not 1 <= length < context:
+        rule = f"give 1 to {context - 1}, for the model's context is {context}"
+        raise UserError(f"prompt {prompt.id}: {length} tokens; {rule}.  Shorten it, or set task.over_long: skip.")
+    return context - length

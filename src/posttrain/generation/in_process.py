@@ -1,12 +1,12 @@
 """The in-process sampler: many completions side by side, from the trainer's own weights.
 
-Each prefix goes through the model once, however many completions it gets.  A row that finishes leaves the batch at
-once and a waiting one takes its place.  A completion is a function of its prefix, the weights and its own
-stream of uniform numbers: what else was put, when, in which order, and `max_rows` change nothing.
+Each prefix is prefilled once, however many completions it gets.  A row that finishes leaves the batch at once and a
+waiting one takes its place.  A completion is a function of its prefix, the weights and its stream of uniform numbers:
+other continuations, their order, the time of `put` and `max_rows` change nothing.
 
-Where the request keeps caches, a continuation of what was returned goes on from its cache, whatever kind of steps the
-policy takes.  Tokens that were given behind it go through the model one a step, with the rows that are being decoded.
-Where they are more than half of what is cached, or where the cache was let go, the whole prefix is prefilled again.
+Where the request keeps caches, a continuation of a result reuses its cache, with every kind of steps.  Given tokens
+behind it go through the model one a step, with the rows that are being decoded.  If they are more than half of the
+cached ones, or if the cache was freed, the whole prefix is prefilled again.
 """
 
 import math
@@ -37,7 +37,7 @@ PREFILL_TOKENS = 16384
 REFILL_SHARE = 4
 """Waiting rows are let in once one row in this many is free."""
 GIVEN_SHARE = 2
-"""Given tokens go on from a cache that holds at least this many times as many."""
+"""A cache is reused for given tokens if it holds at least this many times as many."""
 
 WaitingPrefix = tuple[tuple[int, ...], deque[Continuation]]
 
@@ -49,7 +49,6 @@ class InProcessEngine:
     logprob_gap: float | None = None
     suppresses = True
     patience_seconds = math.inf
-    """Nothing here can hang: a step of the model ends."""
 
     def __init__(self, policy: Policy, *, max_rows: int = 256) -> None:
         self.policy = policy
@@ -60,17 +59,14 @@ class InProcessEngine:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The policy's."""
         return self.policy.tokenizer
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """The policy's."""
         return self.policy.stop_ids
 
     @property
     def max_positions(self) -> int:
-        """The policy's."""
         return self.policy.max_positions
 
     def load(self, weights: ExportedWeights, version: int) -> None:
@@ -79,7 +75,7 @@ class InProcessEngine:
         self.weights_version = version
 
     def open(self, request: Request) -> "InProcessSampling":
-        """Begin to sample; one sampling at a time, of the weights as they are now."""
+        """Start sampling, one sampling at a time, from the weights as they are now."""
         self._require_closed("open")
         self.policy.require_as_made()
         if self._steps is None:
@@ -88,7 +84,7 @@ class InProcessEngine:
         return self._open
 
     def forget(self, sampling: "InProcessSampling") -> None:
-        """Let a closed sampling go, so that an update does not find its caches in memory."""
+        """Drop a closed sampling, so that its caches are not in memory during an update."""
         if self._open is sampling:
             self._open = None
 
@@ -100,25 +96,24 @@ class InProcessEngine:
 class InProcessSampling(Sampling):
     """Decides which completions are decoded when: as many rows at a time as there is room for, in the order of `put`.
 
-    Kept rows count as rows in use.  They are let go, the oldest first, once nothing else is left to decode.
+    Kept rows count as rows in use.  They are freed, the oldest first, once nothing else can be decoded.
     """
 
     def __init__(self, engine: InProcessEngine, steps: Steps[Any], request: Request) -> None:
         self.engine, self.policy, self.steps, self.request = engine, engine.policy, steps, request
         self.closed = False
         self.waiting: deque[WaitingPrefix] = deque()
-        """Prefixes that have not been through the model, each with its continuations."""
+        """Prefixes that are not prefilled, each with its continuations."""
         self.pending: deque[PendingPrefix] = deque()
-        """Prefixes that have, and whose continuations have not all started."""
+        """Prefilled prefixes whose continuations have not all started."""
         self.continuing: list[tuple[KeptRow, Continuation]] = []
         self.kept: dict[tuple[int, int], KeptRow] = {}
-        """Of ended completions, by draw and sample, the oldest first."""
+        """By draw and sample, the oldest first."""
         self.num_open, self.num_tokens = 0, num_embeddings(self.policy.model)
         steps.refresh()
         self.rows = Rows(self.policy, steps, request, weights_version=engine.weights_version)
 
     def put(self, continuations: Sequence[Continuation]) -> None:
-        """See `Sampling`."""
         self._require_open()
         for each in continuations:
             self._require_sound(each)
@@ -138,13 +133,13 @@ class InProcessSampling(Sampling):
         room = self.policy.max_positions - len(one.prefix)
         if not one.prefix or not 1 <= one.limit <= room:
             raise UserError(
-                f"{one.label}: a prefix of {len(one.prefix)} tokens and a limit of {one.limit} more, where the model's"
-                f" context is {self.policy.max_positions}.  Give at least 1 token, and a limit of 1 to {max(room, 1)}."
+                f"{one.label}: a prefix of {len(one.prefix)} tokens and limit = {one.limit}, in a context of"
+                f" {self.policy.max_positions}.  Give at least 1 token, and a limit of 1 to {max(room, 1)}."
             )
         require_embeddings(one.prefix, self.num_tokens, self.policy.tokenizer, one.name or one.label)
 
     def _kept_of(self, one: Continuation) -> KeptRow | None:
-        """The cache that a continuation goes on from, which is then no longer kept for others."""
+        """The cache that a continuation reuses; it is then no longer kept for others."""
         kept = self.kept.get((one.draw, one.sample))
         if kept is None or not kept.begins(one.prefix):
             return None
@@ -154,13 +149,12 @@ class InProcessSampling(Sampling):
 
     @torch.inference_mode()
     def take(self, seconds: float) -> list[Sampled]:
-        """See `Sampling`."""
         self._require_open()
         if not self.num_open:
             raise UserError(f"engine {type(self.engine).__name__}: take: nothing is open.  Put continuations first.")
         until = time.monotonic() + seconds
         while not (finished := self.rows.take_finished()):
-            self._advance()  # at least once: a caller that only looks gets on, too
+            self._advance()  # at least once, so that a take of 0 seconds makes progress too
             if time.monotonic() > until and not self.rows.finished:
                 raise SamplingTimeout(type(self.engine).__name__, seconds, self.num_open)
         for sampled, cache in finished:
@@ -170,12 +164,10 @@ class InProcessSampling(Sampling):
         return [sampled for sampled, _ in finished]
 
     def release(self, sampled: Iterable[Sampled]) -> None:
-        """See `Sampling`."""
         for each in sampled:
             self.kept.pop((each.continuation.draw, each.continuation.sample), None)
 
     def close(self) -> None:
-        """See `Sampling`."""
         if not self.closed:
             self.closed = True
             self.steps.release()
@@ -189,7 +181,7 @@ class InProcessSampling(Sampling):
             raise UserError(f"engine {type(self.engine).__name__}: this sampling is closed.  Open another one.")
 
     def _advance(self) -> None:
-        """One step of the model: prefixes that wait, or a token of every row."""
+        """One step of the model: prefills waiting prefixes, or decodes a token of every row."""
         for kept, continuation in self.continuing:
             self.rows.resume(kept, continuation)
         self.continuing = []
@@ -206,7 +198,7 @@ class InProcessSampling(Sampling):
             self.rows.decode()
 
     def _admit(self, free: int) -> None:
-        """Fill free rows: first with what is left of prefixes that are prefilled, then with new prefixes."""
+        """Fill free rows, first from prefilled prefixes, then from new ones."""
         short = free - sum(len(item.waiting) for item in self.pending)
         chosen: list[WaitingPrefix] = []
         tokens = 0
@@ -228,7 +220,7 @@ class InProcessSampling(Sampling):
 
 
 def steps_for(policy: Policy) -> Steps[Any]:
-    """Steps through the policy's own kind of forward pass; those of the shared-prompt one are captured on CUDA."""
+    """Steps through the policy's kind of forward pass; those of the shared-prompt one are captured on CUDA."""
     if not isinstance(policy.forward, SharedPromptForward):
         return ModelSteps(policy) if policy.cache_refusal is None else RecomputedSteps(policy)
     return StaticSteps(policy) if policy.device.type == "cuda" else DecoderSteps(policy)

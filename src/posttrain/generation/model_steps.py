@@ -27,7 +27,6 @@ class ModelSteps:
         """Nothing to do: it made no copies."""
 
     def slots(self) -> AlignedSlots:
-        """An empty cache for one sampling."""
         return AlignedSlots()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
@@ -45,7 +44,6 @@ class ModelSteps:
         return PrefilledPrompts(logits=self.policy.output_layer.logits(last), cached=cached, lengths=lengths)
 
     def step(self, tokens: Int64[Tensor, " row"], slots: AlignedSlots) -> Float[Tensor, "row vocab"]:
-        """Run one more token of each row."""
         positions = slots.begin_step()
         hidden = self._hidden(tokens[:, None], positions[:, None], _slot_cache(slots), slots.visible())
         slots.end_step()
@@ -93,5 +91,4 @@ class _SlotLayer(DynamicLayer):
         return self.slots.write(self.index, key_states, value_states)
 
     def get_seq_length(self) -> int:
-        """Columns before the one that is being written."""
         return self.slots.seen

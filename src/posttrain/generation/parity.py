@@ -1,9 +1,8 @@
 """Do sampler and trainer compute the same log-probs?  Tried before the first step, watched at every one.
 
-Both read the same weights, but one a token at a time, through a cache where the model has one, the other side by side
-and whole.  A family of models that one of them gets wrong would be trained on ratios that mean nothing: so a few
-sequences of mixed lengths are sampled, alone and together, and scored, alone and together, against the model's own
-forward pass on each sequence by itself.
+Both read the same weights: the sampler a token at a time, usually through a cache, the trainer whole sequences.  If one
+of them is wrong for a family of models, training uses meaningless ratios.  So a few sequences of mixed lengths are
+sampled, one by one and together, and compared with the model's own forward pass on each sequence.
 """
 
 import math
@@ -31,46 +30,44 @@ from posttrain.records import Prompt
 Tokens = tuple[int, ...]
 
 EXACT_NATS, BFLOAT16_NATS = 1e-3, 0.1
-"""Largest difference of a token's log-prob that rounding explains: a hundred times what models show that are right."""
+"""Largest difference of a token's log-prob that rounding explains: a hundred times that of correct models."""
 OTHER_ENGINE_NATS = 0.1
-"""The same of an engine elsewhere, with kernels that are not the trainer's, which states no `logprob_gap`."""
+"""The same for an engine elsewhere, with other kernels, that states no `logprob_gap`."""
 ROUTED_SHARE = 0.95
-"""In bfloat16 a rounding may send a token to other experts of a mixture, whose log-probs are tenths of a nat off.  So
-of mixtures this share of all tokens is held to the limit: of models that are right .975 were below it."""
+"""In bfloat16 rounding may send a token to other experts of a mixture, whose log-probs are tenths of a nat off.  For
+mixtures the limit holds for this share of all tokens: in correct models .975 were below it."""
 SHORT_PROMPTS = (1, 13)
-"""Tokens of the prompts that are tried, beside one as long as the run can reach."""
+"""Tokens of the prompts that are tried, besides one as long as the run can reach."""
 COMPLETION_TOKENS, GROUP_SIZE = 4, 2
 USUAL_TOKENS, BEYOND_TOKENS = 512, 64
-"""Of the longest sequence that is tried where nothing changes with the length, and beyond what does."""
+"""Of the longest sequence that is tried where nothing changes with the length, and beyond a length where it does."""
 
 
 def gap_limit(policy: Policy) -> float:
-    """Nats that may lie between sampler and trainer of this policy."""
+    """Allowed difference between sampler and trainer of this policy, in nats."""
     return EXACT_NATS if policy.compute_dtype in (torch.float32, torch.float64) else BFLOAT16_NATS
 
 
 def engine_limit(policy: Policy, engine: Engine) -> float:
-    """Nats that may lie between this engine and the trainer: what it states as `logprob_gap`, or what is usual."""
+    """Allowed difference between this engine and the trainer, in nats: its `logprob_gap`, or the usual one."""
     if engine.logprob_gap is not None:
         return engine.logprob_gap
     return gap_limit(policy) if engine.reproducible else max(OTHER_ENGINE_NATS, gap_limit(policy))
 
 
 def is_rounded_mixture(policy: Policy) -> bool:
-    """Whether rounding may choose the experts that a token is sent to."""
     experts = any("experts" in type(module).__name__.lower() for module in policy.model.modules())
     return experts and gap_limit(policy) == BFLOAT16_NATS
 
 
 def most_of(gaps: Tensor) -> float:
-    """The gap that `ROUTED_SHARE` of all tokens do not exceed."""
     return gaps.kthvalue(math.ceil(ROUTED_SHARE * len(gaps))).values.item()
 
 
 def gap_metrics(policy: Policy, engine: Engine, gaps: Tensor, undropped: Tensor | None) -> dict[str, float]:
-    """The limit of a step's gaps between sampler and trainer; of a mixture that rounds also what is held to it.
+    """Metrics of a step's gaps between sampler and trainer, and their limit.
 
-    `gaps` are those of the first update.  Where it drops inputs they are of dropout, and `undropped` takes their place.
+    `gaps` are those of the first update, with dropout where there is some; `undropped` then replaces them.
     """
     metrics = {"limit": engine_limit(policy, engine)}
     if undropped is not None:
@@ -82,21 +79,20 @@ def gap_metrics(policy: Policy, engine: Engine, gaps: Tensor, undropped: Tensor 
 
 
 def mixture_note(policy: Policy) -> str | None:
-    """What to tell of a policy of which the limit holds for most tokens and not for all."""
+    """A note for a policy whose limit holds for most tokens and not for all."""
     if not is_rounded_mixture(policy):
         return None
     return (
-        f"mixture of experts in bfloat16: rounding may send a token to other experts, so {ROUTED_SHARE:.0%} of tokens,"
-        f" not all, must agree within {BFLOAT16_NATS:g} nats in sampler and trainer; model.dtype: float32 holds every"
-        " token to 0.001"
+        f"mixture of experts in bfloat16: rounding may change experts, so only {ROUTED_SHARE:.0%} of tokens must agree"
+        f" within {BFLOAT16_NATS:g} nats in sampler and trainer; with model.dtype: float32 all must, within 0.001"
     )
 
 
 def engine_in_parity(policy: Policy, *, max_rows: int, longest: int) -> InProcessEngine:
     """An engine whose log-probs are the trainer's, up to sequences of `longest` tokens.
 
-    Where they are not, the next slower way is tried: the model's own forward pass, then the same without a cache; the
-    engine's policy says which was taken and why.  Raises UserError where the last fails too.
+    Where they are not, the next slower way is tried: the model's own forward pass, then the same without a cache.  The
+    engine's policy has the reason.  Raises UserError where the last one fails too.
     """
     limit, longest = gap_limit(policy), tried_length(policy, longest)
     way: Policy | None = policy
@@ -107,16 +103,15 @@ def engine_in_parity(policy: Policy, *, max_rows: int, longest: int) -> InProces
         if gap <= limit:
             return engine
         way = slower(way, f"log-probs {{}} are up to {gap:.2g} nats off, where rounding explains {limit:g}")
+    family = policy.model.config.model_type
     raise UserError(
-        f"model: sampling and training do not compute the same: log-probs of the same tokens differ by up to {gap:.2g}"
-        f" nats in sequences of 1 to {longest} tokens, where rounding explains {limit:g}.  Its family"
-        f" ({policy.model.config.model_type}) cannot be trained as it is.  Take a model of another family, or, if its"
-        " attention changes with the length, lower rollout.max_completion_tokens."
+        f"model: log-probs of sampler and trainer differ by {gap:.2g} nats in up to {longest} tokens ({family});"
+        f" rounding explains {limit:g}.  Use a model of another family, or lower rollout.max_completion_tokens."
     )
 
 
 def slower(policy: Policy, reason: str) -> Policy | None:
-    """The next slower way to sample, with the reason why it is taken; None where there is none."""
+    """The next slower way to sample, with the reason; None where there is none."""
     if policy.forward_reason is None:
         return replace(
             policy,
@@ -132,16 +127,16 @@ def slower(policy: Policy, reason: str) -> Policy | None:
 def tried_length(policy: Policy, longest: int) -> int:
     """Tokens of the longest sequence that is tried, for runs whose sequences reach `longest`.
 
-    Beyond every bound where attention changes and that the run can reach; elsewhere a few hundred tell as much.
+    It is beyond every length within reach at which attention changes; without one a few hundred are enough.
     """
     bounds = [bound + BEYOND_TOKENS for bound in changes_at(policy.model.config) if bound < longest]
     return min(longest, max([USUAL_TOKENS, *bounds]))
 
 
 def largest_gap(engine: InProcessEngine, longest: int) -> float:
-    """Greatest |difference|, in nats, of any reading of a token's log-prob from the model's own, row by row.
+    """Greatest |difference|, in nats, between a token's log-prob and the model's own, row by row.
 
-    Of a mixture that rounds, the difference that most tokens do not exceed.
+    For a mixture that rounds, the difference that most tokens do not exceed.
     """
     policy = engine.policy
     prompts = list(probe_prompts(policy, longest))
@@ -167,7 +162,7 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
 
 
 def probe_prompts(policy: Policy, longest: int) -> Iterator[Prompt]:
-    """Prompts of tokens drawn at random, one of them as long as the run or the model's context allows."""
+    """Prompts of random tokens, one of them as long as the run or the model's context allows."""
     dice = random.Random(0)
     vocabulary = num_embeddings(policy.model)
     most = max(1, min(longest, policy.max_positions) - COMPLETION_TOKENS)
@@ -177,7 +172,6 @@ def probe_prompts(policy: Policy, longest: int) -> Iterator[Prompt]:
 
 
 def request(draw: int, group_size: int) -> GroupRequest:
-    """What is sampled of each prompt; the draw is the same whether it is sampled alone or with others."""
     return GroupRequest(
         group_size=group_size,
         max_completion_tokens=COMPLETION_TOKENS,
@@ -194,15 +188,12 @@ def parity_logprobs(
     completions: Sequence[Tokens],
     prompt_of: Sequence[int],
 ) -> Tensor:
-    """log-probs of every completion token by a forward pass, all completions in one micro-batch."""
     return policy.completion_logprobs(Completions(prompts, completions, prompt_of)).double().cpu()
 
 
 def distances(some: Tensor, others: Tensor) -> Tensor:
-    """Every |difference|; infinite where one is not a number."""
     return (some - others).abs().nan_to_num(nan=torch.inf)
 
 
 def judged(policy: Policy, gaps: Tensor) -> float:
-    """The greatest of some gaps, or of a mixture that rounds what most of them do not exceed."""
     return most_of(gaps) if is_rounded_mixture(policy) else gaps.max().item()

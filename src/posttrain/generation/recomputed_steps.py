@@ -19,7 +19,7 @@ CHUNK_TOKENS = 16384
 
 
 class RowTokens:
-    """The tokens of the rows being decoded: all that sampling without a cache remembers."""
+    """The tokens of the rows being decoded, in place of a cache."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, ...]] = []
@@ -35,7 +35,6 @@ class RowTokens:
         return [torch.tensor([self.rows[row]])], len(self.rows[row])
 
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
-        """Copy rows over finished ones and let go of all behind `num_left`."""
         for one, other in zip(source.tolist(), target.tolist(), strict=True):
             self.rows[other] = self.rows[one]
         del self.rows[num_left:]
@@ -54,11 +53,9 @@ class RecomputedSteps:
         """Nothing to do: it made no copies."""
 
     def slots(self) -> RowTokens:
-        """No rows yet, for one sampling."""
         return RowTokens()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
-        """Run whole prompts."""
         device = self.policy.device
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         time = int(lengths.max())

@@ -1,4 +1,4 @@
-"""What to sample: what all completions of one sampling share, and what each of them continues."""
+"""What to sample: the settings that all completions of a sampling share, and the tokens that each continues."""
 
 from dataclasses import dataclass, field
 
@@ -9,11 +9,11 @@ from posttrain.records import Alternatives, Finish
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What all completions of one sampling share."""
+    """The settings of one sampling."""
 
     sampling: SamplingParams
     key: StreamKey
-    """Which streams of uniform numbers they are drawn with."""
+    """The streams of uniform numbers that tokens are drawn with."""
     suppressed: tuple[int, ...] = ()
     """Tokens that are never sampled; for studies of a policy, not for training: log-probs are those among the rest."""
     stop_texts: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRequest(Request):
-    """What to sample for each of several prompts."""
+    """Several completions for each of several prompts."""
 
     group_size: int
     """Completions per prompt."""
@@ -47,26 +47,25 @@ class Continuation:
     """
 
     prefix: tuple[int, ...]
-    """All tokens so far: the prompt's and whatever followed."""
+    """All tokens so far, the prompt's first."""
     draw: int
     sample: int
     first_position: int = 0
-    """Position in the stream of the first token that is sampled now.  A second turn starts behind the positions that
-    its stream has used before; from 0 it would draw their numbers again."""
+    """Position in the stream of the first token that is sampled now.  A second turn starts behind the positions already
+    used; from 0 it would draw the same numbers again."""
     limit: int
     """Most tokens to sample now."""
     name: str = field(default="", compare=False)
-    """What messages call it."""
+    """For messages."""
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
         return f"{self.name or f'draw {self.draw}'}, sample {self.sample}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What was sampled of a continuation."""
+    """A completion of a continuation."""
 
     continuation: Continuation
     tokens: tuple[int, ...]
@@ -83,5 +82,5 @@ class Sampled:
 
     @property
     def sequence(self) -> tuple[int, ...]:
-        """The prefix and what was sampled: the beginning of a continuation of it."""
+        """The prefix and the sampled tokens: a continuation of this begins with them."""
         return self.continuation.prefix + self.tokens

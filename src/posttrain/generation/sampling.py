@@ -39,8 +39,8 @@ def sample(
 
         token = min {v : Σ_{w ≤ v} p_w > u},   p = softmax(logits / temperature), cut and scaled to sum to 1
 
-    Nothing here waits for the device or depends on the values, so a CUDA graph can hold it.  A row with NaN, +inf
-    or only -inf gets a NaN log-prob and some token: `require_finite` tells.  A token of probability 0 is never drawn.
+    Nothing here waits for the device or depends on the values, so a CUDA graph can hold it.  A row with NaN, +inf or
+    only -inf gets a NaN log-prob, which `require_finite` finds.  A token of probability 0 is never drawn.
     """
     rows_at_once = max(1, ENTRIES_AT_ONCE // logits.shape[1])
     if logits.device.type == "cpu" and len(logits) > rows_at_once:
@@ -61,7 +61,6 @@ def sample(
 
 
 def joined_rows(parts: list[SampledTokens]) -> SampledTokens:
-    """Rows that were sampled a few at a time."""
     cut = [part.cut_logprobs for part in parts if part.cut_logprobs is not None]
     return SampledTokens(
         torch.cat([part.tokens for part in parts]),
@@ -71,7 +70,6 @@ def joined_rows(parts: list[SampledTokens]) -> SampledTokens:
 
 
 def at(weights: Shaped[Tensor, "row n"], index: Int64[Tensor, " row"]) -> Shaped[Tensor, " row"]:
-    """The entry of each row at its own index."""
     return weights.gather(1, index[:, None])[:, 0]
 
 
@@ -87,9 +85,9 @@ def invert(
 ) -> tuple[Int64[Tensor, " row"], Float64[Tensor, " row"]]:
     """The first token whose cumulative weight exceeds `uniform` of the row's total, and that total.
 
-    Added up in float64: sums kept in float32 move 4 tokens in 1,000 of a vocabulary of 151,936, and a quarter of them
-    where each is rounded before the next is added (measured).  A large vocabulary goes in two levels, sums of blocks
-    of about √vocab tokens and then the tokens of the block that was hit, without a float64 copy of it all.
+    Sums are in float64: in float32 they move 4 tokens in 1,000 of a vocabulary of 151,936, and a quarter of them where
+    each is rounded before the next is added (measured).  A large vocabulary has two levels, sums of blocks of about
+    √vocab tokens and then the tokens of one block, without a float64 copy of the whole.
     """
     if weights.shape[1] <= SMALL_VOCAB and weights.device.type == "cpu":
         cumulative = weights.cumsum(dim=1, dtype=torch.float64)  # one token after the other, so it never falls
@@ -174,14 +172,13 @@ def largest(weights: Float[Tensor, "row vocab"], count: int) -> Float[Tensor, "r
 
 
 def require_finite(logprobs: Float[Tensor, " row"], *, row_name: Callable[[int], str] = "row {}".format) -> None:
-    """Stop with the name of the first row whose logits were not numbers: `sample` gave it a NaN log-prob.
+    """Raise RunError with the name of the first row that has a NaN log-prob, from logits that are not finite.
 
-    Apart from `sample` because it waits for the device; call it once for many steps, on all their log-probs.
+    Separate from `sample` because it waits for the device; call it once for many steps, on all their log-probs.
     """
     bad = (~torch.isfinite(logprobs)).nonzero()
     if len(bad):
         raise RunError(
-            f"{row_name(int(bad[0, 0]))}: the model gave logits that are NaN, +inf or all -inf "
-            f"({len(bad)} of {len(logprobs)} rows). The weights have likely diverged: go back to the last good "
-            "checkpoint and lower update.learning_rate; in bfloat16 try model.dtype = float32."
+            f"{row_name(int(bad[0, 0]))}: logits are NaN, +inf or all -inf ({len(bad)} of {len(logprobs)} rows)."
+            "  Resume an earlier checkpoint with a lower update.learning_rate; in bfloat16 try model.dtype: float32."
         )

@@ -23,15 +23,14 @@ class KeyValueSlots:
         self.layers: list[Tensor] = []
         """All that is allocated, unused rows and columns included: of each layer [two row kv_heads capacity width].
 
-        The list stays the same one when room grows, so that whoever holds it keeps no layer that has been outgrown.
+        The list object stays when room grows, so that nobody holds an outgrown layer.
         """
         self.times_moved = 0
-        """How often room was made anew; between two of those every layer stays at its address."""
+        """How often storage was reallocated; between two of those every layer stays at its address."""
         self._width = 0  # longest row, the token being written included
 
     @property
     def num_rows(self) -> int:
-        """Rows in use."""
         return len(self.lengths)
 
     @property
@@ -40,7 +39,6 @@ class KeyValueSlots:
         return (self.layers[0].shape[1], self.layers[0].shape[3]) if self.layers else (0, 0)
 
     def clear(self) -> None:
-        """Let go of all rows and keep the room."""
         self.lengths = self.lengths[:0]
 
     def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"]) -> None:
@@ -66,7 +64,6 @@ class KeyValueSlots:
         return [torch.stack([layer[:, row, :, :length] for layer in self.layers], dim=1)[None]], length
 
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
-        """Copy rows over finished ones and let go of all behind `num_left`."""
         if len(source):
             for layer in self.layers:
                 layer[:, target] = layer[:, source]
@@ -81,7 +78,6 @@ class KeyValueSlots:
         return self.lengths
 
     def end_step(self) -> None:
-        """Count the token that every layer has written."""
         self.lengths = self.lengths + 1
 
     def visible(self, window: int | None = None) -> Bool[Tensor, "row time"]:
@@ -98,7 +94,7 @@ class KeyValueSlots:
         return keys[:, :, : self._width], values[:, :, : self._width]
 
     def _reserve(self, time: int) -> None:
-        """Room for so many tokens of every row in use: a layer at a time, so that only one is ever held twice."""
+        """Room for `time` tokens of every row in use: a layer at a time, so that only one is ever held twice."""
         old_rows, old_capacity = self.room
         if old_rows >= self.num_rows and old_capacity >= time:
             return
@@ -116,5 +112,5 @@ class KeyValueSlots:
 
 
 def power_of_two(number: int) -> int:
-    """The least power of two that is no less."""
+    """The least power of two that is at least this number."""
     return 1 << (number - 1).bit_length()

@@ -38,7 +38,7 @@ class StaticSteps(DecoderSteps):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the policy's weights as they are now, in place."""
+        """Copy the policy's weights, in place."""
         for index, layer in enumerate(self.layers):
             layer.take_over(self.decoder.layer(index))
         self.output_layer.take_over(self.policy.output_layer)
@@ -47,12 +47,11 @@ class StaticSteps(DecoderSteps):
         """Nothing to do: captured steps read the weights where they are."""
 
     def slots(self) -> KeyValueSlots:
-        """The cache, emptied; one sampling uses it at a time."""
+        """The emptied cache; one sampling uses it at a time."""
         self._slots.clear()
         return self._slots
 
     def step(self, tokens: Int64[Tensor, " row"], slots: KeyValueSlots) -> Float[Tensor, "row vocab"]:
-        """Run one more token of each row."""
         lengths = slots.begin_step()
         rows = power_of_two(len(tokens))
         width = (int(lengths.max()) // BLOCK + 1) * BLOCK
@@ -67,7 +66,6 @@ class StaticSteps(DecoderSteps):
     def compute(
         self, tokens: Int64[Tensor, " row"], lengths: Int64[Tensor, " row"], attention: "_StaticAttention"
     ) -> Float[Tensor, "row vocab"]:
-        """The padded step itself."""
         hidden = self.decoder.run(tokens, self.positions.at(lengths), attention, self.layers)
         return self._logits(hidden)
 
@@ -95,7 +93,6 @@ class _StaticStep:
 
 
 def uncaptured(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """The computation as it is, where there are no graphs."""
     return compute
 
 

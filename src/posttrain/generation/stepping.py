@@ -15,29 +15,26 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PrefilledPrompts:
-    """Prompts that went through the model once: what their completions start from."""
+    """Prefilled prompts, from which completions start."""
 
     logits: Float[Tensor, "prompt vocab"]
     cached: Sequence[Tensor]
-    """What a completion goes on from, one row a prompt, padded on the right; which tensors, the slots know."""
+    """The cache, one row a prompt, padded on the right; `Slots` knows its tensors."""
     lengths: Int64[Tensor, " prompt"]
 
 
 @runtime_checkable
 class Slots(Protocol):
-    """What is remembered of the rows being decoded; rows come and go, the rest stay in place."""
+    """The cache of the rows being decoded; rows come and go, the others stay in place."""
 
     def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"]) -> None:
-        """Append rows of `lengths` tokens, from what prompts left behind; later columns are padding."""
-        ...
+        """Append rows of `lengths` tokens from the cache of prompts; later columns are padding."""
 
     def row(self, row: int) -> tuple[list[Tensor], int]:
         """A copy of one row, as `add` takes it, and the tokens that it holds."""
-        ...
 
     def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
-        """Copy rows over finished ones and let go of all behind `num_left`."""
-        ...
+        """Copy rows over finished ones and drop all behind `num_left`."""
 
 
 S = TypeVar("S", bound=Slots)
@@ -49,20 +46,15 @@ class Steps(Protocol[S]):
 
     def refresh(self) -> None:
         """Read the policy's weights anew; called before every sampling."""
-        ...
 
     def release(self) -> None:
-        """Let go of what only a sampling needs; called after it."""
-        ...
+        """Free what only a sampling needs; called after it."""
 
     def slots(self) -> S:
         """An empty cache for one sampling."""
-        ...
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
         """Run whole prompts."""
-        ...
 
     def step(self, tokens: Int64[Tensor, " row"], slots: S) -> Float[Tensor, "row vocab"]:
         """Run one more token of each row; logits of the next."""
-        ...

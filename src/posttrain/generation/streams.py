@@ -1,4 +1,4 @@
-"""Randomness without state: every uniform number is a function of what it is for, and of nothing that came before."""
+"""Randomness without state: every uniform number is a function of its purpose and place."""
 
 import hashlib
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class StreamKey:
     seed: int
     """The run's seed."""
     purpose: str
-    """What the numbers decide ("rollout", "evaluation", ...); each purpose has streams of its own."""
+    """What the numbers decide ("rollout", "evaluation", ...); each purpose has different streams."""
     step: int
     """Training step, or 0 where there is none."""
 
