@@ -316,8 +316,7 @@ def test_a_gradient_that_is_no_number_stops_before_the_step() -> None:
     policy, optimizer, algorithm, options = trained_once()
     batch = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
     before = weights(policy)
-    parameter = policy.model.model.norm.weight
-    parameter.register_hook(lambda grad: grad * math.inf)
+    policy.model.model.norm.weight.register_hook(lambda grad: grad * math.inf)
     with refused("gradient's norm (policy) is", error=RunError):
         update(policy, optimizer, batch, objective_of(algorithm), options, 1e-2)
     assert torch.equal(weights(policy), before)
