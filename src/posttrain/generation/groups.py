@@ -144,15 +144,11 @@ def sampled_fault(sampled: Sampled, engine: Engine) -> str | None:
 
 
 def rollouts_of(engine: Engine, sampled: Sequence[Sampled]) -> list[Rollout]:
+    """Completions with their decoded texts."""
     bodies = [each.tokens[:-1] if each.finish.has_stop_token else each.tokens for each in sampled]
     texts = engine.tokenizer.batch_decode([list(body) for body in bodies], skip_special_tokens=False)
     return [
-        Rollout(
-            sample=each.continuation.sample,
-            sequence=sequence_of(each),
-            text=text,
-            alternatives=each.alternatives,
-        )
+        Rollout(sample=each.continuation.sample, sequence=sequence_of(each), text=text, alternatives=each.alternatives)
         for each, text in zip(sampled, texts, strict=True)
     ]
 
