@@ -98,7 +98,7 @@ def arrow_table(file: Path) -> "Table":
 
 def hub_rows(path: str, *, subset: str, split: str, revision: str) -> Sequence[object]:
     """The rows of a data set on the hub.  Raises UserError with the remedy where it cannot be had, within seconds."""
-    remedy = f"Where there is a network, `hf download --repo-type dataset {path}` gets its files; then name those."
+    remedy = f"Where there is a network, `hf download` gets the files of {path} (type dataset); then name those."
     if find_spec("datasets") is None:
         raise UserError(f"{path}: no such file or folder. For the hub: `pip install posttrain[data]`. {remedy}")
     commit = hub_commit(path, revision)
