@@ -49,7 +49,7 @@ def test_a_model_that_runs_through_its_own_forward_pass_says_why(capsys: pytest.
     family_folder(Path("model"), "gpt2_plain")
     said = printed(capsys, "doctor", "--model", "model", "--model.dtype", "bfloat16", "--model.context", "30")
     assert "bfloat16 on cpu" in line(said, "model ")
-    assert "by the model's own forward pass: its config says scale_attn_by" in said
+    assert "by the model's own forward pass: its config has scale_attn_by" in said
     assert line(said, "context") == "context    30 tokens (the model's 64, model.context is 30)"
     assert line(said, "sampling").startswith("sampling   by the model's own forward pass")
 
