@@ -88,7 +88,7 @@ DRY_RUNS: dict[str, tuple[list[str], list[str]]] = {
         ["--dpo.loss", "ipo", "--dpo.label-smoothing", "0.1", "--dpo.nll-weight", "0.2", "--dpo.reference", "live"],
         [
             "loss       ipo, beta 0.1, 0.1 of the labels taken to be wrong, log-probs per token, 0.2 × -log π",
-            "reference  the policy at the beginning, asked for each batch",
+            "reference  the policy at the beginning, computed for each batch",
             "!<|im_end|>⟫\n",
         ],
     ),

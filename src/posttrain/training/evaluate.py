@@ -39,7 +39,7 @@ def evaluate(
     config = config or Config()
     if model is not None:
         config = replace(config, model=replace(config.model, path=str(model)))
-    own = CallerObjects(
+    caller = CallerObjects(
         policy=policy,
         task=task,
         engine=engine,
@@ -48,7 +48,7 @@ def evaluate(
         rows=rows,
         held_out_rows=held_out_rows,
     )
-    with open_session(config, own, inference=True) as session:
+    with open_session(config, caller, inference=True) as session:
         session.load_weights()
         questions, samples = session.questions(), config.evaluation.samples
         if not questions.prompts:
@@ -56,7 +56,7 @@ def evaluate(
                 f"evaluate: {session.task.name} has no held-out problems.  For a dataset set task.held_out_share, such"
                 " as 0.1, or task.held_out_path."
             )
-        if config.rewards:  # computed also if the task has its own measure, which judges
+        if config.rewards:  # computed also if the task has its caller measure, which judges
             questions = replace(questions, rewards=session.rewards)
         if progress is None:
             return full_evaluation(session.engine, questions, samples=samples)[0]

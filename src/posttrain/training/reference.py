@@ -91,10 +91,10 @@ class EarlierAdapter:
         return self.kept or {}
 
     def restore(self, tensors: Tensors) -> None:
-        own = adapter_tensors(self.policy.model)
+        matrices = adapter_tensors(self.policy.model)
         if tensors:
-            refuse_mismatch("the reference's adapter", shapes(own), tensors)
-        self.kept = {name: each.to(own[name], copy=True) for name, each in tensors.items()} if tensors else None
+            refuse_mismatch("the reference's adapter", shapes(matrices), tensors)
+        self.kept = {name: each.to(matrices[name], copy=True) for name, each in tensors.items()} if tensors else None
 
 
 class UncopiedPolicy:

@@ -110,8 +110,8 @@ def time_lines(session: Session, first: CollectedStep, seconds: Mapping[str, flo
     config = session.config
     collected = sum(len(groups) for groups in (first.groups, *(groups for groups, _ in first.replaced)))
     per_completion = (seconds["rollout"] + seconds["grade"]) / (collected * config.rollout.group_size)
-    asked = completions_of_run(session.questions(), config.evaluation, config.run.num_steps)
-    steps, evaluations = sum(seconds.values()) * config.run.num_steps / 60, per_completion * asked / 60
+    evaluated = completions_of_run(session.questions(), config.evaluation, config.run.num_steps)
+    steps, evaluations = sum(seconds.values()) * config.run.num_steps / 60, per_completion * evaluated / 60
     length, limit = first.num_completion_tokens / config.rollout.rollouts_per_step, config.rollout.max_completion_tokens
     longest = (steps + evaluations) * limit / length
     spread = f"if completions stay at {length:.0f} tokens, up to {longest:.1f} min if they grow to {limit}"
@@ -121,8 +121,10 @@ def time_lines(session: Session, first: CollectedStep, seconds: Mapping[str, flo
         f"{steps:.1f} for steps{'' if whole_step else ' without their gradients'}, {evaluations:.1f} for evaluations"
     )
     recorded = recorded_time(session.trained.run.recipe)
-    own = [f"           the recipe's own run took {recorded}, on the machine that its header names"] if recorded else []
-    return [f"time       about {steps + evaluations:.1f} min {spread}", f"           (the first is {parts})", *own]
+    header = (
+        [f"           the recipe's own run took {recorded}, on the machine that its header names"] if recorded else []
+    )
+    return [f"time       about {steps + evaluations:.1f} min {spread}", f"           (the first is {parts})", *header]
 
 
 def write_results(session: Session, run: RunFolder, state: RunState, after: Mapping[str, object]) -> dict[str, object]:

@@ -75,7 +75,7 @@ class Session:
         self.resources.close()
 
     def load_weights(self, version: int | None = None) -> None:
-        """Have the engine sample from the current weights, of so many updates.  Raises RunError if it keeps others."""
+        """Give the engine the current weights, of `version` updates.  Raises RunError if it keeps others."""
         self.policy.require_as_made()  # an engine elsewhere does not see it
         load_checked(self.engine, self.learner.weights(), self.learner.num_updates if version is None else version)
 

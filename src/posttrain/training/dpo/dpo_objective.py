@@ -154,7 +154,7 @@ class DpoObjective(FitObjective[Preference]):
     def loss_lines(self) -> list[str]:
         options = self.options
         whose = "the policy at the beginning" + (" of each round" if options.refresh_reference else "")
-        how = "asked once for all pairs" if options.reference == "precomputed" else "asked for each batch"
+        how = "computed once for all pairs" if options.reference == "precomputed" else "computed for each batch"
         return [f"loss       {loss_in_words(options)}", f"reference  {whose}, {how}"]
 
     def batch_words(self) -> str:
@@ -214,7 +214,7 @@ def pair_objective(options: DpoOptions) -> PairObjective:
 
 
 def held_out_pair_metrics(found: MeasuredPairs, pairs: Sequence[Preference]) -> dict[str, float]:
-    """What held-out pairs say under the names of docs/metrics.md; intervals by bootstrap over prompts."""
+    """Metrics of held-out pairs, with bootstrap intervals over prompts."""
     columns = {"loss": found.losses, **{each: found.columns[each] for each in WITH_INTERVAL}}
     metrics = {f"eval/{name}": value for name, value in found.means().items()}
     metrics["eval/loss"] = found.losses.mean().item()

@@ -58,13 +58,13 @@ def train_dpo(
     last checkpoint, within a round too, to the same bits as an uninterrupted run.
     """
     start = StartOptions(watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes)
-    own = CallerObjects(
+    caller = CallerObjects(
         policy=policy, task=task, rewards=rewards, rows=rows, held_out_rows=held_out_rows, optimizer=optimizer
     )
     compared = given_reference(reference, config)
     config = resolved_config(config, adapter=None if policy is None else trains_adapter(policy.model))
-    inputs = inputs_of_dpo(config, own, reference)
-    return run_fit(config, inputs, start, partial(open_dpo, config, own, compared))
+    inputs = inputs_of_dpo(config, caller, reference)
+    return run_fit(config, inputs, start, partial(open_dpo, config, caller, compared))
 
 
 def show_dpo_plan(config: DpoConfig) -> None:
@@ -74,11 +74,11 @@ def show_dpo_plan(config: DpoConfig) -> None:
 
 @contextmanager
 def open_dpo(
-    config: DpoConfig, own: CallerObjects = NOTHING_BROUGHT, reference: Reference | None = None
+    config: DpoConfig, caller: CallerObjects = NOTHING_BROUGHT, reference: Reference | None = None
 ) -> Iterator[FitSession[Preference]]:
     """Load the model, and read all pairs or open the session that samples and scores them."""
     if config.dpo.rounds:
-        with open_session(config.sampling_half(), own) as session:
+        with open_session(config.sampling_half(), caller) as session:
             require_prompts_and_rows(session)
             rounds = RoundPairs(config, session, reference)
             yield FitSession(
@@ -86,13 +86,15 @@ def open_dpo(
                 model_name=session.model_name,
                 source=rounds,
                 objective=rounds,
-                own_optimizer=own.optimizer,
+                own_optimizer=caller.optimizer,
             )
         return
-    policy, name = policy_of_run(config.model, own.policy, seed=config.run.seed)
-    pairs = pairs_of_rows(config, config.dpo, policy, GivenRows(rows=own.rows, held_out=own.held_out_rows))
+    policy, name = policy_of_run(config.model, caller.policy, seed=config.run.seed)
+    pairs = pairs_of_rows(config, config.dpo, policy, GivenRows(rows=caller.rows, held_out=caller.held_out_rows))
     objective = DpoObjective(config, policy, pairs, model_name=name, reference=reference)
-    fitted = FitSession(config=config, model_name=name, source=pairs, objective=objective, own_optimizer=own.optimizer)
+    fitted = FitSession(
+        config=config, model_name=name, source=pairs, objective=objective, own_optimizer=caller.optimizer
+    )
     require_all_trained(fitted.trained.optimizer, policy.model)
     yield fitted
 
@@ -103,8 +105,8 @@ def given_reference(given: Policy | Reference | None, config: DpoConfig) -> Refe
     return UncopiedPolicy(given) if isinstance(given, Policy) else given
 
 
-def inputs_of_dpo(config: DpoConfig, own: CallerObjects, reference: Policy | Reference | None) -> RunInputs:
-    inputs = inputs_of(config.sampling_half(), own)
-    given = {"policy": own.policy, "reference": reference if isinstance(reference, Policy) else None}
+def inputs_of_dpo(config: DpoConfig, caller: CallerObjects, reference: Policy | Reference | None) -> RunInputs:
+    inputs = inputs_of(config.sampling_half(), caller)
+    given = {"policy": caller.policy, "reference": reference if isinstance(reference, Policy) else None}
     weighed = [policy_input(each, name=name, weighed=True) for name, each in given.items()]
     return replace(inputs, objects={**inputs.objects, **weighed[0], **weighed[1]})

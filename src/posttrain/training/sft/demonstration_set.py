@@ -133,7 +133,7 @@ class DemonstrationSet:
         return [self._example(*each) for each in shown]
 
     def num_steps(self, options: SftOptions) -> None:
-        """There is no end to them: the recipe says when the run ends."""
+        """None: the recipe gives the number of steps."""
 
     def described(self) -> Sequence[str]:
         return [f"demonstrations of {self.demonstrations.name}, fresh for every batch"]
