@@ -51,7 +51,7 @@ class Unused:
         for other, wanted in self.unless.items():
             if not fits(value_at(options, other), wanted):
                 choices = wanted if isinstance(wanted, tuple) else (wanted,)
-                need = other if wanted is GIVEN else f"{other} = {' or '.join(map(shown, choices))}"
+                need = other if wanted is GIVEN else f"{other} = {' or '.join(map(value_shown, choices))}"
                 return f"{need}, and {with_value(options, other)}"
         return None
 
@@ -94,12 +94,12 @@ def with_value(options: Any, path: str) -> str:
     """`option = value`; of a section, or of a list of sections, its name."""
     value = value_at(options, path)
     items = value if isinstance(value, tuple) else [value]
-    return path if any(map(is_dataclass, items)) else f"{path} = {shown(value)}"
+    return path if any(map(is_dataclass, items)) else f"{path} = {value_shown(value)}"
 
 
-def shown(value: object) -> str:
+def value_shown(value: object) -> str:
     """A value as a recipe has it."""
     if isinstance(value, tuple):
-        return f"[{', '.join(map(shown, value))}]"
+        return f"[{', '.join(map(value_shown, value))}]"
     words: dict[object, str] = {"": "''", "None": "null", "True": "true", "False": "false"}
     return words.get(str(value), f"{value!s:.80}")

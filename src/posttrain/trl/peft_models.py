@@ -155,7 +155,7 @@ def adapter_options(config: LoraConfig, family: str) -> AdapterOptions | None:
     plain = LoraConfig(**{name: getattr(given, name) for name in ours})
     targets = given.target_modules or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(family)
     other_text = isinstance(targets, str) and targets != ALL_LINEAR
-    if settings_of(config) != settings_of(plain) or targets is None or other_text:
+    if lora_settings(config) != lora_settings(plain) or targets is None or other_text:
         return None
     return AdapterOptions(
         rank=given.r,
@@ -166,6 +166,6 @@ def adapter_options(config: LoraConfig, family: str) -> AdapterOptions | None:
     )
 
 
-def settings_of(config: LoraConfig) -> Mapping[str, object]:
+def lora_settings(config: LoraConfig) -> Mapping[str, object]:
     to_dict: Callable[[], dict[str, object]] = config.to_dict
     return {name: value for name, value in to_dict().items() if name not in UNSET}

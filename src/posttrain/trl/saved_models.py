@@ -166,7 +166,7 @@ def resume_step(given: str | bool | None, folder: Path) -> tuple[bool, int | Non
     return True, int(found[1])
 
 
-def card_text(given: Mapping[str, object], *, trainer: str, base: str, tags: Sequence[str]) -> str:
+def trainer_card(given: Mapping[str, object], *, trainer: str, base: str, tags: Sequence[str]) -> str:
     """A card in Markdown; `base` is the model that was trained, and `tags` are those of the trainer's class."""
     for name in given:
         if name not in KNOWN:

@@ -23,12 +23,12 @@ from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import Given, Row, load_source, named_folder, shown_model
 from posttrain.trl.names_elsewhere import MISSING, CheckedOverrides, overrides, require_called
 from posttrain.trl.saved_models import (
-    card_text,
     push,
     remove_dangling,
     save_into_checkpoint,
     save_model_folder,
     saved_state,
+    trainer_card,
     write_state,
 )
 
@@ -187,7 +187,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     def _write_card(self, folder: Path, given: Mapping[str, object]) -> None:
         base = named_folder(self.policy.model)
-        text = card_text(given, trainer=type(self).__name__, base=base, tags=self._tag_names)
+        text = trainer_card(given, trainer=type(self).__name__, base=base, tags=self._tag_names)
         write_atomically(folder / "README.md", text.encode())
 
     def push_to_hub(

@@ -139,7 +139,7 @@ def sets(ours: str, says: str = "") -> FieldRule:
     return FieldRule(treatment=Treatment.SUPPORTED, ours=ours, says=says)
 
 
-def renamed(ours: str, says: str) -> FieldRule:
+def old_name(ours: str, says: str) -> FieldRule:
     return FieldRule(treatment=Treatment.RENAMED, ours=ours, says=says)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from posttrain.errors import UserError
-from posttrain.trl.configs.field_rules import above, at_least, between, idle, ints, refused, renamed, sets
+from posttrain.trl.configs.field_rules import above, at_least, between, idle, ints, old_name, refused, sets
 from posttrain.trl.configs.training_fields import LIGER, JsonMapping, TrainingFields
 
 OTHER_METRICS = refused("an evaluation has the loss and what else TRL logs; add your own in a callback's on_evaluate.")
@@ -78,7 +78,7 @@ class SFTConfig(RowFields):
     assistant_only_loss: Annotated[bool, sets("sft.loss_on", "the assistant's turns, or with False all")] = False
     loss_type: Annotated[str, refused("the loss is -log π of what is learned; use nll.", "chunked_nll")] = "nll"
     # Names that this class had once, and scripts still use.
-    max_seq_length: Annotated[int | None, ints(2), renamed(".max_length", "is read as max_length.")] = None
+    max_seq_length: Annotated[int | None, ints(2), old_name(".max_length", "is read as max_length.")] = None
     num_of_sequences: Annotated[int | None, PACKING] = None
     chars_per_token: Annotated[float | None, PACKING] = None
     dataset_batch_size: Annotated[int | None, idle("rows are made into tokens one by one.")] = None

@@ -11,8 +11,8 @@ from posttrain.trl.configs.field_rules import (
     between,
     idle,
     ints,
+    old_name,
     refused,
-    renamed,
     sets,
 )
 from posttrain.trl.configs.training_fields import BATCHES, LIGER, JsonMapping, TextOrFlag, TrainingFields
@@ -89,7 +89,7 @@ class SampledFields(TrainingFields):
     max_prompt_length: Annotated[
         int | None,
         ints(1),
-        renamed("task.max_prompt_tokens, task.over_long", "cuts longer prompts from the left, as TRL once did."),
+        old_name("task.max_prompt_tokens, task.over_long", "cuts longer prompts from the left, as TRL once did."),
     ] = None
     num_sample_generations: Annotated[int | None, KEPT] = None
     wandb_log_unique_prompts: Annotated[bool, KEPT] = False

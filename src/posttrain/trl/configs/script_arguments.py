@@ -19,8 +19,8 @@ from posttrain.trl.configs.field_rules import (
     between,
     ints,
     lines_about,
+    old_name,
     refused,
-    renamed,
     require_values,
     sets,
 )
@@ -62,7 +62,7 @@ class ModelConfig(CheckedFields):
     use_bnb_nested_quant: Annotated[bool, sets("model.quantization", "scales are always quantised too")] = False
     bnb_4bit_quant_storage: Annotated[str | None, refused("4-bit weights are stored as bytes; leave it out.")] = None
     # A name that this class had once, and scripts still use.
-    torch_dtype: Annotated[str | None, renamed("model.dtype", "is read as dtype.")] = None
+    torch_dtype: Annotated[str | None, old_name("model.dtype", "is read as dtype.")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

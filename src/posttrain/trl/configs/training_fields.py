@@ -12,8 +12,8 @@ from posttrain.trl.configs.field_rules import (
     frequency,
     idle,
     ints,
+    old_name,
     refused,
-    renamed,
     sets,
 )
 from posttrain.trl.configs.one_process import ArgumentMethods
@@ -93,7 +93,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     fp16_full_eval: Annotated[bool, AS_IN_TRAINING] = False
     tf32: Annotated[bool | None, idle("matrix products follow `torch.set_float32_matmul_precision`.")] = None
     activation_checkpointing: Annotated[
-        bool | None, renamed("model.gradient_checkpointing", "is read as gradient_checkpointing.")
+        bool | None, old_name("model.gradient_checkpointing", "is read as gradient_checkpointing.")
     ] = None
     activation_checkpointing_kwargs: Annotated[JsonMapping, RECOMPUTED] = None
     gradient_checkpointing: Annotated[bool, sets("model.gradient_checkpointing", "off by default, unlike TRL")] = False
@@ -202,12 +202,12 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     router_aux_loss_coef: Annotated[float | None, refused("no loss of a router is added here.", 0.0, 0)] = None
     # Names that these classes had once, and scripts still use.
     warmup_ratio: Annotated[
-        float | None, between(0, 1), renamed(".warmup_steps", "is read as warmup_steps, a share of all updates.")
+        float | None, between(0, 1), old_name(".warmup_steps", "is read as warmup_steps, a share of all updates.")
     ] = None
-    evaluation_strategy: Annotated[str | None, renamed("", "is read as eval_strategy.")] = None
+    evaluation_strategy: Annotated[str | None, old_name("", "is read as eval_strategy.")] = None
     overwrite_output_dir: Annotated[bool, sets("run.overwrite", "deletes the run in the folder")] = False
     logging_dir: Annotated[str | None, idle("trackers write into the folder of the run.")] = None
-    no_cuda: Annotated[bool, renamed("model.device", "is read as use_cpu.")] = False
+    no_cuda: Annotated[bool, old_name("model.device", "is read as use_cpu.")] = False
     save_safetensors: Annotated[bool, refused("weights are saved as safetensors; nothing else loads safely.")] = True
     group_by_length: Annotated[bool, NOT_GROUPED] = False
     no_gradient_checkpointing: Annotated[bool, sets("model.gradient_checkpointing", "turns it off")] = False
