@@ -3,7 +3,7 @@
 # (file, text, its replacement, which of its occurrences: 0 is the first)
 OTHER_POLICIES: list[tuple[str, str, str, int]] = [
     ("algorithms/advantages.py", "torch.where(centred != 0, centred / mean, 0.0)", "centred / mean", 0),
-    ("algorithms/advantages.py", "if lowest < 0:", "if False:", 0),
+    ("algorithms/advantages.py", "if (lowest := counted.min()) < 0:", "if False:", 0),
     ("algorithms/advantages.py", "(~rewards.isnan()).sum(1, keepdim=True)", "rewards.shape[1]", 0),
     ("algorithms/correction.py", "(by_mask < low) | (by_mask > high)", "(by_mask < low)", 0),
     ("algorithms/correction.py", "(by_mask < low) | (by_mask > high)", "(by_mask > high)", 0),
@@ -13,8 +13,8 @@ OTHER_POLICIES: list[tuple[str, str, str, int]] = [
         "log_weight(correction.level or 'token')",
         0,
     ),
-    ("algorithms/correction.py", "own.clamp(max=bound)", "own", 0),
-    ("algorithms/correction.py", "(own > bound) & ~masked", "(own > bound)", 0),
+    ("algorithms/correction.py", "logs.clamp(max=bound)", "logs", 0),
+    ("algorithms/correction.py", "(logs > bound) & ~masked", "(logs > bound)", 0),
     ("algorithms/correction.py", "proximal_logprobs.detach()", "proximal_logprobs", 0),
     (
         "algorithms/correction.py",
@@ -63,9 +63,6 @@ OTHER_POLICIES: list[tuple[str, str, str, int]] = [
         "reward > self.options.correct_from",
         0,
     ),
-    ("training/teacher.py", "min(right, key", "max(right, key", 0),
-    ("training/teacher.py", "<= self.max_positions", "< self.max_positions", 0),
-    ("training/teacher.py", "max((i for i, each", "min((i for i, each", 0),
     ("training/teacher.py", 'if options.weights == "start" else', "if False else", 0),
     ("training/reference.py", "if rows[0] != rows[1]:", "if False:", 0),
     ("training/reference.py", "    if differing:", "    if False:", 0),

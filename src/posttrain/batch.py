@@ -1,7 +1,7 @@
 """From groups and advantages to the tensors of an update, token weights fixed, nothing padded.
 
-The axis `token` is that of the *sampled* tokens, completion after completion: a given token (a tool's reply, say) has
-no log μ, no advantage and no weight, so there is no column in which it could count.  Only a forward pass reads it.
+The axis `token` is that of the *sampled* tokens, completion after completion: a given token (of a tool's reply, say)
+has no log μ, no advantage and no weight.  Only a forward pass reads it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ TokenWeights = Callable[..., Float64[Tensor, " rollout"]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenColumns(StepColumns):
-    """What an update knows of every sampled token beside the token itself.
+    """The numbers of every sampled token of an update.
 
     Float64 as collated; an update takes them in the precision of its log-probs.  A column that some algorithms need is
     a row of `training.credited_step`; it is selected, split and moved with the others.
@@ -33,26 +33,24 @@ class TokenColumns(StepColumns):
     0 before there is an update."""
     behaviour_logprobs: Float[Tensor, " token"]
     value_range: Float[Tensor, " token"] | None = None
-    """How far from `values` a value may move before a clipped value loss holds it."""
+    """How far from `values` a value may move before a clipped value loss holds it; None means no limit."""
 
     @property
     def returns(self) -> Float[Tensor, " token"]:
-        """What a value head should have expected before each token."""
+        """The target of the value before each token."""
         return self.column("returns")
 
     def named(self) -> dict[str, Tensor]:
-        """Every column that is there, by name."""
+        """Every existing column, by name."""
         always = {name: getattr(self, name) for name in ("advantages", "weights", "behaviour_logprobs")}
         held = {} if self.value_range is None else {"value_range": self.value_range}
         return {**always, **held, **self.known}
 
     def map_named(self, change: Callable[[str, Tensor], Tensor]) -> "TokenColumns":
-        """Every column that is there, changed by name."""
         changed: dict[str, Any] = {name: change(name, column) for name, column in self.named().items()}
         return TokenColumns(known={name: changed.pop(name) for name in self.known}, **changed)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "TokenColumns":
-        """Every column that is there, changed in the same way."""
         return self.map_named(lambda _, column: change(column))
 
 
@@ -79,7 +77,7 @@ class Batch:
     """Which completion each token belongs to."""
     columns: TokenColumns
     teacher_prompts: tuple[tuple[int, ...], ...] | None = None
-    """What a teacher goes on from, completion by completion; None where that is the student's prompts."""
+    """The teacher's prompts, completion by completion; None where they are the student's."""
 
     @property
     def lengths(self) -> list[int]:
@@ -117,7 +115,7 @@ class Batch:
             yield self.select(rows)
 
     def _padded_rows(self, max_tokens: int) -> Iterator[list[int]]:
-        """Completions in order: so many that rows · widest row is within `max_tokens`."""
+        """Completions in order, as many as keep rows · widest row within `max_tokens`."""
         chosen: list[int] = []
         widest = 0
         for row, (prompt, length) in enumerate(zip(self.prompt_of, self.lengths, strict=True)):
@@ -162,7 +160,7 @@ class Batch:
         prompts = sorted({self.prompt_of[row] for row in rows})
         place = {prompt: i for i, prompt in enumerate(prompts)}
         starts = list(accumulate(self.num_sampled, initial=0))
-        index = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in rows])
+        index = torch.cat([torch.arange(0), *(torch.arange(starts[row], starts[row + 1]) for row in rows)])
         return Batch(
             prompts=tuple(self.prompts[prompt] for prompt in prompts),
             completions=tuple(self.completions[row] for row in rows),
@@ -180,7 +178,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditedGroups:
-    """Groups with all that an update needs to know of them."""
+    """Groups with the columns of their tokens."""
 
     groups: Sequence[Group]
     scored: Bool[Tensor, "prompt group"]
@@ -188,11 +186,11 @@ class CreditedGroups:
     columns: TokenColumns
     """Of the sampled tokens of all their completions, in order; none has a weight yet."""
     teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None
-    """What a teacher goes on from, group by group; None where that is the groups' prompts."""
+    """The teacher's prompts, group by group; None where they are the groups'."""
 
     @property
     def informed(self) -> Bool[Tensor, "prompt group"]:
-        """Rollouts some token of which has an advantage; only loss terms that act without one matter to the others."""
+        """Rollouts with an advantage on some token; the others only matter to loss terms that act without one."""
         lengths = [rollout.num_sampled for group in self.groups for rollout in group.rollouts]
         found = torch.zeros(len(lengths), dtype=torch.bool)
         found[_owners(lengths)[self.columns.advantages != 0]] = True
@@ -239,7 +237,7 @@ def collate(
     weights = torch.where(learned, weights, 0.0)
     batch = replace(batch, columns=replace(credited.columns, weights=weights.repeat_interleave(lengths)))
     matters = (weights > 0) & (credited.informed.flatten() | keep_zero_advantages)
-    return batch.select(matters.nonzero().flatten().tolist()) if bool(matters.any()) else _empty(batch)
+    return batch.select(matters.nonzero().flatten().tolist())
 
 
 def completions_of(
@@ -264,7 +262,7 @@ def completions_of(
 
 
 def sampled_columns(groups: Sequence[Group]) -> TokenColumns:
-    """What is known of the tokens of groups once they are sampled: log μ.  None has an advantage or a weight yet."""
+    """Columns of tokens that were just sampled: log μ, and advantages and weights of 0."""
     logprobs = [logprob for group in groups for rollout in group.rollouts for logprob in rollout.logprobs]
     behaviour = torch.tensor(logprobs, dtype=torch.float64)
     none = torch.zeros_like(behaviour)
@@ -273,20 +271,3 @@ def sampled_columns(groups: Sequence[Group]) -> TokenColumns:
 
 def _owners(lengths: Sequence[int]) -> Int64[Tensor, " token"]:
     return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.long))
-
-
-def _empty(batch: Batch) -> Batch:
-    """The batch with nothing left in it."""
-    none = slice(0, 0)
-    return Batch(
-        prompts=(),
-        completions=(),
-        marks=(),
-        num_sampled=(),
-        prompt_of=(),
-        names=(),
-        tokens=batch.tokens[none],
-        rollout=batch.rollout[none],
-        columns=batch.columns.map(lambda column: column[none]),
-        teacher_prompts=None if batch.teacher_prompts is None else (),
-    )
