@@ -12,6 +12,7 @@ import yaml
 
 import posttrain
 from posttrain.cli import main
+from posttrain.errors import UserError
 from tests.support.accidents import flip_bit
 from tests.support.runs import metrics_of, require_same, save_tiny_model, tiny_recipe
 

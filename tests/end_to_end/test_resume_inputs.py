@@ -118,7 +118,7 @@ OTHERS: dict[str, tuple[Callable[[Path], dict[str, Any]], tuple[str, ...]]] = {
     ),
     "a reward more": (
         lambda model: {"rewards": [dice, louder]},
-        ("rewards[1] = louder", "without"),
+        ("rewards[1] = louder", "made with nothing"),
     ),
 }
 

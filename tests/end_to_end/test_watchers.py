@@ -146,13 +146,16 @@ def test_what_a_watcher_returns_is_shown_and_its_time_is_a_stage_by_a_name_of_it
 RETURNED: dict[str, tuple[object, tuple[str, ...]]] = {
     "a number": (3, ("returned 3 (int)", "a mapping of metrics to numbers")),
     "text": ("done", ("returned 'done' (str)", "a mapping")),
-    "a name that is none": ({1: 2.0}, ("a metric called 1", "must be a text")),
-    "a text for a number": ({"mine": "2"}, ("mine = '2' (str)", "not a number")),
-    "a metric of this step": ({"reward": 1.0}, ("`reward`", "own/reward")),
-    "a metric of other steps": ({"eval/accuracy_sampled": 1.0}, ("`eval/accuracy_sampled`", "already has")),
-    "a time": ({"seconds/update": 1.0}, ("`seconds/update`", "already has")),
-    "what comes last": ({"step_time": 1.0}, ("`step_time`", "already has")),
-    "the step": ({"step": 1.0}, ("`step`", "own/step")),
+    "a name that is none": ({1: 2.0}, ("1 = 2.0", "A name is a text")),
+    "a text for a number": ({"mine": "2"}, ("'mine' = '2' (str)", "its value a number")),
+    "a metric of this step": ({"reward": 1.0}, ("'reward' = 1.0", "own/reward")),
+    "a metric of other steps": (
+        {"eval/accuracy_sampled": 1.0},
+        ("own/eval_accuracy_sampled",),
+    ),
+    "a time": ({"seconds/update": 1.0}, ("'seconds/update'", "does not use")),
+    "what comes last": ({"step_time": 1.0}, ("'step_time'", "does not use")),
+    "the step": ({"step": 1.0}, ("'step'", "own/step")),
 }
 
 
@@ -168,7 +171,7 @@ def test_two_watchers_that_return_one_name_and_one_that_is_not_in_a_list_are_ref
     model: Path, tmp_path: Path
 ) -> None:
     twice = [Returns({"mine": 1}), Returns({"mine": 2})]
-    for watchers, words in ((twice, "step 1: watcher Returns: on_step returned `mine`"), (Notes(), "Give a list of")):
+    for watchers, words in ((twice, "step 1: watcher Returns: on_step returned 'mine'"), (Notes(), "Give a list of")):
         made = config(model, tmp_path / str(len(words)), 1)
         with pytest.raises(UserError) as refused:
             posttrain.train(made, rows=ROWS, rewards=[dice], watchers=watchers)  # type: ignore[arg-type]

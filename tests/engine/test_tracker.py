@@ -191,7 +191,7 @@ def test_a_library_that_is_missing_is_named_with_the_way_to_get_it(
     for options, given in ((TrackerOptions(offline=True), True), (TrackerOptions(), False)):
         if not given:
             monkeypatch.delenv("MLFLOW_TRACKING_URI")
-        with refused("mlflow without a server", "pip install json no_such_library"):
+        with refused("MLFLOW_TRACKING_URI", "pip install json no_such_library"):
             require_trackers(("mlflow",), options)
 
 

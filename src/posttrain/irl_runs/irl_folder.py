@@ -11,13 +11,11 @@ plots/              rewards.png, policy.png, visits.png, convergence.png
 import io
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from posttrain.errors import UserError
 from posttrain.runs.files import LineJournal
 from posttrain.runs.folder import Folder
 
@@ -29,9 +27,7 @@ CONTENTS = (
     "plots",
     "config.yaml",  # last: a half cleared folder is still recognised as a run's
 )
-"""Removed by overwriting; anything else in the folder stays."""
-TRAINING_CONTENTS = ("checkpoints", "scores.jsonl")
-"""Marks of a folder of a run that trained a model."""
+"""What overwriting removes; anything else in the folder stays."""
 
 
 class IrlFolder(Folder):
@@ -40,17 +36,9 @@ class IrlFolder(Folder):
     contents = CONTENTS
     journals = ()
     folders = ()
-
-    @classmethod
-    def refuse_other_runs(cls, path: Path, *, overwrite: bool) -> None:
-        """A run that got somewhere is replaced only with `overwrite`; one of another command never."""
-        if any((path / name).exists() for name in TRAINING_CONTENTS):
-            raise UserError(f"{path}: holds a run that trained a model.  Choose another run.folder (--run.folder).")
-        if (path / "metrics.jsonl").exists() and not overwrite:
-            raise UserError(
-                f"{path}: already holds a run.  Replace it by run.overwrite = true (--run.overwrite), or choose another"
-                " run.folder (--run.folder)."
-            )
+    content_files = ("metrics.jsonl",)
+    foreign = ("checkpoints", "scores.jsonl")
+    resumed_by = ""
 
     def write_curve(self, curve: Sequence[Mapping[str, float]]) -> None:
         """Write metrics.jsonl: the numbers of each iteration, counted from 0, before the first step."""

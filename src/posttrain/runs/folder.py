@@ -45,6 +45,12 @@ class Folder:
     journals: ClassVar[tuple[str, ...]] = ()
     """Files that grow by lines."""
     folders: ClassVar[tuple[str, ...]] = ()
+    content_files: ClassVar[tuple[str, ...]] = ("metrics.jsonl", "scores.jsonl")
+    """Files whose content is lost only with `overwrite`; a run that failed before it had some is no loss."""
+    foreign: ClassVar[tuple[str, ...]] = ()
+    """Names that mark the folder of another command."""
+    resumed_by: ClassVar[str] = "train"
+    """The function with an argument `resume`, if there is one."""
 
     def __init__(self, path: Path, lock: int, *, begun: bool, new: bool = False) -> None:
         """Use `claim`, `create` or `resume`."""
@@ -81,13 +87,17 @@ class Folder:
 
     @classmethod
     def refuse_other_runs(cls, path: Path, *, overwrite: bool) -> None:
-        """Raise UserError where the folder holds a run with steps; one that failed before its first is no loss."""
-        journals = (path / "metrics.jsonl", path / "scores.jsonl")
-        if not overwrite and any(each.exists() and each.stat().st_size for each in journals):
-            says = f"{path}: this folder already holds a run."
+        """Raise UserError for a run of another command, and for one with content unless `overwrite` is set."""
+        if any((path / name).exists() for name in cls.foreign):
+            raise UserError(f"{path}: holds a run of another command.  Choose another run.folder (--run.folder).")
+        files = [path / name for name in cls.content_files]
+        if not overwrite and any(file.exists() and file.stat().st_size for file in files):
+            says = f"{path}: this folder already holds a run.  Use"
+            if not cls.resumed_by:
+                raise UserError(f"{says} run.overwrite = true (--run.overwrite) or another run.folder (--run.folder).")
             raise UserError(
-                f"{says}  Use train(..., resume=True), run.overwrite = true or another run.folder.",
-                command=f"{says}  Use --resume {path}, --run.overwrite or another --run.folder.",
+                f"{says} {cls.resumed_by}(..., resume=True), run.overwrite = true or another run.folder.",
+                command=f"{says} --resume {path}, --run.overwrite or another --run.folder.",
             )
 
     def begin(self, config_yaml: str) -> None:
@@ -182,6 +192,13 @@ def require_known_format(run: Path) -> None:
             f"{run}: a run folder of format {text}, and this version of posttrain supports 1 to {VERSION}.  Update"
             " posttrain."
         )
+
+
+def require_run_folder(run: Path) -> None:
+    require_known_format(run)
+    if not (run / RUN_RECIPE).is_file():
+        rule = f"not a run folder: {RUN_RECIPE} is missing.  Name the folder of a run."
+        raise UserError(f"run.folder = {run}: {rule}", command=f"--resume {run}: {rule}")
 
 
 def shown(path: Path) -> Path:

@@ -32,7 +32,6 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.config import TrainingConfig
-from posttrain.errors import UserError
 from posttrain.records import Grades, Group
 from posttrain.runs.files import (
     TEMPORARY,
@@ -44,7 +43,7 @@ from posttrain.runs.files import (
     write_atomically,
     writing,
 )
-from posttrain.runs.folder import Folder, lock_folder, require_known_format
+from posttrain.runs.folder import Folder, lock_folder, require_run_folder
 from posttrain.runs.reports import ScoredCompletions, UpdateTokens
 from posttrain.runs.rollout_file import (
     NO_COLUMNS,
@@ -100,12 +99,7 @@ class RunFolder(Folder):
     def resume(cls, path: str | Path) -> "RunFolder":
         """Become the writer of a run that ended or was killed; call `cut_after` next."""
         path = Path(path)
-        if not (path / "config.yaml").is_file():
-            raise UserError(
-                f"--resume {path} (in Python run.folder): not a run folder: config.yaml is missing.  Name the folder of"
-                " a run."
-            )
-        require_known_format(path)
+        require_run_folder(path)
         return cls(path, lock_folder(path), begun=True)
 
     @property

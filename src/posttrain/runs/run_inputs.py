@@ -102,10 +102,8 @@ def began_with(folder: Path) -> RunInputs:
     try:
         return inputs_from_json(file.read_text(encoding="utf-8")) if file.is_file() else RunInputs()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise RunError(
-            f"{file}: damaged: the inputs of the run cannot be read ({type(error).__name__}: {error})."
-            "  Restore the file, or delete it to resume without a comparison."
-        ) from error
+        says = f"{file}: damaged: the inputs of the run cannot be read ({type(error).__name__}: {error})"
+        raise RunError(f"{says}.  Restore the file, or delete it to resume without a comparison.") from error
 
 
 def require_same_inputs(folder: Path, now: RunInputs, *, accept_changes: bool) -> RunInputs:
@@ -159,10 +157,8 @@ def differences(began: RunInputs, now: RunInputs) -> tuple[list[str], list[str]]
     """
     changed, noted = [], []
     for name, each in now.objects.items():
-        before = began.objects.get(name)
-        if before is None:
-            changed.append(f"{name} = {each.what} is given, and the run was made without")
-        elif each.what != before.what:
+        before = began.objects.get(name, RunInput("nothing"))
+        if each.what != before.what:
             changed.append(f"{name} = {each.what} is given, and the run was made with {before.what}")
         elif each.differs(before):
             changed.append(f"{name} = {each.what} has changed since the run began")
@@ -170,12 +166,11 @@ def differences(began: RunInputs, now: RunInputs) -> tuple[list[str], list[str]]
             noted.append(f"{name} = {each.what} cannot be compared with what the run began with")
     for name in sorted(began.files.keys() & now.files.keys()):
         before, each = began.files[name], now.files[name]
-        if before.what != each.what:
-            if name == MODEL and before.digest == each.digest != "":
-                noted.append(f"{MODEL} = {each.what}, the same files that were in {before.what}")
-        elif each.differs(before):
+        if before.what != each.what and name == MODEL and before.digest == each.digest != "":
+            noted.append(f"{MODEL} = {each.what}, the same files that were in {before.what}")
+        elif before.what == each.what and each.differs(before):
             changed.append(f"{name} = {each.what} has changed since the run began")
-        elif name != MODEL and "" in (before.digest, each.digest):
+        elif before.what == each.what and name != MODEL and "" in (before.digest, each.digest):
             noted.append(f"{name} = {each.what} cannot be compared with what the run began with")
     return changed, noted
 

@@ -13,7 +13,7 @@ from posttrain.config.recipes import RecipeLayer, read_recipe
 from posttrain.config.sections import plain
 from posttrain.errors import RunError, UserError
 from posttrain.options.model import ModelOptions
-from posttrain.runs.folder import require_known_format
+from posttrain.runs.folder import require_run_folder
 from posttrain.runs.manifest import RECIPE, saved_steps
 from posttrain.runs.named_inputs import model_files
 from posttrain.runs.run_inputs import MODEL, began_with, sha256_of
@@ -30,11 +30,8 @@ MAY_CHANGE = frozenset(
 
 def run_recipe(run: Path) -> RecipeLayer:
     """The recipe in a run folder.  Raises UserError where there is none, RunError where it is empty."""
-    require_known_format(run)
+    require_run_folder(run)
     file = run / RECIPE
-    if not file.is_file():
-        rule = f"not a run folder: {RECIPE} is missing.  Name the folder of a run."
-        raise UserError(f"run.folder = {run}: {rule}", command=f"--resume {run}: {rule}")
     layer = read_recipe(str(file), of_run=True)
     if not layer.sections:
         raise RunError(f"{file}: empty.  {remedy(run)}.")
@@ -53,10 +50,8 @@ def require_same_recipe(run: Path, config: TrainingConfig, made_with: str) -> No
         if first is not None and now is not None and first.digest == now.digest != "":
             began = replace(began, model=replace(began.model, path=config.model.path))
     if found := option_differences(lasting_options(began), lasting_options(config)):
-        raise UserError(
-            f"resume {run}: the config differs from the run's own in {'; '.join(found)}."
-            f"  {remedy(run)}, or start another run."
-        )
+        says = f"resume {run}: the config differs from the run's own in {'; '.join(found)}"
+        raise UserError(f"{says}.  {remedy(run)}, or start another run.")
 
 
 def recipe_of_checkpoint(text: str) -> RecipeLayer:

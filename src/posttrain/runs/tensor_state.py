@@ -131,10 +131,9 @@ def like(saved: object, current: object) -> object:
 
 def refuse_mismatch(owner: str, expected: Mapping[str, torch.Size], tensors: Tensors) -> None:
     """Raise RunError where names or shapes are not those of the checkpoint."""
-    for name in sorted(expected.keys() ^ tensors.keys()):
-        where = "checkpoint" if name in expected else f"one of {owner} here"
-        raise RunError(f"{owner}: `{name}` has no counterpart in the {where}.  Resume with the recipe that made it.")
-    for name, shape in expected.items():
-        if tensors[name].shape != shape:
-            says = f"{owner}: `{name}` has shape {list(shape)} here and {list(tensors[name].shape)} in the checkpoint"
+    for name in sorted({*expected, *tensors}):
+        here = [*expected[name]] if name in expected else "none"
+        there = [*tensors[name].shape] if name in tensors else "none"
+        if here != there:
+            says = f"{owner}: `{name}` has shape {here} here and {there} in the checkpoint"
             raise RunError(f"{says}.  Resume with the recipe that made it.")

@@ -2,49 +2,20 @@
 
 import threading
 import weakref
+from typing import ClassVar
 
 import torch
 
 from posttrain.errors import UserError
 
 
-class ThreadCount:
-    """torch's number of threads, and the claims to it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._claims: weakref.WeakSet[ThreadClaim] = weakref.WeakSet()
-        self._before = 0
-        """The number before the first of the current claims."""
-
-    def take(self, claim: "ThreadClaim", count: int, what: str) -> None:
-        """Set the number for a claim.  Raises UserError where another claim needs another number."""
-        with self._lock:
-            held = [each.count for each in self._claims if each is not claim and each.count]
-            if any(each != count for each in held):
-                raise UserError(
-                    f"{what}, but another session of this process computes with {held[0]}, and torch has one"
-                    " number of threads.  Close that session, use its run.threads, or start another process."
-                )
-            if not held and not claim.count:
-                self._before = torch.get_num_threads()
-            self._claims.add(claim)
-            claim.count = count
-            torch.set_num_threads(count)
-
-    def drop(self, claim: "ThreadClaim") -> None:
-        """Release a claim; the last one restores the number."""
-        with self._lock:
-            held, claim.count = claim.count, 0
-            if held and not any(each.count for each in self._claims):
-                torch.set_num_threads(self._before)
-
-
-_PROCESS = ThreadCount()
-
-
 class ThreadClaim:
     """One session's claim to a number of threads, until it is released or garbage-collected."""
+
+    _lock = threading.RLock()
+    _open: ClassVar["weakref.WeakSet[ThreadClaim]"] = weakref.WeakSet()
+    _before = 0
+    """The number before the first of the open claims."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -58,10 +29,25 @@ class ThreadClaim:
 
     def take(self, count: int, what: str) -> None:
         """Claim a number; `what` begins the message where another session has another number."""
-        _PROCESS.take(self, count, what)
+        with self._lock:
+            held = [each.count for each in self._open if each is not self and each.count]
+            if any(each != count for each in held):
+                raise UserError(
+                    f"{what}, but another session of this process computes with {held[0]}, and torch has one number of"
+                    " threads.  Close that session, use its run.threads, or start another process."
+                )
+            if not held and not self.count:
+                ThreadClaim._before = torch.get_num_threads()
+            self._open.add(self)
+            self.count = count
+            torch.set_num_threads(count)
 
     def release(self) -> None:
-        _PROCESS.drop(self)
+        """Drop the claim; the last one restores the number.  Releasing twice does nothing."""
+        with self._lock:
+            held, self.count = self.count, 0
+            if held and not any(each.count for each in self._open):
+                torch.set_num_threads(self._before)
 
 
 def claim_threads(count: int) -> ThreadClaim:

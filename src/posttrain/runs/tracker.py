@@ -56,19 +56,15 @@ LOCAL_STORE = ("sqlalchemy", "alembic")
 
 def require_trackers(names: Sequence[TrackerName], options: TrackerOptions) -> None:
     """Refuse a tracker whose library is missing."""
-    for name in names:
-        _, module, package = SERVICES[name]
-        if not is_installed(module):
-            raise UserError(
-                f"run.report_to: {name} needs `pip install {package}` (`pip install posttrain[track]` for all four), or"
-                " leave it out: metrics.jsonl is always written."
-            )
+    needs = {name: (module, package) for name, (_, module, package) in SERVICES.items() if name in names}
+    missing = {name: package for name, (module, package) in needs.items() if not is_installed(module)}
     local = options.offline or "MLFLOW_TRACKING_URI" not in os.environ
     if "mlflow" in names and local and not all(map(is_installed, LOCAL_STORE)):
-        raise UserError(
-            f"run.report_to: mlflow without a server needs `pip install {' '.join(LOCAL_STORE)}`.  Or set"
-            " MLFLOW_TRACKING_URI."
-        )
+        missing.setdefault("mlflow", " ".join(LOCAL_STORE))
+    for name, package in missing.items():
+        store = " (or a server in MLFLOW_TRACKING_URI)" if package == " ".join(LOCAL_STORE) else ""
+        also = "`pip install posttrain[track]` installs all trackers; without one metrics.jsonl is still written."
+        raise UserError(f"run.report_to: {name} needs `pip install {package}`{store}.  {also}")
 
 
 def is_installed(module: str) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 
 from posttrain.errors import RunError, UserError
+from posttrain.options.grading import GradingOptions
 from posttrain.options.training import CheckpointOptions
 from posttrain.runs.alarms import GAP, Line, alarms, is_notice, judged_gap, same_reward, transcript
 from posttrain.runs.progress import Progress
@@ -83,34 +84,24 @@ class OwnWatcher(Watcher):
         self.on_evaluation, self.on_save, self.on_end = watcher.on_evaluation, watcher.on_save, watcher.on_end  # type: ignore[method-assign]
 
     def on_step(self, report: StepReport) -> Metrics:
-        returned = self.watcher.on_step(report)
+        returned: object = self.watcher.on_step(report)
         says = f"watcher {type(self.watcher).__name__}: on_step returned"
         if returned is None:
             return {}
         if not isinstance(returned, Mapping):
-            raise RunError(
-                f"{says} {returned!r:.60} ({type(returned).__name__}).  Return None, or a mapping of metrics to numbers"
-                ' such as {"my/metric": 0.5}.'
-            )
-        return {self.own_name(says, name, report): number_of(says, name, value) for name, value in returned.items()}
-
-    def own_name(self, says: str, name: object, report: StepReport) -> str:
-        if not isinstance(name, str) or not name:
-            raise RunError(f"{says} a metric called {name!r:.60}.  Its name must be a text.")
-        if name in OURS or name in report.metrics or name.partition("/")[0] in OUR_GROUPS:
-            raise RunError(
-                f"{says} `{name}`, a metric that the run already has.  Choose another name, such as"
-                f" own/{name.replace('/', '_')}."
-            )
-        self.own[name] = None
-        return name
-
-
-def number_of(says: str, name: object, value: object) -> float:
-    number = as_number(value)
-    if number is None:
-        raise RunError(f"{says} {name} = {value!r:.60} ({type(value).__name__}), which is not a number.")
-    return number
+            example = 'a mapping of metrics to numbers such as {"my/metric": 0.5}'
+            raise RunError(f"{says} {returned!r:.60} ({type(returned).__name__}).  Return None, or {example}.")
+        numbers: dict[str, float] = {}
+        for name, value in returned.items():
+            taken = name in OURS or name in report.metrics or str(name).partition("/")[0] in OUR_GROUPS
+            number = as_number(value)
+            if taken or number is None or not (isinstance(name, str) and name):
+                free = f"own/{str(name).replace('/', '_')}"
+                rule = f"A name is a text that the run does not use, such as {free}, and its value a number."
+                raise RunError(f"{says} {name!r:.60} = {value!r:.60} ({type(value).__name__}).  {rule}")
+            numbers[name] = number
+        self.own |= dict.fromkeys(numbers)
+        return numbers
 
 
 class RolloutFiles(Watcher):
@@ -247,37 +238,25 @@ class SamplerGuard(Watcher):
             )
 
 
-class UnscoredSteps(Watcher):
-    """Ends a run after `most` consecutive steps in which no completion has a reward."""
+class RewardGuard(Watcher):
+    """Ends a run that cannot learn: for too many steps no completion has a reward, or all have the same."""
 
-    def __init__(self, folder: RunFolder, most: int) -> None:
-        """0 means no limit."""
-        self.folder, self.most = folder, most
-
-    def on_step(self, report: StepReport) -> None:
-        if not self.most or report.metrics.get("frac_unscored") != 1:
-            return
-        steps = list(takewhile(lambda line: line.get("frac_unscored") == 1, reversed(self.folder.metrics())))
-        if len(steps) >= self.most:
-            raise RunError(
-                f"no completion of {len(steps)} consecutive steps has a reward (grading.max_unscored_steps ="
-                f" {self.most}).  {LOOK}, repair them and resume with --accept-changes (accept_changes=True)."
-            )
-
-
-class SameReward(Watcher):
-    """Ends a run in which all completions of all steps, at least `most`, have the same reward."""
-
-    def __init__(self, folder: RunFolder, most: int) -> None:
-        """0 means no limit."""
-        self.folder, self.most = folder, most
+    def __init__(self, folder: RunFolder, options: GradingOptions) -> None:
+        self.folder, self.options = folder, options
 
     def on_step(self, report: StepReport) -> None:
-        if not self.most or report.step < self.most or report.metrics.get("frac_uninformative_groups") != 1:
-            return
-        alarm = same_reward(self.folder.metrics())
-        if alarm is not None:
+        most = self.options.max_unscored_steps
+        if most and report.metrics.get("frac_unscored") == 1:
+            steps = list(takewhile(lambda line: line.get("frac_unscored") == 1, reversed(self.folder.metrics())))
+            if len(steps) >= most:
+                raise RunError(
+                    f"no completion of {len(steps)} consecutive steps has a reward (grading.max_unscored_steps ="
+                    f" {most}).  {LOOK}, repair them and resume with --accept-changes (accept_changes=True)."
+                )
+        most = self.options.max_same_reward_steps
+        is_silent = most and report.step >= most and report.metrics.get("frac_uninformative_groups") == 1
+        if is_silent and (alarm := same_reward(self.folder.metrics())):
             raise RunError(
-                f"{alarm.says} (grading.max_same_reward_steps = {self.most}).  Take easier rows, give partial credit,"
-                f" or repair the reward.  {LOOK}."
+                f"{alarm.says} (grading.max_same_reward_steps = {most}).  Take easier rows, give partial credit, or"
+                f" repair the reward.  {LOOK}."
             )

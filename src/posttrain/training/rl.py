@@ -21,7 +21,7 @@ from posttrain.runs.run_folder import RunFolder, claim_folder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.summary import headline
 from posttrain.runs.tracker import require_trackers
-from posttrain.runs.watchers import SameReward, SamplerGuard, UnscoredSteps, Watcher
+from posttrain.runs.watchers import RewardGuard, SamplerGuard, Watcher
 from posttrain.tasks.base import Task
 from posttrain.training import report
 from posttrain.training.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows, StartOptions, inputs_of
@@ -124,11 +124,7 @@ def rl_harness_options(session: Session, folder: RunFolder, start: StartOptions)
         run=config.run,
         checkpoint=config.checkpoint,
         watchers=start.watchers,
-        guards=[
-            SamplerGuard(),
-            UnscoredSteps(folder, config.grading.max_unscored_steps),
-            SameReward(folder, config.grading.max_same_reward_steps),
-        ],
+        guards=[SamplerGuard(), RewardGuard(folder, config.grading)],
         score=held_out_score,
         stop_early=lambda: at_an_end(config, session.trained.run),
         config=config,

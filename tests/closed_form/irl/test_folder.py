@@ -42,7 +42,7 @@ def test_what_an_earlier_run_left_stays_until_the_new_one_begins(tmp_path: Path)
 
 def test_a_folder_has_one_writer_and_the_next_may_come_when_it_is_closed(tmp_path: Path) -> None:
     first = IrlFolder.claim(tmp_path)
-    with refused("writing to this run folder"):
+    with refused("is writing to this run folder"):
         IrlFolder.claim(tmp_path)
     first.close()
     first.close()
@@ -53,14 +53,14 @@ def test_a_folder_has_one_writer_and_the_next_may_come_when_it_is_closed(tmp_pat
     ("trace", "overwrite", "refusal"),
     [
         ("metrics.jsonl", False, "already holds a run"),
-        ("checkpoints", True, "trained a model"),
-        ("scores.jsonl", True, "trained a model"),
+        ("checkpoints", True, "another command"),
+        ("scores.jsonl", True, "another command"),
     ],
 )
 def test_a_folder_that_is_refused_is_let_go(trace: str, overwrite: bool, refusal: str, tmp_path: Path) -> None:
     with IrlFolder.claim(tmp_path) as folder:
         folder.begin("")
-    (tmp_path / trace).touch()
+    (tmp_path / trace).write_text("{}\n")
     for _ in range(2):  # the second time nobody is "writing to this run folder"
         with refused(refusal):
             IrlFolder.claim(tmp_path, overwrite=overwrite)

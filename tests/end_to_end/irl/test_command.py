@@ -203,7 +203,7 @@ def test_a_run_is_replaced_only_when_told_and_never_by_a_mistake(capsys: pytest.
     Path("mine/thesis.txt").write_text("years of work")
     assert "not empty and not a run folder" in message_of(capsys, recipe, "--run.folder", "mine", "--run.overwrite")
     Path("run/checkpoints").mkdir()
-    assert "holds a run that trained a model" in message_of(capsys, recipe, "--run.overwrite")
+    assert "holds a run of another command" in message_of(capsys, recipe, "--run.overwrite")
 
 
 MISTAKES = {

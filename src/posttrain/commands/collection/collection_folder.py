@@ -33,8 +33,6 @@ from posttrain.runs.same_recipe import lasting_options, option_differences, run_
 
 COMPLETIONS, ANSWERS, VOTES = "completions.jsonl", "answers.jsonl", "votes.jsonl"
 PREFERENCES, TIES = "preferences.jsonl", "ties.jsonl"
-OF_OTHER_RUNS = ("metrics.jsonl", "checkpoints")
-"""Files by which the folder of another command's run is known."""
 MAY_CHANGE = frozenset(
     [
         *("run.folder", "run.overwrite", "run.threads", "judge.endpoint"),
@@ -49,19 +47,9 @@ class CollectionFolder(Folder):
 
     contents = (INPUTS, COMPLETIONS, ANSWERS, VOTES, PREFERENCES, TIES, "summary.json", "config.yaml")
     journals = (COMPLETIONS,)
-
-    @classmethod
-    def refuse_other_runs(cls, path: Path, *, overwrite: bool) -> None:
-        """Pairs are deleted only with `overwrite`; a run of another command never is."""
-        if any((path / name).exists() for name in OF_OTHER_RUNS):
-            raise UserError(f"{path}: holds a run of another command.  Choose another run.folder (--run.folder).")
-        journals = [path / name for name in (COMPLETIONS, ANSWERS, VOTES)]
-        if any(each.exists() and each.stat().st_size for each in journals) and not overwrite:
-            says, other = f"{path}: this folder already holds pairs.", "or choose another"
-            raise UserError(
-                f"{says}  Continue with collect(..., resume=True), set run.overwrite = true, {other} run.folder.",
-                command=f"{says}  Continue with --resume {path}, add --run.overwrite, {other} --run.folder.",
-            )
+    content_files = (COMPLETIONS, ANSWERS, VOTES)
+    foreign = ("metrics.jsonl", "checkpoints")
+    resumed_by = "collect"
 
     @classmethod
     def resume(cls, path: Path) -> Self:
