@@ -12,7 +12,7 @@ from tests.support.refusals import refused
 from tests.support.reward_models import classifier, reward_folder, reward_tokenizer
 from tests.support.runs import save_tiny_model
 
-SAYS = "has no row in the model's embedding, which has 24.  Leave that text out, or give the model the tokenizer"
+SAYS = "has no row in the model's embedding, which has 24"
 
 
 @pytest.fixture(scope="module")

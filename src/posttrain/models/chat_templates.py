@@ -212,6 +212,8 @@ DATE = "2024-07-26"
 """The date that it returns, unless the options set another."""
 DIRECTIVES = "aAbBdeGHIjmMpSuUVwWyY"
 """The letters after % that a format may have."""
+FILTER = "replace"
+"""Jinja's filter for a text."""
 NO_TEMPLATE = (
     " has no chat template.  Use an instruction-tuned model, or set model.chat_template to a template's file, or"
     " task.prompt_format: plain for a dataset"
@@ -244,7 +246,7 @@ def known_options(template: str, options: Mapping[str, Any]) -> dict[str, Any]:
     for name in options:
         where = f"model.template_options.{name}"
         if name in OURS:
-            raise UserError(f"{where}: posttrain sets it itself.  Remove it.")
+            raise UserError(f"{where}: the call itself sets it.  Remove it.")
         if not template:
             raise UserError(f"{where}: the model's tokenizer{NO_TEMPLATE}, and remove model.template_options.")
         if name not in words:
@@ -268,5 +270,5 @@ def with_one_date(template: str, day: object) -> str:
         raise UserError(f"model.template_options.{TODAY} = {day!r}: not a date.  Write it as {DATE}.") from None
     parts = {f"%{letter}": written.strftime(f"%{letter}") for letter in DIRECTIVES}
     parts |= {f"%-{letter}": parts[f"%{letter}"].lstrip("0") for letter in "dm"}
-    filled = "".join(f" | replace({part!r}, {text!r})" for part, text in parts.items())
+    filled = "".join(f" | {FILTER}({part!r}, {text!r})" for part, text in parts.items())
     return f"{{% macro {TODAY}(format) %}}{{{{ format{filled} }}}}{{% endmacro %}}\n{template}"
