@@ -108,7 +108,7 @@ class Batch:
         """Micro-batches of at most `max_tokens` tokens, counted as the forward pass computes them.
 
         A prompt counts once, and whole groups stay together wherever one fits; or, for a pass of padded rows, every
-        completion counts its prompt and all are as wide as the widest.  A completion that is too long stands alone.
+        completion counts its prompt and all are as wide as the widest.  A completion that is too long is one by itself.
         Every loss term is a weighted sum over tokens and the weights are fixed, so the split changes no gradient.
         """
         for rows in self._padded_rows(max_tokens) if padded else self._whole_groups(max_tokens):

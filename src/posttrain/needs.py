@@ -25,7 +25,7 @@ class Need(StrEnum):
     ENTROPY = "entropy"
     """Entropy of the policy's next-token distributions: another pass over the output layer."""
     VALUES = "values"
-    """What a value head expects now, beside what it expected and the returns.  Where it has a trunk of its own, log π
+    """Values of a value head now and at collection, and the returns.  Where the head has a separate trunk, log π
     comes without its gradient, for the two trunks are differentiated one after the other."""
     PROXIMAL_LOGPROBS = "proximal_logprobs"
     """Log-probs of the sampled tokens under the policy that the step starts from: a pass of its own where the step has
@@ -62,7 +62,7 @@ class MissingColumn(RunError):
         need = NEED_OF.get(self.name)
         if need is not None:
             return f"Add Need.{need.name} to {where}."
-        return f"The credit rule must return `{self.name}` beside its advantages."
+        return f"The credit rule must return `{self.name}` with its advantages."
 
 
 Limited = TypeVar("Limited", bound="DeclaredColumns")

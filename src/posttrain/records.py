@@ -1,6 +1,6 @@
 """What travels between the stages of a step.
 
-Every record is frozen: a later stage adds a record of its own, none writes into an earlier one.
+Every record is frozen: a later stage adds another record and changes none.
 Records are plain data, so that a stage may move to another process.
 """
 
@@ -108,7 +108,7 @@ class TokenSequence:
 
     def first(self, count: int) -> "TokenSequence":
         """A demonstration's beginning, of at most this many tokens."""
-        assert not self.logprobs, "a sequence that nobody sampled"
+        assert not self.logprobs, "a demonstration has no log-probs"
         return replace(self, tokens=self.tokens[:count], sampled=self.sampled[:count])
 
 
@@ -128,7 +128,7 @@ class Prompt:
     columns: Mapping[str, object] = field(default_factory=dict)
     """Every column of the problem's dataset row; reward functions receive them by name."""
     source: str = ""
-    """The data set of a mixture that it is from: what it earns is told apart by it."""
+    """The data set of a mixture that it is from; metrics are also reported by source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Preference:
     margin: float | None = None
     """By how much the chosen one is better, as the row says it, in units of the reward; None where it does not."""
     weight: float = 1.0
-    """What the pair counts beside others."""
+    """Weight of the pair in the loss."""
     where: str
     """The file and line, or number, that the pair is from: named in messages."""
 
@@ -251,7 +251,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What a reward function gave single tokens and stretches of one completion, beside its score; they add up."""
+    """What a reward function gave single tokens and spans of one completion, in addition to its score; they add up."""
 
     tokens: tuple[float | None, ...] = ()
     """One for each token of the completion, given ones included; None where no step ends.  Empty if the function marked

@@ -22,7 +22,7 @@ def decoupled_zscore(
     deviation: Literal["population", "sample"] = "population",
     epsilon: float = 0.0,
 ) -> Float[Tensor, "prompt group"]:
-    """Each function's scores standardised in their group, then their weighted sum in units of its own deviation.
+    """Each function's scores standardised in their group, then their weighted sum in units of its deviation.
 
         z_kij = (s_kij - mean_l s_kil) / (std_l s_kil + ε)  each function by itself, over the rollouts that it scored
         S_ij  = Σ_k w_k z_kij                               A_ij = S_ij / (std_lm S_lm + ε)

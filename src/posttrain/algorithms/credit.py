@@ -259,7 +259,7 @@ def step_advantages(
 
         A_it = A(r_i) + w Σ_{j: end(j) ≥ t} (s_ij - mean S) / (std S + ε)        S: all steps of the group's completions
 
-    Shao et al. 2024, arXiv:2402.03300, §4.1.3, whose advantage is the sum alone; A(r_i), the rule for whole
+    Shao et al. 2024, arXiv:2402.03300, §4.1.3, whose advantage is only the sum; A(r_i), the rule for whole
     completions, is added so that an outcome can count as well, and `step_weight` is w.  A step that earned 0 counts in
     S, a token that ends no step does not.  Steps that all earned the same, or a single one, are exactly 0.  The sum
     grows with the number of steps: it favours many steps above the group's mean, and few below it.  A KL penalty counts

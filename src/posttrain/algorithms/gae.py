@@ -33,7 +33,7 @@ class GaeOptions(Bounded):
     gamma: Share = 1.0
     """Discount of a reward per token that it comes later; 1 is none."""
     lambda_policy: Share = 0.95
-    """λ of the policy's advantages: 1 is the whole return (no bias), 0 the next value alone (least variance)."""
+    """λ of the policy's advantages: 1 is the whole return (no bias), 0 only the next value (least variance)."""
     lambda_value: Share = 1.0
     """λ of the value's targets; 1 is what was earned (Yuan et al. 2025, VC-PPO, arXiv:2503.01491)."""
     length_adaptive: Annotated[float, Gt(0)] | None = None

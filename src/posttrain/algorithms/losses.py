@@ -116,7 +116,7 @@ def weighted_policy_gradient(
     clip: ClipRange = UNBOUNDED,
     level: RatioLevel = "token",
 ) -> Float[Tensor, " token"]:
-    """The score-function loss under a bounded importance weight that carries no gradient of its own.
+    """The score-function loss under a bounded importance weight without a gradient.
 
         L = -sg[clip(ρ, 1 - low, 1 + high)] A log π        MiniMax 2025 (CISPO), arXiv:2506.13585
 

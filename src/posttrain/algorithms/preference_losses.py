@@ -1,4 +1,4 @@
-"""Losses of preference pairs: a policy is to like one completion of a prompt better than another, beside a reference.
+"""Losses of preference pairs: a policy learns to prefer one completion of a prompt to another, relative to a reference.
 
 All of them are functions of one number per pair, the gap
 
@@ -61,7 +61,7 @@ def hinge(gaps: Float[Tensor, " pair"], *, beta: float) -> Float[Tensor, " pair"
 
         L = max(0, 1 - β h)        dL/dh = -β where β h < 1, else 0
 
-    Zhao et al. 2023 (SLiC-HF), arXiv:2305.10425; beside a reference as by Liu et al. 2023 (RSO), arXiv:2309.06657.
+    Zhao et al. 2023 (SLiC-HF), arXiv:2305.10425; relative to a reference as by Liu et al. 2023 (RSO), arXiv:2309.06657.
     """
     return F.relu(1 - beta * gaps)
 
@@ -122,7 +122,7 @@ class PairObjective:
     length_normalized: bool = False
     """Whether log-probs are means per token."""
     nll_weight: float = 0.0
-    """What the negative log-prob per token of the chosen completion counts beside the loss of the pair."""
+    """Weight of the negative log-prob per token of the chosen completion, added to the loss of the pair."""
 
     def __post_init__(self) -> None:
         assert 0 < self.beta < math.inf

@@ -179,7 +179,7 @@ def importance_weighed(
         L = ρ k,   ∇L = ρ (k ∇log π + ∇k)        DeepSeek-V3.2 (2025), arXiv:2512.02556; TRL's use_bias_correction_kl
 
     Tokens from an older policy then estimate the KL of today's.  With k1 or k3 and token ratios the slope is that of
-    KL(π‖ref), where k3 alone has that of KL(ref‖π): k3 + 1 - e⁻ˣ = x.
+    KL(π‖ref), where k3 by itself has that of KL(ref‖π): k3 + 1 - e⁻ˣ = x.
     """
     if level is None:
         return estimate

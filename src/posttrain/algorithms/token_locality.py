@@ -59,11 +59,11 @@ def require_local(term: LossTerm, view: TokenView, *, owner: str) -> None:
         near = torch.isclose(together, alone, rtol=0, atol=RELATIVE * scale + ABSOLUTE, equal_nan=True)
         if not bool(near.all()):
             place = int((~near).nonzero()[0, 0])
+            others, least = int(view.rollout[-1]), alone[place].item()
+            both = f"{together[place].item():.4g} with {others} other completions and {least:.4g}"
             raise UserError(
-                f"{owner}: its loss term {term.name} gives a token {what} of {together[place].item():.4g} beside"
-                f" {int(view.rollout[-1])} other completions and of {alone[place].item():.4g} beside fewer, so that"
-                " update.tokens_per_microbatch would change what is learned.  A term may read one completion at a time:"
-                " take a statistic over several in the credit rule, which sees the whole step, or use a constant."
+                f"{owner}: its loss term {term.name} gives a token {what} of {both} with fewer, so it depends on"
+                " update.tokens_per_microbatch.  Take a statistic over completions in the credit rule, or a constant."
             )
 
 

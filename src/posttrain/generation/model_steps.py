@@ -59,7 +59,7 @@ class ModelSteps:
     def _kept(self, layer: object, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of whole prompts as they are cached; under autocast both in its type, as products take them.
 
-        A layer that reads another's has none of its own.
+        A layer that reads another's has none.
         """
         assert isinstance(layer, DynamicLayer | DummyLayer)
         if layer.keys is None or layer.values is None:

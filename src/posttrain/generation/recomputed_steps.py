@@ -86,7 +86,7 @@ def chunks(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Places of rows of these lengths, the shortest first, in runs that go through the model together.
 
     Padded to its longest row, a run holds at most `max_tokens`, and no row more padding than tokens; a row of more than
-    that stands alone.
+    that is a run by itself.
     """
     run: list[int] = []
     for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):

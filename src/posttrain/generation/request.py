@@ -43,7 +43,7 @@ class Continuation:
     """Tokens to continue, and the place in the streams of uniform numbers that the next ones are drawn with.
 
     Continuations with equal prefixes are a group: put one after the other they are prefilled once.  A prefix that
-    begins with the prefix and the tokens of an earlier result of the same draw and sample goes on from its cache.
+    begins with the prefix and the tokens of an earlier result of the same draw and sample reuses its cache.
     """
 
     prefix: tuple[int, ...]
