@@ -257,10 +257,7 @@ def help_record(sections: Mapping[str, Any], program: CommandSpec) -> Any:
             tree.append((name, rewards, tuple(shown)))
         elif is_record(record) and fields(part := read_part(record, program, name, anything)):
             tree.append((name, type(part), part))
-    made = [
-        (name, annotation, field(default_factory=partial(lambda value: value, value)))
-        for name, annotation, value in tree
-    ]
+    made = [(name, kind, field(default_factory=partial(lambda value: value, value))) for name, kind, value in tree]
     return make_dataclass("Flags", made, frozen=True)
 
 
@@ -272,9 +269,12 @@ def read_part(record: Any, program: CommandSpec, path: str, anything: Any = Any)
     schema = type(record).schema
     unread = {option.name for option in schema.options if not program.reads(f"{path}.{option.name}")}
     # With a default that a schema can hold: the record's own value takes its place below.
-    leading = [
-        replace(option, annotation=anything, default=None) for option in schema.options if is_written_as_yaml(option)
-    ]
+    leading = []
+    for option in schema.options:
+        kind = option.annotation
+        listed = get_origin(kind) is tuple and is_dataclass(unwrapped(kind))
+        if kind is Any or get_origin(kind) is Mapping or listed:  # such as `--task.columns '{prompt: question}'`
+            leading.append(replace(option, annotation=anything, default=None))
     if path in OWN and not hasattr(record, "path") and program.reads(f"{path}.path"):
         leading.append(
             Option("path", str, "", f"A {OWN[path]} of your own in its place, as FILE.py:NAME.{OR_ROWS[path]}")
@@ -284,12 +284,6 @@ def read_part(record: Any, program: CommandSpec, path: str, anything: Any = Any)
     values = {each.name: getattr(record, each.name) for each in fields(made) if hasattr(record, each.name)}
     null = [name for name, value in values.items() if value is None and is_dataclass(hints[name])]
     return made(**values | {name: hints[name]() for name in null})
-
-
-def is_written_as_yaml(option: Option) -> bool:
-    """Whether a flag gives an option as a recipe writes it: `--task.columns '{prompt: question}'`."""
-    listed = get_origin(option.annotation) is tuple and is_dataclass(unwrapped(option.annotation))
-    return option.annotation is Any or get_origin(option.annotation) is Mapping or listed
 
 
 def set_path(content: dict[str, Any], path: str, value: Any) -> None:

@@ -9,7 +9,7 @@ with open_collection(config, resume=...) as collection:
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -227,11 +227,7 @@ class Collection:
             "judge": self.config.judge.name,
             "num_prompts": len(self.prompts),
             "num_completions": sum(len(each.completions) for each in self.prompts),
-            "num_cut_off": chosen.num_cut_off,
-            "num_empty": chosen.num_empty,
-            "num_identical": chosen.num_identical,
-            "num_unscored": chosen.num_unscored,
-            "num_lone_prompts": chosen.num_lone_prompts,
+            **{each.name: getattr(chosen, each.name) for each in fields(chosen) if each.name != "pairs"},
             "num_pairs": len(chosen.pairs),
             "num_judged": num_better + num_ties,
             "num_preferences": num_better,
