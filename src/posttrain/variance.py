@@ -198,7 +198,7 @@ def in_groups(rewards: Float64[Tensor, "prompt sample"], group_size: int) -> Flo
 def success_rates(rewards: Float64[Tensor, "prompt sample"]) -> Float64[Tensor, " prompt"]:
     """p of each prompt, as its samples have it.  Raises UserError for rewards other than 0 and 1."""
     if not bool(((rewards == 0) | (rewards == 1)).all()):
-        raise UserError("rewards must be 0 or 1: use rewards of 0 and 1 only.")
+        raise UserError("rewards must be 0 or 1: other groups have no chance of success.")
     return rewards.mean(dim=1)
 
 

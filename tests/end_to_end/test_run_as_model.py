@@ -91,7 +91,7 @@ def test_a_run_that_saved_no_model_says_how_to_go_on(tmp_path: Path, capsys: pyt
     (tmp_path / "config.yaml").write_text("run: {num_steps: 5}\n")
     assert main(["chat", str(tmp_path)]) == 2
     says = capsys.readouterr().err
-    assert "a run that has saved no model" in says
+    assert "saves a model when it ends" in says
     assert f"--resume {tmp_path}" in says
 
 

@@ -97,5 +97,5 @@ def test_too_few_samples_and_other_rewards_are_told() -> None:
         unbiased_uninformative_share(rewards, 4)
     with refused("3 samples of a prompt are 1 group of 2: give 2"):
         measured_baseline_deviation(rewards, 2)
-    with refused("rewards other than 0 and 1"):
+    with refused("rewards must be 0 or 1"):
         success_rates(rewards)

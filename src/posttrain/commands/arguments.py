@@ -160,10 +160,8 @@ def model_layer(given: str) -> RecipeLayer:
     if is_run_folder(Path(given)):
         section |= {"chat_template": "", "frozen": []}  # the template is in what the run has saved
         if not (folder / "config.json").is_file() and not is_adapter_folder(folder):
-            raise UserError(
-                f"{given}: this run has not saved a model yet; it does when it ends.  Continue it with"
-                f" --resume {given}, or name the folder of a model."
-            )
+            rule = f"this run saves a model when it ends.  Continue it with --resume {given}, or name another folder"
+            raise UserError(f"{given}: {rule}.")
         if is_adapter_folder(folder):  # over the base as it was trained
             section |= section_of_run(given, "model", ("quantization",))
         else:

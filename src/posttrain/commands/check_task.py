@@ -133,10 +133,8 @@ def main(arguments: Sequence[str]) -> int:
     wrong = [each for each in paid if not each.fine]
     print(f"{len(wrong)} of {len(paid)} are not as they should be" if wrong else "every answer got what it deserves")
     if function.name == "judge" and not switches.endpoint:
-        raise UserError(
-            "check-task: a judge's reward refuses these tricks without a call; only the judge can say what it pays for"
-            " others.  Name yours: posttrain check-task judge --endpoint URL --model NAME [--key-env VARIABLE]"
-        )
+        rule = "check-task: these tricks are refused without a call; only a judge can say what it pays for others"
+        raise UserError(f"{rule}.  Add --endpoint URL --model NAME [--key-env VARIABLE].")
     return 1 if wrong else 0
 
 

@@ -74,11 +74,8 @@ def require_there(named: NamedInput) -> None:
     if named.option.endswith("chat_template"):
         ModelOptions(chat_template=named.path).require_files()
     elif named.kind == "rows" and not (files_of(named.path) or path.is_dir() or is_on_hub(named.path)):
-        raise UserError(
-            f"{given}: no such file of rows{near_file(path)}.  Create it before the first phase runs (a bundled recipe"
-            " says at its top which program does); paths are relative to the folder you run in.  Rows of an earlier"
-            " phase are run:NAME/FILE."
-        )
+        remedy = "Create it first (a bundled recipe says how at its top); rows of an earlier phase are run:NAME/FILE."
+        raise UserError(f"{given}: no such file of rows{near_file(path)}.  {remedy}")
     elif named.kind == "model" and not (named.option.startswith("algorithm.critic.") and path.is_dir()):
         try:
             ModelOptions(path=named.path).require_folder()

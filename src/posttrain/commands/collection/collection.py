@@ -143,10 +143,8 @@ class Collection:
                 raise
         elif self.config.by_person:
             if people is None:
-                raise UserError(
-                    "judge.name = person: no voters are given.  Use `posttrain collect`, or in Python"
-                    " collect(config, people=...), which is called with the collection."
-                )
+                remedy = "Use `posttrain collect`, or in Python collect(config, people=...)."
+                raise UserError(f"judge.name = person: no voters are given.  {remedy}")
             people(self)
         self.seconds["judge"] = time.monotonic() - began
 
@@ -182,11 +180,10 @@ class Collection:
                 failures += len(failed)
                 advance(len(asked))
                 if failed and failures > most * (start + len(asked)):
-                    raise RunError(
-                        f"judge: {failures} of {start + len(asked)} questions have no answer; at most {100 * most:g}%"
-                        f" may fail (grading.max_failure_share).  The last failure: {failed[-1]}.  Fix it and continue"
-                        f" with --resume {self.folder.path} (in Python collect(config, resume=True))."
-                    )
+                    rule = f"at most {100 * most:g}% may fail (grading.max_failure_share)"
+                    says = f"judge: {failures} of {start + len(asked)} questions have no answer; {rule}: {failed[-1]}."
+                    resume = f"--resume {self.folder.path} (in Python collect(config, resume=True))"
+                    raise RunError(f"{says}  Fix it and continue with {resume}.")
                 if self.interruption:
                     return
 

@@ -123,10 +123,8 @@ def require_same(option: str, configs: Mapping[str, Config]) -> None:
     first = next(iter(values.values()))
     if any(value != first for value in values.values()):
         shown = "\n".join(f"    {name}: {value}" for name, value in values.items())
-        raise UserError(
-            f"{option} differs between {' and '.join(values)}: their results could not be compared.\n{shown}\n"
-            "  Give all variants the same, such as by --base."
-        )
+        rule = f"{option} differs between {' and '.join(values)}: their results could not be compared"
+        raise UserError(f"{rule}.\n{shown}\n  Give all variants the same, such as by --base.")
 
 
 def require_suits(name: str, config: Config, budget: Budget) -> None:

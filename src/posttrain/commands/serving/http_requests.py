@@ -187,10 +187,8 @@ def prompt_in(
     else:
         prompt = renderer.render(content, id=id)
     if len(prompt.tokens) >= policy.max_positions:
-        raise RefusedRequest(
-            f"prompt {id}: {len(prompt.tokens)} tokens leave no room in the model's context of {policy.max_positions};"
-            f" send at most {policy.max_positions - 1}"
-        )
+        rule = f"{len(prompt.tokens)} tokens leave no room in the model's context of {policy.max_positions}"
+        raise RefusedRequest(f"prompt {id}: {rule}; send at most {policy.max_positions - 1}")
     return prompt
 
 
