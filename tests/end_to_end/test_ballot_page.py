@@ -153,7 +153,7 @@ def test_the_command_waits_until_every_rater_has_ended(tmp_path: Path) -> None:
     )
     with redirect_stdout(StringIO()) as said:  # capsys empties what another thread is just writing
         waiting.start()
-        while "End by the button" not in said.getvalue():
+        while "End with the button" not in said.getvalue():
             time.sleep(0.01)
     addresses = re.findall(r"http://127\.0\.0\.1:(\d+)/#(\S+)", said.getvalue())
     assert len(addresses) == 2

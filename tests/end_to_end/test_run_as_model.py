@@ -121,7 +121,7 @@ def test_a_run_with_rows_and_rewards_from_python_names_the_call(
     with pytest.raises(UserError) as refused:
         posttrain.train(config, rows=rows, rewards=[short])
     assert "resume=True" in str(refused.value)
-    assert 'run={"overwrite": True}' in str(refused.value)
+    assert "run.overwrite = true" in str(refused.value)
     assert "--" not in str(refused.value)
     assert "--resume" in refused.value.command
     assert "--run.overwrite" in refused.value.command
