@@ -35,8 +35,9 @@ from posttrain.generation.groups import sample_groups
 from posttrain.options.behaviours import BehaviourOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.records import Group
-from posttrain.rewards.grading.function import RewardFunction, load_reward
+from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.grade import grade
+from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.intervals import bootstrap_interval
 from posttrain.training.evaluation import evaluation_request, means_of_problems
 from posttrain.training.session import open_session

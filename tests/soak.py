@@ -19,8 +19,9 @@ from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.grading.answers import Graded, Score
 from posttrain.rewards.grading.calls import Bounds, Call, RolloutRow, calls_for, read_result
 from posttrain.rewards.grading.dispatch import dispatch
-from posttrain.rewards.grading.function import RewardFunction, keywords, load_reward
+from posttrain.rewards.grading.function import RewardFunction, keywords
 from posttrain.rewards.grading.resources import default_resources
+from posttrain.rewards.reward_registry import load_reward
 from posttrain.sandbox.execution import ServerOptions
 
 ADD = {"kind": "calls", "entry": "add", "cases": [{"args": [1, 2], "expected": 3}]}

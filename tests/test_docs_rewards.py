@@ -15,8 +15,9 @@ from posttrain.options.reward import RewardOptions, RewardTerms
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.records import Marks
 from posttrain.rewards.code.unit_tests import read_tests
-from posttrain.rewards.grading.function import BUILT_IN, TrainerState, load_reward
+from posttrain.rewards.grading.function import TrainerState
 from posttrain.rewards.grading.grade import grade
+from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from posttrain.runs import alarms
 from posttrain.runs.rollout_file import grade_columns
 from posttrain.runs.watchers import STEPS_APART

@@ -18,7 +18,7 @@ KEPT_FOR_THE_PROCESS = {
     "posttrain.models.chat_templates.MEMORY": "the limit on memory while templates are rendered",
     "posttrain.sandbox.replay_script.texts": "sources of this package, which do not change while it runs",
     "posttrain.rewards.grading.worker_process.loop": "in a worker, which is a process of one function",
-    "posttrain.runs.threads._PROCESS": "torch's number of threads is the process's, and this is how sessions agree",
+    "posttrain.runs.threads.ThreadClaim._open": "torch has one number of threads, on which sessions must agree",
 }
 OF_A_PROCESS_OF_ITS_OWN = {
     "posttrain.sandbox.inside.replay": "the program's own process, which starts itself anew with a seed",
@@ -46,7 +46,7 @@ def module_names(module: ast.Module) -> dict[str, ast.expr | None]:
 def is_empty_container(value: ast.expr | None) -> bool:
     """Whether it is `{}`, `[]`, `set()` or the like."""
     if isinstance(value, ast.Call):
-        return ast.unparse(value.func) in MAKES_A_CONTAINER and not value.args
+        return ast.unparse(value.func).rpartition(".")[2] in MAKES_A_CONTAINER and not value.args
     return isinstance(value, ast.Dict | ast.List) and not ast.unparse(value).strip("{[]}")
 
 
@@ -89,7 +89,7 @@ def writes_to_the_environment(module: ast.Module) -> Iterator[int]:
 
 
 def kept(path: Path) -> Iterator[str]:
-    """Objects with a state of their own that a module holds, and cached results of functions without arguments."""
+    """Objects with state that a module or class holds, and cached results of functions without arguments."""
     module = syntax(path)
     for node in module.body:
         if isinstance(node, ast.FunctionDef):
@@ -101,6 +101,10 @@ def kept(path: Path) -> Iterator[str]:
         made = classes.get(ast.unparse(value.func)) if isinstance(value, ast.Call) else None
         if made and any(isinstance(each, ast.FunctionDef) and each.name == "__init__" for each in made.body):
             yield f"{module_name(path)}.{name}"
+    for each in classes.values():
+        for name, value in module_names(ast.Module(each.body, [])).items():
+            if is_empty_container(value):
+                yield f"{module_name(path)}.{each.name}.{name}"
 
 
 @each_source

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from posttrain.cli import main
 from posttrain.config import load_recipe
-from posttrain.rewards.grading.function import load_reward
 from posttrain.rewards.model import reward_models_in
+from posttrain.rewards.reward_registry import load_reward
 from posttrain.training.reward_model.calibration import CALIBRATION, WITH_INTERVAL
 from tests.support.conversations import save_chat_model
 from tests.support.pages import blocks, commands, documented, programs, write_files

@@ -88,7 +88,7 @@ import sys
 from pathlib import Path
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.grade import grade
-from posttrain.rewards.grading.function import load_reward
+from posttrain.rewards.reward_registry import load_reward
 from tests.support.reward_rows import group
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 from posttrain.options.grading import GradingOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.records import Grades
-from posttrain.rewards.grading.function import load_reward
+from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.summary import headline
 from posttrain.training.evaluation import Answers, Questions, accuracies
 from posttrain.training.held_out import comparison, held_out_metrics

@@ -15,8 +15,8 @@ import pytest
 from posttrain.cli import main
 from posttrain.commands.check_task import EXAMPLES, replayed, users_function
 from posttrain.rewards.cheap_attacks import Answer, AttackExample
-from posttrain.rewards.grading.function import BUILT_IN
 from posttrain.rewards.grading.resources import Resources
+from posttrain.rewards.reward_registry import BUILT_IN
 from tests.support.faulty_endpoint import endpoint, says
 
 CAREFUL = """

@@ -17,8 +17,8 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
-from posttrain.rewards.grading.function import load_reward
 from posttrain.rewards.grading.grade import grade
+from posttrain.rewards.reward_registry import load_reward
 from posttrain.tasks.dataset import DatasetTask
 from tests.support.refusals import refused
 

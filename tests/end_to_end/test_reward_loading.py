@@ -6,8 +6,8 @@ import pytest
 
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.cheap_attacks import made_problem
-from posttrain.rewards.grading.function import BUILT_IN, load_reward
 from posttrain.rewards.grading.grade import grade
+from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from tests.support.refusals import refused
 from tests.support.reward_rows import CHAT, group
 

@@ -120,19 +120,19 @@ class ListOfReadings(Wrong):
 SAYS: dict[type[Wrong], str] = {
     NoPrompts: "prompts(1, range(0, 64)) gave None; give a list of prompts, as renderer.render makes them",
     Generated: "prompts(1, range(0, 64)) gave <generator object",
-    Texts: "prompts(1, range(0, 64)) gave a list with '1+1=' (str) at 0; give prompts",
+    Texts: "prompts(1, range(0, 64)) gave '1+1=' (str) at 0; give prompts",
     OneText: "prompts(1, range(0, 64)) gave '1+1=' (str); give a list of prompts",
     TooFew: "prompts(1, range(0, 3)) gave 2 prompts for 3 draws; give one for each, in order",
     TooMany: "prompts(1, range(0, 64)) gave 65 prompts for 64 draws; give one for each",
     NothingHeldOut: "held_out() gave None; give a list of prompts",
-    HeldOutText: "held_out() gave a list with '1+1=' (str) at 1; give prompts",
+    HeldOutText: "held_out() gave '1+1=' (str) at 1; give prompts",
     NoLongest: "longest_prompts() gave 3 (int); give a list of prompts",
     OneReward: "reward_functions = <bound method plain of",
     RewardByName: "reward_functions: reward 'str': 'plain' cannot score completions",
     NoProbes: "probes() gave None; give a mapping of names to probes, or {}",
     NumberForProbe: "probes() gave 3 (int) as 'p'; give a posttrain.Probe",
-    LabelForReading: "probes(): probe 'p' has readings = {'x': 'label'} (dict), which should be a mapping such as",
-    ListOfReadings: "probes(): probe 'p' has readings = ['x'] (list), which should be a mapping such as",
+    LabelForReading: "probes(): probe 'p' has readings = {'x': 'label'} (dict); give a mapping such as",
+    ListOfReadings: "probes(): probe 'p' has readings = ['x'] (list); give a mapping such as",
 }
 
 

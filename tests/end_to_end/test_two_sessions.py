@@ -25,10 +25,10 @@ from posttrain.options.reward import RewardOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.grading.function import load_reward
 from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.rewards.judge_reward import JudgeReward
+from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.threads import claim_threads
 from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.session import open_session

@@ -7,8 +7,9 @@ from typing import Any
 from posttrain.errors import RunError
 from posttrain.options.reward import RewardOptions
 from posttrain.records import Grades, Group
-from posttrain.rewards.grading.function import RewardFunction, load_reward
+from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.grading.grade import grade
+from posttrain.rewards.reward_registry import load_reward
 
 
 def function_of(folder: Path, source: str, name: str = "mine", **options: Any) -> RewardFunction:

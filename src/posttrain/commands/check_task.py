@@ -19,10 +19,11 @@ from posttrain.rewards.cheap_attacks import Answer, AttackExample, generic, most
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import CHAT_HINT, NEVER, RolloutRow, read_result
 from posttrain.rewards.grading.dispatch import dispatch
-from posttrain.rewards.grading.function import BUILT_IN, RewardFunction, ScoringFailure, load_reward
+from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
 from posttrain.rewards.grading.grade import DEFAULTS, PendingScores, checked_verdicts, grade, marks_in
 from posttrain.rewards.grading.resources import Resources, row_check
 from posttrain.rewards.grading.worker_process import NotWritableError, to_json
+from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from posttrain.rewards.shaping_attacks import JUDGE, SHAPING
 from posttrain.tasks.dataset import content
 from posttrain.tasks.programs_task import program_row

@@ -10,7 +10,7 @@ from posttrain.commands.phase_list import NO_MODEL, Phase
 from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
-from posttrain.rewards.grading.function import load_reward
+from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.named_inputs import NamedInput, named_model, named_options
 from posttrain.runs.run_folder import CONTENTS
 from posttrain.tasks.row_files.rows import files_of, is_on_hub, near_file

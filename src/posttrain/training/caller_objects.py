@@ -12,7 +12,8 @@ from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.models.policy import Policy
 from posttrain.options.reward import RewardOptions, RewardSettings
-from posttrain.rewards.grading.function import RewardFunction, load_reward
+from posttrain.rewards.grading.function import RewardFunction
+from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.harness import require_resume
 from posttrain.runs.named_inputs import inputs_of_run, policy_input
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input

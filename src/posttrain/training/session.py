@@ -20,12 +20,13 @@ from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.task import TaskOptions
-from posttrain.rewards.grading.function import RewardFunction, load_reward, with_distinct_names
+from posttrain.rewards.grading.function import RewardFunction, with_distinct_names
 from posttrain.rewards.grading.gates import require_rewarded_rows
 from posttrain.rewards.grading.grade import require_enforceable
 from posttrain.rewards.grading.resources import Resources, row_check
 from posttrain.rewards.grading.score_cache import require_use_for_cache
 from posttrain.rewards.model import reward_models_in
+from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.summary import LEFT_OUT
 from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.tasks.base import Probe, Task, held_out_prompts, longest_prompts, task_probes, task_rewards

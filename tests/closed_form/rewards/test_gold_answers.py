@@ -11,8 +11,8 @@ import pytest
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.gold_answers import AnswerOutcome, gold_answer
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.grading.function import load_reward
 from posttrain.rewards.math_reward import MathsReward
+from posttrain.rewards.reward_registry import load_reward
 from tests.support.refusals import refused
 
 QUICK = MathsReward(symbolic=False)

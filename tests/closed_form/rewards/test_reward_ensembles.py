@@ -8,8 +8,8 @@ import torch
 from posttrain.config import as_recipe, load_recipe
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.grading.function import load_reward
 from posttrain.rewards.model import RewardModel, RewardModelEnsemble, combined_scores, reward_models_in
+from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.named_inputs import named_files
 from tests.support.refusals import refused
 from tests.support.reward_models import reward_folder

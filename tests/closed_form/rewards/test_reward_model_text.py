@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from posttrain.config import as_recipe, load_recipe
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.grading.function import load_reward
 from posttrain.rewards.model import RewardModel
+from posttrain.rewards.reward_registry import load_reward
 from tests.support.model_folders import small_folder
 from tests.support.refusals import refused
 from tests.support.reward_models import classifier, reward_folder, reward_tokenizer

@@ -7,7 +7,7 @@ import pytest
 from posttrain.options.reward import RewardOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.grading import score_cache as cache
-from posttrain.rewards.grading.function import load_reward
+from posttrain.rewards.reward_registry import load_reward
 
 PLACES = {
     "sealed": SandboxOptions(),

@@ -10,9 +10,9 @@ from posttrain.binding import digest_of
 from posttrain.config import Config
 from posttrain.config.recipes import full_form
 from posttrain.options.reward import RewardOptions
-from posttrain.rewards.grading.function import load_reward
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.grading.resources import default_resources
+from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.named_inputs import named_files
 from tests.support.refusals import refused
 from tests.support.reward_rows import group

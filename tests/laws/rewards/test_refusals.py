@@ -9,8 +9,9 @@ import pytest
 
 from posttrain.options.grading import GradingOptions
 from posttrain.options.reward import RewardOptions, RewardTerms
-from posttrain.rewards.grading.function import load_reward, reward_function
+from posttrain.rewards.grading.function import reward_function
 from posttrain.rewards.grading.grade import grade
+from posttrain.rewards.reward_registry import load_reward
 from tests.support.refusals import refused
 from tests.support.reward_rows import graded, group
 

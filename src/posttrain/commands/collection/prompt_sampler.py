@@ -21,10 +21,11 @@ from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.task import TaskOptions
-from posttrain.rewards.grading.function import RewardFunction, load_reward, with_distinct_names
+from posttrain.rewards.grading.function import RewardFunction, with_distinct_names
 from posttrain.rewards.grading.grade import grade, require_enforceable
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.grading.score_cache import require_use_for_cache
+from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.threads import claim_threads
 from posttrain.tasks.base import Task, as_reward_functions, task_rewards, training_prompts
 from posttrain.tasks.task_registry import load_task

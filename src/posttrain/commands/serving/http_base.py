@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
@@ -42,7 +43,7 @@ class RequestHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60
     max_body_bytes = 8 << 20
-    always_sent: Mapping[str, str] = {}
+    always_sent: Mapping[str, str] = MappingProxyType({})
     """Headers of every answer."""
 
     def get(self) -> Answer:
