@@ -82,4 +82,4 @@ def test_the_facade_says_that_four_bits_do_not_reach_a_model_that_is_given_by_na
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     get_peft_config(ModelConfig(model_name_or_path="org/name", use_peft=True, load_in_4bit=True))
-    assert "load_in_4bit = True is for get_quantization_config" in capsys.readouterr().out
+    assert "load_in_4bit = True: give get_quantization_config" in capsys.readouterr().out

@@ -77,7 +77,7 @@ def run(model: Path, folder: Path, engine: type[Elsewhere]) -> posttrain.Run:
 def test_an_engine_whose_logprobs_are_not_the_policys_ends_the_run_whatever_it_says_of_its_numbers(
     engine: type[Elsewhere], limit: float, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with refused("3 steps in a row", f"{limit} nats", error=RunError):
+    with refused("for 3 steps", f"{limit} nats", error=RunError):
         run(model, tmp_path / "run", engine)
     first = metrics_of(tmp_path / "run")[1]
     assert first[GAP] > first[GAP_LIMIT] == limit
@@ -90,7 +90,7 @@ def test_an_adapters_dropout_hides_no_gap(passes: int, model: Path, tmp_path: Pa
     policy = load_policy_to_train(ModelOptions(path=str(model), adapter=AdapterOptions(rank=2, dropout=0.5)), seed=0)
     options = replace(config(tmp_path / "run").update, epochs_per_step=passes)
     asked = replace(config(tmp_path / "run"), update=options)
-    with refused("3 steps in a row", "0.1 nats", error=RunError):
+    with refused("for 3 steps", "0.1 nats", error=RunError):
         posttrain.train(asked, policy=policy, task=Sums(policy), engine=Doubling(policy), rewards=[dice])
     ours = replace(asked, run=replace(asked.run, folder=str(tmp_path / "ours")))
     posttrain.train(ours, policy=policy, task=Sums(policy), rewards=[dice])

@@ -120,7 +120,7 @@ def test_columns_whose_names_stand_for_what_is_sampled_are_named_in_the_note_and
         run={"num_steps": 0, "folder": str(tmp_path / "run"), "curves": False},
     )
     posttrain.train(config, **rows, rewards=[length])
-    assert "rewards do not see the columns prompt, completion of the rows: these names" in capsys.readouterr().out
+    assert "rewards do not see the columns prompt, completion of the rows, whose names" in capsys.readouterr().out
     if side == "rows":
         with refused("needs an argument 'completion'", "The column `completion`"):
             posttrain.train(replace(config, run=replace(config.run, overwrite=True)), **rows, rewards=[asking])

@@ -73,7 +73,7 @@ def test_a_prompt_that_leaves_no_room_is_named(place: Path, capsys) -> None:
     task = rows_of(place, "short", "word " * 96)
     recipe = tiny_recipe(place, task=task, rollout={"prompts_per_step": 2})
     ended = in_this_process(capsys, "rl", recipe)
-    require_one_message(ended, 2, "prompt rows.jsonl:2", "leave no room in the model's context of 96")
+    require_one_message(ended, 2, "prompt rows.jsonl:2", "the model's context is 96")
     # The mistake mended, the same command works: what the failed one left is no run.
     recipe = tiny_recipe(place, task=rows_of(place, "short", "word"), rollout={"prompts_per_step": 2})
     assert in_this_process(capsys, "rl", recipe, "--run.num-steps", "0").code == 0

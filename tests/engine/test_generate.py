@@ -74,8 +74,8 @@ def test_a_folder_a_model_object_and_conversations_are_taken(tmp_path: Path) -> 
 def test_mistakes_are_told_in_words(policy: Policy) -> None:
     message = {"role": "user", "content": "12+30?"}
     for arguments, options, says in (
-        ((policy.model, "1"), {}, "is given without its tokenizer"),
-        ((policy, "1"), {"tokenizer": policy.tokenizer}, "a policy and a folder have one of their own"),
+        ((policy.model, "1"), {}, "needs its tokenizer"),
+        ((policy, "1"), {"tokenizer": policy.tokenizer}, "a policy and a folder have their own"),
         ((policy, "1"), {"group_size": 0}, "group_size = 0 must be at least 1"),
         ((policy, [message]), {}, "holds a message where a prompt stands"),
         ((policy, "1"), {"temprature": 1.0}, "Did you mean `temperature`"),

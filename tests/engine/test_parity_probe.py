@@ -117,7 +117,7 @@ def test_three_steps_in_a_row_beyond_the_limit_end_the_run() -> None:
     guard = SamplerGuard()
     for number, gap in enumerate([0.5, 0.5, 1e-4, 0.5, None, 0.5]):  # a step without an update says nothing
         guard.on_step(step(number, gap))
-    with refused("3 steps in a row", "0.001", "0.75", error=RunError):
+    with refused("for 3 steps", "0.001", "0.75", error=RunError):
         guard.on_step(step(7, 0.75))
 
 
@@ -138,7 +138,7 @@ def test_a_run_through_a_sampler_that_is_wrong_ends_before_its_third_step_is_sav
 
     config = posttrain.load_recipe(folder / "recipe.yaml", checkpoint={"every_steps": 1})
     policy = load_policy(config.model)
-    with refused("step 3: ", "3 steps in a row", error=RunError):
+    with refused("step 3: ", "for 3 steps", error=RunError):
         posttrain.train(config, policy=policy, engine=ChangedEngine(policy, shifted))
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
