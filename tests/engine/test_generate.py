@@ -76,8 +76,8 @@ def test_mistakes_are_told_in_words(policy: Policy) -> None:
     for arguments, options, says in (
         ((policy.model, "1"), {}, "needs its tokenizer"),
         ((policy, "1"), {"tokenizer": policy.tokenizer}, "a policy and a folder have their own"),
-        ((policy, "1"), {"group_size": 0}, "group_size = 0 must be at least 1"),
-        ((policy, [message]), {}, "holds a message where a prompt stands"),
+        ((policy, "1"), {"group_size": 0}, "group_size = 0"),
+        ((policy, [message]), {}, "a prompt is a single message"),
         ((policy, "1"), {"temprature": 1.0}, "Did you mean `temperature`"),
         ((policy, "1"), {"max_completion_tokens": 0}, "generate: max_completion_tokens = 0"),
     ):
