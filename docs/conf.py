@@ -43,6 +43,7 @@ autodoc_default_options = {
 }
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False  # torch writes its own in a style that this documentation does not read
 maximum_signature_line_length = 80
 
 ALIGNED = re.compile(r"\S {3,}\S")
