@@ -35,12 +35,13 @@ def sample_groups(
     Raises UserError where a prompt leaves no room in the model's context, and RunError where an engine's answer is
     unsound.
     """
+    rooms = [require_room_for(prompt, engine) for prompt in prompts]
     continuations = [
         Continuation(
             prefix=prompt.tokens,
             draw=request.first_draw + place,
             sample=request.first_sample + number,
-            limit=min(request.max_completion_tokens, require_room_for(prompt, engine)),
+            limit=min(request.max_completion_tokens, rooms[place]),
             name=f"prompt {prompt.id}",
         )
         for place, prompt in enumerate(prompts)

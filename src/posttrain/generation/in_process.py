@@ -101,6 +101,7 @@ class InProcessSampling(Sampling):
 
     def __init__(self, engine: InProcessEngine, steps: Steps[Any], request: Request) -> None:
         self.engine, self.policy, self.steps, self.request = engine, engine.policy, steps, request
+        self.max_positions = engine.max_positions
         self.closed = False
         self.waiting: deque[WaitingPrefix] = deque()
         """Prefixes that are not prefilled, each with its continuations."""
@@ -130,11 +131,11 @@ class InProcessSampling(Sampling):
             group.append(each)
 
     def _require_sound(self, one: Continuation) -> None:
-        room = self.policy.max_positions - len(one.prefix)
+        room = self.max_positions - len(one.prefix)
         if not one.prefix or not 1 <= one.limit <= room:
             raise UserError(
                 f"{one.label}: a prefix of {len(one.prefix)} tokens and limit = {one.limit}, in a context of"
-                f" {self.policy.max_positions}.  Give at least 1 token, and a limit of 1 to {max(room, 1)}."
+                f" {self.max_positions}.  Give at least 1 token, and a limit of 1 to {max(room, 1)}."
             )
         require_embeddings(one.prefix, self.num_tokens, self.policy.tokenizer, one.name or one.label)
 
