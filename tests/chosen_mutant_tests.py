@@ -1,7 +1,9 @@
 """Which tests must notice the mistakes that `chosen_mutants.py` makes in a file."""
 
 TESTS = {
-    "algorithms/gae.py": ["closed_form/test_ppo.py", "laws/test_gae.py"],
+    "training/credited_step.py": ["closed_form/test_ppo.py", "laws/test_actor_critic.py", "laws/test_credit_needs.py"],
+    "rewards/process_rewards.py": ["laws/rewards/test_process_rewards.py"],
+    "models/forward.py": ["laws/test_forward_contract.py", "laws/test_distillation.py"],
     "algorithms/ppo.py": ["closed_form/test_ppo.py"],
     "training/actor_critic_state.py": ["closed_form/test_ppo.py", "laws/test_actor_critic.py"],
     "training/reward_model/pair_microbatches.py": ["laws/test_pair_updates.py"],
@@ -56,7 +58,6 @@ TESTS = {
     "models/shared_prompt/decoder.py": ["laws/test_decoder.py", "laws/test_families.py"],
     "models/shared_prompt/families.py": ["laws/test_decoder.py", "laws/test_architectures.py", "laws/test_families.py"],
     "models/logprobs.py": ["laws/test_logprobs.py", "closed_form/test_kl.py", "laws/test_kl.py"],
-    "rewards/grading/grade.py": ["laws/rewards/test_terms.py"],
     "options/reward.py": ["laws/rewards/test_terms.py", "laws/rewards/test_refusals.py"],
     "records.py": ["engine/test_passes.py", "laws/rewards/test_protocol.py"],
     "runs/checkpoint.py": ["engine/test_durable_writes.py", "engine/test_manifest.py", "engine/test_checkpoint.py"],
@@ -77,6 +78,5 @@ TESTS = {
     "training/collector.py": ["engine/test_passes.py"],
     "runs/folder.py": ["engine/test_durable_writes.py"],
     "runs/run_folder.py": ["engine/test_durable_writes.py", "engine/test_run_folder_format.py"],
-    "training/trained.py": ["engine/test_run_state.py"],
     "training/update.py": ["laws/test_batch.py", "laws/test_distillation.py"],
 }

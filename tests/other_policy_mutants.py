@@ -49,7 +49,7 @@ OTHER_POLICIES: list[tuple[str, str, str, int]] = [
     ("algorithms/distillation.py", '2 if reward_weight or teacher.sees == "sibling" else 1', "1", 0),
     ("models/forward.py", "output_layer().detached()", "output_layer()", 0),
     ("training/update.py", "teacher, micro.behind_teacher_prompts", "teacher, micro", 0),
-    ("training/learner.py", " or Need.PROXIMAL_LOGPROBS in algorithm.credit_needs", "", 0),
+    ("training/learner.py", " or proximal <= algorithm.credit_needs", "", 0),
     (
         "algorithms/distillation.py",
         "evidence.teacher_logprobs - start",

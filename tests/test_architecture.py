@@ -1,6 +1,7 @@
 """The rules of layout and length that a reader relies on, read from the source; there is no allow-list."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -291,6 +292,15 @@ def test_a_mutant_that_is_called_equivalent_is_one_that_is_made(file: str) -> No
     """Else its line has changed, and the reason may no longer hold."""
     made = {mutant.after for mutant in mutants(file)}
     assert {line for name, line in EQUIVALENT if name == file} <= made
+
+
+def test_each_chosen_mutant_changes_a_line_that_is_there_and_has_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))  # it is a script, and imports its neighbours as one
+    chosen = importlib.import_module("chosen_mutants")
+    for file, old, new, occurrence in chosen.MUTANTS:
+        chosen.mutated((SOURCE / file).read_text(encoding="utf-8"), old, new, occurrence)
+    assert {file for file, *_ in chosen.MUTANTS} == set(chosen.TESTS)
+    assert [test for each in chosen.TESTS.values() for test in each if not (ROOT / "tests" / test).exists()] == []
 
 
 @each_source

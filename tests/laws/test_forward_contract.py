@@ -186,3 +186,14 @@ def test_an_output_layer_that_cannot_be_read_is_refused_with_the_remedy_of_its_c
         as_policy(model, tokenizer())
     assert remedy in str(refusal.value)
     assert "target_modules" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_whole_distributions_carry_no_gradient(packed: bool) -> None:
+    """They are what a loss is compared with; the policy's own log-probs of the same pass have one."""
+    policy = tiny_policy() if packed else through_its_own_forward(tiny_policy())
+    batch = Completions(prompts=PROMPTS, completions=COMPLETIONS, prompt_of=PROMPT_OF)
+    parts = policy.forward.completion_logprobs(batch, EVERYTHING)
+    assert parts.logprobs.requires_grad
+    assert parts.distributions is not None
+    assert not parts.distributions.logits().requires_grad
