@@ -52,8 +52,8 @@ def rewards_with_missing_stops(
 
         r' = min(r, min of the rewards of those that stopped) - penalty        the minimum with `cap` only
 
-    An endless answer may earn more than a penalty takes; with the bound running on never pays.  Where no completion of
-    the step stopped there is no bound.
+    An endless answer may earn more than a penalty takes; with the bound, running on never pays.  If no completion
+    of the step stopped, the bound does not apply.
     """
     lowered = rewards
     stopped = rewards[~truncated & ~rewards.isnan()]

@@ -159,11 +159,11 @@ class RunOptions(Bounded):
     num_steps: NonNegativeInt = 100
     """All steps of the run."""
     time_limit_minutes: PositiveFloat | None = None
-    """End the run, as after its last step, once it has taken this long, including the time before a resume; null is no
-    limit."""
+    """End the run, as after its last step, once it has taken this long, including the time before a resume; null
+    means no limit."""
     token_limit: PositiveInt | None = None
     """End the run, as after its last step, after sampling this many completion tokens, including groups that dynamic
-    sampling drops; null is no limit."""
+    sampling drops; null means no limit."""
     early_stop_evaluations: PositiveInt | None = None
     """Stop after this many evaluations in a row without a new best; null never stops."""
     threads: NonNegativeInt = 0

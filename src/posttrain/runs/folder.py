@@ -46,7 +46,7 @@ class Folder:
     """Files that grow by lines."""
     folders: ClassVar[tuple[str, ...]] = ()
     content_files: ClassVar[tuple[str, ...]] = ("metrics.jsonl", "scores.jsonl")
-    """Files whose content is lost only with `overwrite`; a run that failed before it had some is no loss."""
+    """Files whose content is lost only with `overwrite`; one that failed before it had some loses nothing."""
     foreign: ClassVar[tuple[str, ...]] = ()
     """Names that mark the folder of another command."""
     resumed_by: ClassVar[str] = "train"

@@ -53,7 +53,7 @@ class Conditions:
     gives_up_root: bool = False
     """It starts as root and becomes the run's user before the program is read."""
     processes: int = PROCESSES
-    """Greatest number of processes and threads; 0 is no limit."""
+    """Greatest number of processes and threads; 0 means no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

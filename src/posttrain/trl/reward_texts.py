@@ -93,7 +93,7 @@ def one_for_each(
         [tokenizers] if isinstance(tokenizers, PreTrainedTokenizerBase) else [*tokenizers]
     )
     if len(made) != count:
-        numbers = f"{len(made)} for {count} reward functions"
+        numbers = f"{len(made)} for {count} reward functions, which must match"
         raise UserError(f"reward_processing_classes: {numbers}; give one for each, None for a function.")
     return made
 
