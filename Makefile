@@ -41,8 +41,9 @@ format: .venv/.ok ## mend what lint can mend
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
-types: .venv/.ok ## static types of src, strictly, and of what README shows
+types: .venv/.ok ## static types of src, strictly, of what README shows, and names that benchmarks use
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks
 	$(BIN)/python -m tests.typed_pages
 
 docs: .venv/.ok ## the documentation, in docs/_build; a warning is an error

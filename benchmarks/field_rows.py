@@ -31,6 +31,7 @@ from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
+from posttrain.models.loading.exported_weights import ExportedWeights
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.countdown import CountdownOptions
@@ -119,9 +120,10 @@ class OlderWeights(InProcessEngine):
         super().__init__(load_policy(ModelOptions(path=model), inference=True))
         self.kept: deque[Mapping[str, Tensor]] = deque(maxlen=LAG + 1)
 
-    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def load(self, weights: ExportedWeights, version: int) -> None:
         """Keep these, and sample from the oldest that are kept."""
-        self.kept.append({name: each.detach().clone() for name, each in weights.items()})
+        state = weights.policy.model.state_dict()
+        self.kept.append({name: each.detach().clone() for name, each in state.items()})
         self.policy.model.load_state_dict(dict(self.kept[0]))
         super().load(weights, version)
 
@@ -235,7 +237,7 @@ def run(cell: str, seed: int, tokens: int) -> dict[str, Any]:
     )
     budget = Budget(tokens)
     engine = OlderWeights(config.model.path) if cell.startswith("older_") else None
-    summary = posttrain.train(config, watchers=[budget], engine=engine).summary
+    summary: dict[str, Any] = dict(posttrain.train(config, watchers=[budget], engine=engine).summary)
     if engine is not None:  # whose last answers are of older weights
         summary["after"] = posttrain.evaluate(folder_of(cell, seed) / "model", config)
     kept = ("accuracy_sampled", "accuracy_sampled_interval", "pass_at_8", "success_per_try", "mean_length")

@@ -26,13 +26,12 @@ from posttrain.models.adapters.adaptable import add_adapter
 from posttrain.models.adapters.in_force import adapter_dropout
 from posttrain.models.adapters.quantized import quantize
 from posttrain.models.loading.new_model import new_tokenizer
-from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Example, TokenSequence
 from posttrain.training.optimizer import apply_gradients, new_optimizer
-from posttrain.training.sft.supervised import accumulate_examples, predicted
+from posttrain.training.sft.supervised import accumulate_examples, learned_tokens
 
 
 @dataclass(frozen=True)
@@ -135,8 +134,7 @@ def measured(given: argparse.Namespace) -> dict[str, float]:
 
 @torch.no_grad()
 def forwards(policy: Policy, examples: list[Example]) -> None:
-    hidden, targets = predicted(policy, examples)
-    token_logprobs(hidden, policy.output_layer, targets)
+    learned_tokens(policy, examples)
 
 
 def seconds(call: Callable[[], None]) -> float:
