@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from posttrain.cli import main
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
 from posttrain.rewards.model import RewardModel
+from tests.support.commands import refusal
 from tests.support.model_folders import changed, small_folder
 from tests.support.refusals import refused
 from tests.support.reward_models import reward_folder
@@ -91,14 +91,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_folder_is_one_error_that_says_what_is_wrong(
-    name: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_folder_is_one_error_that_says_what_is_wrong(name: str, whole: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "model"))
     damage, says = DAMAGES[name]
     damage(folder)
-    assert main(["doctor", "--model", str(folder)]) == 2
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("posttrain: ")]
+    said = [line for line in refusal("doctor", "--model", folder).splitlines() if line.startswith("posttrain: ")]
     assert len(said) == 1
     assert says in said[0]
     assert "weights_only" not in said[0]

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from posttrain.cli import main
 from posttrain.config.recipe_yaml import DEEPEST, MOST_VALUES, parse_yaml
 from posttrain.config.recipes import RecipeLayer, merge
+from tests.support.commands import refusal
 from tests.support.refusals import refused
 
 LISTS = "\n".join(f"  l{n}: &l{n} [{', '.join([f'*l{n - 1}' if n else 'x'] * 10)}]" for n in range(11))
@@ -26,24 +26,20 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("named", RECIPES)
-def test_a_recipe_that_would_never_end_is_one_error(
-    named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_that_would_never_end_is_one_error(named: str, tmp_path: Path) -> None:
     text, says = RECIPES[named]
     (tmp_path / "recipe.yaml").write_text(text)
-    assert main(["config", str(tmp_path / "recipe.yaml")]) == 2
-    said = capsys.readouterr().err
+    said = refusal("config", tmp_path / "recipe.yaml")
     assert said.startswith(f"posttrain: {tmp_path}/recipe.yaml:")
     assert len(said.splitlines()) == 1
     with refused(says, error=yaml.YAMLError):
         parse_yaml(text)
 
 
-def test_of_many_mistakes_the_first_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_many_mistakes_the_first_are_told(tmp_path: Path) -> None:
     keys = "".join(f"k{n}: 1\n" for n in range(1_500))
     (tmp_path / "recipe.yaml").write_text(f"{keys}run: {{{keys.strip().replace(chr(10), ', ')}}}\n")
-    assert main(["config", str(tmp_path / "recipe.yaml")]) == 2
-    assert len(capsys.readouterr().err.splitlines()) <= 40
+    assert len(refusal("config", tmp_path / "recipe.yaml").splitlines()) <= 40
 
 
 def test_an_honest_recipe_may_repeat_itself_by_aliases() -> None:

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from posttrain.cli import main
 from posttrain.commands.serving import completion_service
 from posttrain.commands.serving.http_base import is_loopback
 from posttrain.commands.serving.http_server import HttpServer, serving
@@ -26,6 +25,7 @@ from posttrain.options.model import ModelOptions
 from posttrain.records import Prompt
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.judge_reward import JudgeReward
+from tests.support.commands import refusal
 from tests.support.refusals import refused
 from tests.support.served import JSON, QUESTION, asked, served_bundled_model
 
@@ -274,11 +274,8 @@ def test_all_of_this_machines_own_addresses_need_no_token() -> None:
         (["--public"], "--public"),
     ],
 )
-def test_who_may_ask_is_said_without_contradiction(
-    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", "bundled", *flags]) == 2
-    assert says in capsys.readouterr().err
+def test_who_may_ask_is_said_without_contradiction(flags: list[str], says: str) -> None:
+    assert says in refusal("serve", "bundled", *flags)
 
 
 @pytest.mark.parametrize(
@@ -290,11 +287,10 @@ def test_who_may_ask_is_said_without_contradiction(
     ],
 )
 def test_a_token_of_the_environment_obeys_the_same_rules(
-    value: str, flags: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    value: str, flags: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POSTTRAIN_SERVE_TOKEN", value)
-    assert main(["serve", "bundled", *flags]) == 2
-    said = capsys.readouterr().err
+    said = refusal("serve", "bundled", *flags)
     assert says in said
     assert "s3cret" not in said
 

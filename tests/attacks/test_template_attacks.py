@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.cli import main
 from posttrain.models import chat_templates
 from posttrain.models.chat_templates import LIMIT, TemplateTooSlow, bounded
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
+from tests.support.commands import refusal
 from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model
 
@@ -150,9 +150,7 @@ def test_renderings_side_by_side_share_one_limit_and_the_last_takes_it_back() ->
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
-def test_the_command_names_the_row_at_which_a_template_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_names_the_row_at_which_a_template_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_tiny_model(tmp_path / "model")
     Path("template.jinja").write_text("{{ messages[0].content + (1 if messages|length > 1 else '') }}")
@@ -160,8 +158,7 @@ def test_the_command_names_the_row_at_which_a_template_fails(
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = ["--task.path", "rows.jsonl", "--task.held-out-share", "0", "--rewards", "strict_format"]
     flags = ["--model.path", "model", "--model.chat-template", "template.jinja", "--run.folder", "run"]
-    assert main(["rl", *task, *flags]) == 2
-    said = capsys.readouterr().err
+    said = refusal("rl", *task, *flags)
     assert "rows.jsonl:21" in said
     assert "the model's chat template fails with TypeError" in said
 

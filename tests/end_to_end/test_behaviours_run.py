@@ -10,10 +10,9 @@ import posttrain
 from posttrain.behaviours.behaviour_history import read_history
 from posttrain.behaviours.behaviour_reader import BehaviourReader
 from posttrain.behaviours.behaviour_table import chosen_rows
-from posttrain.cli import main
+from tests.support.commands import printed, refusal
 from tests.support.pages import documented
 from tests.support.pictures import width_and_height
-from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model
 
 DRAWS = True
@@ -64,35 +63,24 @@ def test_what_is_read_afterwards_is_what_the_run_measured(run: Path) -> None:
         assert history.signs(name)[1] == pytest.approx([line[f"behaviour_signs/{name}"] for line in lines])
 
 
-def test_the_command_shows_a_table_and_draws_a_picture(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["behaviours", str(run)]) == 0
-    said = capsys.readouterr().out
+def test_the_command_shows_a_table_and_draws_a_picture(run: Path) -> None:
+    said = printed("behaviours", run)
     assert f"{run}: 24 completions of 3 steps" in said
     assert [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("| `")] == ["`has_digit`"]
     assert "\nNot seen in any completion: `several_tries`.\n" in said  # of a random model
     assert width_and_height(run / "behaviours.png")[0] == 1540  # 14 inches of 110 dots
 
     picture = run / "others.png"
-    assert main(["behaviours", str(run), "--behaviours.measure", "prose", "--picture", str(picture)]) == 0
-    assert "`verification`" in capsys.readouterr().out
+    assert "`verification`" in printed("behaviours", run, "--behaviours.measure", "prose", "--picture", picture)
     assert picture.is_file()
 
 
-def test_a_folder_without_rollouts_is_told_and_a_run_that_measures_nothing_has_no_such_metrics(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["behaviours", str(tmp_path)]) == 2
-    assert "has no rollouts/step-N.parquet" in capsys.readouterr().err
+def test_a_folder_without_rollouts_is_told_and_a_run_that_measures_nothing_has_no_such_metrics(tmp_path: Path) -> None:
+    assert "has no rollouts/step-N.parquet" in refusal("behaviours", tmp_path)
     (tmp_path / "config.yaml").write_text("demonstrator: {num_examples: 3}\n")  # of another kind
-    assert main(["behaviours", str(tmp_path)]) == 2
-    assert "has no rollouts/step-N.parquet" in capsys.readouterr().err
+    assert "has no rollouts/step-N.parquet" in refusal("behaviours", tmp_path)
     save_tiny_model(tmp_path / "model")
     with posttrain.steps(config(tmp_path)) as steps:
         assert not [name for name in next(steps).metrics if name.startswith("behaviour")]
-    assert main(["behaviours", str(tmp_path / "run"), "--picture", str(tmp_path / "no" / "where.png")]) == 2
-    assert "name a file in a folder that exists" in capsys.readouterr().err
-
-
-def test_a_pattern_that_is_wrong_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
-    with refused("behaviours: mine: '(a+'"):
-        posttrain.train(config(tmp_path, patterns={"mine": {"any": ["(a+"]}}))
+    said = refusal("behaviours", tmp_path / "run", "--picture", tmp_path / "no" / "where.png")
+    assert "name a file in a folder that exists" in said

@@ -19,8 +19,9 @@ from posttrain.commands.phase_runs import finished
 from posttrain.runs.named_inputs import named_files
 from posttrain.runs.run_inputs import RunInputs
 from tests.closed_form.test_comparison import result
+from tests.support.commands import printed, refusal
 from tests.support.refusals import refused
-from tests.support.runs import save_tiny_model, tiny_recipe
+from tests.support.runs import tiny_recipe
 
 REWARD = """from helper import SIZE
 
@@ -50,11 +51,6 @@ class Words(Task):
         return []
 """
 FORMS = ["mine.py:{}", "./mine.py:{}", "inner/mine.py:{}", "{here}/mine.py:{}", "mine:{}", "inner.mine:{}", "inner:{}"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("code") / "model")
 
 
 @pytest.fixture
@@ -128,42 +124,16 @@ def test_the_command_refuses_changed_code_that_is_named_in_the_working_folder(
     for file, says in zip(files, told, strict=True):
         was = (place / file).read_text()
         (place / file).write_text(was + "\nCHANGED = True\n")
-        assert main(resume) == 2
-        assert says in capsys.readouterr().err
+        assert says in refusal(*resume)
         if file != "helper.py":
             (place / file).write_text(was)
     (place / "inner" / "mine.py").rename(place / "inner" / "gone.py")
-    assert main([*resume, "--accept-changes"]) == 2
-    assert "rewards[1].path: inner.mine:score: no such file" in capsys.readouterr().err
+    assert "rewards[1].path: inner.mine:score: no such file" in refusal(*resume, "--accept-changes")
     (place / "inner" / "gone.py").rename(place / "inner" / "mine.py")
     assert main([*resume, "--accept-changes"]) == 0
 
 
-def test_train_refuses_a_changed_reward_given_by_name_or_as_an_object(place: Path, model: Path) -> None:
-    def run(reward: object, num_steps: int) -> posttrain.Run:
-        rollout = {"prompts_per_step": 2, "group_size": 2, "max_completion_tokens": 4}
-        config = posttrain.load_recipe(
-            model={"path": str(model)},
-            task={"name": "dataset", "held_out_share": 0},
-            rollout=rollout,
-            run={"num_steps": num_steps, "folder": "run"},
-        )
-        return posttrain.train(config, rows=[{"prompt": "a"}], rewards=[reward], resume=num_steps > 1)
-
-    run("mine.py:score", 1)
-    (place / "helper.py").write_text("SIZE = -1\n")
-    with refused("rewards", "score has changed"):
-        run("mine.py:score", 2)
-    (place / "helper.py").write_text("SIZE = 1\n")
-    (place / "mine.py").write_text((place / "mine.py").read_text().replace("len", "2 * len"))
-    sys.path.insert(0, str(place))
-    with refused("rewards[0] = score has changed"):
-        run(__import__("mine").score, 2)
-
-
-def test_a_run_that_kept_no_digest_of_its_code_is_resumed_with_a_word(
-    place: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_kept_no_digest_of_its_code_is_resumed_with_a_word(place: Path, model: Path) -> None:
     """As those of earlier versions are, which looked for the module `py` of a package `mine`."""
     run, reward = {"num_steps": 1, "folder": "run"}, [{"path": "mine.py:score"}]
     recipe = tiny_recipe(place, model={"path": str(model)}, run=run, rewards=reward)
@@ -171,8 +141,8 @@ def test_a_run_that_kept_no_digest_of_its_code_is_resumed_with_a_word(
     inputs = json.loads((place / "run" / "inputs.json").read_text())
     inputs["files"]["rewards[0].path"]["sha256"] = ""
     (place / "run" / "inputs.json").write_text(json.dumps(inputs))
-    assert main(["rl", "--resume", "run", "--run.num-steps", "2"]) == 0
-    assert "rewards[0].path = mine.py:score cannot be compared" in capsys.readouterr().out
+    said = printed("rl", "--resume", "run", "--run.num-steps", "2")
+    assert "rewards[0].path = mine.py:score cannot be compared" in said
     (place / "mine.py").write_text((place / "mine.py").read_text().replace("len", "2 * len"))
     assert main(["rl", "--resume", "run", "--run.num-steps", "3"]) == 2
 

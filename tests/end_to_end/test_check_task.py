@@ -17,6 +17,7 @@ from posttrain.commands.check_task import EXAMPLES, replayed, users_function
 from posttrain.rewards.cheap_attacks import Answer, AttackExample
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.reward_registry import BUILT_IN
+from tests.support.commands import printed, refusal
 from tests.support.faulty_endpoint import endpoint, says
 
 CAREFUL = """
@@ -61,11 +62,8 @@ def rows(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("reward", sorted(EXAMPLES))
-def test_rewards_of_the_package_pay_what_is_right_and_nothing_else(
-    reward: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check-task", reward]) == 0, capsys.readouterr().out
-    said = capsys.readouterr().out
+def test_rewards_of_the_package_pay_what_is_right_and_nothing_else(reward: str) -> None:
+    said = printed("check-task", reward)
     assert "every answer got what it deserves" in said
     assert "right" in said
 
@@ -181,10 +179,9 @@ def test_a_careless_function_is_told_what_it_would_pay_for(
     assert "IndexError" in capsys.readouterr().out
 
 
-def test_what_cannot_be_checked_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_checked_is_refused() -> None:
     assert main(["check-task"]) == 2
-    assert main(["check-task", "dataset"]) == 2
-    assert "dataset has no reward" in capsys.readouterr().err
+    assert "dataset has no reward" in refusal("check-task", "dataset")
     assert main(["check-task", f"{__file__}:rows", "--seconds", "0"]) == 2
     assert main(["check-task", "judge", "--model", "m"]) == 2
     assert main(["check-task", "countdwn"]) == 2

@@ -10,13 +10,17 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from posttrain.cli import COMMANDS, main
+from posttrain.cli import COMMANDS
 from posttrain.commands.chat import ChatConfig
 from posttrain.commands.flags import help_record
 from posttrain.commands.serve import ServeConfig
 from posttrain.config import Config, IrlConfig, SftConfig
 from posttrain.config.reading import checked_sections
 from posttrain.config.recipes import merge
+from tests.support.commands import called, printed
+from tests.support.runs import Ended
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 HEAVY = ["torch", "transformers", "pydantic", "tyro", "numpy", "yaml"]
 
@@ -96,67 +100,53 @@ ON_THE_COMMAND_LINE = {
 """Arguments, and words of the message."""
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def message_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(argv) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("posttrain: ")
-    assert "Traceback" not in printed.err
-    return printed.err
+def message_of(*argv: str) -> str:
+    ended = called(*argv)
+    assert (ended.code, ended.out, ended.err[:11]) == (2, "", "posttrain: ")
+    return ended.err
 
 
 @pytest.mark.parametrize(("recipe", "expected"), IN_A_RECIPE.items())
-def test_a_mistake_in_a_recipe_is_told_with_its_file_and_place(
-    recipe: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_in_a_recipe_is_told_with_its_file_and_place(recipe: str, expected: str) -> None:
     Path("recipe.yaml").write_text(recipe)
-    assert expected in message_of(capsys, "config", "recipe.yaml")
+    assert expected in message_of("config", "recipe.yaml")
 
 
 @pytest.mark.parametrize(("argv", "expected"), ON_THE_COMMAND_LINE.items())
-def test_a_mistake_on_the_command_line_is_told_as_such(
-    argv: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert expected in message_of(capsys, *argv.split())
+def test_a_mistake_on_the_command_line_is_told_as_such(argv: str, expected: str) -> None:
+    assert expected in message_of(*argv.split())
 
 
-def test_all_mistakes_of_a_recipe_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_mistakes_of_a_recipe_are_told_at_once() -> None:
     Path("recipe.yaml").write_text("run: {sed: 1}\nrollout: {group_size: x}")
-    message = message_of(capsys, "config", "recipe.yaml")
+    message = message_of("config", "recipe.yaml")
     assert "run.sed: no such field.  Did you mean `seed`?" in message
     assert "rollout.group_size = 'x'" in message
 
 
-def test_the_source_that_had_the_last_word_is_blamed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_source_that_had_the_last_word_is_blamed() -> None:
     Path("first.yaml").write_text("rollout: {group_size: 4}\nrun: {seed: -1}")
     Path("second.yaml").write_text("rollout: {group_size: 0}")
-    assert "second.yaml: rollout.group_size" in message_of(capsys, "config", "first.yaml", "second.yaml")
-    assert "command line: rollout.group_size" in message_of(capsys, "config", "first.yaml", "--rollout.group-size", "0")
-    assert "first.yaml: run.seed = -1" in message_of(
-        capsys, "config", "first.yaml", "second.yaml", "--rollout.group-size", "8"
-    )
+    assert "second.yaml: rollout.group_size" in message_of("config", "first.yaml", "second.yaml")
+    assert "command line: rollout.group_size" in message_of("config", "first.yaml", "--rollout.group-size", "0")
+    assert "first.yaml: run.seed = -1" in message_of("config", "first.yaml", "second.yaml", "--rollout.group-size", "8")
 
 
-def test_a_recipe_that_cannot_be_decoded_is_told_apart_from_bad_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_that_cannot_be_decoded_is_told_apart_from_bad_yaml() -> None:
     Path("recipe.yaml").write_bytes(b"run: \xff\xfe")
-    assert "recipe.yaml: not text in UTF-8" in message_of(capsys, "config", "recipe.yaml")
+    assert "recipe.yaml: not text in UTF-8" in message_of("config", "recipe.yaml")
 
 
-def test_a_resumed_run_keeps_its_recipe_but_may_go_on_for_longer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_keeps_its_recipe_but_may_go_on_for_longer() -> None:
     run = Path("run")
     run.mkdir()
     (run / "config.yaml").write_text("run: {num_steps: 3}")
-    refused = message_of(capsys, "rl", "--resume", "run", "--update.learning-rate", "1")
+    refused = message_of("rl", "--resume", "run", "--update.learning-rate", "1")
     assert "--update.learning-rate: a resumed run keeps its recipe; only run.num_steps" in refused
-    assert "leave out other.yaml" in message_of(capsys, "rl", "--resume", "run", "other.yaml")
+    assert "leave out other.yaml" in message_of("rl", "--resume", "run", "other.yaml")
     # Reaches the check of the model, so these flags were taken.
     (run / "config.yaml").write_text("model: {path: nowhere}")
-    accepted = message_of(capsys, "rl", "--resume", "run", "--run.num-steps", "9", "--checkpoint.keep-last", "3")
+    accepted = message_of("rl", "--resume", "run", "--run.num-steps", "9", "--checkpoint.keep-last", "3")
     assert "model.path = nowhere" in accepted
 
 
@@ -169,18 +159,13 @@ def test_the_list_of_commands_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_shows_its_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--help"]) == 0
-    printed = capsys.readouterr().out
-    assert f"usage: posttrain {command} " in printed
+def test_every_command_shows_its_flags(command: str) -> None:
+    assert f"usage: posttrain {command} " in printed(command, "--help")
 
 
-def test_the_help_of_rl_says_what_each_field_says_and_shows_the_recipe_s_values(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_help_of_rl_says_what_each_field_says_and_shows_the_recipe_s_values() -> None:
     Path("recipe.yaml").write_text("{rollout: {group_size: 13}, algorithm: dapo}")
-    assert main(["rl", "recipe.yaml", "--help"]) == 0
-    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    words = " ".join(printed("rl", "recipe.yaml", "--help").replace("│", " ").split())
     wanted = "--rollout.group-size INT Completions per prompt, G; an advantage that compares the completions"
     assert wanted in words
     assert "(default: 13)" in words
@@ -209,8 +194,5 @@ def helps(annotation: object) -> Iterator[str]:
             yield from helps(hint)
 
 
-def test_no_arguments_and_help_print_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    assert main(["--help"]) == 0
-    first, second = capsys.readouterr().out.split("usage: posttrain COMMAND")[1:]
-    assert first == second
+def test_no_arguments_and_help_print_the_commands() -> None:
+    assert called() == Ended(2, printed("--help"), "")

@@ -8,7 +8,6 @@ from types import ModuleType
 import pytest
 from torch import Tensor
 
-import posttrain
 from posttrain.cli import main
 from posttrain.commands import chat, evaluate, serve, trace
 from posttrain.commands.arguments import LOADING, TEMPLATE
@@ -21,6 +20,9 @@ from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
+from tests.support.commands import printed, refusal
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 PROBLEM = "Use all of 11, 25, 11 to make 25."
 
@@ -35,23 +37,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    capsys.readouterr()
-    assert main(argv) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
-
-
-def test_a_trace_shows_every_action_and_the_reward_with_the_last(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_shows_every_action_and_the_reward_with_the_last(model: str) -> None:
     Path("mine.py").write_text("def size(completion_ids, **columns):\n    return [7.0 for ids in completion_ids]\n")
     out = printed(
-        capsys,
         "trace",
         model,
         "hello",
@@ -72,11 +60,11 @@ def test_a_trace_shows_every_action_and_the_reward_with_the_last(
     assert math.isclose(total, sum(float(row[-3]) for row in rows), abs_tol=0.001 * len(rows))
 
 
-def test_a_trace_may_leave_out_what_is_likely(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_may_leave_out_what_is_likely(model: str) -> None:
     ask = ["trace", model, "hello", "--rollout.max-completion-tokens", "24"]
 
     def rows(*flags: str) -> list[str]:
-        return [line for line in printed(capsys, *ask, *flags).splitlines() if line.strip()[:1].isdigit()]
+        return [line for line in printed(*ask, *flags).splitlines() if line.strip()[:1].isdigit()]
 
     logprobs = sorted(float(row.split()[-1]) for row in rows())
     middle = sum(logprobs[11:13]) / 2  # the twelve least likely lie below
@@ -84,41 +72,29 @@ def test_a_trace_may_leave_out_what_is_likely(model: str, capsys: pytest.Capture
     kept = [row for row in rows() if float(row.split()[-1]) < middle]
     assert rows("--below", str(middle)) == kept
     assert f"shown are 12 of {len(logprobs)} tokens: those with a log-prob of at most {middle:g}" in printed(
-        capsys, *ask, "--below", str(middle)
+        *ask, "--below", str(middle)
     )
-    assert main([*ask, "--below", "1"]) == 2
-    assert "--below = 1.0: must be at most 0" in capsys.readouterr().err
+    assert "--below = 1.0: must be at most 0" in refusal(*ask, "--below", "1")
 
 
-def test_a_trace_grades_a_countdown_problem_typed_as_the_bundled_model_knows_it(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = printed(capsys, "trace", model, PROBLEM, "--rollout.max-completion-tokens", "3")
+def test_a_trace_grades_a_countdown_problem_typed_as_the_bundled_model_knows_it(model: str) -> None:
+    out = printed("trace", model, PROBLEM, "--rollout.max-completion-tokens", "3")
     assert "countdown: truncated" in out or "countdown: no_answer" in out
-    by_number = printed(capsys, "trace", model, "0", "--rollout.max-completion-tokens", "3")
+    by_number = printed("trace", model, "0", "--rollout.max-completion-tokens", "3")
     assert "countdown: " in by_number
 
 
-def test_a_trace_of_any_other_text_has_no_reward_and_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(capsys, "trace", model, "hello", "--rollout.max-completion-tokens", "3")
-    assert "No reward: the text is not a problem of the task." in out
-
-
-def test_the_same_question_with_the_same_seed_gets_the_same_answer(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_question_with_the_same_seed_gets_the_same_answer(model: str) -> None:
     ask = ["chat", model, "--prompt", "hello", "--sampling.max-completion-tokens", "8"]
-    first, again, other = printed(capsys, *ask), printed(capsys, *ask), printed(capsys, *ask, "--seed", "1")
+    first, again, other = printed(*ask), printed(*ask), printed(*ask, "--seed", "1")
     assert first == again != other
     assert " tokens, ended by " in first
 
 
-def test_chat_reads_questions_until_there_are_none(
-    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_reads_questions_until_there_are_none(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = iter([PROBLEM, "hello", ""])
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    out = printed(capsys, "chat", model, "--sampling.max-completion-tokens", "4", "--sampling.temperature", "0")
+    out = printed("chat", model, "--sampling.max-completion-tokens", "4", "--sampling.temperature", "0")
     assert out.count("tokens, ended by ") == 2
 
 
@@ -132,13 +108,13 @@ STEP = DecoderSteps.step
 
 @pytest.mark.parametrize("command", ["chat", "trace"])
 def test_a_model_that_the_quick_way_to_sample_gets_wrong_is_asked_in_another(
-    command: str, model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = {"chat": "sampling", "trace": "rollout"}[command]
     ask = [command, model, *(["--prompt"] if command == "chat" else []), "hello", f"--{limit}.max-completion-tokens"]
-    right = printed(capsys, *ask, "8")
+    right = printed(*ask, "8")
     monkeypatch.setattr(DecoderSteps, "step", wrong_step)
-    assert printed(capsys, *ask, "8") == right
+    assert printed(*ask, "8") == right
 
 
 def test_a_server_does_so_too(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,9 +125,9 @@ def test_a_server_does_so_too(model: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert service.policy is service.engine.policy
 
 
-def test_an_evaluation_writes_what_it_prints(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_writes_what_it_prints(model: str) -> None:
     flags = ["--task.held-out-size", "6", "--rollout.max-completion-tokens", "4", "--evaluation.samples", "2"]
-    out = printed(capsys, "eval", model, *flags, "--output", "results.json")
+    out = printed("eval", model, *flags, "--output", "results.json")
     results = json.loads(Path("results.json").read_text())
     assert results["num_problems"] == 6
     assert results["samples_per_problem"] == 2
@@ -160,23 +136,6 @@ def test_an_evaluation_writes_what_it_prints(model: str, capsys: pytest.CaptureF
     assert 0 <= results["accuracy_never_giving_up"] <= 1
     assert results["pass_at_8"] is None  # of two samples it cannot be said
     assert "pass at 8" not in out
-
-
-def test_python_evaluates_rows_by_a_function(model: str) -> None:
-    rows = [{"prompt": f"Say {word}.", "worth": index} for index, word in enumerate("abcdefgh")]
-    config = posttrain.load_recipe(
-        task={"name": "dataset", "held_out_share": 0.5},
-        rollout={"max_completion_tokens": 3},
-        evaluation={"samples": 8},
-    )
-
-    def worth_more_than_three(completions: list[str], worth: list[int]) -> list[float]:
-        return [float(value > 3) for value in worth]
-
-    results = posttrain.evaluate(model, config, rows=rows, rewards=[worth_more_than_three])
-    assert results["accuracy_sampled"] == results["accuracy_greedy"] == results["pass_at_8"]
-    # Whole problems are right or wrong, so the accuracy is a multiple of 1 / num_problems.
-    assert (results["accuracy_sampled"] * results["num_problems"]) % 1 == 0
 
 
 @pytest.mark.parametrize(
@@ -191,9 +150,8 @@ def test_python_evaluates_rows_by_a_function(model: str) -> None:
         ("trace . hello", "model.path = .: the folder has no config.json"),
     ],
 )
-def test_a_mistake_is_one_message(argv: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(argv.split()) == 2
-    assert expected in capsys.readouterr().err
+def test_a_mistake_is_one_message(argv: str, expected: str) -> None:
+    assert expected in refusal(*argv.split())
 
 
 def test_a_file_that_the_results_cannot_go_to_is_told_before_they_are_measured(
@@ -206,11 +164,9 @@ def test_a_file_that_the_results_cannot_go_to_is_told_before_they_are_measured(
         assert printed.out == ""
 
 
-def test_a_sample_or_problem_that_does_not_exist_is_told(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", model, "hello", "--sample", "8"]) == 2
-    assert "--sample = 8: must be less than rollout.group_size = 8" in capsys.readouterr().err
-    assert main(["trace", model, "512"]) == 2
-    assert "PROMPT 512: there are 512 held-out problems, numbered from 0" in capsys.readouterr().err
+def test_a_sample_or_problem_that_does_not_exist_is_told(model: str) -> None:
+    assert "--sample = 8: must be less than rollout.group_size = 8" in refusal("trace", model, "hello", "--sample", "8")
+    assert "PROMPT 512: there are 512 held-out problems, numbered from 0" in refusal("trace", model, "512")
 
 
 @pytest.mark.parametrize("command", [chat, evaluate, serve, trace])
@@ -218,15 +174,13 @@ def test_whatever_asks_a_model_loads_it_by_the_same_options(command: ModuleType)
     assert {*LOADING, *TEMPLATE} <= set(command.PROGRAM.only)
 
 
-def test_a_trace_shows_and_draws_what_other_algorithms_make_of_the_same_completion(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_shows_and_draws_what_other_algorithms_make_of_the_same_completion(model: str, tmp_path: Path) -> None:
     Path("mine.py").write_text(
         "def first(completion_ids, **columns):\n    return [float(ids[0]) for ids in completion_ids]\n"
     )
     ask = ["trace", model, "hello", "--rollout.max-completion-tokens", "5", "--rewards", "mine.py:first"]
     beside = ["--beside", "[rloo, {name: reinforce, baseline: batch_mean}]", "--picture", "advantages.png"]
-    alone, out = printed(capsys, *ask), printed(capsys, *ask, *beside)
+    alone, out = printed(*ask), printed(*ask, *beside)
 
     def rows(text: str) -> list[list[str]]:
         return [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
@@ -239,8 +193,6 @@ def test_a_trace_shows_and_draws_what_other_algorithms_make_of_the_same_completi
     assert "reinforce, baseline: batch mean" in out
     assert Path("advantages.png").read_bytes().startswith(b"\x89PNG")
     for given, said in (("3", "name algorithms, as a recipe writes them"), ("[rloo, rloo]", "rloo is named twice")):
-        assert main([*ask, "--beside", given]) == 2
-        assert said in capsys.readouterr().err
+        assert said in refusal(*ask, "--beside", given)
     for picture in ("nowhere/advantages.png", "advantages.txt"):
-        assert main([*ask, "--picture", picture]) == 2
-        assert f"--picture {picture}: name a file in a folder that exists" in capsys.readouterr().err
+        assert f"--picture {picture}: name a file in a folder that exists" in refusal(*ask, "--picture", picture)

@@ -16,6 +16,7 @@ import yaml
 
 from posttrain.cli import main
 from posttrain.commands.collection import prompt_sampler
+from tests.support.commands import printed, refusal
 from tests.support.runs import save_tiny_model
 
 ROWS = [{"prompt": f"{a} and ", "wanted": str(a)} for a in range(6)]
@@ -43,30 +44,22 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "recipe.yaml"
 
 
-def test_the_command_collects_and_says_what_there_is(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_collects_and_says_what_there_is(recipe: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert main(["collect", str(recipe), "--run.folder", str(folder)]) == 0
-    said = capsys.readouterr().out
+    said = printed("collect", recipe, "--run.folder", folder)
     assert "sampled    8 completions of 4 prompts" in said
     assert f"rows       {folder}/preferences.jsonl" in said
-    assert main(["collect", str(recipe), "--run.folder", str(folder)]) == 2
-    assert f"--resume {folder}" in capsys.readouterr().err
+    assert f"--resume {folder}" in refusal("collect", recipe, "--run.folder", folder)
     assert main(["collect", "--resume", str(folder), "--run.threads", "1"]) == 0
-    assert main(["collect", "--resume", str(folder), "--collect.group-size", "3"]) == 2
-    assert "keeps its recipe; only run.threads, judge.endpoint, judge.options may" in capsys.readouterr().err
-    assert main(["config", str(folder / "config.yaml")]) == 0
-    assert "judge:\n  name: reward" in capsys.readouterr().out
+    told = refusal("collect", "--resume", folder, "--collect.group-size", "3")
+    assert "keeps its recipe; only run.threads, judge.endpoint, judge.options may" in told
+    assert "judge:\n  name: reward" in printed("config", folder / "config.yaml")
 
 
-def test_a_dry_run_shows_the_plan_and_the_first_pairs_and_keeps_nothing(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_shows_the_plan_and_the_first_pairs_and_keeps_nothing(recipe: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     asked = ["--collect.group-size", "3", "--collect.pairs", "random", "--collect.pairs-per-prompt", "2"]
-    assert main(["collect", str(recipe), "--run.folder", str(folder), "--dry-run", *asked]) == 0
-    said = capsys.readouterr().out
+    said = printed("collect", recipe, "--run.folder", folder, "--dry-run", *asked)
     assert "samples    4 prompts × 3 completions, round 1" in said
     assert "pairs      random: at most 8" in said
     assert ", reward " in said
@@ -74,43 +67,34 @@ def test_a_dry_run_shows_the_plan_and_the_first_pairs_and_keeps_nothing(
     assert not folder.exists()
 
 
-def test_a_dry_run_compares_what_the_run_would(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_compares_what_the_run_would(recipe: Path, tmp_path: Path) -> None:
     """Completions that the token limit cuts off are dropped: of none of them a pair is made."""
     asked = [str(recipe), "--run.folder", str(tmp_path / "run"), "--collect.cut-off", "drop"]
     asked += ["--sampling.max-completion-tokens", "1"]
-    assert main(["collect", *asked, "--dry-run"]) == 0
-    told = capsys.readouterr().out
+    told = printed("collect", *asked, "--dry-run")
     assert main(["collect", *asked]) == 0
     rows = (tmp_path / "run" / "preferences.jsonl").read_text() + (tmp_path / "run" / "ties.jsonl").read_text()
     assert ("compared   none of them" in told) == (not rows)
     assert "compared   none of them" in told
 
 
-def test_a_changed_file_is_told_when_a_collection_is_resumed(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_file_is_told_when_a_collection_is_resumed(recipe: Path, tmp_path: Path) -> None:
     folder, rows = tmp_path / "run", tmp_path / "rows.jsonl"
     rows.write_text((recipe.parent / "rows.jsonl").read_text())
     assert main(["collect", str(recipe), "--run.folder", str(folder), "--task.path", str(rows)]) == 0
     rows.write_text(rows.read_text() + '{"prompt": "one more"}\n')
-    assert main(["collect", "--resume", str(folder)]) == 2
-    assert f"task.path = {rows} has changed since the run began" in capsys.readouterr().err
+    assert f"task.path = {rows} has changed since the run began" in refusal("collect", "--resume", folder)
     assert main(["collect", "--resume", str(folder), "--accept-changes"]) == 0
     assert json.loads((folder / "inputs.json").read_text())["changes"]
 
 
-def test_votes_in_the_terminal(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_votes_in_the_terminal(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     typed = iter(["1", "u", "U", "what?", "2", "t", "q"])
     monkeypatch.setattr("builtins.input", lambda prompt="": next(typed))
     asked = ["--judge.name", "person", "--judge.question", "How sound is it?", "--rewards", "--terminal"]
     asked += ["--rater", "anna"]
-    assert main(["collect", str(recipe), "--run.folder", str(folder), *asked]) == 0
-    said = capsys.readouterr().out
+    said = printed("collect", recipe, "--run.folder", folder, *asked)
     assert "taken back" in said
     assert "there is no vote to take back" in said
     assert "'what?' is none of them" in said
@@ -124,8 +108,7 @@ def test_votes_in_the_terminal(
     assert "How sound is it?" in said
     for ends in (raises_end, interrupts):
         monkeypatch.setattr("builtins.input", ends)
-        assert main(["collect", "--resume", str(folder), "--terminal", "--rater", "anna"]) == 0
-        assert "2 of 4 judged by anna" in capsys.readouterr().out
+        assert "2 of 4 judged by anna" in printed("collect", "--resume", folder, "--terminal", "--rater", "anna")
     assert len(lines(folder / "votes.jsonl")) == 4
 
 
@@ -177,11 +160,8 @@ def test_a_signal_while_completions_are_sampled_ends_the_command_after_their_bat
         (["--update.learning-rate", "1"], "no such flag"),
     ],
 )
-def test_mistakes_are_told_in_one_message(
-    flags: list[str], says: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["collect", str(recipe), "--run.folder", str(tmp_path / "run"), *flags]) == 2
-    assert says in capsys.readouterr().err
+def test_mistakes_are_told_in_one_message(flags: list[str], says: str, recipe: Path, tmp_path: Path) -> None:
+    assert says in refusal("collect", recipe, "--run.folder", tmp_path / "run", *flags)
     assert not (tmp_path / "run").exists()
 
 

@@ -24,7 +24,7 @@ from posttrain.runs.reports import Run
 from tests.support.comparisons import written_pair, written_pairs
 from tests.support.faulty_endpoint import Endpoint, endpoint, reply, says, slow, status
 from tests.support.refusals import refused
-from tests.support.runs import save_tiny_model, start
+from tests.support.runs import start
 
 ROWS = [{"prompt": f"{a} and "} for a in range(4)]
 
@@ -33,11 +33,6 @@ ROWS = [{"prompt": f"{a} and "} for a in range(4)]
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between tries."""
     monkeypatch.setattr(judge_reward, "backoff", lambda attempt: 0.0)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("judged") / "model")
 
 
 def shown(body: Mapping[str, Any]) -> list[str]:

@@ -1,24 +1,18 @@
 """A user's own rows as a task: what is trained on and when, what is held out, and what is wrong with a file."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyarrow import parquet
 
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.reward import RewardOptions
-from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
-from posttrain.rewards.grading.grade import grade
-from posttrain.rewards.reward_registry import load_reward
+from posttrain.records import Prompt
 from posttrain.tasks.dataset import DatasetTask
 from tests.support.refusals import refused
 
@@ -45,14 +39,6 @@ def written(path: Path, rows: Sequence[Mapping[str, object]]) -> str:
 # What is trained on.
 
 
-@given(num_rows=st.integers(1, 12), size=st.integers(1, 9), seed=st.integers(0, 3))
-def test_every_epoch_draws_every_row_once(num_rows: int, size: int, seed: int) -> None:
-    mine = task(SUMS[:num_rows], held_out_share=0.0, seed=seed, prompts_per_step=size)
-    drawn = [text for step in range(1, 3 * num_rows) for text in texts(mine.prompts(step, range(size)))]
-    for epoch in range(len(drawn) // num_rows):
-        assert Counter(drawn[epoch * num_rows : (epoch + 1) * num_rows]) == Counter(texts_of(SUMS[:num_rows]))
-
-
 def texts_of(rows: Sequence[Mapping[str, object]]) -> list[str]:
     return [str(row["prompt"]) for row in rows]
 
@@ -63,17 +49,6 @@ def test_a_prompt_is_a_function_of_seed_step_and_draw() -> None:
     assert texts(task(seed=1).prompts(5, range(12))) != whole
     epoch = len(task().training_rows) // 8 + 1  # the order of the next epoch is another
     assert texts(task().prompts(epoch, range(8))) != texts(task().prompts(0, range(8)))
-
-
-def test_refills_are_rows_that_the_step_has_not_drawn() -> None:
-    mine = task(SUMS[:10], held_out_share=0.0, prompts_per_step=4)
-    for step in range(5):
-        drawn = texts(mine.prompts(step, range(4)))
-        refills = texts(mine.prompts(step, range(4, 10)))
-        assert len(set(refills)) == 6
-        assert not set(refills) & set(drawn) or len(set(drawn)) < 4
-    # Two rows, both drawn: a refill can only be one of them.
-    assert texts(task(SUMS[:2], held_out_share=0.0, prompts_per_step=2).prompts(0, range(2, 4)))
 
 
 def test_a_prompt_carries_its_place_its_tokens_and_every_other_column() -> None:
@@ -211,26 +186,3 @@ def test_what_leaves_nothing_to_do_is_refused(tmp_path: Path) -> None:
         with refused(words):
             task(rows, **options)
     assert task(SUMS[:20], held_out_share=0.0).held_out() == []
-
-
-def test_rows_of_a_file_are_scored_by_a_function_of_a_file(tmp_path: Path) -> None:
-    path = written(tmp_path / "sums.jsonl", SUMS)
-    (tmp_path / "sums.py").write_text(
-        "def right(prompts, completions, answer, **kwargs):\n"
-        "    assert all(p.endswith(' = ') for p in prompts)\n"
-        "    return [float(text == wanted) for text, wanted in zip(completions, answer)]\n"
-    )
-    prompts = task(None, path=path).prompts(0, range(2))
-    groups = [
-        Group(
-            prompt=prompt,
-            draw=draw,
-            rollouts=tuple(
-                Rollout(sample=i, sequence=TokenSequence.one_turn((1,), logprobs=(0.0,), finish=Finish.STOP), text=text)
-                for i, text in enumerate([str(prompt.columns["answer"]), "no"])
-            ),
-        )
-        for draw, prompt in enumerate(prompts)
-    ]
-    function = load_reward(RewardOptions(path=f"{tmp_path / 'sums.py'}:right"))
-    assert grade(groups, [function]).rewards.tolist() == [[1.0, 0.0], [1.0, 0.0]]

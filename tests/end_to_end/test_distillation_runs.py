@@ -70,16 +70,6 @@ def test_another_model_teaches_and_the_run_knows_it_by_its_content(models: Path,
         trained(config, resume=True, from_step=1)
 
 
-def test_a_teacher_that_cannot_be_asked_costs_no_earlier_run(models: Path, tmp_path: Path) -> None:
-    trained(config_of(models, tmp_path / "run", {"sees": "sibling"}))
-    kept = {file: file.read_bytes() for file in (tmp_path / "run" / "model").iterdir()}
-    config = config_of(models, tmp_path / "run", {"sees": "answer", "answer_column": "solution"})
-    with refused("answer_column = solution: ", " has no such column"):
-        trained(replace(config, run=replace(config.run, overwrite=True)))
-    assert {file: file.read_bytes() for file in kept} == kept
-    assert (tmp_path / "run" / "summary.json").is_file()
-
-
 def test_a_model_beside_the_policy_reads_as_far_as_completions_go(models: Path, tmp_path: Path) -> None:
     short = tmp_path / "short"
     shutil.copytree(models / "teacher", short)

@@ -13,10 +13,10 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 import posttrain
-from posttrain.cli import main
 from posttrain.config import DpoConfig
 from posttrain.config.kinds import resolved_config
 from tests.support.accidents import Accident
+from tests.support.commands import refusal
 from tests.support.conversations import chat_model, chat_tokenizer
 from tests.support.refusals import refused
 from tests.support.runs import command, contents, metrics_of, save_tiny_model, tiny_recipe
@@ -146,21 +146,17 @@ def test_from_python_rows_rewards_and_policy_are_objects(tmp_path: Path) -> None
         posttrain.train_dpo(config, resume=True)
 
 
-def test_without_rounds_a_task_of_ones_own_is_refused_before_it_is_imported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_rounds_a_task_of_ones_own_is_refused_before_it_is_imported(tmp_path: Path) -> None:
     noted, mine = tmp_path / "noted", tmp_path / "mine.py"
     mine.write_text(f"open({str(noted)!r}, 'w').close()\nclass Mine:\n    def __init__(self) -> None: ...\n")
     given = ["dpo", "--model.path", str(tmp_path / "none"), "--task.path", f"{mine}:Mine"]
     for flags in [], ["--dpo.rounds", "0"], ["--dpo.rounds=0"], ["--dry-run"]:
-        assert main([*given, *flags]) == 2
-        assert "task with dpo.rounds = 0 needs rows" in capsys.readouterr().err
+        assert "task with dpo.rounds = 0 needs rows" in refusal(*given, *flags)
     with refused("task with dpo.rounds = 0"):
         posttrain.load_recipe(kind=DpoConfig, task={"path": f"{mine}:Mine"})
     assert not noted.exists()
     for flags in ["--dpo.rounds", "2"], ["--dpo.rounds=2"]:
-        assert main([*given, *flags]) == 2
-        assert "without rounds" not in capsys.readouterr().err
+        assert "without rounds" not in refusal(*given, *flags)
     assert noted.exists()
 
 

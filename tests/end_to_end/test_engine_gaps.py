@@ -10,7 +10,6 @@ import torch
 from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 import posttrain
-from posttrain.cli import main
 from posttrain.errors import RunError
 from posttrain.generation.engine import Sampling, require_engine
 from posttrain.generation.in_process import InProcessEngine
@@ -20,16 +19,12 @@ from posttrain.models.loading.model_folder import load_policy, load_policy_to_tr
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
 from posttrain.runs.alarms import GAP, GAP_LIMIT, MOST_GAPS
-from tests.end_to_end.test_own_objects import Counts, Sums, config, policy_of
+from tests.support.commands import printed
 from tests.support.dice import dice
 from tests.support.engines import ChangedSampling
+from tests.support.own_objects import Counts, Sums, config, policy_of
 from tests.support.refusals import refused
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("gaps") / "model")
 
 
 class Elsewhere(Counts):
@@ -132,7 +127,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_mixture_in_bfloat16_is_held_to_the_limit_by_most_of_its_tokens_and_says_so(
-    mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mixture: Path, tmp_path: Path
 ) -> None:
     rollout = {"max_completion_tokens": 20, "prompts_per_step": 3}
     options = {"path": str(mixture), "dtype": "bfloat16"}
@@ -140,8 +135,7 @@ def test_a_mixture_in_bfloat16_is_held_to_the_limit_by_most_of_its_tokens_and_sa
         tmp_path / "place", model=options, rollout=rollout, evaluation={"every_steps": 0, "samples": 1}
     )
     recipe.write_text(recipe.read_text().replace("num_steps: 4", "num_steps: 3"))
-    assert main(["rl", str(recipe)]) == 0
-    assert "mixture of experts in bfloat16" in capsys.readouterr().out
+    assert "mixture of experts in bfloat16" in printed("rl", recipe)
     steps = metrics_of(tmp_path / "place" / "run")[1:4]
     assert max(step[GAP] for step in steps) > 0.1  # by which three in a row would have ended it
     assert all(step[MOST_GAPS] < step[GAP_LIMIT] == 0.1 for step in steps)

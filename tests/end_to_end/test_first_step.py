@@ -9,16 +9,10 @@ import pytest
 from pyarrow import parquet
 
 import posttrain
-from posttrain.cli import main
-from tests.end_to_end.test_own_objects import Counts, Sums, config, policy_of
 from tests.support.dice import dice
+from tests.support.own_objects import Counts, Sums, config, policy_of
 from tests.support.refusals import refused
-from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("first") / "model")
+from tests.support.runs import metrics_of
 
 
 def mistaken(completions: Sequence[str], **columns: object) -> list[float]:
@@ -121,24 +115,6 @@ def test_a_mistake_in_the_first_evaluation_does_not_cost_the_run_that_is_overwri
     assert files(folder) == earlier
     Run(model, folder, run=anew).train(dice, task=Mended)
     assert metrics_of(folder)[0]["eval/length"] == 1.0
-
-
-def test_by_the_command_a_mistake_is_one_message_and_the_earlier_run_stays(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = tmp_path / "place"
-    recipe = tiny_recipe(place, model={"path": str(model)}, run={"num_steps": 1})
-    assert main(["rl", str(recipe)]) == 0
-    earlier = files(place / "run")
-    (place / "mine.py").write_text(
-        "def mine(completions, **columns):\n    return [float('nan') for _ in completions]\n"
-    )
-    capsys.readouterr()
-    assert main(["rl", str(recipe), "--rewards", f"{place}/mine.py:mine", "--run.overwrite"]) == 1
-    told = capsys.readouterr()
-    assert told.err.startswith("posttrain: reward 'mine', prompt 'train/1048576', sample 0: returned nan ")
-    assert told.out == "", "not even the plan"
-    assert files(place / "run") == earlier
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo"])

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import posttrain
-from posttrain.cli import main
 from posttrain.runs.reports import StepReport
 from tests.support.accidents import Accident
+from tests.support.commands import printed
 from tests.support.fit_places import KINDS, place
 from tests.support.runs import after_training, command, metrics_of
 
@@ -98,17 +98,15 @@ DRY_RUNS: dict[str, tuple[list[str], list[str]]] = {
 
 @every_kind
 def test_a_dry_run_shows_the_plan_and_the_first_rows_and_makes_nothing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place(name, tmp_path / "place"))
     flags, shown = DRY_RUNS[name]
-    assert main([name, "recipe.yaml", "--dry-run", *flags]) == 0
-    out = capsys.readouterr().out
+    out = printed(name, "recipe.yaml", "--dry-run", *flags)
     for words in (*shown, "model      model, 0.0", "; 1", " held out\n", ": 2 epochs\n", "time       about "):
         assert words in out
     assert not Path("run").exists()
-    assert main(["plan", "recipe.yaml"]) == 0
-    assert "It fits" in capsys.readouterr().out
+    assert "It fits" in printed("plan", "recipe.yaml")
 
 
 class Ends(posttrain.Watcher):

@@ -3,9 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -25,9 +23,6 @@ from posttrain.options.demonstrator import Demonstrator
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
 from posttrain.options.training import CheckpointOptions, RunOptions, SftOptions
-from posttrain.records import Group
-from posttrain.tasks.arithmetic_task import ArithmeticTask, held_out_additions
-from posttrain.training.sft.demonstration_set import demonstrations_of
 from posttrain.training.sft.sft_run import train_sft
 from tests.support.pages import blocks
 from tests.support.refusals import refused
@@ -104,47 +99,6 @@ def test_the_bundled_instruct_model_is_that_of_its_recipe_and_answers_in_prose()
     found = posttrain.evaluate("bundled-instruct", config)
     assert found["accuracy_greedy"] <= 0.3
     assert found["answer_accuracy_greedy"] == 1
-
-
-class Counting(ArithmeticTask):
-    """Probes that tell how many completions of a problem they were given."""
-
-    def probes(self) -> Mapping[str, posttrain.Probe]:
-        def counted(name: str) -> posttrain.Probe:
-            def measure(groups: Sequence[Group]) -> dict[str, float]:
-                return {name: len(groups[0].rollouts)}
-
-            return posttrain.Probe(
-                readings={name: posttrain.Reading(name)}, measure=measure, greedy=name == "of_greedy"
-            )
-
-        return {name: counted(name) for name in ("of_greedy", "of_sampled")}
-
-
-def test_a_greedy_probe_reads_the_likeliest_completion_of_each_problem(
-    runs: tuple[posttrain.Run, posttrain.Run],
-) -> None:
-    base, _ = runs
-    policy = load_policy(ModelOptions(path=str(base.folder)), inference=True)
-    task = Counting(ArithmeticOptions(held_out_size=2), TokenizerRenderer(policy.tokenizer), seed=0)
-    config = posttrain.load_recipe(rollout={"max_completion_tokens": 4}, evaluation={"samples": 3})
-    found = posttrain.evaluate(policy=policy, config=config, task=task)
-    assert (found["of_greedy"], found["of_sampled"]) == (1, 3)
-
-
-def test_demonstrations_of_additions_depend_on_seed_and_number_and_leave_held_out_ones_alone() -> None:
-    class Renderer:
-        def render(self, content: object, **_options: object) -> object:
-            return content
-
-    def shown(seed: int) -> list[object]:
-        source = demonstrations_of(ArithmeticOptions(), Demonstrator(), Renderer(), seed=0)  # type: ignore[arg-type]
-        return [source.training(number, Random(f"{seed} {number}")) for number in range(300)]
-
-    assert shown(0) == shown(0)
-    assert shown(0) != shown(1)
-    held_out = {each.question for each in held_out_additions(32, num_training=64)}
-    assert not held_out & {messages[1]["content"] for messages, _ in shown(0)}  # type: ignore[index]
 
 
 def test_the_guides_recipe_and_its_command_are_one_objective() -> None:

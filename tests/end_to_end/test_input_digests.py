@@ -13,8 +13,8 @@ import torch
 import posttrain
 from posttrain.runs.run_inputs import code_input
 from posttrain.training.caller_objects import CallerObjects, inputs_of
-from tests.end_to_end.test_python_api import ROWS
 from tests.end_to_end.test_resume_inputs import inputs
+from tests.support.own_objects import ROWS
 
 
 def test_rows_of_a_generator_are_taken_once_and_are_those_of_a_list() -> None:

@@ -15,7 +15,6 @@ from tests.support.runs import (
     command,
     metrics_of,
     require_same,
-    save_tiny_model,
     start,
     tiny_recipe,
 )
@@ -39,13 +38,6 @@ def patient(completions, **columns):
                 (HERE / "first_signal_noted").touch()
     return dice(completions)
 """
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("interrupt")
-    save_tiny_model(made / "model")
-    return made
 
 
 def in_step_2(place: Path) -> Command:

@@ -9,9 +9,9 @@ import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from posttrain.cli import main
 from posttrain.models import rendering
 from posttrain.models.rendering import TooLongText, require_text_that_may_fit
+from tests.support.commands import refusal
 from tests.support.refusals import refused
 from tests.support.runs import SHAPE, save_tiny_model
 
@@ -41,7 +41,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("command", ROWS)
 def test_a_text_of_megabytes_is_refused_before_it_is_made_tokens(
-    command: str, sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_tiny_model(tmp_path / "model")
@@ -52,8 +52,7 @@ def test_a_text_of_megabytes_is_refused_before_it_is_made_tokens(
     Path("rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in [*lines, row]))
     task = {"name": "dataset", "path": "rows.jsonl", "held_out_share": 0.2}
     Path("recipe.yaml").write_text(yaml.safe_dump({"model": {"path": "model"}, "task": task, **sections, **RUN}))
-    assert main([command, "recipe.yaml"]) == 2
-    said = capsys.readouterr().err
+    said = refusal(command, "recipe.yaml")
     assert "rows.jsonl:21" in said
     assert f"more than {SHAPE.max_positions} tokens" in said
     assert max(sizes) < 50 * SHAPE.max_positions

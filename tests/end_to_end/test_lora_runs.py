@@ -15,7 +15,6 @@ from posttrain.config import Config
 from posttrain.config.fit_configs import DpoConfig, RewardModelConfig, SftConfig
 from posttrain.config.kinds import OPTIMIZER_SECTIONS, resolved_config
 from posttrain.errors import RunError
-from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.adapter import AdapterOptions
@@ -23,6 +22,7 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.dpo import DpoOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.training import OptimizerOptions, rated
+from tests.support.commands import printed, refusal
 from tests.support.refusals import refused
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
 
@@ -67,8 +67,8 @@ def test_a_run_keeps_the_adapter_and_eval_chat_and_rl_find_it(
     assert main(["chat", str(run), "--prompt", "3 and 4 make "]) == 0
     capsys.readouterr()
     recipe = recipe_of(tmp_path, 1)
-    assert main(["rl", str(recipe), "--model.path", str(run), "--model.adapter", "null", "--dry-run"]) == 0
-    assert "adapter    rank 2, alpha 32, on 2 layers" in capsys.readouterr().out
+    said = printed("rl", recipe, "--model.path", run, "--model.adapter", "null", "--dry-run")
+    assert "adapter    rank 2, alpha 32, on 2 layers" in said
 
 
 def test_a_checkpoint_holds_the_adapter_its_optimiser_and_the_digest_of_its_base(run: Path) -> None:
@@ -108,24 +108,20 @@ def test_a_run_is_not_resumed_over_another_base(tmp_path: Path) -> None:
         posttrain.train(config, resume=True, accept_changes=True)
 
 
-def test_a_run_goes_on_where_its_base_has_moved_and_says_how(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_goes_on_where_its_base_has_moved_and_says_how(tmp_path: Path) -> None:
     recipe, folder, base = recipe_of(tmp_path, 1), tmp_path / "run", tmp_path / "base"
     whole = tmp_path / "whole"
     assert main(["rl", str(recipe), "--run.folder", str(whole), "--run.num-steps", "3"]) == 0
     assert main(["rl", str(recipe), "--run.folder", str(folder)]) == 0
     moved = base.rename(tmp_path / "moved")
-    capsys.readouterr()
-    assert main(["rl", "--resume", str(folder), "--run.num-steps", "2"]) == 2
-    told = capsys.readouterr().err
+    told = refusal("rl", "--resume", folder, "--run.num-steps", "2")
     assert f"model.path = {base}: no such folder.  If the model has moved" in told
     assert told.endswith(f"--resume {folder} --model.path NEW.\n")
     other = save_tiny_model(tmp_path / "other", seed=1)
-    assert main(["rl", "--resume", str(folder), "--model.path", str(other), "--run.num-steps", "2"]) == 2
-    assert f"its files differ from those in {base}" in capsys.readouterr().err
-    assert main(["rl", "--resume", str(folder), "--model.path", str(moved), "--run.num-steps", "2"]) == 0
-    assert f"model.path = {moved}, the same files that were in {base}" in capsys.readouterr().out
+    said = refusal("rl", "--resume", folder, "--model.path", other, "--run.num-steps", "2")
+    assert f"its files differ from those in {base}" in said
+    said = printed("rl", "--resume", folder, "--model.path", moved, "--run.num-steps", "2")
+    assert f"model.path = {moved}, the same files that were in {base}" in said
     assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["path"] == str(moved)
     # From here on the run knows the new place, and still takes a checkpoint that was made in the old one.
     assert main(["rl", "--resume", str(folder), "--from-step", "1", "--run.num-steps", "3"]) == 0
@@ -133,33 +129,22 @@ def test_a_run_goes_on_where_its_base_has_moved_and_says_how(
     assert all(tensor.equal(theirs[name]) for name, tensor in ours.items())
 
 
-def test_a_recipe_with_a_saved_model_keeps_it_merged_too(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path, 1, adapter={**ADAPTER, "save": "both"})
-    made = posttrain.train(posttrain.load_recipe(recipe, run={"folder": str(tmp_path / "run")}))
-    assert made.model_folder == tmp_path / "run" / "model"
-    assert not lora_layers(load_policy(ModelOptions(path=str(tmp_path / "run"))).model)
-    assert lora_layers(load_policy(ModelOptions(path=str(tmp_path / "run" / "adapter"))).model)
-
-
-def test_a_supervised_run_trains_an_adapter_and_resumes_to_the_same_bits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_supervised_run_trains_an_adapter_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     base = save_tiny_model(tmp_path / "base")
     rows = [{"prompt": f"{i} and {i} make ", "completion": f"{2 * i}"} for i in range(24)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     typed = ["sft", "--model.path", str(base), "--model.adapter.rank", "2", "--task.path", str(tmp_path / "rows.jsonl")]
     typed += ["--checkpoint.every-steps", "1", "--sft.rows-per-batch", "4", "--run.threads", "1"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert main([*typed, "--run.num-steps", "3", "--run.folder", str(whole)]) == 0
-    assert "learning rate 0.0001; the default is 0.0001, of a whole model 1e-05" in capsys.readouterr().out
+    said = printed(*typed, "--run.num-steps", "3", "--run.folder", whole)
+    assert "learning rate 0.0001; the default is 0.0001, of a whole model 1e-05" in said
     assert main([*typed, "--run.num-steps", "1", "--run.folder", str(parts)]) == 0
     assert main(["sft", "--resume", str(parts), "--run.num-steps", "3"]) == 0
     ours, theirs = (load_file(each / "adapter" / "adapter_model.safetensors") for each in (whole, parts))
     assert all(tensor.equal(theirs[name]) for name, tensor in ours.items())
     assert any(bool(tensor.any()) for name, tensor in ours.items() if "lora_B" in name)
     moved = base.rename(tmp_path / "moved")
-    assert main(["sft", "--resume", str(parts), "--run.num-steps", "4"]) == 2
-    assert "If the model has moved, name its new place" in capsys.readouterr().err
+    assert "If the model has moved, name its new place" in refusal("sft", "--resume", parts, "--run.num-steps", "4")
     assert main(["sft", "--resume", str(parts), "--model.path", str(moved), "--run.num-steps", "4"]) == 0
     state = json.loads((whole / "checkpoints" / "step-000003" / "state.json").read_text())
     assert len(state["frozen"]["sha256"]) == 64
@@ -202,24 +187,18 @@ def test_what_follows_from_a_loss_follows_from_that_of_a_copy(first: Any) -> Non
     assert replace(DpoOptions(rounds=2), rounds=0).resolved().num_epochs == 1
 
 
-def test_the_plan_says_both_rates_and_which_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["rl", str(recipe_of(tmp_path, 1)), "--dry-run"]) == 0
-    printed = capsys.readouterr().out
-    assert "learning rate 0.01; the default is 1e-05, of a whole model 1e-06" in printed
-    assert main(["rl", str(recipe_of(tmp_path, 1)), "--update.learning-rate", "null", "--dry-run"]) == 0
-    assert "learning rate 1e-05\n" in capsys.readouterr().out
+def test_the_plan_says_both_rates_and_which_is_used(tmp_path: Path) -> None:
+    said = printed("rl", recipe_of(tmp_path, 1), "--dry-run")
+    assert "learning rate 0.01; the default is 1e-05, of a whole model 1e-06" in said
+    said = printed("rl", recipe_of(tmp_path, 1), "--update.learning-rate", "null", "--dry-run")
+    assert "learning rate 1e-05\n" in said
 
 
-def test_weight_decay_with_an_adapter_is_refused_with_the_section(tmp_path: Path) -> None:
-    with refused("update.weight_decay = 0.1 of an adapter", "update.decay_adapter = true"):
-        posttrain.load_recipe(recipe_of(tmp_path, 1), update={"weight_decay": 0.1})
-
-
-def test_nf4_trains_and_is_measured_over_the_same_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nf4_trains_and_is_measured_over_the_same_base(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     recipe, folder = recipe_of(tmp_path, 1, quantization="nf4"), tmp_path / "run"
-    assert main(["rl", str(recipe), "--run.folder", str(folder)]) == 0
-    assert "layers of it in nf4 (scales quantised too), products in float32" in capsys.readouterr().out
+    said = printed("rl", recipe, "--run.folder", folder)
+    assert "layers of it in nf4 (scales quantised too), products in float32" in said
     assert main(["eval", str(folder), "--output", str(tmp_path / "results.json")]) == 0
     after = json.loads((folder / "summary.json").read_text())["after"]
     measured = json.loads((tmp_path / "results.json").read_text())

@@ -131,18 +131,3 @@ def test_a_check_of_tests_finds_the_prompt_under_whatever_name_it_has(folder: Pa
     config = posttrain.load_recipe(tiny_recipe(place, task=given, rewards=[{"name": "code"}]))
     with open_session(config) as session, pytest.warns(UserWarning, match=r"does not name.*\n  rows.jsonl:1: add"):
         require_sound_rows(session)
-
-
-def test_a_row_that_no_reward_is_for_is_refused_by_its_line_before_anything_is_sampled(folder: Path) -> None:
-    kinds = folder / "kinds.jsonl"
-    json_lines(kinds, [{"prompt": f"{i}? ", "kind": "code" if i != 6 else "cod"} for i in range(8)])
-    config = posttrain.load_recipe(
-        model={"path": str(folder / "model")},
-        task={"name": "dataset", "path": str(kinds), "held_out_share": 0.0},
-        rewards=[{"name": "repetition", "options": {"ngram": 2}, "where": {"kind": "code"}}],
-    )
-    with (
-        open_session(config) as session,
-        refused("kinds.jsonl:7: no reward applies", "is for kind = 'code'", "'cod'"),
-    ):
-        require_sound_rows(session)

@@ -18,6 +18,7 @@ from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.config.recipes import RecipeLayer
 from posttrain.tasks.task_registry import load_task
 from tests.support import dice
+from tests.support.commands import printed, refusal
 from tests.support.refusals import refused
 from tests.support.runs import metrics_of, save_tiny_model
 from tests.support.tiny import token_loss
@@ -132,9 +133,8 @@ def from_text(text: str) -> Config:
     return build(Config, [RecipeLayer(where="test", sections=sections)])
 
 
-def resolved(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
-    assert main(["config", *argv]) == 0
-    sections = parse_yaml(capsys.readouterr().out)
+def resolved(*argv: str) -> dict:
+    sections = parse_yaml(printed("config", *argv))
     assert isinstance(sections, dict)
     return sections
 
@@ -167,16 +167,14 @@ def largest_gain(algorithm: Algorithm) -> float:
     return -token_loss(algorithm, ones, 0 * ones, ones, first, reference=ones).item()
 
 
-def test_recipe_flags_and_python_say_the_same_and_the_printed_recipe_says_it_again(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_recipe_flags_and_python_say_the_same_and_the_printed_recipe_says_it_again() -> None:
     recipe = "{algorithm: {path: 'mine.py:narrow', width: 0.3, free: [1, x]}, task: {path: 'mine.py:Letters', size: 2}}"
     config = from_text(recipe)
     Path("recipe.yaml").write_text(recipe)
     assert config.task == {"path": "mine.py:Letters", "letters": "abc", "size": 2, "level": None}
     flags = "--algorithm.path mine.py:narrow --algorithm.width 0.3 --algorithm.free [1,x]"
-    by_flags = resolved(capsys, *flags.split(), "--task.path=mine.py:Letters", "--task.size", "2")
-    assert by_flags == resolved(capsys, "recipe.yaml") == parse_yaml(as_recipe(config))
+    by_flags = resolved(*flags.split(), "--task.path=mine.py:Letters", "--task.size", "2")
+    assert by_flags == resolved("recipe.yaml") == parse_yaml(as_recipe(config))
     algorithm = {"path": "mine.py:narrow", "width": 0.3, "free": [1, "x"]}
     assert load_recipe(algorithm=algorithm, task={"path": "mine.py:Letters", "size": 2}) == config
     assert Config(algorithm=algorithm, task={"path": "mine.py:Letters", "size": 2}) == config
@@ -184,17 +182,17 @@ def test_recipe_flags_and_python_say_the_same_and_the_printed_recipe_says_it_aga
     assert from_text(as_recipe(config)) == in_full(config)
 
 
-def test_choosing_another_one_starts_its_options_afresh(capsys: pytest.CaptureFixture[str]) -> None:
+def test_choosing_another_one_starts_its_options_afresh() -> None:
     Path("own.yaml").write_text("{algorithm: {path: 'mine.py:narrow', width: 0.3}, task: 'mine.py:Letters'}")
     Path("named.yaml").write_text("{algorithm: {name: grpo, clip_low: 0.1}, task: {name: dataset, path: rows.jsonl}}")
-    to_named = resolved(capsys, "own.yaml", "--algorithm.name", "grpo", "--task.name", "countdown")
+    to_named = resolved("own.yaml", "--algorithm.name", "grpo", "--task.name", "countdown")
     assert to_named["algorithm"] == Config().algorithm
     assert to_named["task"]["name"] == "countdown"
-    to_own = resolved(capsys, "named.yaml", "--algorithm.path", "mine.py:narrow", "--task.path", "mine.py:Letters")
+    to_own = resolved("named.yaml", "--algorithm.path", "mine.py:narrow", "--task.path", "mine.py:Letters")
     assert to_own["algorithm"]["width"] == 0.1
     assert to_own["task"] == {"path": "mine.py:Letters", "letters": "abc", "size": 4, "level": None}
     # The rows of a dataset are a path too, and no other task.
-    assert resolved(capsys, "named.yaml", "--task.path", "other.jsonl")["task"]["name"] == "dataset"
+    assert resolved("named.yaml", "--task.path", "other.jsonl")["task"]["name"] == "dataset"
 
 
 MISTAKES = {
@@ -253,19 +251,21 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_as_for_what_comes_with_the_package(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_told_as_for_what_comes_with_the_package(mistake: str) -> None:
     recipe, says = MISTAKES[mistake]
     Path("recipe.yaml").write_text(recipe)
-    assert main(["config", "recipe.yaml"]) == 2
-    told = capsys.readouterr().err
+    told = refusal("config", "recipe.yaml")
     assert says in told
     assert told.startswith("posttrain: recipe.yaml: ")
     assert "Traceback" not in told
 
 
-def test_the_help_shows_the_options_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["rl", "--algorithm.path", "mine.py:narrow", "--task.path", "mine.py:Letters", "--help"]) == 0
-    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+def test_the_help_shows_the_options_of_ones_own() -> None:
+    words = " ".join(
+        printed("rl", "--algorithm.path", "mine.py:narrow", "--task.path", "mine.py:Letters", "--help")
+        .replace("│", " ")
+        .split()
+    )
     for says in (
         "A clip of one width.",
         "--algorithm.width FLOAT (default: 0.1)",
@@ -313,8 +313,7 @@ def test_a_run_with_both_can_be_planned_and_its_saved_recipe_runs_again(
 ) -> None:
     sections = {**recipe, "algorithm": {"path": "mine.py:narrow", "width": 0.5}}
     Path("recipe.yaml").write_text(json.dumps(sections))
-    assert main(["rl", "recipe.yaml", "--dry-run"]) == 0
-    assert "letters, 4 held-out problems" in capsys.readouterr().out
+    assert "letters, 4 held-out problems" in printed("rl", "recipe.yaml", "--dry-run")
     assert not Path("first").exists()
     assert main(["rl", "recipe.yaml"]) == 0
     assert "path: mine.py:Letters" in Path("first/config.yaml").read_text()
@@ -326,14 +325,11 @@ def test_a_run_with_both_can_be_planned_and_its_saved_recipe_runs_again(
     assert metrics_of(Path("first")) == metrics_of(Path("again"))
 
 
-def test_credit_of_ones_own_is_what_a_run_trains_with(
-    recipe: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_credit_of_ones_own_is_what_a_run_trains_with(recipe: dict[str, Any]) -> None:
     Path("recipe.yaml").write_text(json.dumps(recipe))
     algorithm = ("--algorithm.path", "mine.py:signs", "--algorithm.size", "0.5", "--rollout.group-size", "4")
     Path("dice.py").write_text(Path(dice.__file__).read_text())
-    assert main(["rl", "recipe.yaml", *algorithm, "--rewards", "dice.py:dice"]) == 0
-    assert "algorithm  signs, learning rate" in capsys.readouterr().out
+    assert "algorithm  signs, learning rate" in printed("rl", "recipe.yaml", *algorithm, "--rewards", "dice.py:dice")
     rows = parquet.read_table("first/rollouts/step-000001.parquet").to_pylist()
     rewards = torch.tensor([row["reward"] for row in rows]).view(2, 4)
     expected = 0.5 * (rewards - rewards.mean(dim=1, keepdim=True)).sign()

@@ -5,20 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import posttrain
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import grpo
 from posttrain.errors import RunError
-from tests.end_to_end.test_own_objects import Sums, config, policy_of, rewarded_by_answer
+from tests.support.own_objects import Sums, config, policy_of, rewarded_by_answer
 from tests.support.refusals import refused
-from tests.support.runs import save_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("own") / "model")
 
 
 def test_a_mistake_in_an_algorithm_is_told_with_the_step_and_what_is_left(model: Path, tmp_path: Path) -> None:

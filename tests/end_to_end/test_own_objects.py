@@ -9,17 +9,11 @@ import peft
 import pytest
 import torch
 from pyarrow import parquet
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import posttrain
-from posttrain.algorithms.credit import Credit, Evidence
 from posttrain.algorithms.table import grpo
-from posttrain.generation.engine import Sampling
-from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.request import Request
-from posttrain.models.loading.exported_weights import ExportedWeights
 from posttrain.models.policy import Policy
-from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Prompt
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.runs.planned_memory import MachineMemory
@@ -27,96 +21,14 @@ from posttrain.training import report
 from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.rl import show_rl_plan
 from posttrain.training.session import open_session
-from tests.end_to_end.test_python_api import config_for
 from tests.support.dice import dice
+from tests.support.own_objects import Counts, Sums, config, config_for, policy_of, rewarded_by_answer, upside_down
 from tests.support.refusals import refused
-from tests.support.runs import require_same, save_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("objects") / "model")
-
-
-def policy_of(model: Path) -> Policy:
-    """A new object each time: training changes it."""
-    return posttrain.as_policy(AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model))
-
-
-class Sums(posttrain.Task):
-    """A task of no more than a name, prompts and held-out prompts."""
-
-    name = "sums"
-
-    def __init__(self, policy: Policy) -> None:
-        self.renderer = TokenizerRenderer(policy.tokenizer)
-        self.drawn: list[tuple[int, range]] = []
-
-    def prompt(self, number: int, where: str) -> Prompt:
-        text = f"{number}+{number}="
-        return self.renderer.render(text, id=f"{where}/{number}", prefill="", columns={"answer": 2 * number})
-
-    def prompts(self, step: int, draws: range) -> list[Prompt]:
-        self.drawn.append((step, draws))
-        return [self.prompt(10 * step + draw, "train") for draw in draws]
-
-    def held_out(self) -> list[Prompt]:
-        return [self.prompt(number, "held-out") for number in range(3)]
-
-
-class Counts:
-    """An engine elsewhere, as far as a run can tell: it inherits nothing, and notes how it is used."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.inner = InProcessEngine(policy)
-        self.loaded: list[tuple[int, torch.Tensor]] = []
-        """Each version, and the norms' weights of it."""
-        self.sampled: list[tuple[str, int, int]] = []
-        """Purpose, step and version of each call."""
-
-    tokenizer = property(lambda self: self.inner.tokenizer)
-    stop_ids = property(lambda self: self.inner.stop_ids)
-    max_positions = property(lambda self: self.inner.max_positions)
-    weights_version = property(lambda self: self.inner.weights_version)
-    reproducible, logprob_gap, suppresses, patience_seconds = True, None, True, 60.0
-
-    def load(self, weights: ExportedWeights, version: int) -> None:
-        self.loaded.append((version, weights.merged()["model.norm.weight"].clone()))
-        self.inner.load(weights, version)
-
-    def open(self, request: Request) -> Sampling:
-        self.sampled.append((request.key.purpose, request.key.step, self.weights_version))
-        return self.inner.open(request)
-
-    @property
-    def versions(self) -> list[int]:
-        return [version for version, _ in self.loaded]
-
-
-def config(folder: Path, num_steps: int = 3, **sections: Any) -> posttrain.Config:
-    """Everything that is an object below is what the config would get wrong."""
-    given: dict[str, Any] = {
-        "task": {"name": "countdown"},
-        "evaluation": {"every_steps": 0, "samples": 1},
-        "run": {"folder": str(folder), "num_steps": num_steps, "threads": 1},
-    }
-    given = {**given, **sections}
-    made = config_for(folder / "no such model", folder, **{k: v for k, v in given.items() if k != "task"})
-    return replace(made, task=posttrain.load_recipe(task=given["task"]).task)
-
-
-def rewarded_by_answer(completions: Sequence[str], answer: Sequence[int], **columns: object) -> list[float]:
-    return [score + number for score, number in zip(dice(list(completions)), answer, strict=True)]
+from tests.support.runs import require_same
 
 
 def by_length(completion_ids: Sequence[Sequence[int]], **columns: object) -> list[float]:
     return [float(len(tokens)) for tokens in completion_ids]
-
-
-def upside_down(evidence: Evidence) -> Credit:
-    """What is below its group's mean is made likelier, by its whole distance."""
-    above = evidence.rewards - evidence.rewards.mean(dim=1, keepdim=True)
-    return Credit(-above.flatten().repeat_interleave(evidence.lengths.flatten()))
 
 
 def test_a_run_is_made_of_the_objects_that_it_is_given(model: Path, tmp_path: Path) -> None:

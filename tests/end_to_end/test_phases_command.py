@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from posttrain.cli import main
 from posttrain.commands import phase_runs
 from tests.support.accidents import Accident
+from tests.support.commands import refusal
 from tests.support.runs import command, metrics_of, require_same, save_tiny_model, tiny_recipe
 
 ROWS = "".join(f'{{"prompt": "{n}+1=", "completion": "{n + 1}"}}\n' for n in range(1, 9))
@@ -100,23 +101,20 @@ def test_policy_optimiser_and_reference_go_on_as_stated_and_a_stopped_recipe_goe
     assert "| more | rl |" in (place / "out" / "phases.md").read_text()
 
 
-def test_a_finished_phase_of_another_recipe_is_refused(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_phase_of_another_recipe_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = place / "changed"
     monkeypatch.setattr(phase_runs, "run_posttrain", in_process([], lambda number: number == 2))
     assert phases(place, "changed") == 130  # in the second phase
     content = yaml.safe_load((place / "phases.yaml").read_text())
     content["phases"][0]["sections"]["sft"]["num_epochs"] = 3
     (place / "changed.yaml").write_text(yaml.safe_dump(content))
-    assert main(["phases", str(place / "changed.yaml"), "--folder", str(folder)]) == 2
-    assert "was begun by another recipe than phase rows has now" in capsys.readouterr().err
+    said = refusal("phases", place / "changed.yaml", "--folder", folder)
+    assert "was begun by another recipe than phase rows has now" in said
     # What the message says is what helps; a later phase that was made of the first one's earlier model is not kept.
     shutil.rmtree(folder / "phases" / "1-rows")
     (folder / "phases" / "2-reward").mkdir()
     command = ["phases", str(place / "changed.yaml"), "--folder", str(folder)]
-    assert main(command) == 2
-    assert "2-reward: was made of an earlier result of phase rows" in capsys.readouterr().err
+    assert "2-reward: was made of an earlier result of phase rows" in refusal(*command)
     shutil.rmtree(folder / "phases" / "2-reward")
     calls: list[Sequence[str]] = []
     monkeypatch.setattr(phase_runs, "run_posttrain", in_process(calls, lambda number: number == 2))
@@ -132,15 +130,8 @@ def test_a_dry_run_says_what_each_phase_takes_over(place: Path, capsys: pytest.C
     assert not (place / "dry").exists()
 
 
-def test_other_commands_say_who_runs_phases(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["rl", str(place / "phases.yaml")]) == 2
-    assert "lists phases; run them with `posttrain phases`" in capsys.readouterr().err
-
-
-def test_an_optimiser_of_something_else_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = str(tiny_recipe(place / "nowhere", update={"optimizer_from": str(place / "nowhere")}))
-    assert main(["rl", recipe]) == 2
-    assert f"update.optimizer_from = {place / 'nowhere'}: holds no checkpoint" in capsys.readouterr().err
+def test_other_commands_say_who_runs_phases(place: Path) -> None:
+    assert "lists phases; run them with `posttrain phases`" in refusal("rl", place / "phases.yaml")
 
 
 def test_an_optimiser_that_was_taken_over_is_not_taken_over_again_by_a_killed_run(tmp_path: Path) -> None:

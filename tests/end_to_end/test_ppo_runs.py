@@ -11,10 +11,9 @@ from safetensors.torch import load_file
 import posttrain
 from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.rl import show_rl_plan
-from tests.support.accidents import Accident
 from tests.support.dice import dice
 from tests.support.refusals import refused
-from tests.support.runs import command, metrics_of, require_same, save_tiny_model, tiny_recipe
+from tests.support.runs import metrics_of, require_same
 
 ROWS = [{"prompt": f"Throw {n}. "} for n in range(12)]
 ALGORITHM = {
@@ -25,11 +24,6 @@ ALGORITHM = {
     "reward_scaling": {},
     "missing_stop_penalty": 0.5,
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("ppo") / "model")
 
 
 def config(model: Path, folder: Path, **critic: object) -> posttrain.Config:
@@ -77,24 +71,6 @@ def test_a_run_may_begin_again_at_its_first_checkpoint(model: Path, tmp_path: Pa
     whole = metrics_of(tmp_path / "run")
     posttrain.train(made, rows=ROWS, rewards=[dice], resume=True, from_step=0)
     assert metrics_of(tmp_path / "run") == whole
-
-
-def test_a_run_that_is_killed_goes_on_to_the_same_bits_with_a_trunk_of_the_critics_own(tmp_path: Path) -> None:
-    """Killed after its fourth step, two beyond the last checkpoint: policy, critic, optimiser and coefficients."""
-    save_tiny_model(tmp_path / "model")
-    algorithm = {**ALGORITHM, "critic": {**ALGORITHM["critic"], "trunk": "own"}}
-    sections = {"algorithm": algorithm, "checkpoint": {"every_steps": 2}, "run": {"num_steps": 5}}
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    ended = command("rl", tiny_recipe(whole, **sections), folder=whole)
-    assert ended.code == 0, ended.err
-    recipe, moment = tiny_recipe(killed, **sections), "os.rename rollouts/.tmp-step-000004.parquet 1"
-    assert command("rl", recipe, folder=killed, accident=Accident(moment=moment)).code == -9
-    ended = command("rl", "--resume", killed / "run", folder=killed)
-    assert ended.code == 0, ended.err
-    assert "Resumed after step 2." in ended.out
-    require_same(killed / "run", whole / "run")
-    assert len({line["kl_coefficient"] for line in metrics_of(whole / "run")[3:]}) == 3
-    assert (whole / "run" / "critic" / "model.safetensors").is_file()
 
 
 def test_a_critic_starts_from_earlier_rollouts_and_from_an_earlier_critic(

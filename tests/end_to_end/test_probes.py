@@ -15,18 +15,13 @@ from posttrain.options.countdown import CountdownOptions
 from posttrain.records import Finish, Group
 from posttrain.runs.reports import EvaluationReport
 from posttrain.tasks.countdown_task import CountdownTask
-from tests.end_to_end.test_own_objects import Counts, Sums, config, policy_of
 from tests.support.dice import dice
+from tests.support.own_objects import Counts, Sums, config, policy_of
 from tests.support.pages import documented
-from tests.support.runs import command, metrics_of, save_tiny_model, tiny_recipe
+from tests.support.runs import command, metrics_of, tiny_recipe
 
 LIMIT = 5
 """Tokens of a completion."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("probes") / "model")
 
 
 def even_share(groups: Sequence[Group]) -> float:

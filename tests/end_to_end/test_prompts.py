@@ -23,6 +23,7 @@ from posttrain.options.model import ModelOptions
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
 from posttrain.runs.prompt_preview import MOST_CHARACTERS, Reader, first_step_lines, prompt_preview_lines
 from posttrain.tasks.dataset import DatasetTask
+from tests.support.commands import printed, refusal
 from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model, tiny_recipe
 
@@ -127,17 +128,14 @@ def test_a_template_file_takes_the_place_of_the_models_and_is_saved_with_it(
     files = json.loads((run / "inputs.json").read_text())["files"]
     assert files["model.chat_template"]["is"] == str(tmp_path / "turns.jinja")
     (tmp_path / "turns.jinja").write_text(TURNS)
-    capsys.readouterr()
-    assert main(["rl", "--resume", str(run)]) == 2
-    assert (
-        f"model.chat_template = {tmp_path / 'turns.jinja'} has changed since the run began" in capsys.readouterr().err
-    )
+    said = refusal("rl", "--resume", run)
+    assert f"model.chat_template = {tmp_path / 'turns.jinja'} has changed since the run began" in said
 
 
-def test_a_missing_template_file_is_told_before_anything_is_loaded(tmp_path: Path, model: Path, capsys) -> None:
+def test_a_missing_template_file_is_told_before_anything_is_loaded(tmp_path: Path, model: Path) -> None:
     for words in (["chat", str(model), "--prompt", "hi"], ["rl", "own-model", "--task.path", "x"]):
-        assert main([*words, "--model.chat-template", "none.jinja"]) == 2
-        assert "model.chat_template = none.jinja: no such file." in capsys.readouterr().err
+        said = refusal(*words, "--model.chat-template", "none.jinja")
+        assert "model.chat_template = none.jinja: no such file." in said
     (tmp_path / "latin.jinja").write_bytes(b"\xe9")
     with refused("latin.jinja: cannot be read as text in UTF-8"):
         load_policy(ModelOptions(path=str(model), chat_template=str(tmp_path / "latin.jinja")))
@@ -243,17 +241,15 @@ def test_a_template_that_begins_the_answer_is_told_of_unless_the_prefill_says_so
 # The commands.
 
 
-def test_the_old_switch_for_conversations_is_told_with_the_new_one(tmp_path: Path, capsys) -> None:
+def test_the_old_switch_for_conversations_is_told_with_the_new_one(tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text("task: {path: rows.jsonl, chat: true}\n")
-    assert main(["config", str(tmp_path / "old.yaml")]) == 2
-    assert re.search(r"task\.chat: no such field\..*prompt_format", capsys.readouterr().err)
-    assert main(["rl", "own-model", "--task.path", "rows.jsonl", "--task.chat", "true"]) == 2
-    assert "Did you mean `--task.prompt-format`?" in capsys.readouterr().err
+    assert re.search(r"task\.chat: no such field\..*prompt_format", refusal("config", tmp_path / "old.yaml"))
+    said = refusal("rl", "own-model", "--task.path", "rows.jsonl", "--task.chat", "true")
+    assert "Did you mean `--task.prompt-format`?" in said
 
 
-def test_the_help_says_that_a_file_of_rows_makes_the_task(capsys) -> None:
-    assert main(["rl", "--help"]) == 0
-    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+def test_the_help_says_that_a_file_of_rows_makes_the_task() -> None:
+    words = " ".join(printed("rl", "--help").replace("│", " ").split())
     assert "Or a file of rows, which makes the task `dataset`" in words
 
 
@@ -262,30 +258,23 @@ def test_prompts_are_shown_without_the_weights_and_as_many_as_are_asked_for(
 ) -> None:
     (model / "model.safetensors").write_bytes(b"not read")
     recipe = tiny_recipe(tmp_path / "place", rollout={"prompts_per_step": 2})
-    capsys.readouterr()
-    assert main(["rl", str(recipe), "--show-prompts", "5"]) == 0
-    out = capsys.readouterr().out
+    out = printed("rl", recipe, "--show-prompts", "5")
     assert len(re.findall(r"^prompt     train/", out, flags=re.MULTILINE)) == 5
     assert 'stop ids   0 "<|end|>"' in out
     assert len(set(re.findall(r"^prompt     (train/\d+)", out, flags=re.MULTILINE))) == 5
-    assert main(["rl", str(recipe), "--show-prompts", "-1"]) == 2
-    assert "--show-prompts = -1" in capsys.readouterr().err
+    assert "--show-prompts = -1" in refusal("rl", recipe, "--show-prompts", "-1")
 
 
-def test_a_dry_run_shows_a_prompt_a_completion_and_its_scores(tmp_path: Path, model: Path, capsys) -> None:
+def test_a_dry_run_shows_a_prompt_a_completion_and_its_scores(tmp_path: Path, model: Path) -> None:
     recipe = tiny_recipe(tmp_path / "place")
     for flags, count in (([], 1), (["--show-prompts", "3"], 3)):
-        capsys.readouterr()
-        assert main(["rl", str(recipe), "--dry-run", *flags]) == 0
-        out = capsys.readouterr().out
+        out = printed("rl", recipe, "--dry-run", *flags)
         assert out.startswith("model      ")
         for line in (r"prompt     train/.*", r"completion \d tokens, .*", r"scores     dice [\d.]+; reward [\d.]+"):
             assert len(re.findall(rf"^{line}$", out, flags=re.MULTILINE)) == count
 
 
-def test_a_run_is_asked_as_it_was_trained_unless_told_otherwise(
-    tmp_path: Path, model: Path, capsys, monkeypatch
-) -> None:
+def test_a_run_is_asked_as_it_was_trained_unless_told_otherwise(tmp_path: Path, model: Path, monkeypatch) -> None:
     run = tmp_path / "run"
     model.rename(tmp_path / "run-model")
     run.mkdir()
@@ -318,7 +307,7 @@ def test_a_run_is_asked_as_it_was_trained_unless_told_otherwise(
     assert asked_for("--prompt-format", "plain", "--prefill", "") == "Be brief.\n\nhi"
 
 
-def test_a_served_chat_is_written_with_the_options_of_the_template(model: Path, capsys) -> None:
+def test_a_served_chat_is_written_with_the_options_of_the_template(model: Path) -> None:
     policy = load_policy(ModelOptions(path=str(model)))
     policy.tokenizer.chat_template = THINKING
     asked = [{"messages": [USER]}, {"messages": [{**USER, "content": [{"type": "text", "text": "hi"}]}]}]
@@ -327,5 +316,5 @@ def test_a_served_chat_is_written_with_the_options_of_the_template(model: Path, 
         for body in asked:
             request = read_completion_request(body, policy, renderer, chat=True)
             assert request.prompts[0].text == f"user: hi\n{ends}"
-    assert main(["serve", str(model), "--model.template-options", "{x: 1}"]) == 2
-    assert "model.template_options.x: the chat template reads no variable" in capsys.readouterr().err
+    said = refusal("serve", model, "--model.template-options", "{x: 1}")
+    assert "model.template_options.x: the chat template reads no variable" in said

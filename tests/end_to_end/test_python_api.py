@@ -5,7 +5,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import posttrain
 from posttrain.errors import UserError
 from posttrain.models.loading.new_model import new_tokenizer
 from tests.support.dice import dice
+from tests.support.own_objects import ROWS, config_for
 from tests.support.refusals import refused
-from tests.support.runs import require_same, save_tiny_model
+from tests.support.runs import save_tiny_model
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 
@@ -31,27 +32,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config_for(model: Path, folder: Path, **sections: Mapping[str, Any]) -> posttrain.Config:
-    given: dict[str, dict[str, Any]] = {
-        "model": {"path": str(model)},
-        "task": {"name": "dataset", "held_out_share": 0.0},
-        "rollout": {"prompts_per_step": 3, "group_size": 4, "max_completion_tokens": 5},
-        "update": {"learning_rate": 1e-2},
-        "evaluation": {"every_steps": 0},
-        "run": {"folder": str(folder), "num_steps": 1, "threads": 1},
-    }
-    for name, options in sections.items():
-        given[name] = {**given.get(name, {}), **options}
-    config = posttrain.load_recipe(**given)
-    assert isinstance(config, posttrain.Config)
-    return config
-
-
 def first_step(run: posttrain.Run) -> list[dict[str, Any]]:
     return parquet.read_table(run.folder / "rollouts" / "step-000001.parquet").to_pylist()
-
-
-ROWS = [{"prompt": f"{i} and {i} make ", "answer": i} for i in range(1, 7)]
 
 
 async def patient(answer: Sequence[int], **columns: object) -> list[float]:
@@ -133,30 +115,6 @@ def test_conversations_reach_the_function_as_messages(model: Path, tmp_path: Pat
     assert all(answer[0]["role"] == "assistant" and answer[0]["content"].startswith("So") for _, answer in seen)
 
 
-def test_two_runs_in_one_process_do_not_know_of_each_other(model: Path, tmp_path: Path) -> None:
-    sections = {"algorithm": {"name": "dapo"}, "run": {"num_steps": 2, "threads": 1}}
-    for name in ("first", "second"):
-        folder = tmp_path / name / "run"
-        posttrain.train(config_for(model, folder, **_in(sections, folder)), rows=ROWS, rewards=[dice])
-    require_same(tmp_path / "first" / "run", tmp_path / "second" / "run")
-
-
-def _in(sections: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
-    return {**{k: dict(v) for k, v in sections.items()}, "run": {**sections["run"], "folder": str(folder)}}
-
-
-def test_a_run_from_python_is_resumed_from_python(model: Path, tmp_path: Path) -> None:
-    def trained(name: str, *lengths: int) -> Path:
-        for resume, num_steps in enumerate(lengths):
-            config = config_for(model, tmp_path / name, run={"num_steps": num_steps, "folder": str(tmp_path / name)})
-            posttrain.train(config, rows=ROWS, rewards=[dice], resume=bool(resume))
-        return tmp_path / name
-
-    parts, whole = trained("parts", 1, 3), trained("whole", 3)
-    for name in ("step-000003/policy.safetensors", "step-000003/optimizer.safetensors"):
-        assert (parts / "checkpoints" / name).read_bytes() == (whole / "checkpoints" / name).read_bytes()
-
-
 def test_an_evaluation_gives_rates_with_their_intervals(model: Path, tmp_path: Path) -> None:
     config = config_for(model, tmp_path / "none", task={"held_out_share": 0.5}, evaluation={"samples": 8})
     results = posttrain.evaluate(model, config, rows=[{"prompt": f"Say {i}. "} for i in range(30)], rewards=[dice])
@@ -186,19 +144,6 @@ def test_a_run_resumed_from_python_keeps_its_recipe_and_says_how_long_it_now_is(
     saved = posttrain.load_recipe(run.folder / "config.yaml")
     assert isinstance(saved, posttrain.Config)
     assert saved.run.num_steps == 2
-
-
-def test_an_error_of_a_reward_may_be_counted_instead_of_stopping_the_run(model, tmp_path):
-    def odd_ones_fail(answer: Sequence[int], **columns: object) -> list[float]:
-        return [float("nan") if a % 2 else 1.0 for a in answer]
-
-    with refused("nan"):
-        posttrain.train(config_for(model, tmp_path / "stops"), rows=ROWS, rewards=[odd_ones_fail])
-    # All rows are even ones, or more than 5 % of the scores would be missing and that stops a run as well.
-    even = [row for row in ROWS if row["answer"] % 2 == 0]
-    config = config_for(model, tmp_path / "run", rollout={"on_reward_error": "none"})
-    run = posttrain.train(config, rows=even, rewards=[odd_ones_fail])
-    assert all(row["score/odd_ones_fail"] == 1.0 for row in first_step(run))
 
 
 def test_a_row_that_is_too_long_is_refused_before_anything_is_trained(model, tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
 from posttrain.runs.planned_memory import held_as
 from posttrain.training.critic import loaded_trunk
+from tests.support.commands import refusal
 from tests.support.family_exports import apart, few_steps, loaded, read_by_peft, read_by_transformers
 from tests.support.quantised_folders import in_4_bits, in_8_bits, in_fp8, in_mxfp4
 from tests.support.refusals import refused
@@ -41,7 +42,7 @@ def test_whole_training_is_refused_before_the_first_step_and_an_adapter_is_the_r
 
 @pytest.mark.parametrize("command", ["rl", "reward-model"])
 def test_what_is_saved_whole_is_refused_over_a_folder_in_8_bits_with_a_remedy_that_helps(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path
 ) -> None:
     base, rows = in_8_bits(tmp_path / "base"), tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1+1", "chosen": "2", "rejected": "3"}\n')
@@ -49,8 +50,7 @@ def test_what_is_saved_whole_is_refused_over_a_folder_in_8_bits_with_a_remedy_th
     flags = ("--task.path", str(rows)) if command == "reward-model" else ("--task.name", "countdown", *ppo)
     for adapter in ADAPTER, (*ADAPTER, "--model.adapter.save", "adapter"):
         made = ("--model.path", str(base), *adapter, *flags, "--run.folder", str(tmp_path / "run"))
-        assert main([command, *made, "--run.threads", "1"]) == 2
-        said = capsys.readouterr().err
+        said = refusal(command, *made, "--run.threads", "1")
         assert "quantised" in said
         assert "model.adapter" not in said
         assert ("algorithm.critic.trunk" in said) == (command == "rl")

@@ -11,7 +11,6 @@ import torch
 
 import posttrain
 from posttrain.binding import module_from
-from posttrain.cli import main
 from posttrain.config import DpoConfig
 from posttrain.generation.engine import PAGE as PAGE_OF_CHANGE
 from posttrain.generation.engine import SamplingTimeout, require_engine
@@ -69,19 +68,6 @@ def test_every_metric_of_a_run_over_http_is_that_of_a_run_in_process(
             assert value == pytest.approx(mine[name], rel=1e-3, abs=1e-4), name
     kept = json.loads((tmp_path / "theirs/run/inputs.json").read_text())["files"]
     assert kept.keys() >= {"engine.path"}
-
-
-def test_the_code_of_a_recipes_engine_is_compared_by_a_resume(
-    model: Path, server: EngineServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    section = over_http(model, server, path=f"{tmp_path}/http_engine.py:HttpEngine")
-    file = tmp_path / "http_engine.py"
-    file.write_text((model.parent / "http_engine.py").read_text())
-    recipe = tiny_recipe(tmp_path / "case", model={"path": str(model)}, run={"num_steps": 1}, engine=section)
-    assert main(["rl", str(recipe)]) == 0
-    file.write_text(file.read_text() + "\n# changed\n")
-    assert main(["rl", "--resume", str(tmp_path / "case/run"), "--run.num-steps", "2"]) == 2
-    assert f"engine.path = {file}:HttpEngine has changed since the run began" in capsys.readouterr().err
 
 
 def test_a_folder_is_measured_and_pairs_are_sampled_through_a_recipes_engine(

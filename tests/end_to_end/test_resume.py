@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.accidents import Accident
-from tests.support.runs import Ended, command, metrics_of, require_same, save_tiny_model, tiny_recipe
+from tests.support.runs import Ended, command, metrics_of, require_same, tiny_recipe
 
 KILLED = -9
 
@@ -32,13 +32,6 @@ MOMENTS = [
     "open metrics.jsonl 2",  # while the journals are cut, before any step
     "os.rename .tmp-summary.json 1",  # all is done but the last file
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("resume")
-    save_tiny_model(made / "model")
-    return made
 
 
 def lives(place: Path, recipe: Path, moments: list[str]) -> list[Ended]:

@@ -14,6 +14,7 @@ import posttrain
 from posttrain.cli import main
 from posttrain.errors import UserError
 from tests.support.accidents import flip_bit
+from tests.support.commands import called, printed
 from tests.support.runs import metrics_of, require_same, save_tiny_model, tiny_recipe
 
 
@@ -33,13 +34,11 @@ def run(four: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(four, tmp_path / "a run", ignore=shutil.ignore_patterns(".posttrain.lock")))
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
+def refused(*argv: object, code: int = 2) -> str:
     """What a command that ends at once says."""
-    capsys.readouterr()
-    assert main(arguments) == code
-    told = capsys.readouterr()
-    assert told.out == ""
-    return told.err
+    ended = called(*argv)
+    assert (ended.code, ended.out) == (code, "")
+    return ended.err
 
 
 def contents(run: Path) -> dict[str, bytes]:
@@ -48,18 +47,17 @@ def contents(run: Path) -> dict[str, bytes]:
 
 
 def test_the_command_that_a_damaged_checkpoint_names_leads_to_the_bits_of_a_run_without_it(
-    run: Path, four: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, four: Path
 ) -> None:
     flip_bit(run / "checkpoints" / "step-000004" / "policy.safetensors")
     before = contents(run)
-    said = refused(["rl", "--resume", str(run)], capsys, code=1)
+    said = refused("rl", "--resume", str(run), code=1)
     assert "step-000004/policy.safetensors: damaged: its SHA-256" in said
     assert contents(run) == before
     (named,) = (line for line in said.splitlines() if "--from-step" in line)
     program, *arguments = shlex.split(named)
     assert (program, arguments) == ("posttrain", ["rl", "--resume", str(run), "--from-step", "2"])
-    assert main(arguments) == 0
-    out = capsys.readouterr().out
+    out = printed(*arguments)
     assert "Resumed after step 2." in out
     assert "Removed: the checkpoints of steps 4, and everything else after step 2." in out
     require_same(run, four)
@@ -71,14 +69,12 @@ def test_going_back_further_gives_the_same_bits_too(run: Path, four: Path) -> No
     require_same(run, four)
 
 
-def test_a_step_to_go_on_from_is_one_with_a_checkpoint_of_a_run_that_is_resumed(
-    run: Path, four: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_to_go_on_from_is_one_with_a_checkpoint_of_a_run_that_is_resumed(run: Path, four: Path) -> None:
     before = contents(run)
-    said = refused(["rl", "--resume", str(run), "--from-step", "3"], capsys)
+    said = refused("rl", "--resume", str(run), "--from-step", "3")
     assert "no checkpoint of that step.  Choose one of 0, 2, 4." in said
     recipe = tiny_recipe(four.parents[1] / "new")
-    assert "for a run that is resumed" in refused(["rl", str(recipe), "--from-step", "2"], capsys)
+    assert "for a run that is resumed" in refused("rl", str(recipe), "--from-step", "2")
     assert contents(run) == before
     assert not (four.parents[1] / "new" / "run").exists()
     with pytest.raises(UserError, match="only a resumed run"):
@@ -96,7 +92,7 @@ EDITS = {
 
 @pytest.mark.parametrize("option", EDITS)
 def test_an_option_that_was_edited_by_hand_is_refused_and_the_remedy_is_the_recipe_as_it_was(
-    option: str, run: Path, capsys: pytest.CaptureFixture[str]
+    option: str, run: Path
 ) -> None:
     file = run / "config.yaml"
     content = yaml.safe_load(file.read_text())
@@ -109,7 +105,7 @@ def test_an_option_that_was_edited_by_hand_is_refused_and_the_remedy_is_the_reci
     was, inner[last] = inner.get(last, 1.0), EDITS[option]
     file.write_text(yaml.safe_dump(content))
     before = contents(run)
-    said = refused(["rl", "--resume", str(run), "--run.num-steps", "5"], capsys)
+    said = refused("rl", "--resume", str(run), "--run.num-steps", "5")
     assert said.startswith(
         f"posttrain: resume {run}: the config differs from the run's own in"
         f" {option} = {EDITS[option]}, which was {was}."
@@ -132,37 +128,33 @@ def test_how_long_a_run_goes_on_and_what_is_kept_may_be_edited(run: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "# all of it is a remark\n"])
-def test_an_empty_recipe_is_told_with_the_copy_to_put_there(
-    text: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_recipe_is_told_with_the_copy_to_put_there(text: str, run: Path) -> None:
     (run / "config.yaml").write_text(text)
-    said = refused(["rl", "--resume", str(run)], capsys, code=1)
+    said = refused("rl", "--resume", str(run), code=1)
     assert f"{run}/config.yaml: empty.  Restore it: cp " in said
     assert "step-000004/config.yaml' " in said
     shutil.rmtree(run / "checkpoints")
-    assert f"Restore {run}/config.yaml." in refused(["rl", "--resume", str(run)], capsys, code=1)
+    assert f"Restore {run}/config.yaml." in refused("rl", "--resume", str(run), code=1)
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_finished_run_without_its_checkpoints_is_not_begun_anew(
-    whole: bool, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_without_its_checkpoints_is_not_begun_anew(whole: bool, run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     if not whole:
         (run / "checkpoints").mkdir()
     before = contents(run)
-    said = refused(["rl", "--resume", str(run)], capsys, code=1)
+    said = refused("rl", "--resume", str(run), code=1)
     assert f"{run}/checkpoints: holds no checkpoint, and metrics.jsonl has steps up to 4." in said
     assert "Restore the checkpoints, or start the run anew with run.overwrite = true (--run.overwrite)" in said
     assert contents(run) == before
 
 
-def test_a_checkpoint_that_was_emptied_is_not_given_up_unasked(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_that_was_emptied_is_not_given_up_unasked(run: Path) -> None:
     last = run / "checkpoints" / "step-000004"
     shutil.rmtree(last)
     last.mkdir()
     before = contents(run)
-    said = refused(["rl", "--resume", str(run)], capsys, code=1)
+    said = refused("rl", "--resume", str(run), code=1)
     assert f"{last}: holds no checkpoint, and metrics.jsonl has steps up to 4.  Restore its files" in said
     assert contents(run) == before
     (run / "checkpoints" / "step-000009").mkdir()
@@ -170,10 +162,10 @@ def test_a_checkpoint_that_was_emptied_is_not_given_up_unasked(run: Path, capsys
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "7", '{"objects": {}}', '{"objects": {"task": 1}, "files": {}}', "\x80"])
-def test_damaged_inputs_are_named_with_the_way_on(text: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_inputs_are_named_with_the_way_on(text: str, run: Path) -> None:
     (run / "inputs.json").write_bytes(text.encode("latin-1"))
     before = contents(run)
-    said = refused(["rl", "--resume", str(run)], capsys, code=1)
+    said = refused("rl", "--resume", str(run), code=1)
     assert f"{run}/inputs.json: damaged: the inputs of the run cannot be read" in said
     assert "Restore the file, or delete it" in said
     assert contents(run) == before
@@ -192,15 +184,13 @@ MODEL_CHANGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("change", MODEL_CHANGES)
-def test_another_model_in_the_folder_that_the_recipe_names_is_refused(
-    change: str, four: Path, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_model_in_the_folder_that_the_recipe_names_is_refused(change: str, four: Path, run: Path) -> None:
     model = four.parents[1] / "model"
     (model / "notes.txt").write_text("mine")
     kept = Path(shutil.copytree(model, run.parent / "kept"))
     try:
         MODEL_CHANGES[change](model)
-        said = refused(["rl", "--resume", str(run)], capsys)
+        said = refused("rl", "--resume", str(run))
         assert said.startswith(f"posttrain: resume {run}: model.path = {model} has changed since the run began.")
     finally:
         shutil.rmtree(model)
@@ -208,27 +198,21 @@ def test_another_model_in_the_folder_that_the_recipe_names_is_refused(
     assert main(["rl", "--resume", str(run)]) == 0  # notes are no part of a model
 
 
-def test_what_is_missing_of_finished_steps_is_told_and_the_run_goes_on(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_missing_of_finished_steps_is_told_and_the_run_goes_on(run: Path) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text(lines[0] + lines[4])
     (run / "rollouts" / "step-000002.parquet").unlink()
     (run / "scores.jsonl").write_text("")
-    capsys.readouterr()
-    assert main(["rl", "--resume", str(run), "--run.num-steps", "5"]) == 0
-    out = capsys.readouterr().out
+    out = printed("rl", "--resume", run, "--run.num-steps", "5")
     for file, steps in (("metrics.jsonl", "1-3"), ("scores.jsonl", "1-4"), ("rollouts", "2")):
         assert f"{file} lacks steps {steps}, which were finished: the run continues without them." in out
     assert [line["step"] for line in metrics_of(run)] == [0, 4, 5]
     os.truncate(run / "metrics.jsonl", 0)  # nor does a journal that is gone break the pictures of a finished run
-    assert main(["rl", "--resume", str(run)]) == 0
-    assert "metrics.jsonl lacks steps 0-5, which" in capsys.readouterr().out
+    assert "metrics.jsonl lacks steps 0-5, which" in printed("rl", "--resume", run)
 
 
-def test_a_whole_run_is_told_to_lack_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["rl", "--resume", str(run)]) == 0
-    assert "lacks" not in capsys.readouterr().out
+def test_a_whole_run_is_told_to_lack_nothing(run: Path) -> None:
+    assert "lacks" not in printed("rl", "--resume", run)
 
 
 def test_an_older_checkpoint_that_is_damaged_is_told_and_the_run_goes_on(
@@ -243,13 +227,11 @@ def test_an_older_checkpoint_that_is_damaged_is_told_and_the_run_goes_on(
     assert [line["step"] for line in metrics_of(run)] == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_the_time_limit_is_for_all_lives_of_a_run_together(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_time_limit_is_for_all_lives_of_a_run_together(run: Path) -> None:
     state = json.loads((run / "checkpoints" / "step-000004" / "state.json").read_text())["run"]
     spent = sum(state["seconds"].values()) / 60
     more = ["rl", "--resume", str(run), "--run.num-steps", "6", "--run.time-limit-minutes"]
-    capsys.readouterr()
-    assert main([*more, str(spent / 2)]) == 0
-    assert "min reach run.time_limit_minutes = " in capsys.readouterr().out
+    assert "min reach run.time_limit_minutes = " in printed(*more, spent / 2)
     assert [line["step"] for line in metrics_of(run)] == [0, 1, 2, 3, 4]
     assert main([*more, str(spent + 10)]) == 0
     assert [line["step"] for line in metrics_of(run)] == [0, 1, 2, 3, 4, 5, 6]

@@ -19,16 +19,11 @@ from posttrain.cli import main
 from posttrain.options.training import ReferenceOptions
 from posttrain.runs.run_inputs import RunInput, RunInputs
 from posttrain.training.caller_objects import CallerObjects, inputs_of
-from tests.end_to_end.test_own_objects import Counts, Sums, config, policy_of, upside_down
-from tests.end_to_end.test_python_api import ROWS, config_for
+from tests.support.commands import refusal
 from tests.support.dice import dice
+from tests.support.own_objects import ROWS, Counts, Sums, config, config_for, policy_of, upside_down
 from tests.support.refusals import refused
-from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("inputs") / "model")
+from tests.support.runs import metrics_of
 
 
 def objects_for(model: Path, **others: Any) -> dict[str, Any]:
@@ -236,46 +231,6 @@ def test_the_weights_of_a_policy_matter_where_they_are_the_reference_and_nowhere
     assert not inputs_of(refreshed, CallerObjects(policy=policy)).objects["policy"].digest
 
 
-def files_recipe(place: Path, model: Path) -> Path:
-    """A recipe that names a file of each kind."""
-    place.mkdir()
-    for name in ("rows", "apart"):
-        (place / f"{name}.jsonl").write_text("".join(f'{{"prompt": "{name} {n}: "}}\n' for n in range(6)))
-    (place / "mine.py").write_text("from posttrain.algorithms.table import grpo\n\n\ndef own():\n    return grpo()\n")
-    task = {"name": "dataset", "path": f"{place}/rows.jsonl", "held_out_path": f"{place}/apart.jsonl"}
-    recipe = tiny_recipe(place, task=task, model={"path": str(model)}, run={"num_steps": 1})
-    recipe.write_text(recipe.read_text().replace("name: grpo", f"path: {place}/mine.py:own"))
-    return recipe
-
-
-FILES = {
-    "rows.jsonl": "task.path",
-    "apart.jsonl": "task.held_out_path",
-    "dice.py": "rewards[0].path",
-    "mine.py": "algorithm.path",
-}
-
-
-def test_a_file_that_has_changed_since_is_told(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = tmp_path / "place"
-    assert main(["rl", str(files_recipe(place, model))]) == 0
-    run = place / "run"
-    before = state_of(run)
-    for file, option in FILES.items():
-        was = (place / file).read_text()
-        (place / file).write_text(was + ("\n# a remark\n" if file.endswith(".py") else '{"prompt": "one more"}\n'))
-        capsys.readouterr()
-        assert main(["rl", "--resume", str(run), "--run.num-steps", "2"]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith(f"posttrain: resume {run}: {option} = {place}/{file}")
-        assert error.endswith(
-            " has changed since the run began.  Undo the change, start another run, or accept it: --accept-changes.\n"
-        )
-        assert state_of(run) == before
-        (place / file).write_text(was)
-    assert main(["rl", "--resume", str(run), "--run.num-steps", "2"]) == 0
-
-
 def test_files_in_whose_place_there_is_an_object_are_not_asked_for(model: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1"}\n')
@@ -307,23 +262,7 @@ def test_where_an_engine_has_random_numbers_of_its_own_a_resumed_run_says_so(
     assert kept["engine"]["is"] == "Drawing, with random numbers of its own"
 
 
-class Stuck(Counts):
-    """Keeps the weights that it had first."""
-
-    def load(self, weights: Any, version: int) -> None:
-        super().load(weights, 0)
-
-
-def test_an_engine_that_does_not_take_the_weights_is_told_at_the_step(model: Path, tmp_path: Path) -> None:
-    policy = policy_of(model)
-    objects = objects_for(model, policy=policy, task=Sums(policy), engine=Stuck(policy))
-    with refused("step 1: engine Stuck", "weights_version = 0"):
-        posttrain.train(config(tmp_path / "run", 2), **objects)
-
-
-def test_a_reference_is_judged_by_the_algorithm_that_is_given(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reference_is_judged_by_the_algorithm_that_is_given(model: Path, tmp_path: Path) -> None:
     def trained(folder: Path, num_steps: int, algorithm: Algorithm) -> posttrain.Run:
         made = config(folder, num_steps, reference={"refresh_every": 1}, update={"learning_rate": 1e-2})
         policy = policy_of(model)
@@ -338,9 +277,7 @@ def test_a_reference_is_judged_by_the_algorithm_that_is_given(
         trained(tmp_path / "other", 2, rloo())
     assert not (tmp_path / "other").exists()
     # By the command too the objects are what is missing, and not a use for the reference.
-    capsys.readouterr()
-    assert main(["rl", "--resume", str(tmp_path / "run")]) == 2
-    assert "objects that this resume lacks: policy = " in capsys.readouterr().err
+    assert "objects that this resume lacks: policy = " in refusal("rl", "--resume", tmp_path / "run")
 
 
 def test_a_change_that_is_accepted_is_noted_once_and_for_all(

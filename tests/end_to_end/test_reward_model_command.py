@@ -105,23 +105,3 @@ def posttrain_model(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder)
-
-
-def test_an_adapter_that_is_brought_has_the_rate_of_adapters(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import peft
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **look: None)
-    lora = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
-    adapted = peft.get_peft_model(posttrain_model(whole / "model"), lora)
-    policy = posttrain.as_policy(adapted, AutoTokenizer.from_pretrained(whole / "model"))
-    config = posttrain.load_recipe(
-        kind=RewardModelConfig,
-        task={"name": "dataset", "held_out_share": 0},
-        reward_model={"num_epochs": None, "warmup_steps": 0, "schedule": "constant"},
-        run={"folder": "rm", "num_steps": 1, "threads": 1},
-    )
-    run = posttrain.train_reward_model(config, policy=policy, rows=ROWS[:8])
-    assert [line["learning_rate"] for line in metrics_of(run.folder) if "learning_rate" in line] == [1e-4]

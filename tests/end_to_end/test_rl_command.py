@@ -11,18 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from posttrain.cli import main
 from posttrain.config.recipes import recorded_time
 from posttrain.training.report import time_lines
 from tests.support.accidents import Accident
+from tests.support.commands import called
 from tests.support.runs import Ended, command, lines_of, metrics_of, save_tiny_model, start, tiny_recipe
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("rl")
-    save_tiny_model(made / "model")
-    return made
 
 
 @pytest.fixture
@@ -31,12 +24,6 @@ def place(folder: Path, request: pytest.FixtureRequest) -> Path:
     made = folder / f"place-{len(list(folder.iterdir()))}"
     made.mkdir()
     return made
-
-
-def in_this_process(capsys: pytest.CaptureFixture[str], *argv: object) -> Ended:
-    capsys.readouterr()
-    code = main([str(each) for each in argv])
-    return Ended(code, *capsys.readouterr())
 
 
 def require_one_message(ended: Ended, code: int, *says: str) -> None:
@@ -57,7 +44,7 @@ def rows_of(place: Path, *prompts: str) -> dict[str, Any]:
 # Mistakes in what was given.
 
 
-def test_a_model_without_chat_template_is_told_when_one_is_needed(place: Path, capsys) -> None:
+def test_a_model_without_chat_template_is_told_when_one_is_needed(place: Path) -> None:
     bare = save_tiny_model(place / "bare")
     (bare / "chat_template.jinja").unlink()
     recipe = tiny_recipe(place, task={"prompt_style": "r1"}, model={"path": str(bare)})
@@ -66,30 +53,7 @@ def test_a_model_without_chat_template_is_told_when_one_is_needed(place: Path, c
         "has no chat template",
         "set model.chat_template",
     )
-    require_one_message(in_this_process(capsys, "rl", recipe), 2, *says)
-
-
-def test_a_prompt_that_leaves_no_room_is_named(place: Path, capsys) -> None:
-    task = rows_of(place, "short", "word " * 96)
-    recipe = tiny_recipe(place, task=task, rollout={"prompts_per_step": 2})
-    ended = in_this_process(capsys, "rl", recipe)
-    require_one_message(ended, 2, "prompt rows.jsonl:2", "the model's context is 96")
-    # The mistake mended, the same command works: what the failed one left is no run.
-    recipe = tiny_recipe(place, task=rows_of(place, "short", "word"), rollout={"prompts_per_step": 2})
-    assert in_this_process(capsys, "rl", recipe, "--run.num-steps", "0").code == 0
-
-
-def test_a_token_budget_below_the_longest_row_is_told_with_its_numbers(place: Path, capsys) -> None:
-    recipe = tiny_recipe(place, update={"tokens_per_microbatch": 12})
-    says = ("update.tokens_per_microbatch = 12 is less than the longest row", "Use at least ")
-    require_one_message(in_this_process(capsys, "rl", recipe), 2, *says)
-
-
-def test_a_folder_that_cannot_be_made_is_told(place: Path, capsys) -> None:
-    recipe = tiny_recipe(place, run={"folder": str(place / "recipe.yaml" / "run")})
-    require_one_message(
-        in_this_process(capsys, "rl", recipe), 1, "cannot be written", "Not a directory", "--run.folder"
-    )
+    require_one_message(called("rl", recipe), 2, *says)
 
 
 PATIENT = """
@@ -108,19 +72,19 @@ def patient(completions, **columns):
 """
 
 
-def test_a_run_is_not_overwritten_unless_told_and_has_one_writer(place: Path, capsys) -> None:
+def test_a_run_is_not_overwritten_unless_told_and_has_one_writer(place: Path) -> None:
     (place / "patient.py").write_text(PATIENT)
     recipe = tiny_recipe(place, run={"num_steps": 2}, rewards=[{"path": f"{place}/patient.py:patient"}])
     running = start("rl", recipe, folder=place)
     running.wait_until((place / "run" / "config.yaml").exists)
-    second = in_this_process(capsys, "rl", recipe)
+    second = called("rl", recipe)
     require_one_message(second, 2, f"process {running.process.pid} is writing to this run folder", "--run.folder")
     (place / "go").touch()
     assert running.ended().code == 0
     says = ("already holds a run", "--resume", "--run.overwrite", "--run.folder")
-    require_one_message(in_this_process(capsys, "rl", recipe), 2, *says)
+    require_one_message(called("rl", recipe), 2, *says)
     before = (place / "run" / "summary.json").stat().st_mtime_ns
-    assert in_this_process(capsys, "rl", recipe, "--run.overwrite").code == 0
+    assert called("rl", recipe, "--run.overwrite").code == 0
     assert (place / "run" / "summary.json").stat().st_mtime_ns > before
     assert "overwrite: false" in (place / "run" / "config.yaml").read_text()
 
@@ -136,31 +100,31 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_reward_function_that_fails_stops_the_run_and_names_the_completion(fault: str, place: Path, capsys) -> None:
+def test_a_reward_function_that_fails_stops_the_run_and_names_the_completion(fault: str, place: Path) -> None:
     body, says = FAULTS[fault]
     recipe = tiny_recipe(place, rewards=[{"path": f"{place}/bad.py:bad"}], checkpoint={"every_steps": 1})
     source = "calls = []\n\ndef bad(completions, **columns):\n    scores = [0.0] * len(completions)\n"
     # The second step fails; a call of fewer completions looks for the culprit.
     source += f"    calls.append(1)\n    if len(calls) < 2:\n        return scores\n    {body}\n"
     (place / "bad.py").write_text(source)
-    ended = in_this_process(capsys, "rl", recipe)
+    ended = called("rl", recipe)
     require_one_message(ended, 1, "step 2: reward 'bad'", says, "last good checkpoint is", "step-000001")
     assert [step["step"] for step in metrics_of(place / "run")] == [0, 1]
 
 
-def test_weights_that_are_not_numbers_are_told_before_anything_is_trained(place: Path, capsys) -> None:
+def test_weights_that_are_not_numbers_are_told_before_anything_is_trained(place: Path) -> None:
     model = save_tiny_model(place / "model")
     tensors = load_file(model / "model.safetensors")
     tensors["model.norm.weight"][3] = torch.nan
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     recipe = tiny_recipe(place, model={"path": str(model)})
-    ended = in_this_process(capsys, "rl", recipe)
+    ended = called("rl", recipe)
     require_one_message(ended, 2, "its weights hold NaN or infinity")
 
 
-def test_a_run_that_diverges_names_the_step_and_the_last_good_checkpoint(place: Path, capsys) -> None:
+def test_a_run_that_diverges_names_the_step_and_the_last_good_checkpoint(place: Path) -> None:
     recipe = tiny_recipe(place, update={"learning_rate": 1e30}, checkpoint={"every_steps": 1, "keep_last": 9})
-    ended = in_this_process(capsys, "rl", recipe)
+    ended = called("rl", recipe)
     finished = metrics_of(place / "run")[-1]["step"]  # norms keep such weights at bay for a step or two
     assert finished < 4
     last_good = f"The last good checkpoint is {place}/run/checkpoints/step-{finished:06d}."
@@ -183,10 +147,10 @@ def test_a_disk_without_room_for_a_checkpoint_ends_in_one_message(place: Path) -
 # Limits and plans.
 
 
-def test_a_dry_run_shows_the_plan_and_writes_nothing(place: Path, capsys) -> None:
+def test_a_dry_run_shows_the_plan_and_writes_nothing(place: Path) -> None:
     recipe = tiny_recipe(place)
     before = sorted(place.iterdir())
-    ended = in_this_process(capsys, "rl", recipe, "--dry-run", "--rollout.group-size", "6")
+    ended = called("rl", recipe, "--dry-run", "--rollout.group-size", "6")
     assert ended.code == 0
     for line in ("one step   4 prompts × 6 completions", "steps      4, about ", "rewards    dice × 1", "4 held-out"):
         assert line in ended.out
@@ -219,14 +183,14 @@ def test_the_plan_of_a_bundled_recipe_says_how_long_its_own_run_took() -> None:
     assert recorded_time("own-model") == recorded_time("") == recorded_time("mine.yaml") == ""
 
 
-def test_without_held_out_rows_the_end_says_so_and_how_to_have_some(place: Path, capsys) -> None:
+def test_without_held_out_rows_the_end_says_so_and_how_to_have_some(place: Path) -> None:
     recipe = tiny_recipe(place, task=rows_of(place, "one", "two", "three", "four"), run={"num_steps": 1})
-    ended = in_this_process(capsys, "rl", recipe)
+    ended = called("rl", recipe)
     assert ended.code == 0, ended.err
     assert "No rows were held out, so nothing was measured before and after." in ended.out
     assert "steps without their gradients" in ended.out
     assert "measure it" not in ended.out
-    evaluated = in_this_process(capsys, "eval", str(place / "run"))
+    evaluated = called("eval", str(place / "run"))
     assert (evaluated.code, evaluated.out) == (2, "")
     assert "task.held_out_share" in evaluated.err
     assert not re.search(r"^held-out +before", ended.out, flags=re.MULTILINE)
@@ -235,13 +199,13 @@ def test_without_held_out_rows_the_end_says_so_and_how_to_have_some(place: Path,
     assert json.loads((place / "run" / "summary.json").read_text())["after"]["reward"] is None
 
 
-def test_the_bundled_recipe_for_a_model_of_ones_own_trains_one(place: Path, capsys, monkeypatch) -> None:
+def test_the_bundled_recipe_for_a_model_of_ones_own_trains_one(place: Path, monkeypatch) -> None:
     monkeypatch.chdir(place)
     tiny_recipe(place)  # for dice.py
     rows = rows_of(place, *(f"What is {i} + {i}?" for i in range(30)))["path"]
     small = ("--rollout.max-completion-tokens", "6", "--run.num-steps", "1", "--run.threads", "1")
     data = ("--task.path", rows, "--rewards", "dice.py:dice", "--model.path", place.parent / "model")
-    ended = in_this_process(capsys, "rl", "own-model", *data, *small)
+    ended = called("rl", "own-model", *data, *small)
     assert ended.code == 0, ended.err
     summary = json.loads(Path("runs/own-model/summary.json").read_text())
     assert (summary["recipe"], summary["steps"]) == ("own-model", 1)
@@ -268,9 +232,9 @@ LIMITS: dict[str, tuple[Mapping[str, Any], list[int]]] = {
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_a_run_that_ends_early_is_measured_and_saved_like_any_other(limit: str, place: Path, capsys) -> None:
+def test_a_run_that_ends_early_is_measured_and_saved_like_any_other(limit: str, place: Path) -> None:
     sections, steps = LIMITS[limit]
-    ended = in_this_process(capsys, "rl", tiny_recipe(place, **sections))
+    ended = called("rl", tiny_recipe(place, **sections))
     assert ended.code == 0, ended.err
     assert [step["step"] for step in metrics_of(place / "run")] == steps
     assert json.loads((place / "run" / "summary.json").read_text())["after"]["num_problems"] == 4
@@ -278,15 +242,9 @@ def test_a_run_that_ends_early_is_measured_and_saved_like_any_other(limit: str, 
     assert max((place / "run" / "checkpoints").iterdir()).name == f"step-{steps[-1]:06d}"
 
 
-def test_a_run_out_of_patience_takes_no_further_step_when_resumed(place: Path, capsys) -> None:
+def test_a_run_out_of_patience_takes_no_further_step_when_resumed(place: Path) -> None:
     sections, steps = LIMITS["patience"]
     recipe = tiny_recipe(place, **sections)
-    assert in_this_process(capsys, "rl", recipe).code == 0
-    assert in_this_process(capsys, "rl", "--resume", place / "run").code == 0
+    assert called("rl", recipe).code == 0
+    assert called("rl", "--resume", place / "run").code == 0
     assert [step["step"] for step in metrics_of(place / "run")] == steps
-
-
-def test_a_dry_run_of_a_bundled_recipe_says_how_long_its_own_run_took(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--rollout.prompts-per-step", "2", "--rollout.group-size", "2", "--rollout.max-completion-tokens", "4"]
-    assert main(["rl", "countdown-tiny", "--dry-run", *small, "--task.held-out-size", "2"]) == 0
-    assert "the recipe's own run took 8 to 10 minutes for at most 60 steps" in capsys.readouterr().out

@@ -11,6 +11,7 @@ import posttrain
 from posttrain.cli import main
 from posttrain.commands.serving import http_server
 from posttrain.errors import UserError
+from tests.support.commands import printed, refusal
 from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model, tiny_recipe
 
@@ -66,18 +67,13 @@ def test_recipes_that_are_named_take_the_place_of_the_run_s_own(trained: tuple[P
     assert "accuracy_never_giving_up" in results  # a number of Countdown's
 
 
-def test_a_run_is_asked_traced_and_served(
-    trained: tuple[Path, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_asked_traced_and_served(trained: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
     run = str(trained[0])
     asked = []
     for model in (run, f"{run}/model"):
-        capsys.readouterr()
-        assert main(["chat", model, "--prompt", "2 and 2 make", "--sampling.max-completion-tokens", "4"]) == 0
-        asked.append(capsys.readouterr().out)
+        asked.append(printed("chat", model, "--prompt", "2 and 2 make", "--sampling.max-completion-tokens", "4"))
     assert asked[0] == asked[1] != ""
-    assert main(["trace", run, "0"]) == 0
-    out = capsys.readouterr().out
+    out = printed("trace", run, "0")
     assert " make " in out.splitlines()[0]  # a held-out row of the run's
     assert "rewards of the group: " in out
 
@@ -87,10 +83,9 @@ def test_a_run_is_asked_traced_and_served(
     assert served == [run]
 
 
-def test_a_run_that_saved_no_model_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_saved_no_model_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("run: {num_steps: 5}\n")
-    assert main(["chat", str(tmp_path)]) == 2
-    says = capsys.readouterr().err
+    says = refusal("chat", tmp_path)
     assert "saves a model when it ends" in says
     assert f"--resume {tmp_path}" in says
 
@@ -129,15 +124,12 @@ def test_a_run_with_rows_and_rewards_from_python_names_the_call(
     posttrain.train(again, rows=rows, rewards=[short])
 
 
-def test_a_device_that_is_not_there_is_told_before_anything_is_loaded(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_is_not_there_is_told_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("posttrain.models.loading.model_folder.load_policy", None)
     monkeypatch.setattr("posttrain.training.rl.train", None)
     for command in (["chat", "bundled"], ["eval", "bundled"], ["serve", "bundled"], ["rl", "countdown-tiny"]):
-        assert main([*command, "--model.device", "cuda"]) == 2
-        assert "torch sees no CUDA device" in capsys.readouterr().err
+        assert "torch sees no CUDA device" in refusal(*command, "--model.device", "cuda")
 
 
 def test_a_config_of_another_kind_is_refused_by_name() -> None:

@@ -4,14 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import command, metrics_of, save_tiny_model, tiny_recipe
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("moments")
-    save_tiny_model(made / "model")
-    return made
+from tests.support.runs import command, metrics_of, tiny_recipe
 
 
 def saved(run: Path) -> list[int]:

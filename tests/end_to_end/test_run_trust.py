@@ -12,6 +12,7 @@ import yaml
 import posttrain
 from posttrain.binding import known_code
 from posttrain.cli import COMMANDS, main
+from tests.support.commands import printed, refusal
 from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model, tiny_recipe
 
@@ -159,12 +160,9 @@ ACTS = {
 
 @pytest.mark.parametrize("option", ACTS)
 @pytest.mark.parametrize("command", ["rl", "eval", "trace"])
-def test_what_a_strangers_recipe_would_do_on_this_machine_is_asked(
-    command: str, option: str, received: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_strangers_recipe_would_do_on_this_machine_is_asked(command: str, option: str, received: Path) -> None:
     say(received, **{"rewards": [], **ACTS[option]})
-    assert main([command, *OPENS_RUNS[command]]) == 2
-    assert f"{option} = " in capsys.readouterr().err
+    assert f"{option} = " in refusal(command, *OPENS_RUNS[command])
 
 
 def test_a_link_to_a_runs_recipe_is_a_runs_recipe(received: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,20 +181,16 @@ def test_a_flag_may_ask_for_what_the_run_says_of_its_model(received: Path) -> No
     assert main(["eval", "RUN", *flags, "--rollout.max-completion-tokens", "2"]) == 0
 
 
-def test_config_shows_an_algorithm_of_the_run_as_it_is_written(
-    received: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_config_shows_an_algorithm_of_the_run_as_it_is_written(received: Path) -> None:
     say(received, algorithm={"path": "RUN/evil.py:mine", "width": 3})
-    assert main(["config", "RUN/config.yaml"]) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
+    shown = yaml.safe_load(printed("config", "RUN/config.yaml"))
     assert shown["algorithm"] == {"path": "RUN/evil.py:mine", "width": 3}
     assert shown["task"] == yaml.safe_load(Path("RUN/config.yaml").read_text())["task"]
 
 
-def test_behaviours_says_nothing_of_code(received: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_behaviours_says_nothing_of_code(received: Path) -> None:
     say(received, algorithm={"path": "RUN/evil.py:mine"})
-    assert main(["behaviours", "RUN"]) == 0
-    assert "completions of 1 steps" in capsys.readouterr().out
+    assert "completions of 1 steps" in printed("behaviours", "RUN")
 
 
 def test_code_is_trusted_once_by_its_content_wherever_it_lies(received: Path) -> None:
@@ -216,18 +210,14 @@ def test_code_is_trusted_once_by_its_content_wherever_it_lies(received: Path) ->
     assert main(["eval", "MOVED", *small]) == 2
 
 
-def test_a_run_that_was_trusted_and_went_on_is_asked_about_when_its_code_changes(
-    received: Path, made: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_trusted_and_went_on_is_asked_about_when_its_code_changes(received: Path, made: Path) -> None:
     on = ["rl", "--resume", "RUN", "--run.num-steps"]
     assert main([*on, "2"]) == 2
     assert main([*on, "2", "--trust-code"]) == 0
     file = made / "dice.py"
     was = file.read_text()
     file.write_text(f"{was}# changed\n")
-    capsys.readouterr()
-    assert main([*on, "3"]) == 2
-    assert "add --trust-code" in capsys.readouterr().err
+    assert "add --trust-code" in refusal(*on, "3")
     file.write_text(was)
     assert main([*on, "3"]) == 0
 
@@ -249,9 +239,7 @@ def test_in_python_the_recipe_of_a_run_is_read_where_it_is_trusted(received: Pat
     assert posttrain.load_recipe("RUN/config.yaml", trust_code=True).algorithm["path"] == "RUN/evil.py:mine"
 
 
-def test_ones_own_run_is_resumed_without_a_question(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ones_own_run_is_resumed_without_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     save_tiny_model(tmp_path / "model")
@@ -264,12 +252,12 @@ def test_ones_own_run_is_resumed_without_a_question(
     assert main(["rl", "--resume", "elsewhere", "--run.num-steps", "3"]) == 0
     assert json.loads(Path("elsewhere/summary.json").read_text())["steps"] == 3
     Path("mine.py").write_text(Path("mine.py").read_text() + "# changed\n")
-    assert main(["rl", "--resume", "elsewhere", "--run.num-steps", "4"]) == 2
-    assert "algorithm.path = mine.py:mine has changed since the run began" in capsys.readouterr().err
+    said = refusal("rl", "--resume", "elsewhere", "--run.num-steps", "4")
+    assert "algorithm.path = mine.py:mine has changed since the run began" in said
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
-    capsys.readouterr()
-    assert main(["rl", "--resume", "elsewhere", "--run.num-steps", "4"]) == 2
-    assert capsys.readouterr().err.count("mine.py:") == 2  # both are named at once
+    assert (
+        refusal("rl", "--resume", "elsewhere", "--run.num-steps", "4").count("mine.py:") == 2
+    )  # both are named at once
 
 
 def test_a_home_that_cannot_be_written_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,11 +298,9 @@ def test_a_run_that_goes_on_writes_through_no_link(received: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "scores.jsonl", ".posttrain.lock"])
-def test_a_journal_or_lock_that_is_a_link_is_refused(
-    name: str, received: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_journal_or_lock_that_is_a_link_is_refused(name: str, received: Path) -> None:
     (victim,) = linked(received, [name]).values()
     before = victim.read_bytes()
-    assert main(["rl", "--resume", "RUN", "--run.num-steps", "2", "--trust-code"]) == 1
-    assert f"{name} is a link; put the file itself there" in capsys.readouterr().err
+    said = refusal("rl", "--resume", "RUN", "--run.num-steps", "2", "--trust-code", code=1)
+    assert f"{name} is a link; put the file itself there" in said
     assert victim.read_bytes() == before

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from posttrain.cli import main
 from posttrain.commands.serving.http_server import HttpServer, serving
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
+from tests.support.commands import refusal
 from tests.support.served import QUESTION, asked, served_bundled_model
 
 
@@ -340,6 +340,5 @@ def test_what_is_no_request_is_refused_and_the_server_goes_on(server: HttpServer
     assert asked(server, "/health")[0] == 200
 
 
-def test_a_port_that_is_taken_is_one_message(server: HttpServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "bundled", "--port", str(server.server_port)]) == 2
-    assert "another port" in capsys.readouterr().err
+def test_a_port_that_is_taken_is_one_message(server: HttpServer) -> None:
+    assert "another port" in refusal("serve", "bundled", "--port", server.server_port)

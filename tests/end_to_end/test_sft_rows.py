@@ -10,12 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posttrain
-from posttrain.cli import main
 from posttrain.config import SftConfig
+from tests.support.commands import printed, refusal
 from tests.support.conversations import chat_model, chat_tokenizer
 from tests.support.fit_places import KINDS, place
 from tests.support.refusals import refused
-from tests.support.runs import command, metrics_of
+from tests.support.runs import metrics_of
 
 ROWS = KINDS["sft"].rows
 
@@ -30,36 +30,21 @@ def test_rows_are_learned_and_transformers_loads_the_model(finished: Callable[[s
 
 
 def test_a_dry_run_shows_the_masks_and_the_rows_that_are_too_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place("sft", tmp_path / "place"))
     rows = [{"prompt": "2+2=", "completion": "4"}, {"prompt": "=" * 60, "completion": "4"}]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ["--task.held-out-share", "0", "--task.prompt-format", "chat", "--sft.long-rows", "skip"]
-    assert main(["sft", "recipe.yaml", "--dry-run", *flags, "--sft.tokens-per-batch", "199"]) == 0
-    out = capsys.readouterr().out
+    out = printed("sft", "recipe.yaml", "--dry-run", *flags, "--sft.tokens-per-batch", "199")
     assert "1 rows of" in out
     assert "1 too long and skipped: rows.jsonl:2" in out
     assert "\n           row format prompt_completion\n" in out
     assert "\none step   5 rows or 199 tokens, learning rate" in out  # 5 rows of at most 40 tokens may be 200
     assert "<|im_start|>user\n2+2=<|im_end|>\n<|im_start|>assistant\n⟪4<|im_end|>⟫\n" in out
     Path("rows.jsonl").write_text(json.dumps({"text": "=" * 200}) + "\n")
-    assert main(["sft", "recipe.yaml", "--task.held-out-share", "0", "--sft.max-length", "500"]) == 2
-    assert "1 rows are longer than 160 tokens: rows.jsonl:1 (201 tokens)" in capsys.readouterr().err
-
-
-def test_reinforcement_goes_on_from_what_was_learned(finished: Callable[[str], Path], tmp_path: Path) -> None:
-    (tmp_path / "reward.py").write_text(
-        "def ends(completions, **columns):\n    return [float(len(c)) for c in completions]\n"
-    )
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+1="}) + "\n" for n in range(40)))
-    small = ["--rollout.prompts-per-step", "2", "--rollout.group-size", "2", "--rollout.max-completion-tokens", "8"]
-    small += ["--evaluation.samples", "1", "--run.num-steps", "1", "--run.threads", "1", "--run.folder", "rl"]
-    small += ["--update.tokens-per-microbatch", "128"]
-    task = ["--task.path", "rows.jsonl", "--task.prompt-format", "chat", "--rewards", "reward.py:ends"]
-    ended = command("rl", "--model.path", finished("sft") / "run" / "model", *task, *small, folder=tmp_path)
-    assert ended.code == 0, ended.err
-    assert (tmp_path / "rl" / "model" / "model.safetensors").is_file()
+    said = refusal("sft", "recipe.yaml", "--task.held-out-share", "0", "--sft.max-length", "500")
+    assert "1 rows are longer than 160 tokens: rows.jsonl:1 (201 tokens)" in said
 
 
 def test_from_python_the_policy_and_rows_are_objects_and_frozen_parts_stay(tmp_path: Path) -> None:
@@ -86,31 +71,6 @@ def test_from_python_the_policy_and_rows_are_objects_and_frozen_parts_stay(tmp_p
         posttrain.train_sft(config, rows=ROWS[1:], policy=policy, resume=True)
     with refused("rows", "countdown"):
         posttrain.train_sft(SftConfig(), rows=ROWS)
-
-
-def test_an_adapter_alone_is_trained_saved_and_resumed_at_ten_times_the_rate(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    options = {"eval_every": 4, "num_epochs": None}
-    sections = {
-        "model": {"adapter": {"rank": 2}},
-        "sft": options,
-        "run": {"num_steps": 4},
-        "checkpoint": {"every_steps": 2},
-    }
-    folder = place("sft", tmp_path / "place", **sections)
-    text = (folder / "recipe.yaml").read_text().replace("  learning_rate: 0.01\n", "")
-    (folder / "recipe.yaml").write_text(text)
-    ended = command("sft", "recipe.yaml", folder=folder)
-    assert ended.code == 0, ended.err
-    assert "M trained)" in ended.out
-    assert "learning rate 0.0001 " in ended.out
-    assert "model        run/adapter\n" in ended.out
-    saved = folder / "run" / "checkpoints" / "step-000004"
-    before = (saved / "policy.safetensors").read_bytes()
-    assert len(before) < (folder / "model" / "model.safetensors").stat().st_size / 2
-    again = command("sft", "--resume", "run", "--from-step", 2, folder=folder)
-    assert again.code == 0, again.err
-    assert (saved / "policy.safetensors").read_bytes() == before
 
 
 def test_a_base_model_learns_to_stop_at_the_token_that_ends_turns(tmp_path: Path) -> None:

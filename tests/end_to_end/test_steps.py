@@ -11,14 +11,9 @@ from posttrain.errors import UserError
 from posttrain.runs.reports import CheckpointReport, EndReport
 from tests.support.dice import dice
 from tests.support.refusals import refused
-from tests.support.runs import require_same, save_tiny_model, untimed
+from tests.support.runs import require_same, untimed
 
 ROWS = [{"prompt": f"Throw {n}. "} for n in range(12)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("steps") / "model")
 
 
 def config(model: Path, folder: Path) -> posttrain.Config:

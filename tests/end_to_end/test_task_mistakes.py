@@ -9,15 +9,9 @@ from pyarrow import parquet
 
 import posttrain
 from posttrain.records import Prompt
-from tests.end_to_end.test_own_objects import Sums, config, policy_of
 from tests.support.dice import dice
+from tests.support.own_objects import Sums, config, policy_of
 from tests.support.refusals import refused
-from tests.support.runs import save_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("mistakes") / "model")
 
 
 def plain(completions: Sequence[str], **columns: object) -> list[float]:

@@ -17,6 +17,7 @@ from posttrain.config import Config, build
 from posttrain.runs.rollout_file import read_rollouts
 from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.session import open_session
+from tests.support.commands import printed, refusal
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
 
 ALGORITHM = {
@@ -85,12 +86,8 @@ def column(out: str, name: str) -> list[float]:
     return [float(line.split()[place]) for line in lines if line.strip()[:1].isdigit()]
 
 
-def test_the_command_takes_the_run_s_critic_and_says_so(
-    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    assert main(["trace", str(runs[1]), "0", "--beside", "{name: ppo, whitening: none}"]) == 0
-    out = capsys.readouterr().out
+def test_the_command_takes_the_run_s_critic_and_says_so(runs: tuple[Path, Path]) -> None:
+    out = printed("trace", runs[1], "0", "--beside", "{name: ppo, whitening: none}")
     assert f"V is the critic {runs[1]}/critic" in out
     assert len(set(column(out, "V"))) > 1
     assert "V of" not in out  # the other algorithm's is the same critic
@@ -100,31 +97,25 @@ def test_the_command_takes_the_run_s_critic_and_says_so(
     assert "-0.000" not in out
 
 
-def test_a_critic_that_is_new_and_advantages_that_are_raw_are_told(
-    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_critic_that_is_new_and_advantages_that_are_raw_are_told(runs: tuple[Path, Path]) -> None:
     """Of one completion, whitened by itself, the advantages would have mean 0, whatever it earned."""
     model = str(runs[1] / "model")
     ask = [model, "0", "--algorithm.name", "ppo", "--rollout.group-size", "1", "--rewards", "mine.py:seven"]
     recipe = Path(runs[1].parent / "mine.py")
     recipe.write_text("def seven(completions, **columns):\n    return [7.0 for _ in completions]\n")
     ask[-1] = f"{recipe}:seven"
-    assert main(["trace", *ask, "--algorithm.gae.lambda-policy", "1", "--algorithm.critic.head", "linear"]) == 0
-    out = capsys.readouterr().out
+    out = printed("trace", *ask, "--algorithm.gae.lambda-policy", "1", "--algorithm.critic.head", "linear")
     assert "V is a new critic, which knows nothing" in out
     assert set(column(out, "V")) == {7.0}
     assert "advantages are not whitened, in units of reward" in out
     assert set(column(out, "advantage")) == {0.0}  # it earned what was expected
 
 
-def test_a_reference_that_is_gone_is_an_error(
-    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reference_that_is_gone_is_an_error(runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     model = runs[0].parent / "model"
     model.rename(model.with_name("elsewhere"))
     try:
-        assert main(["trace", str(runs[1]), "0"]) == 2
-        said = capsys.readouterr().err
+        said = refusal("trace", runs[1], "0")
         assert "a KL to the model that the run began with" in said
         assert str(model) in said
         elsewhere = str(model.with_name("elsewhere"))
@@ -134,19 +125,16 @@ def test_a_reference_that_is_gone_is_an_error(
         model.with_name("elsewhere").rename(model)
 
 
-def test_a_reference_that_was_an_object_is_an_error(
-    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reference_that_was_an_object_is_an_error(runs: tuple[Path, Path], tmp_path: Path) -> None:
     run = shutil.copytree(runs[0], tmp_path / "run")
     inputs = json.loads((run / "inputs.json").read_text())
     inputs["objects"] = {"policy": {"is": "Qwen3ForCausalLM of 1 parameters", "sha256": "d"}}
     (run / "inputs.json").write_text(json.dumps(inputs))
-    assert main(["trace", str(run), "0"]) == 2
-    assert "the model that the run began with, which was an object in Python" in capsys.readouterr().err
+    assert "the model that the run began with, which was an object in Python" in refusal("trace", run, "0")
 
 
 def test_a_problem_without_columns_is_rewarded_and_a_typed_text_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The opening of a sentence is a problem of its task, and has nothing but its text."""
     monkeypatch.chdir(tmp_path)
@@ -154,13 +142,10 @@ def test_a_problem_without_columns_is_rewarded_and_a_typed_text_is_not(
     asked = ["period-count-ppo", "--model.path", "model", "--run.num-steps", "1", "--rollout.prompts-per-step", "4"]
     asked += ["--rollout.max-completion-tokens", "4", "--evaluation.samples", "1", "--task.held-out-size", "2"]
     assert main(["rl", *asked, "--run.folder", "run"]) == 0
-    capsys.readouterr()
-    assert main(["trace", "run", "0"]) == 0
-    of_problem = capsys.readouterr().out
+    of_problem = printed("trace", "run", "0")
     assert "nan" not in of_problem
     assert "rewards of the group" in of_problem
-    assert main(["trace", "run", "The cat"]) == 0
-    of_text = capsys.readouterr().out
+    of_text = printed("trace", "run", "The cat")
     assert "nan" not in of_text
     assert "No reward: the text is not a problem of the task." in of_text
     row = next(line for line in of_text.splitlines() if line.lstrip().startswith("0 "))

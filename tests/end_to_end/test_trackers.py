@@ -13,16 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import posttrain
 from posttrain.runs import tracker
 from tests.support.dice import dice
-from tests.support.refusals import refused
-from tests.support.runs import save_tiny_model
 
 ROWS = [{"prompt": f"Throw {n}. "} for n in range(12)]
 STAND_INS = Path(__file__).parents[1] / "support" / "stand_ins"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("trackers") / "model")
 
 
 @pytest.fixture
@@ -133,19 +126,6 @@ def numbers_of(libraries: dict[str, list[tuple[str, Any]]]) -> dict[str, list[tu
         "mlflow": [(batch[0].step, {each.key: each.value for each in batch}) for batch in batches],
         "trackio": [(step, numbers) for step, numbers in trackio],
     }
-
-
-def test_wandb_without_a_key_or_a_missing_library_is_told_before_the_first_step(
-    model: Path, tmp_path: Path, libraries: dict[str, list[tuple[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    with refused("wandb failed to start: API key is missing:", "tracker.offline: true"):
-        posttrain.train(config(model, tmp_path / "run", ["wandb"], 1), rows=ROWS, rewards=[dice])
-    assert [step for step, _ in lines(tmp_path / "run")] == [0]
-    monkeypatch.setitem(tracker.SERVICES, "trackio", (tracker.Trackio, "no_such_library", "trackio"))
-    with refused("trackio needs `pip install trackio`"):
-        posttrain.train(config(model, tmp_path / "other", ["trackio"], 1), rows=ROWS, rewards=[dice])
-    assert not (tmp_path / "other").exists()
 
 
 def test_supervised_runs_are_told_too(model: Path, tmp_path: Path) -> None:

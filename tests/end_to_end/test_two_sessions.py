@@ -32,11 +32,10 @@ from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.threads import claim_threads
 from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.session import open_session
-from tests.end_to_end.test_python_api import config_for
 from tests.support.faulty_endpoint import Endpoint, endpoint, says
+from tests.support.own_objects import config_for
 from tests.support.refusals import refused
 from tests.support.reward_rows import group
-from tests.support.runs import save_tiny_model
 from tests.support.worker_rows import function_of
 
 READS = "```python\nopen('/etc/passwd')\nprint(1)\n```\n"
@@ -45,11 +44,6 @@ PRINTS_ONE = {"kind": "stdio", "cases": [{"input": "", "output": "1"}]}
 ROWS = [{"prompt": f"Read {n}. ", "tests": PRINTS_ONE} for n in range(3)]
 OPEN: dict[str, Any] = {"kind": "none", "programs_may_do_anything": True}
 SEALED: dict[str, Any] = {"kind": "sealed", "at_once": 1}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("two") / "model")
 
 
 @pytest.fixture(autouse=True)

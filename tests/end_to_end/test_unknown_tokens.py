@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from posttrain.cli import main
 from posttrain.models.context import num_embeddings
 from posttrain.rewards.model import RewardModel
+from tests.support.commands import refusal
 from tests.support.refusals import refused
 from tests.support.reward_models import classifier, reward_folder, reward_tokenizer
 from tests.support.runs import save_tiny_model
@@ -34,41 +34,32 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("reward-model", '{"prompt": "Q", "chosen": "2", "rejected": "3"}'),
     ],
 )
-def test_rows_are_refused_before_a_run(
-    command: str, row: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_are_refused_before_a_run(command: str, row: str, model: Path, tmp_path: Path) -> None:
     rows, run = tmp_path / "rows.jsonl", tmp_path / "run"
     rows.write_text(row + "\n")
     flags = ["--model.path", str(model), "--task.path", str(rows), "--task.held-out-share", "0"]
     for more in [], ["--dry-run"]:
-        assert main([command, *flags, "--run.threads", "1", "--run.folder", str(run), *more]) == 2
-        said = capsys.readouterr().err
+        said = refusal(command, *flags, "--run.threads", "1", "--run.folder", run, *more)
         assert "rows.jsonl:1: the tokenizer's token" in said
         assert SAYS in said
     assert not run.exists()
 
 
-def test_demonstrations_are_refused_before_a_run(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_demonstrations_are_refused_before_a_run(model: Path, tmp_path: Path) -> None:
     flags = ["--model.path", str(model), "--run.threads", "1", "--run.folder", str(tmp_path / "run")]
-    assert main(["sft", *flags, "--task.name", "countdown", "--run.num-steps", "1"]) == 2
-    assert SAYS in capsys.readouterr().err
+    assert SAYS in refusal("sft", *flags, "--task.name", "countdown", "--run.num-steps", "1")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert"])
-def test_a_reward_model_without_rows_for_its_tokenizer_is_refused_before_a_run(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reward_model_without_rows_for_its_tokenizer_is_refused_before_a_run(kind: str, tmp_path: Path) -> None:
     folder, run = reward_folder(tmp_path / "rm", kind), tmp_path / "run"
     smaller = AutoModelForSequenceClassification.from_pretrained(folder)
     smaller.resize_token_embeddings(24)
     smaller.save_pretrained(folder)
     flags = ["--model.path", str(save_tiny_model(tmp_path / "model")), "--run.threads", "1", "--run.num-steps", "1"]
     rewards = ["--rewards", f"[{{model: {folder}}}]"]
-    assert main(["rl", *flags, "--task.name", "countdown", *rewards, "--run.folder", str(run)]) == 2
-    said = capsys.readouterr().err
+    said = refusal("rl", *flags, "--task.name", "countdown", *rewards, "--run.folder", run)
     assert f"rewards: model = {folder}: the tokenizer's token" in said
     assert SAYS in said
     assert not run.exists()

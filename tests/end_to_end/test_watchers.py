@@ -15,17 +15,12 @@ import posttrain
 from posttrain.errors import RunError, UserError
 from posttrain.runs.reports import BeginReport, CheckpointReport, EndReport, EvaluationReport, StepReport
 from posttrain.runs.watchers import OwnWatcher
-from tests.end_to_end.test_python_api import config_for
 from tests.support.dice import dice
+from tests.support.own_objects import config_for
 from tests.support.refusals import refused
-from tests.support.runs import metrics_of, require_same, save_tiny_model
+from tests.support.runs import metrics_of, require_same
 
 ROWS = [{"prompt": f"Throw {n}. "} for n in range(24)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("watchers") / "model")
 
 
 class Notes(posttrain.Watcher):
@@ -238,19 +233,6 @@ class Stops(Notes):
         if report.step == 2:
             raise self.error
         return super().on_step(report)
-
-
-def test_what_a_watcher_raises_ends_the_run_which_can_go_on_without_it(model: Path, tmp_path: Path) -> None:
-    stops = Stops(LookupError("enough"))
-    made = config(model, tmp_path / "run", 3, checkpoint={"every_steps": 1})
-    with pytest.raises(LookupError, match="enough"):
-        posttrain.train(made, rows=ROWS, rewards=[dice], watchers=[stops])
-    assert [report.step for report in stops.steps] == [1]
-    assert stops.ends == []
-    assert not (tmp_path / "run" / "summary.json").exists()
-    notes = Notes()
-    posttrain.train(made, rows=ROWS, rewards=[dice], watchers=[notes], resume=True)
-    assert [report.step for report in notes.steps] == [2, 3]
 
 
 def test_a_step_in_which_a_watcher_failed_is_not_saved_but_taken_again_and_told_once(

@@ -29,6 +29,7 @@ from posttrain.sandbox.remote import Remote
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
 from posttrain.sandbox.replay_script import ReplayRun
 from tests.support.code_cheats import ALL, CHEATS, RIGHT
+from tests.support.commands import printed
 from tests.support.refusals import refused
 from tests.support.sandboxes import chosen, needs_bubblewrap, scored
 
@@ -370,8 +371,7 @@ def test_what_is_chosen_together_must_make_sense(capsys: pytest.CaptureFixture[s
 
 
 @needs_bubblewrap
-def test_the_doctor_tries_the_sandbox_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--sandbox.kind", "bubblewrap"]) == 0
-    said = capsys.readouterr().out
+def test_the_doctor_tries_the_sandbox_that_is_named() -> None:
+    said = printed("doctor", "--sandbox.kind", "bubblewrap")
     for line in ("refused   read a file of this machine", "allowed   start a process", "safe: every probe passed"):
         assert line in said

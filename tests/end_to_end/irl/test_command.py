@@ -17,7 +17,10 @@ from posttrain.cli import main
 from posttrain.irl.comparison import expected_value_difference
 from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl.gymnasium_table import read_gymnasium
+from tests.support.commands import printed, refusal
 from tests.support.irl_worlds import course_rewards
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 DRAWS = True
 PLOTS = ["convergence.png", "policy.png", "rewards.png", "visits.png"]
@@ -26,11 +29,6 @@ SMALL = {
     "demonstrations": {"name": "sampled", "num_episodes": 20},
     "run": {"plots": False, "folder": "run"},
 }
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def run(*argv: object) -> dict[str, Any]:
@@ -60,9 +58,8 @@ def png_size(path: Path) -> tuple[int, int]:
     return width, height
 
 
-def message_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(["irl", *argv]) == 2
-    printed = capsys.readouterr().err
+def message_of(*argv: str) -> str:
+    printed = refusal("irl", *argv)
     assert printed.startswith("posttrain: ")
     assert "Traceback" not in printed
     return printed
@@ -154,7 +151,7 @@ def test_a_world_features_and_demonstrations_of_ones_own_give_what_the_built_in_
         assert summary["value_lost"] is None
 
 
-def test_a_horizon_gives_a_policy_for_each_step_and_its_plots(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_horizon_gives_a_policy_for_each_step_and_its_plots() -> None:
     summary = run(small(demonstrations={"max_steps": 12}, method={"horizon": 12}), "--run.plots")
     found = arrays()
     assert found["policy"].shape == (12, 9, 4)
@@ -165,14 +162,6 @@ def test_a_horizon_gives_a_policy_for_each_step_and_its_plots(capsys: pytest.Cap
     assert sorted(path.name for path in Path("run/plots").iterdir()) == PLOTS
 
 
-def test_numbers_that_are_infinite_are_null_in_the_summary() -> None:
-    def refused(word: str) -> None:
-        raise AssertionError(f"{word} is not JSON")
-
-    assert run(small(), "--method.l2", 0, "--method.max-iterations", 2)["suboptimality"] is None
-    assert json.loads(Path("run/summary.json").read_text(), parse_constant=refused)["converged"] is False
-
-
 def test_the_path_model_matches_its_own_paths_and_not_those_it_makes() -> None:
     summary = run("irl-course-exact", "--method.name", "maxent", "--run.no-plots")
     assert summary["gap"] < 0.01
@@ -181,17 +170,17 @@ def test_the_path_model_matches_its_own_paths_and_not_those_it_makes() -> None:
     assert not Path("run/plots").exists()
 
 
-def test_a_run_is_replaced_only_when_told_and_never_by_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_replaced_only_when_told_and_never_by_a_mistake() -> None:
     recipe = small()
     assert main(["irl", recipe]) == 0
     before = Path("run/summary.json").read_bytes()
-    assert "already holds a run" in message_of(capsys, recipe)
+    assert "already holds a run" in message_of(recipe)
     nowhere = ["--demonstrations.name", "recorded", "--demonstrations.path", "nowhere.npz"]
-    assert "there is no such file" in message_of(capsys, recipe, "--run.overwrite", *nowhere)
+    assert "there is no such file" in message_of(recipe, "--run.overwrite", *nowhere)
     elsewhere = [*nowhere[:3], "run/demonstrations.npz", "--world.size", "2", "--world.rewards"]
-    assert "there is no state" in message_of(capsys, recipe, "--run.overwrite", *elsewhere)
-    message_of(capsys, recipe, "--run.overwrite", "--demonstrations.max-steps", "1")  # none of which is whole
-    message_of(capsys, recipe, "--run.overwrite", "--method.horizon", "1")
+    assert "there is no state" in message_of(recipe, "--run.overwrite", *elsewhere)
+    message_of(recipe, "--run.overwrite", "--demonstrations.max-steps", "1")  # none of which is whole
+    message_of(recipe, "--run.overwrite", "--method.horizon", "1")
     features = ["--world.slip", "0", "--features.name", "file", "--features.path", "zero.npy"]
     np.save("zero.npy", np.zeros((9, 1)))
     assert main(["irl", recipe, "--run.overwrite", *features]) == 1, "no weights make finite values"
@@ -201,9 +190,9 @@ def test_a_run_is_replaced_only_when_told_and_never_by_a_mistake(capsys: pytest.
     assert "overwrite: false" in Path("run/config.yaml").read_text(), "running it must not delete this run"
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("years of work")
-    assert "not empty and not a run folder" in message_of(capsys, recipe, "--run.folder", "mine", "--run.overwrite")
+    assert "not empty and not a run folder" in message_of(recipe, "--run.folder", "mine", "--run.overwrite")
     Path("run/checkpoints").mkdir()
-    assert "holds a run of another command" in message_of(capsys, recipe, "--run.overwrite")
+    assert "holds a run of another command" in message_of(recipe, "--run.overwrite")
 
 
 MISTAKES = {
@@ -285,21 +274,20 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_with_its_place_and_its_remedy(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_told_with_its_place_and_its_remedy(mistake: str) -> None:
     Path("text.npz").write_text("world: {}")
     np.save("one.npy", np.ones(3))
     np.savez("empty.npz")
     np.savez("half.npz", start=[1.0, 0.0], terminal=[1])
     np.savez("whole.npz", transitions=[[[0.0, 1.0]], [[0.0, 1.0]]], start=[1.0, 0.0], terminal=[1])
     argv, expected = MISTAKES[mistake]
-    assert expected in message_of(capsys, *argv.split())
+    assert expected in message_of(*argv.split())
 
 
-def test_a_problem_without_finite_values_ends_the_run_with_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_problem_without_finite_values_ends_the_run_with_code_1() -> None:
     # On dry ground an expert who is paid for every step, undiscounted, never ends an episode.
     flags = ["--world.slip", "0", "--world.ground", "1", "--demonstrations.discount", "1"]
-    assert main(["irl", *flags]) == 1
-    assert "diverges at discount 1.0 and temperature 1.0" in capsys.readouterr().err
+    assert "diverges at discount 1.0 and temperature 1.0" in refusal("irl", *flags, code=1)
 
 
 @pytest.mark.parametrize(
@@ -315,10 +303,9 @@ def test_a_library_that_is_missing_is_told_before_anything_begins_with_how_to_ge
     flags: list[str],
     remedy: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)  # whoever imports it now is told that there is none
-    assert f"needs {library}, which is not installed; {remedy}" in message_of(capsys, *flags)
+    assert f"needs {library}, which is not installed; {remedy}" in message_of(*flags)
     assert not Path("runs/irl/metrics.jsonl").exists()
 
 
@@ -341,12 +328,11 @@ def test_the_whole_run_goes_without_torch() -> None:
     assert "run folder          runs/irl-course-exact" in done.stdout
 
 
-def test_help_shows_the_options_of_what_was_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["irl", "--world.name", "gymnasium", "--method.name", "maxent", "--help"]) == 0
-    printed = capsys.readouterr().out
-    assert "--world.env" in printed
-    assert "--method.gradient" in printed
-    assert "--world.slip" not in printed
-    assert "--method.horizon" not in printed
+def test_help_shows_the_options_of_what_was_chosen() -> None:
+    said = printed("irl", "--world.name", "gymnasium", "--method.name", "maxent", "--help")
+    assert "--world.env" in said
+    assert "--method.gradient" in said
+    assert "--world.slip" not in said
+    assert "--method.horizon" not in said
     for names in ("{icy_grid,gymnasium,table}", "{sampled,recorded}", "{states,tiles,file}", "{course,maxent,causal}"):
-        assert names in printed, "and what else there is to choose"
+        assert names in said, "and what else there is to choose"

@@ -19,6 +19,7 @@ from posttrain.sandbox.fork_server import ForkServerClient
 from posttrain.sandbox.probes import SandboxUnavailable
 from posttrain.sandbox.process_pool import ProcessPool
 from posttrain.sandbox.sandboxes import Sandboxes
+from tests.support.commands import refusal
 from tests.support.refusals import refused, warned
 from tests.support.reward_rows import group
 
@@ -137,6 +138,5 @@ def test_a_sandbox_that_is_not_safe_stops_the_run_even_where_errors_are_to_be_co
         grade(rows, [reward_function(CodeReward(), text_only=True)], on_error="none", resources=resources)
 
 
-def test_the_recipe_says_so_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "recipes/programs-tiny.yaml", "--sandbox.kind", "none"]) == 2
-    assert "programs_may_do_anything" in capsys.readouterr().err
+def test_the_recipe_says_so_too() -> None:
+    assert "programs_may_do_anything" in refusal("config", "recipes/programs-tiny.yaml", "--sandbox.kind", "none")

@@ -13,13 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from tests.support.family_exports import apart, read_by_peft
 from tests.support.family_measures import saved
 from tests.support.refusals import refused
-from tests.support.runs import save_tiny_model
 from tests.support.trl_trainers import KINDS, PAIRS, Kind, trainer, weights
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
 
 
 def adapted(kind: str, model: str, folder: Path, how: str, **given: Any) -> Any:

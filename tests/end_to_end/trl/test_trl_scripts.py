@@ -11,7 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassifi
 
 from posttrain.models.loading.new_model import new_tokenizer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BY_TRL = json.loads((ROOT / "tests" / "data" / "trl_scripts.json").read_text(encoding="utf-8"))
 """What each script logs with TRL, entry by entry, or the error that TRL ends it with."""
 OF_LOGITS = ("entropy", "mean_token_accuracy", "logits/chosen", "logits/rejected")

@@ -9,15 +9,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser
 
 from posttrain.trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, SFTConfig, SFTTrainer, TrlParser
-from tests.support.runs import save_tiny_model
 from tests.support.trl_trainers import ANSWERS, PROMPTS, length
 
 SHORT = {"max_completion_length": 4, "num_generations": 2, "per_device_train_batch_size": 4}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
 
 
 def trainer_of(model: Any, args: GRPOConfig | SFTConfig, **given: Any) -> GRPOTrainer | SFTTrainer:

@@ -8,15 +8,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from posttrain.trl import SFTConfig, SFTTrainer
 from posttrain.trl.configs.batch_arithmetic import run_length
-from tests.support.runs import save_tiny_model
 
 PAIRS = [{"prompt": f"{number} + 1 =", "completion": f" {number + 1}"} for number in range(1, 11)]
 CHATS = [{"messages": [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1."}]}] * 4
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
 
 
 def trainer(model: str, folder: Path, rows: Any = PAIRS, *, given: Any = None, **args: Any) -> SFTTrainer:

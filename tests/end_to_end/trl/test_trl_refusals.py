@@ -19,7 +19,6 @@ from posttrain.errors import RunError, UserError
 from posttrain.trl import GRPOConfig, SFTConfig, SFTTrainer, TrlParser
 from posttrain.trl.configs.field_rules import errors_by_field, mapping_of
 from posttrain.trl.grpo_trainer import require_prompts
-from tests.support.runs import save_tiny_model
 from tests.support.trl_trainers import KINDS, PAIRS, PROMPTS, Kind, length, trainer
 
 CHATS = [{"messages": [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1."}]}] * 4
@@ -27,11 +26,6 @@ TEXTS, TOKENS = [{"text": "a text"}], [{"input_ids": [5, 6, 7]}]
 IN_8_BITS = BitsAndBytesConfig(load_in_8bit=True)
 IN_4_BITS = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
 Given = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
 
 
 def refused(call: Callable[[], object], *words: str, error: type[Exception] = UserError) -> None:

@@ -15,15 +15,9 @@ from transformers import (
 
 from posttrain.trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from tests.support.refusals import refused
-from tests.support.runs import save_tiny_model
 from tests.support.trl_trainers import ANSWERS, PROMPTS, length
 
 SHORT: dict[str, Any] = {"max_completion_length": 4, "num_generations": 2, "per_device_train_batch_size": 4}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
 
 
 def grpo(model: Any, folder: Path, *, given: Any = None, **args: Any) -> GRPOTrainer:

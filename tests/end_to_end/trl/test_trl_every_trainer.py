@@ -12,13 +12,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from tests.support.model_folders import cached
 from tests.support.refusals import refused
-from tests.support.runs import save_tiny_model
 from tests.support.trl_trainers import KINDS, PAIRS, Kind, trainer, weights
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
 
 
 class Killed(TrainerCallback):

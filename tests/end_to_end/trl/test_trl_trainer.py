@@ -10,14 +10,13 @@ import pytest
 import torch
 from datasets import Dataset
 from pyarrow import parquet
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import TrainerCallback
 
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.model_outputs import is_recomputing
 from posttrain.options.adapter import is_adapter_folder
 from posttrain.trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quantization_config
 from tests.support.reward_models import reward_folder
-from tests.support.runs import metrics_of, save_tiny_model
 from tests.support.trl_trainers import length
 
 ROWS = [{"prompt": f"{number} + {number} =", "answer": str(2 * number)} for number in range(1, 9)]
@@ -30,11 +29,6 @@ SMALL: dict[str, Any] = {
     "logging_steps": 1,
     "learning_rate": 1e-3,
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
 
 
 def of_even_rows(answer: list[str], completions: list[str], **columns: Any) -> list[float | None]:
@@ -93,15 +87,6 @@ def test_log_history_has_trls_names_and_what_its_source_computes(model: str, tmp
     assert 0 < first["entropy"] <= math.log(made.model.config.vocab_size)
     assert {"loss", "grad_norm", "frac_reward_zero_std", "step_time", "clip_ratio/region_mean"} <= first.keys()
     assert (last["train_loss"], output.global_step) == (output.training_loss, 3)
-
-
-def test_entries_are_means_since_the_one_before(model: str, tmp_path: Path) -> None:
-    made = trainer(model, tmp_path / "run", logging_steps=2, max_steps=4)
-    made.train()
-    rewards = [line["reward"] for line in metrics_of(tmp_path / "run") if "reward" in line]
-    entries = [entry for entry in made.state.log_history if "reward" in entry]
-    assert [entry["reward"] for entry in entries] == pytest.approx([fmean(rewards[:2]), fmean(rewards[2:])])
-    assert [entry["step"] for entry in entries] == [2, 4]
 
 
 def test_callbacks_see_a_run_in_transformers_order_and_can_stop_and_save_it(model: str, tmp_path: Path) -> None:
@@ -233,36 +218,6 @@ def test_a_model_in_4_bits_has_an_adapter_over_it(model: str, tmp_path: Path) ->
     assert is_adapter_folder(tmp_path / "adapter")
     made.model.merge_and_unload()
     torch.testing.assert_close(made.policy.model(ids).logits, expected)
-
-
-def test_a_model_object_is_trained_with_an_optimiser_and_a_scheduler_of_its_own(model: str, tmp_path: Path) -> None:
-    given = AutoModelForCausalLM.from_pretrained(model)
-    optimizer = torch.optim.SGD(given.parameters(), lr=0.5)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: update / 2)  # 0, then .25, then .5
-    made = trainer(given, tmp_path / "run", given={"optimizers": (optimizer, scheduler)})
-    before = given.lm_head.weight.clone() if not given.config.tie_word_embeddings else given.model.norm.weight.clone()
-    made.train()
-    assert made.model is given
-    assert [entry["learning_rate"] for entry in made.state.log_history[:3]] == [0.0, 0.25, 0.5]
-    after = given.lm_head.weight if not given.config.tie_word_embeddings else given.model.norm.weight
-    assert not torch.equal(before, after)
-
-
-def test_the_schedule_of_the_arguments_scales_the_rates_of_an_optimisers_groups(model: str, tmp_path: Path) -> None:
-    given = AutoModelForCausalLM.from_pretrained(model)
-    first, *others = given.parameters()
-    optimizer = torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": others, "lr": 0.2}])
-    made = trainer(given, tmp_path / "run", given={"optimizers": (optimizer, None)}, max_steps=2)
-    made.train()
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.1])  # linear: half is left
-
-
-def test_a_saved_model_is_a_folder_that_transformers_reads(model: str, tmp_path: Path) -> None:
-    made = trainer(model, tmp_path / "run", max_steps=1)
-    made.train()
-    made.save_model(str(tmp_path / "saved"))
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert all(torch.equal(a, b) for a, b in zip(made.model.parameters(), again.parameters(), strict=True))
 
 
 def test_an_evaluation_of_fewer_groups_than_a_step_has_updates(model: str, tmp_path: Path) -> None:

@@ -19,18 +19,12 @@ from posttrain.models.loading import devices
 from posttrain.runs.manifest import saved_steps
 from posttrain.trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from posttrain.trl.saved_models import prune_checkpoints
-from tests.support.runs import save_tiny_model
 
 ROWS = [{"prompt": f"{number} + {number} =", "kind": "train"} for number in range(1, 9)]
 HELD_OUT = [{"prompt": "3 + 4 =", "kind": "eval"}]
 QUALITY = {1: 0.2, 2: 0.9, 3: 0.3, 4: 0.5}
 """What an evaluation after so many updates is scored."""
 NO_BEST = {"metric_for_best_model": None}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("trl") / "model"))
 
 
 def reward(completions: list[str], kind: list[str], trainer_state: TrainerState, **columns: Any) -> list[float]:
