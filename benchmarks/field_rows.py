@@ -34,10 +34,9 @@ from posttrain.generation.streams import StreamKey
 from posttrain.models.loading.exported_weights import ExportedWeights
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.countdown import CountdownOptions
-from posttrain.options.demonstrator import Demonstrator
 from posttrain.options.model import ModelOptions
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
+from posttrain.options.task import CountdownOptions, Demonstrator
 from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Grades, Group, Prompt
 from posttrain.rewards.countdown.step_rewards import HIT, MISS
@@ -46,7 +45,7 @@ from posttrain.runs.reports import StepReport
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import training_problem
 from posttrain.tasks.countdown_task import CountdownTask, compact, difficulty
-from posttrain.training.teacher import PrivilegedPrompts
+from posttrain.training.reference import PrivilegedPrompts
 from posttrain.training.update import group_logprobs
 
 RESULTS = Path(__file__).parent / "results" / "field_rows.json"

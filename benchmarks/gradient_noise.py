@@ -28,8 +28,8 @@ from posttrain.records import Grades, Group
 from posttrain.runs.progress import Clock
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
 from posttrain.training.collector import CollectedStep, no_journal
+from posttrain.training.learner import fit_critic
 from posttrain.training.session import Session, open_session
-from posttrain.training.warm_start import fit_critic
 from posttrain.variance import (
     Ratio,
     baseline_deviation,

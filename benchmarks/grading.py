@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from posttrain.options.demonstrator import Demonstrator
+from posttrain.options.task import Demonstrator
 from posttrain.rewards.countdown.grader import Countdown, countdown
 from posttrain.rewards.parsing.tags import END_THINK, THINK
 from posttrain.tasks.countdown.demonstrator import demonstrate

@@ -14,8 +14,7 @@ from random import Random
 
 import sums_task
 
-from posttrain.options.countdown import CountdownOptions
-from posttrain.options.demonstrator import Demonstrator
+from posttrain.options.task import CountdownOptions, Demonstrator
 from posttrain.rewards.countdown.grader import Countdown
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown.problems import training_problem

@@ -27,7 +27,7 @@ import posttrain
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions
-from posttrain.options.sentences import SentencesOptions
+from posttrain.options.task import SentencesOptions
 from posttrain.records import Finish, Group
 from posttrain.tasks.sentences_task import PeriodUse, period_strategies
 from posttrain.training.update import group_logprobs

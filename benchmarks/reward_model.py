@@ -24,9 +24,8 @@ import posttrain
 from posttrain.config import RewardModelConfig
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.countdown import CountdownOptions
-from posttrain.options.demonstrator import Demonstrator
 from posttrain.options.model import ModelOptions
+from posttrain.options.task import CountdownOptions, Demonstrator
 from posttrain.rewards.countdown.grader import Outcome, countdown_outcome
 from posttrain.tasks.countdown.demonstrator import demonstrate
 from posttrain.tasks.countdown_task import CountdownTask

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from posttrain.config.kinds import COMMAND_OF
+from posttrain.config.reading import COMMAND_OF
 from posttrain.config.schema import section_names, section_schema, variants_of
 from posttrain.config.sections import plain
 from posttrain.options.reward import RewardOptions

@@ -6,7 +6,7 @@ TESTS = {
     "models/forward.py": ["laws/test_forward_contract.py", "laws/test_distillation.py"],
     "algorithms/ppo.py": ["closed_form/test_ppo.py"],
     "training/actor_critic_state.py": ["closed_form/test_ppo.py", "laws/test_actor_critic.py"],
-    "training/reward_model/pair_microbatches.py": ["laws/test_pair_updates.py"],
+    "training/reward_model/pair_scores.py": ["laws/test_pair_updates.py"],
     "algorithms/advantages.py": [
         "closed_form/test_advantages.py",
         "reference/test_twins.py",
@@ -31,7 +31,6 @@ TESTS = {
         "engine/test_stale_engine.py",
     ],
     "algorithms/distillation.py": ["laws/test_distillation.py", "closed_form/test_teachers.py"],
-    "training/teacher.py": ["closed_form/test_teachers.py"],
     "training/reference.py": ["closed_form/test_teachers.py"],
     "algorithms/reward_shaping.py": [
         "closed_form/test_algorithms.py",

@@ -49,7 +49,7 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("training/actor_critic_state.py", "variance >= LEAST_DEVIATION**2", "variance > 0", 0),
     ("training/actor_critic_state.py", " and state.fitted", "", 0),
     ("training/optimizer.py", "if int(number) in places:", "if True:", 0),
-    ("training/reward_model/pair_microbatches.py", "0 if prompt in prompts else len(prompt)", "len(prompt)", 0),
+    ("training/reward_model/pair_scores.py", "0 if prompt in prompts else len(prompt)", "len(prompt)", 0),
     ("algorithms/advantages.py", "torch.where(rewards.isnan(), 0.0, rewards)", "rewards", 0),
     ("algorithms/advantages.py", "rewards.reshape(1, -1)", "rewards", 0),
     ("algorithms/advantages.py", "torch.inf).amin", "0.0).amin", 0),

@@ -34,7 +34,7 @@ GROUPS = [
             "models/classifiers/heads.py",
             "training/critic.py",
             "training/actor_critic_state.py",
-            "training/teacher.py",
+            "training/reference.py",
         ],
         suites=["closed_form", "laws", "engine", "learning"],
         modules=[
@@ -46,7 +46,7 @@ GROUPS = [
     Group(
         files=[
             "models/classifiers/*.py",
-            "training/reward_model/pair_microbatches.py",
+            "training/reward_model/pair_scores.py",
             *(f"training/reward_model/{name}.py" for name in ("calibration", "pair_scores")),
             *(f"training/dpo/{name}.py" for name in ("pair_update", "sampled_pairs")),
         ],

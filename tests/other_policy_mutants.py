@@ -56,14 +56,14 @@ OTHER_POLICIES: list[tuple[str, str, str, int]] = [
         "start - evidence.teacher_logprobs",
         0,
     ),
-    ("training/teacher.py", "other != index and reward >=", "reward >=", 0),
+    ("training/reference.py", "other != index and reward >=", "reward >=", 0),
     (
-        "training/teacher.py",
+        "training/reference.py",
         "reward >= self.options.correct_from",
         "reward > self.options.correct_from",
         0,
     ),
-    ("training/teacher.py", 'if options.weights == "start" else', "if False else", 0),
+    ("training/reference.py", 'if options.weights == "start" else', "if False else", 0),
     ("training/reference.py", "if rows[0] != rows[1]:", "if False:", 0),
     ("training/reference.py", "    if differing:", "    if False:", 0),
 ]

@@ -41,7 +41,7 @@ ORDER = " > ".join(", ".join(sorted(name or "__init__" for name in names)) for n
 MAY_IMPORT_IRL = {"irl_runs", "neural_irl", ""}
 ENTRY_POINTS = {
     "posttrain.training.rl.train",
-    "posttrain.training.evaluate.evaluate",
+    "posttrain.training.held_out.evaluate",
     "posttrain.training.sft.sft_run.train_sft",
     "posttrain.training.reward_model.reward_run.train_reward_model",
     "posttrain.training.dpo.dpo_run.train_dpo",

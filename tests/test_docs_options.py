@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from posttrain.algorithms.table import ALGORITHMS
-from posttrain.config.kinds import COMMAND_OF
+from posttrain.config.reading import COMMAND_OF
 from posttrain.config.schema import CLASSES
 from posttrain.options.reward import RewardOptions
 from posttrain.schemas import unwrapped

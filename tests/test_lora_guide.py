@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from posttrain.config import load_recipe
-from posttrain.config.kinds import resolved_config
+from posttrain.config.reading import resolved_config
 from tests.support.pages import blocks, commands, programs, python
 
 PAGE = (Path(__file__).parents[1] / "docs" / "guides" / "lora.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from posttrain.commands.chat import ChatConfig
-from posttrain.config.kinds import COMMAND_OF
+from posttrain.config.reading import COMMAND_OF
 from posttrain.config.schema import section_names, section_schema, variants_of
 from posttrain.options.reward import RewardOptions
 from posttrain.schemas import Schema, record_class, unwrapped

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.countdown import CountdownOptions
+from posttrain.options.task import CountdownOptions
 from posttrain.tasks.countdown_task import CountdownTask
 
 END, PAD = "<|end|>", "<|pad|>"

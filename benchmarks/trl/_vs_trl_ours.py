@@ -10,10 +10,10 @@ from _vs_trl_steps import serve
 from _vs_trl_wire import Job, Wire, hash_score
 
 from posttrain.config import Config
-from posttrain.options.countdown import CountdownOptions
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import RolloutOptions
+from posttrain.options.task import CountdownOptions
 from posttrain.options.training import RunOptions, UpdateOptions
 from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.session import Session, open_session

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from posttrain.tasks.base import Reading as Reading
     from posttrain.tasks.base import Task as Task
     from posttrain.training.dpo.dpo_run import train_dpo as train_dpo
-    from posttrain.training.evaluate import evaluate as evaluate
+    from posttrain.training.held_out import evaluate as evaluate
     from posttrain.training.reward_model.reward_run import train_reward_model as train_reward_model
     from posttrain.training.rl import train as train
     from posttrain.training.sft.sft_run import train_sft as train_sft
@@ -97,7 +97,7 @@ NAMES = {
     "posttrain.runs.watchers": "Watcher",
     "posttrain.tasks.base": "Probe Reading Task",
     "posttrain.training.dpo.dpo_run": "train_dpo",
-    "posttrain.training.evaluate": "evaluate",
+    "posttrain.training.held_out": "evaluate",
     "posttrain.training.reward_model.reward_run": "train_reward_model",
     "posttrain.training.rl": "train",
     "posttrain.training.sft.sft_run": "train_sft",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.options.arithmetic import SYSTEM, ArithmeticOptions
+from posttrain.options.task import SYSTEM, ArithmeticOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.parsing.tags import answer_lines

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.options.countdown import CountdownOptions
+from posttrain.options.task import CountdownOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.countdown.grader import Countdown, Outcome, puzzle
 from posttrain.rewards.grading.grade import grade

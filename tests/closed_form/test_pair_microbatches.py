@@ -3,8 +3,7 @@
 import pytest
 
 from posttrain.records import Preference, Prompt, TokenSequence
-from posttrain.training.reward_model.pair_microbatches import pair_microbatches
-from posttrain.training.reward_model.pair_scores import read_lengths
+from posttrain.training.reward_model.pair_scores import pair_microbatches, read_lengths
 
 
 def pair(prompt: tuple[int, ...], chosen: int, rejected: int) -> Preference:

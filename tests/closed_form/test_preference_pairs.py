@@ -12,8 +12,7 @@ from posttrain.errors import RunError
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.pairs import PairOptions
-from posttrain.options.reward_training import RewardTrainingOptions
+from posttrain.options.pairs import PairOptions, RewardTrainingOptions
 from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.preference_set import PreferenceSet, preference_set
 from posttrain.tasks.row_files.rows import BadRows, GivenRows

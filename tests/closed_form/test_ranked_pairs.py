@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posttrain.records import Grades, TokenSequence
-from posttrain.training.dpo.sampled_pairs import pair_tensors, pairs_from, ranked_pairs, sampled_round
+from posttrain.training.dpo.round_pairs import pair_tensors, pairs_from, ranked_pairs, sampled_round
 from tests.support.tiny import written_group
 
 NAN = math.nan

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from posttrain.options.sentences import SentencesOptions
+from posttrain.options.task import SentencesOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.grade import grade
 from posttrain.tasks import sentence_grammar

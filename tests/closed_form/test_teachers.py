@@ -20,8 +20,15 @@ from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
 from posttrain.runs.named_inputs import named_files
 from posttrain.runs.planned_memory import rl_setup
-from posttrain.training.reference import FrozenCopy, UncopiedPolicy, require_same_vocabulary
-from posttrain.training.teacher import PrivilegedPrompts, TeacherPrompts, filled, teacher_of
+from posttrain.training.reference import (
+    FrozenCopy,
+    PrivilegedPrompts,
+    TeacherPrompts,
+    UncopiedPolicy,
+    filled,
+    require_same_vocabulary,
+    teacher_of,
+)
 from tests.support.model_folders import plain_tokenizer
 from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model

@@ -19,8 +19,7 @@ from posttrain.models.forward import Completions
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.rollout import RolloutOptions
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import RolloutOptions, SamplingParams
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.reference import FrozenCopy

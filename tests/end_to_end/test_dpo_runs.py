@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import posttrain
 from posttrain.config import DpoConfig
-from posttrain.config.kinds import resolved_config
+from posttrain.config.reading import resolved_config
 from tests.support.accidents import Accident
 from tests.support.commands import refusal
 from tests.support.conversations import chat_model, chat_tokenizer

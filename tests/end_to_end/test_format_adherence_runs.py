@@ -18,10 +18,9 @@ from posttrain.models.loading.folder_kinds import bundled_folder
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model_config, new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.arithmetic import SYSTEM, ArithmeticOptions
-from posttrain.options.demonstrator import Demonstrator
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
+from posttrain.options.task import SYSTEM, ArithmeticOptions, Demonstrator
 from posttrain.options.training import CheckpointOptions, RunOptions, SftOptions
 from posttrain.training.sft.sft_run import train_sft
 from tests.support.pages import blocks

@@ -13,14 +13,14 @@ import posttrain
 from posttrain.cli import main
 from posttrain.config import Config
 from posttrain.config.fit_configs import DpoConfig, RewardModelConfig, SftConfig
-from posttrain.config.kinds import OPTIMIZER_SECTIONS, resolved_config
+from posttrain.config.reading import OPTIMIZER_SECTIONS, resolved_config
 from posttrain.errors import RunError
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.adapter import AdapterOptions
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.dpo import DpoOptions
 from posttrain.options.model import ModelOptions
+from posttrain.options.pairs import DpoOptions
 from posttrain.options.training import OptimizerOptions, rated
 from tests.support.commands import printed, refusal
 from tests.support.refusals import refused

@@ -12,7 +12,7 @@ import pytest
 import posttrain.config
 import posttrain.options
 from posttrain.config import load_recipe
-from posttrain.config.kinds import AnyConfig
+from posttrain.config.reading import AnyConfig
 from posttrain.config.sections import CollectConfig, Config
 from posttrain.runs.named_inputs import named_files, named_options
 from posttrain.schemas import field_docs

@@ -13,7 +13,7 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.table import build_algorithm
 from posttrain.cli import main
 from posttrain.config import Config, as_recipe, build, load_recipe
-from posttrain.config.kinds import resolved_config as in_full
+from posttrain.config.reading import resolved_config as in_full
 from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.config.recipes import RecipeLayer
 from posttrain.tasks.task_registry import load_task

@@ -11,7 +11,7 @@ import pytest
 import posttrain
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.countdown import CountdownOptions
+from posttrain.options.task import CountdownOptions
 from posttrain.records import Finish, Group
 from posttrain.runs.reports import EvaluationReport
 from posttrain.tasks.countdown_task import CountdownTask

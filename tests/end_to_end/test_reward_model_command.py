@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import posttrain
 from posttrain.config import Config, RewardModelConfig
-from posttrain.config.kinds import resolved_config
+from posttrain.config.reading import resolved_config
 from tests.support.conversations import turns
 from tests.support.fit_places import KINDS
 from tests.support.runs import metrics_of

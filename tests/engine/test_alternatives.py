@@ -12,7 +12,7 @@ from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from posttrain.records import Grades, Prompt
 from posttrain.runs.run_folder import RunFolder
 from tests.support.engines import ChangedEngine

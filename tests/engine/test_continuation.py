@@ -18,7 +18,7 @@ from posttrain.generation.request import Continuation, Request, Sampled
 from posttrain.generation.static import StaticSteps
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from posttrain.records import Finish
 from tests.support.refusals import refused
 from tests.support.tiny import some_prompts, through_its_own_forward, tiny_policy

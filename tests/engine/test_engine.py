@@ -18,7 +18,7 @@ from posttrain.generation.static import StaticSteps
 from posttrain.generation.stepping import PrefilledPrompts, Steps
 from posttrain.generation.streams import StreamKey, uniforms
 from posttrain.models.policy import Policy
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from posttrain.records import Finish, Group
 from tests.support.refusals import refused
 from tests.support.tiny import (

@@ -14,7 +14,7 @@ from posttrain.generation.groups import sample_groups, sampled_fault, take_check
 from posttrain.generation.in_process import InProcessEngine, InProcessSampling
 from posttrain.generation.request import Continuation, GroupRequest, Sampled
 from posttrain.generation.streams import StreamKey
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from posttrain.records import Finish
 from posttrain.rewards.grading.grade import reward_function
 from posttrain.runs.progress import Clock

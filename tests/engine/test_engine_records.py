@@ -8,7 +8,7 @@ import torch
 
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from posttrain.records import Group
 from tests.support.tiny import (
     STOP_IDS,

@@ -15,7 +15,7 @@ from posttrain.generation.parity import largest_gap
 from posttrain.models.forward import Completions
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from posttrain.records import Group
 from posttrain.training.update import group_logprobs
 from tests.support.families import CONFIGS, CONTEXT, WITHOUT_CACHE, eager_model, family_model, family_policy

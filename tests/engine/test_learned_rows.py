@@ -13,7 +13,7 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.tasks.row_files.rows import GivenRows
-from posttrain.training.fit_report import marked
+from posttrain.training.fit import marked
 from posttrain.training.sft.learned_rows import RowExamples, row_examples
 from tests.support.conversations import THOUGHTLESS, chat_tokenizer, turns
 from tests.support.refusals import refused

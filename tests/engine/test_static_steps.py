@@ -14,7 +14,7 @@ from posttrain.generation.streams import StreamKey
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.new_model import NewModelOptions
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from posttrain.records import Prompt
 
 SHAPE = NewModelOptions(hidden_size=16, mlp_size=24, num_layers=2, num_heads=2, num_kv_heads=1, max_positions=600)

@@ -10,7 +10,7 @@ import pytest
 
 from posttrain.config import Config, load_recipe
 from posttrain.errors import RunError, UserError
-from posttrain.options.tracker import TrackerOptions
+from posttrain.options.training import TrackerOptions
 from posttrain.runs import tracker as module
 from posttrain.runs.reports import EndReport, StepReport
 from posttrain.runs.tracker import SERVICES, Tracker, require_trackers

@@ -11,7 +11,7 @@ from posttrain.rewards.grading.answers import ProcessReward
 from posttrain.runs.progress import Clock
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
 from posttrain.training.collector import CollectedStep
-from posttrain.training.warm_start import require_earlier_rollouts, require_known_tokens, warm_start
+from posttrain.training.learner import require_earlier_rollouts, require_known_tokens, warm_start
 from tests.support.refusals import refused
 from tests.support.stages import Stages, stages_with
 from tests.support.tiny import weights

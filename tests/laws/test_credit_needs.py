@@ -18,8 +18,7 @@ from posttrain.needs import CREDIT_NEEDS, NEED_OF
 from posttrain.options.critic import CriticOptions
 from posttrain.runs.progress import Clock
 from posttrain.training.credited_step import PROVIDERS
-from posttrain.training.reference import FrozenCopy
-from posttrain.training.teacher import Teacher
+from posttrain.training.reference import FrozenCopy, Teacher
 from tests.support.refusals import refused
 from tests.support.stages import Stages, stages_with
 from tests.support.tiny import gradient_of_update, plain_logprobs, tiny_policy

@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.options.demonstrator import Demonstrator
+from posttrain.options.task import Demonstrator
 from posttrain.rewards.countdown.grader import Countdown, Outcome, countdown_outcome
 from posttrain.rewards.countdown.step_rewards import HIT, MISS, STEP, read_try
 from posttrain.rewards.parsing.arithmetic import literals, postfix, value

@@ -20,8 +20,7 @@ from posttrain.models.policy import Policy
 from posttrain.needs import Need
 from posttrain.records import Group
 from posttrain.runs.progress import Clock
-from posttrain.training.reference import FrozenCopy, UncopiedPolicy
-from posttrain.training.teacher import Teacher
+from posttrain.training.reference import FrozenCopy, Teacher, UncopiedPolicy
 from posttrain.training.update import Objective, group_logprobs
 from tests.support.enumerated import COMPLETIONS, Tree
 from tests.support.sequences import known, resampled

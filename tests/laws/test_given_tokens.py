@@ -28,8 +28,7 @@ from posttrain.records import Group, Rollout
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.metrics import step_metrics, step_tokens
-from posttrain.training.reference import FrozenCopy
-from posttrain.training.teacher import Teacher
+from posttrain.training.reference import FrozenCopy, Teacher
 from posttrain.training.update import Observations, micro_losses
 from tests.support.adapted import LORA, fill
 from tests.support.sequences import known, resampled

@@ -10,7 +10,7 @@ import torch
 from posttrain.algorithms.preference_losses import OfPairs, PairObjective, ipo
 from posttrain.errors import RunError
 from posttrain.models.policy import Policy
-from posttrain.options.dpo import DpoOptions
+from posttrain.options.pairs import DpoOptions
 from posttrain.records import Preference
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.dpo.dpo_objective import DpoObjective
@@ -24,7 +24,7 @@ from posttrain.training.dpo.pair_update import (
 from posttrain.training.fit import learn
 from posttrain.training.fit_session import FitSession
 from posttrain.training.reference import EarlierAdapter, FrozenCopy
-from posttrain.training.reward_model.pair_microbatches import pair_microbatches
+from posttrain.training.reward_model.pair_scores import pair_microbatches
 from tests.support.adapted import adapted_policy, fill
 from tests.support.pairs import dpo_session, one_row_at_a_time, rounds_session, some_pairs
 from tests.support.refusals import refused

@@ -21,7 +21,7 @@ from posttrain.generation.sampling import (
     sample,
 )
 from posttrain.generation.streams import StreamKey, uniforms
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from tests.support.refusals import refused
 
 LARGEST_UNIFORM = 1 - 2**-53

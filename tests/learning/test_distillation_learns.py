@@ -16,8 +16,7 @@ from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.metrics import update_metrics
-from posttrain.training.reference import UncopiedPolicy
-from posttrain.training.teacher import Teacher
+from posttrain.training.reference import Teacher, UncopiedPolicy
 from posttrain.training.update import group_logprobs
 from tests.support.tiny import request, some_prompts, tiny_policy
 

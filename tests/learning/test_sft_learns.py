@@ -12,7 +12,7 @@ from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from posttrain.records import Example, TokenSequence
 from posttrain.training.sft.supervised import held_out_loss
 from tests.support.conversations import chat_model, chat_tokenizer, turns

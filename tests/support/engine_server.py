@@ -16,7 +16,7 @@ from posttrain.generation.request import Continuation, Request
 from posttrain.generation.streams import StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 
 
 @dataclass

@@ -18,7 +18,7 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.text_part import is_wrapper
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.model import ModelOptions
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.update import Objective, group_logprobs, update

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from posttrain.config import Config, SftConfig
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.countdown import CountdownOptions
-from posttrain.options.demonstrator import Demonstrator
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import RolloutOptions
+from posttrain.options.task import CountdownOptions, Demonstrator
 from posttrain.options.training import (
     CheckpointOptions,
     EvaluationOptions,

@@ -12,8 +12,7 @@ from posttrain.algorithms.preference_losses import OfPairs
 from posttrain.config import DpoConfig, RewardModelConfig
 from posttrain.models.classifiers.heads import TextScorer
 from posttrain.models.policy import Policy
-from posttrain.options.dpo import DpoOptions
-from posttrain.options.reward_training import RewardTrainingOptions
+from posttrain.options.pairs import DpoOptions, RewardTrainingOptions
 from posttrain.options.training import RunOptions
 from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.preference_set import PreferenceSet

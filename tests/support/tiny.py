@@ -35,7 +35,7 @@ from posttrain.generation.streams import StreamKey
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.training.metrics import update_metrics

@@ -6,8 +6,7 @@ from dataclasses import replace
 from posttrain.binding import is_own
 from posttrain.commands.arguments import configured, split_arguments
 from posttrain.commands.flags import CommandSpec
-from posttrain.config.kinds import recipe_sections
-from posttrain.config.reading import recipe_kind
+from posttrain.config.reading import recipe_kind, recipe_sections
 from posttrain.config.recipe_yaml import to_yaml
 from posttrain.config.recipes import RecipeLayer, merge
 from posttrain.config.run_trust import READ_BY_IMPORT

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     if switches.output and (output.is_dir() or not output.parent.is_dir()):
         raise UserError(f"--output {output}: name a file in a folder that exists.")
     from posttrain.runs.progress import Progress
-    from posttrain.training.evaluate import evaluate
+    from posttrain.training.held_out import evaluate
 
     with Progress(0) as progress:
         results = evaluate(config.model.path, config, progress=progress)

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import AnyConfig
-from posttrain.config.kinds import COMMAND_OF
-from posttrain.config.reading import build, recipe_kind
+from posttrain.config.reading import COMMAND_OF, build, recipe_kind
 from posttrain.config.recipes import RecipeLayer, find_recipe, merge, read_recipe
 from posttrain.config.run_trust import trusted
 from posttrain.errors import UserError

@@ -10,8 +10,7 @@ from annotated_types import Ge
 from posttrain.commands.arguments import TrustSwitch, configured, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig, RewardModelConfig
-from posttrain.config.kinds import OPTIMIZER_SECTIONS, resolved_config
-from posttrain.config.reading import recipe_kind
+from posttrain.config.reading import OPTIMIZER_SECTIONS, recipe_kind, resolved_config
 from posttrain.errors import UserError
 from posttrain.options.bounds import PositiveInt
 

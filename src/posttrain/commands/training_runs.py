@@ -16,7 +16,7 @@ from posttrain.commands.arguments import (
 )
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import TrainingConfig
-from posttrain.config.kinds import COMMAND_OF
+from posttrain.config.reading import COMMAND_OF
 from posttrain.options.model import ModelOptions
 from posttrain.runs.interruption import stopped_while_loading
 

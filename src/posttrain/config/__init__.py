@@ -1,8 +1,7 @@
 """One frozen record for all that decides a run, made from recipe files and flags."""
 
 from posttrain.config.fit_configs import DpoConfig, RewardModelConfig, SftConfig
-from posttrain.config.kinds import AnyConfig, TrainingConfig, as_recipe
-from posttrain.config.reading import build, load_recipe
+from posttrain.config.reading import AnyConfig, TrainingConfig, as_recipe, build, load_recipe
 from posttrain.config.sections import CollectConfig, Config, IrlConfig
 
 __all__ = [

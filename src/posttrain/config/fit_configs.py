@@ -7,16 +7,13 @@ from typing import ClassVar
 from posttrain.binding import is_own
 from posttrain.config.sections import FOR_RL, Config, SampledSections, TrainingSections
 from posttrain.errors import UserError
-from posttrain.options.countdown import CountdownOptions
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.demonstrator import Demonstrator
-from posttrain.options.dpo import DpoOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.new_model import NewModelOptions
-from posttrain.options.reward_training import RewardTrainingOptions
+from posttrain.options.pairs import DpoOptions, RewardTrainingOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.rules import GIVEN, Rule, Rules, Unused, require_rules
-from posttrain.options.task import TaskOptions
+from posttrain.options.task import CountdownOptions, Demonstrator, TaskOptions
 from posttrain.options.training import EvaluationOptions, RunOptions, SftOptions, UpdateOptions, require_adapter_decay
 
 DEMONSTRATED = ("countdown", "arithmetic", "sentences")

@@ -14,8 +14,7 @@ from posttrain.config.recipes import TASKS_OF_ROWS
 from posttrain.errors import UserError
 from posttrain.options.collect import JUDGE_OPTIONS
 from posttrain.options.engine import ENGINE_OPTIONS
-from posttrain.options.irl_method import FEATURE_OPTIONS, METHOD_OPTIONS
-from posttrain.options.irl_world import DEMONSTRATION_OPTIONS, WORLD_OPTIONS
+from posttrain.options.irl import DEMONSTRATION_OPTIONS, FEATURE_OPTIONS, METHOD_OPTIONS, WORLD_OPTIONS
 from posttrain.options.reward import RewardOptions
 from posttrain.options.task import TASK_OPTIONS
 from posttrain.schemas import Option, Schema, did_you_mean, record_class

@@ -17,23 +17,31 @@ from posttrain.options.collect import (
     PersonJudgeOptions,
     RewardJudgeOptions,
 )
-from posttrain.options.countdown import CountdownOptions
 from posttrain.options.engine import EngineOptions, InProcessOptions
 from posttrain.options.grading import GradingOptions
-from posttrain.options.irl_method import CausalOptions, FeatureOptions, MethodOptions, RecoveryOptions, StateFeatures
-from posttrain.options.irl_world import DemonstrationOptions, IcyGridOptions, SampledOptions, WorldOptions
+from posttrain.options.irl import (
+    CausalOptions,
+    DemonstrationOptions,
+    FeatureOptions,
+    IcyGridOptions,
+    MethodOptions,
+    RecoveryOptions,
+    SampledOptions,
+    StateFeatures,
+    WorldOptions,
+)
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.rollout import RolloutOptions, SamplingOptions
 from posttrain.options.rules import GIVEN, Rule, Rules, Unused, require_rules
 from posttrain.options.sandbox import SandboxOptions
-from posttrain.options.task import TaskOptions
-from posttrain.options.tracker import TrackerOptions
+from posttrain.options.task import CountdownOptions, TaskOptions
 from posttrain.options.training import (
     CheckpointOptions,
     EvaluationOptions,
     ReferenceOptions,
     RunOptions,
+    TrackerOptions,
     UpdateOptions,
     require_adapter_decay,
 )

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.course.formulas import compute_grpo_advantages
 from posttrain.errors import UserError
-from posttrain.options.countdown import NumbersRule
+from posttrain.options.task import NumbersRule
 from posttrain.rewards.countdown.grader import Outcome, countdown_outcome, puzzle
 from posttrain.rewards.format import SCORES, arithmetic_structure
 

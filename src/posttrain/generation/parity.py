@@ -24,7 +24,7 @@ from posttrain.models.context import changes_at, num_embeddings
 from posttrain.models.forward import Completions, PlainForward
 from posttrain.models.model_outputs import cache_refusal
 from posttrain.models.policy import Policy
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from posttrain.records import Prompt
 
 Tokens = tuple[int, ...]

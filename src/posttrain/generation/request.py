@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from posttrain.generation.streams import StreamKey
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from posttrain.records import Alternatives, Finish
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from posttrain.errors import RunError
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 
 SMALL_VOCAB = 2048
 """Up to this many tokens one float64 cumulative sum is the quickest way on a CPU."""

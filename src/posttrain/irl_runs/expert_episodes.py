@@ -19,7 +19,7 @@ from posttrain.irl.planning import (
     value_iteration,
 )
 from posttrain.irl_runs.worlds import World
-from posttrain.options.irl_world import DemonstrationOptions, RecordedOptions, SampledOptions
+from posttrain.options.irl import DemonstrationOptions, RecordedOptions, SampledOptions
 
 COURSE_TOLERANCE = 1e-4
 """Of the values of the course's expert."""

@@ -24,7 +24,7 @@ from posttrain.irl.objectives import Setting
 from posttrain.irl.planning import Reward
 from posttrain.irl.uncertainty import identifiability
 from posttrain.irl_runs.worlds import World
-from posttrain.options.irl_method import (
+from posttrain.options.irl import (
     CausalOptions,
     CourseOptions,
     FeatureOptions,

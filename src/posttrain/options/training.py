@@ -8,7 +8,24 @@ from annotated_types import Ge, Gt, Lt
 from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded, NonEmptyStr, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from posttrain.options.rules import Rule, Unused
-from posttrain.options.tracker import TrackerName
+
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerOptions(Bounded):
+    """A run's name in the trackers of `run.report_to`, and how much they get."""
+
+    project: NonEmptyStr = "posttrain"
+    """Project of W&B and Trackio, experiment of MLflow."""
+    name: str = ""
+    """Name of the run there; empty is the last part of run.folder."""
+    offline: bool = False
+    """Keep everything on this machine, whatever the environment says: W&B in files to sync later, MLflow in mlflow.db
+    next to the run folder.  TensorBoard and Trackio are always local."""
+    completions: NonNegativeInt = 0
+    """The first completions of each step to show, with reward and advantage; rollouts/ has all of them."""
+
 
 RATE_OF_ADAPTERS = 10
 """The best rate of an adapter as a multiple of that of the whole model, whatever the rank (Schulman & Thinking Machines

@@ -14,7 +14,7 @@ Known hack: the structure alone earns these, so without another reward it is lea
 from collections.abc import Callable
 from enum import StrEnum
 
-from posttrain.options.countdown import FormatMode
+from posttrain.options.task import FormatMode
 from posttrain.rewards.grading.answers import Graded, Texts
 from posttrain.rewards.parsing.arithmetic import ALPHABET
 from posttrain.rewards.parsing.tags import WHITE_SPACE, answer_lines, answer_text

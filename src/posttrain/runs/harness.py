@@ -19,7 +19,7 @@ from typing import Protocol, Self
 from torch.optim import Optimizer
 
 from posttrain.config import Config, TrainingConfig
-from posttrain.config.kinds import COMMAND_OF
+from posttrain.config.reading import COMMAND_OF
 from posttrain.errors import RunError, UserError
 from posttrain.options.training import CheckpointOptions, RunOptions
 from posttrain.runs import checkpoint

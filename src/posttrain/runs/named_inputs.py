@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from posttrain.binding import code_files, digest_of
-from posttrain.config.kinds import AnyConfig
+from posttrain.config.reading import AnyConfig
 from posttrain.config.sections import CollectConfig, Config, IrlConfig
 from posttrain.errors import UserError
 from posttrain.models.loading.folder_kinds import model_digest

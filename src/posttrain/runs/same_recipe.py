@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import TrainingConfig, build
-from posttrain.config.kinds import AnyConfig, resolved_config
+from posttrain.config.reading import AnyConfig, resolved_config
 from posttrain.config.recipe_yaml import parse_yaml
 from posttrain.config.recipes import RecipeLayer, read_recipe
 from posttrain.config.sections import plain

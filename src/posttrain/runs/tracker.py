@@ -21,7 +21,7 @@ from typing import Any, Self
 from posttrain.config import TrainingConfig
 from posttrain.config.sections import plain
 from posttrain.errors import RunError, UserError
-from posttrain.options.tracker import TrackerName, TrackerOptions
+from posttrain.options.training import TrackerName, TrackerOptions
 from posttrain.runs.folder import Folder
 from posttrain.runs.reports import EndReport, StepReport
 from posttrain.runs.run_folder import METRICS, TRACKERS

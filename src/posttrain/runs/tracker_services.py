@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Literal, Protocol
 
-from posttrain.options.tracker import TrackerOptions
+from posttrain.options.training import TrackerOptions
 
 Job = Callable[[], None]
 LONGEST = 300

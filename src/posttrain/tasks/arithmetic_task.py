@@ -31,8 +31,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from posttrain.options.arithmetic import ArithmeticOptions
 from posttrain.options.reward import RewardSettings
+from posttrain.options.task import ArithmeticOptions
 from posttrain.records import Group, Prompt
 from posttrain.rewards.format import line_format
 from posttrain.rewards.grading.function import RewardFunction

@@ -17,7 +17,7 @@ applies.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from posttrain.options.countdown import CountdownOptions
+from posttrain.options.task import CountdownOptions
 from posttrain.records import Group, Prompt
 from posttrain.rewards.countdown.grader import Countdown, countdown, countdown_last
 from posttrain.rewards.countdown.step_rewards import STEP, read_try

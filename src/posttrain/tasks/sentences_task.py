@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from posttrain.options.sentences import SentencesOptions
+from posttrain.options.task import SentencesOptions
 from posttrain.records import Group, Prompt
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.shaping import PeriodCount

@@ -6,11 +6,8 @@ from typing_extensions import get_protocol_members
 
 from posttrain.binding import build_own
 from posttrain.errors import UserError
-from posttrain.options.arithmetic import ArithmeticOptions
-from posttrain.options.countdown import CountdownOptions
 from posttrain.options.dataset import DatasetOptions, GeneratedOptions, ProgramsOptions
-from posttrain.options.sentences import SentencesOptions
-from posttrain.options.task import TaskOptions
+from posttrain.options.task import ArithmeticOptions, CountdownOptions, SentencesOptions, TaskOptions
 from posttrain.tasks.arithmetic_task import ArithmeticTask
 from posttrain.tasks.base import PromptRenderer, Task
 from posttrain.tasks.countdown_task import CountdownTask

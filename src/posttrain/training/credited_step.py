@@ -23,8 +23,7 @@ from posttrain.runs.progress import Clock
 from posttrain.training.actor_critic_state import NO_STATE, ActorCriticState, after_step, credit_metrics, with_rewards
 from posttrain.training.collector import CollectedStep
 from posttrain.training.critic import Critic, truncated_of
-from posttrain.training.reference import Reference
-from posttrain.training.teacher import Teacher
+from posttrain.training.reference import Reference, Teacher
 from posttrain.training.update import group_logprobs
 
 NO_MODEL = "a need without the model that computes it"

@@ -18,7 +18,7 @@ from posttrain.generation.groups import Advance, sample_groups
 from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.options.grading import GradingOptions
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from posttrain.options.training import EvaluationOptions
 from posttrain.records import Grades, Group, Prompt
 from posttrain.rewards.grading.calls import NO_RUN

@@ -1,15 +1,24 @@
 """Held-out problems of a run: measured in full or in brief, as metrics, and as the table that ends the run."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
+from pathlib import Path
 from textwrap import wrap
 from types import MappingProxyType
 from typing import Literal, cast
 
+from posttrain.algorithms.algorithm import Algorithm
+from posttrain.config import Config
+from posttrain.errors import UserError
+from posttrain.generation.engine import Engine
+from posttrain.models.policy import Policy
 from posttrain.runs.harness import Harness
+from posttrain.runs.progress import Progress
 from posttrain.runs.reports import EvaluationReport, ScoredCompletions
 from posttrain.runs.summary import HELD_OUT, REWARD, SCORE
-from posttrain.tasks.base import Probe, Reading
+from posttrain.tasks.base import Probe, Reading, Task
+from posttrain.training.caller_objects import CallerObjects, Rewards, Rows
 from posttrain.training.evaluation import (
     Questions,
     brief_evaluation,
@@ -19,7 +28,7 @@ from posttrain.training.evaluation import (
     num_completions,
     source_readings,
 )
-from posttrain.training.session import Session
+from posttrain.training.session import Session, open_session
 
 SHOWN = 3
 """Held-out problems whose completions are shown before and after."""
@@ -121,3 +130,53 @@ def side_by_side(prompt: str, before: str, after: str) -> list[str]:
     )
     body = [f"  {a:<{COLUMN}} | {b}" for a, b in zip_longest(left, right, fillvalue="")]
     return [prompt.strip(), f"  {'before':<{COLUMN}} | after", *body, ""]
+
+
+def evaluate(
+    model: str | Path | None = None,
+    config: Config | None = None,
+    *,
+    policy: Policy | None = None,
+    task: Task | None = None,
+    engine: Engine | None = None,
+    algorithm: Algorithm | None = None,
+    rewards: Rewards = (),
+    rows: Rows | None = None,
+    held_out_rows: Rows | None = None,
+    progress: Progress | None = None,
+) -> dict[str, object]:
+    """Evaluate a model on held-out problems, with 95% intervals, as `posttrain eval` does.
+
+    The model is a folder, or an object given as `policy`; the one in the config is ignored.  The config gives the task
+    and the number of samples.  The objects are those of `posttrain.train`; the algorithm changes no result.
+    """
+    if (model is None) == (policy is None):
+        given = "neither is given" if model is None else f"model = {model} is given and a policy object as well"
+        raise UserError(f"evaluate: {given}.  Name the folder of a model, or give policy=, one of them.")
+    config = config or Config()
+    if model is not None:
+        config = replace(config, model=replace(config.model, path=str(model)))
+    caller = CallerObjects(
+        policy=policy,
+        task=task,
+        engine=engine,
+        algorithm=algorithm,
+        rewards=rewards,
+        rows=rows,
+        held_out_rows=held_out_rows,
+    )
+    with open_session(config, caller, inference=True) as session:
+        session.load_weights()
+        questions, samples = session.questions(), config.evaluation.samples
+        if not questions.prompts:
+            raise UserError(
+                f"evaluate: {session.task.name} has no held-out problems.  For a dataset set task.held_out_share, such"
+                " as 0.1, or task.held_out_path."
+            )
+        if config.rewards:  # computed also if the task has its caller measure, which judges
+            questions = replace(questions, rewards=session.rewards)
+        if progress is None:
+            return full_evaluation(session.engine, questions, samples=samples)[0]
+        total = num_completions(questions, samples=samples)
+        with progress.stage("completions of held-out problems", total) as advance:
+            return full_evaluation(session.engine, questions, samples=samples, advance=advance)[0]

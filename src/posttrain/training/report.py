@@ -26,7 +26,7 @@ from posttrain.training.caller_objects import given_rewards
 from posttrain.training.collector import CollectedStep
 from posttrain.training.critic import save_critic
 from posttrain.training.evaluation import completions_of_run
-from posttrain.training.fit_report import model_card, write_model
+from posttrain.training.fit import model_card, write_model
 from posttrain.training.held_out import NOTHING_HELD_OUT, comparison, table_lines, transcript_lines
 from posttrain.training.optimizer import standing_still
 from posttrain.training.session import Session

@@ -28,11 +28,11 @@ from posttrain.training.caller_objects import NOTHING_BROUGHT, CallerObjects, Re
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.credited_step import CreditedStep
 from posttrain.training.held_out import held_out_metrics, measure_in_brief, measure_in_full
+from posttrain.training.learner import require_earlier_rollouts, warm_start
 from posttrain.training.metrics import UpdateReport, step_metrics, step_tokens, update_metrics
 from posttrain.training.session import Session, open_session, require_prompts_and_rows, require_training_by_reward
 from posttrain.training.trained import RunState
 from posttrain.training.update import trial_gradient, undropped_gaps
-from posttrain.training.warm_start import require_earlier_rollouts, warm_start
 
 
 def train(

@@ -10,7 +10,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.behaviours.behaviour_reader import BehaviourReader
 from posttrain.behaviours.behaviour_table import chosen_rows
 from posttrain.config import Config
-from posttrain.config.kinds import resolved_config
+from posttrain.config.reading import resolved_config
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine, load_checked, own_engine, require_engine
 from posttrain.generation.groups import require_room_for

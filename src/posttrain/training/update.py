@@ -29,8 +29,7 @@ from posttrain.runs.reports import UpdateTokens
 from posttrain.training.critic import Critic
 from posttrain.training.metrics import UpdateReport
 from posttrain.training.optimizer import apply_gradients
-from posttrain.training.reference import Reference
-from posttrain.training.teacher import Teacher
+from posttrain.training.reference import Reference, Teacher
 
 REMEDY = "No step was taken.  Start again with a lower update.learning_rate."
 

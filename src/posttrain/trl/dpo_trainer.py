@@ -18,8 +18,7 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.dpo import DpoOptions
-from posttrain.options.pairs import PairOptions
+from posttrain.options.pairs import DpoOptions, PairOptions
 from posttrain.records import Preference
 from posttrain.runs.reports import Run
 from posttrain.tasks.preference_set import preference_set

@@ -32,7 +32,7 @@ from posttrain.models.loading.folder_kinds import hub_folder
 from posttrain.models.loading.saving import require_loadable
 from posttrain.models.policy import without_wrapper
 from posttrain.options.model import ModelOptions
-from posttrain.options.reward_training import RewardTrainingOptions
+from posttrain.options.pairs import RewardTrainingOptions
 from posttrain.runs.checkpoint import load_checkpoint
 from posttrain.runs.reports import Run
 from posttrain.runs.tensor_state import restore_module

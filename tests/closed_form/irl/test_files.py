@@ -13,8 +13,7 @@ from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl_runs.expert_episodes import make_expert_episodes
 from posttrain.irl_runs.methods import linear_reward
 from posttrain.irl_runs.worlds import World, table_world
-from posttrain.options.irl_method import FileFeatures
-from posttrain.options.irl_world import RecordedOptions, TableOptions
+from posttrain.options.irl import FileFeatures, RecordedOptions, TableOptions
 from tests.support.refusals import refused
 
 GRID = World(mdp=IcyGridWorld(3), rewards=None)

@@ -20,7 +20,7 @@ from posttrain.irl_runs.pictures import (
     on_page,
 )
 from posttrain.irl_runs.worlds import World, make_world
-from posttrain.options.irl_world import GymnasiumOptions, IcyGridOptions
+from posttrain.options.irl import GymnasiumOptions, IcyGridOptions
 from tests.support.irl_worlds import newest
 
 

@@ -22,15 +22,17 @@ from posttrain.irl_runs.expert_episodes import make_expert_episodes
 from posttrain.irl_runs.irl_progress import IrlProgress
 from posttrain.irl_runs.methods import fit_reward, linear_reward
 from posttrain.irl_runs.worlds import make_world
-from posttrain.options.irl_method import (
+from posttrain.options.irl import (
     CausalOptions,
     CourseOptions,
     FileFeatures,
+    GymnasiumOptions,
+    IcyGridOptions,
     MethodOptions,
     PathOptions,
+    SampledOptions,
     StateFeatures,
 )
-from posttrain.options.irl_world import GymnasiumOptions, IcyGridOptions, SampledOptions
 from tests.support.irl_worlds import course_demonstrations, course_expert, endless_grid, newest
 
 

@@ -132,7 +132,7 @@ def test_a_ratio_of_sequences_with_a_sum_over_tokens_is_told(model: str, tmp_pat
 
 
 def test_a_short_run_draws_no_picture(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.training.fit_report.draw_curves", lambda *given, **named: pytest.fail("drawn"))
+    monkeypatch.setattr("posttrain.training.fit.draw_curves", lambda *given, **named: pytest.fail("drawn"))
     grpo(model, tmp_path / "run", max_steps=1).train()
     assert (tmp_path / "run" / "summary.json").is_file()
 

@@ -16,7 +16,7 @@ from posttrain.generation.streams import StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.adapter import is_adapter_folder, run_model
 from posttrain.options.model import ModelOptions
-from posttrain.options.sampling import SamplingParams
+from posttrain.options.rollout import SamplingParams
 from posttrain.records import Rollout
 from posttrain.tasks.base import held_out_prompts, training_prompts
 from posttrain.training.session import open_session

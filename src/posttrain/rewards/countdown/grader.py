@@ -39,7 +39,7 @@ from annotated_types import Gt, Lt
 
 from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded
-from posttrain.options.countdown import FormatMode, NumbersRule
+from posttrain.options.task import FormatMode, NumbersRule
 from posttrain.rewards.grading.answers import Array, Column, Graded, Texts
 from posttrain.rewards.parsing.arithmetic import literals, postfix, value
 from posttrain.rewards.parsing.tags import WHITE_SPACE, answer_text, gives_answer

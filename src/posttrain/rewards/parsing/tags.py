@@ -27,7 +27,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from posttrain.options.countdown import FormatMode
+from posttrain.options.task import FormatMode
 
 THINK, END_THINK, ANSWER, END_ANSWER = "<think>", "</think>", "<answer>", "</answer>"
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from random import Random
 
 from posttrain.errors import UserError
-from posttrain.options.demonstrator import Demonstrator
+from posttrain.options.task import Demonstrator
 from posttrain.rewards.countdown.grader import Countdown
 from posttrain.rewards.countdown.step_rewards import HIT, MISS
 from posttrain.rewards.parsing.arithmetic import apply

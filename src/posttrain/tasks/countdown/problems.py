@@ -17,7 +17,7 @@ from math import comb
 from random import Random
 
 from posttrain.errors import UserError
-from posttrain.options.countdown import NumbersRule
+from posttrain.options.task import NumbersRule
 from posttrain.rewards.countdown.grader import Countdown
 from posttrain.rewards.parsing.arithmetic import apply
 from posttrain.tasks.countdown.solver import Numbers, solvable, splits

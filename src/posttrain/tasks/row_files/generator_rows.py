@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from posttrain.errors import UserError
-from posttrain.options.generator import GeneratorOptions
+from posttrain.options.row_source import GeneratorOptions
 from posttrain.schemas import did_you_mean
 
 ROOT = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 from posttrain.models.policy import Policy
 from posttrain.options.adapter import run_model
-from posttrain.options.dpo import DpoOptions
+from posttrain.options.pairs import DpoOptions
 from posttrain.records import Preference
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.folder import shown
@@ -34,7 +34,7 @@ from posttrain.training.dpo.pair_update import (
     answer_lengths,
     logprobs_without_gradient,
 )
-from posttrain.training.fit_report import model_card, write_model
+from posttrain.training.fit import model_card, write_model
 from posttrain.training.fit_session import FitObjective, HeldOutResults
 from posttrain.training.held_out import Row, table_lines
 from posttrain.training.reference import Reference

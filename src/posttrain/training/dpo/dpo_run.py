@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from posttrain.config import DpoConfig
-from posttrain.config.kinds import resolved_config
+from posttrain.config.reading import resolved_config
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.policy import Policy

@@ -18,11 +18,11 @@ from posttrain.errors import RunError
 from posttrain.models.forward import Completions
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.gradients import gradients_in_place
-from posttrain.options.dpo import DpoOptions
+from posttrain.options.pairs import DpoOptions
 from posttrain.records import Preference
 from posttrain.runs.tensor_state import Tensors
 from posttrain.training.reference import Reference, reference_of
-from posttrain.training.reward_model.pair_microbatches import pair_microbatches
+from posttrain.training.reward_model.pair_scores import pair_microbatches
 
 ROUNDING = 1e-6
 """Rounding of a log-prob in float32, as a share of it."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from posttrain.config import RewardModelConfig
-from posttrain.config.kinds import resolved_config
+from posttrain.config.reading import resolved_config
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.classifiers.heads import ScoreHead, TextScorer, new_scorer
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
@@ -19,7 +19,7 @@ from posttrain.models.loading.saving import require_loadable, whole_folder
 from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 from posttrain.models.policy import Policy
-from posttrain.options.reward_training import RewardTrainingOptions
+from posttrain.options.pairs import RewardTrainingOptions
 from posttrain.records import Preference
 from posttrain.runs.files import writing
 from posttrain.runs.folder import shown

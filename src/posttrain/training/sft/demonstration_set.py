@@ -7,10 +7,7 @@ from random import Random
 from posttrain.models.context import num_embeddings, require_embeddings
 from posttrain.models.conversation_masks import answered
 from posttrain.models.policy import Policy
-from posttrain.options.arithmetic import ArithmeticOptions
-from posttrain.options.countdown import CountdownOptions
-from posttrain.options.demonstrator import Demonstrator
-from posttrain.options.sentences import SentencesOptions
+from posttrain.options.task import ArithmeticOptions, CountdownOptions, Demonstrator, SentencesOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example, Prompt
 from posttrain.tasks import sentence_grammar

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, cast
 
 from posttrain.config import SftConfig
-from posttrain.config.kinds import resolved_config
+from posttrain.config.reading import resolved_config
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.conversation_masks import Masking
@@ -30,8 +30,7 @@ from posttrain.runs.watchers import Watcher
 from posttrain.tasks.dataset import Rows
 from posttrain.tasks.row_files.rows import NO_ROWS_GIVEN, GivenRows
 from posttrain.training.caller_objects import StartOptions
-from posttrain.training.fit import run_fit, show_plan
-from posttrain.training.fit_report import write_model
+from posttrain.training.fit import run_fit, show_plan, write_model
 from posttrain.training.fit_session import FitObjective, FitSession, HeldOutResults
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.sft.demonstration_set import DemonstrationSet, demonstrations_of

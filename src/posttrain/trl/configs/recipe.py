@@ -10,12 +10,13 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.grading import GradingOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import RolloutOptions
-from posttrain.options.tracker import TrackerName, TrackerOptions
 from posttrain.options.training import (
     CheckpointOptions,
     EvaluationOptions,
     ReferenceOptions,
     RunOptions,
+    TrackerName,
+    TrackerOptions,
     UpdateOptions,
 )
 from posttrain.trl.configs.batch_arithmetic import BatchPlan, RunLength
