@@ -1,19 +1,29 @@
 """Attacks on the sandbox, as the user who runs the tests and as root; nothing gets out, and the sandbox goes on."""
 
 import os
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import posttrain
+from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.sandbox import process_pool as pools
-from posttrain.sandbox.execution import Execution, Exit, Limits, Process
+from posttrain.sandbox import replay_sandbox
+from posttrain.sandbox.backends import CommandBackend, Container
+from posttrain.sandbox.execution import Execution, Exit, Limits, Process, ServerOptions
 from posttrain.sandbox.fork_server import ForkServerClient
-from posttrain.sandbox.probes import SandboxUnavailable
+from posttrain.sandbox.probes import PROBES, Finding, MachineBait, SandboxUnavailable, of_environment, probes
 from posttrain.sandbox.process_pool import ProcessPool
+from posttrain.sandbox.remote import Remote
+from posttrain.sandbox.replay_sandbox import ReplaySandbox
+from tests.support.code_cheats import ALL, RIGHT
 from tests.support.escape_programs import ATTEMPTS, BOMBS, PREAMBLE
 from tests.support.refusals import refused
+from tests.support.sandboxes import scored
 
 LIMITS = Limits(cpu_seconds=0.3, memory_bytes=256 << 20, output_bytes=1 << 16)
 VICTIM = Path("/tmp/posttrain-victim")
@@ -100,3 +110,136 @@ def test_a_sandbox_that_lets_a_probe_through_is_not_used(monkeypatch: pytest.Mon
         broken.run([program("print(1)")])
     for name in ("UDP", "start a process", "list a folder", "Remedy"):
         assert name in str(refusal.value)
+
+
+THREADS = """
+import time, threading, _thread
+threading.stack_size(32768)
+for _ in range({}): _thread.start_new_thread(time.sleep, (2,))
+time.sleep(0.5)
+print("done")
+"""
+
+
+def run(source: str, pool: ProcessPool | None = None) -> Execution:
+    with pool or ProcessPool() as used:
+        (execution,) = used.run([Process(kind="program", source=source, limits=Limits(cpu_seconds=1.0))])
+    return execution
+
+
+def test_nothing_says_where_the_project_lies_or_what_the_machine_is_called() -> None:
+    source = """
+import os, platform, socket, sys
+print(os.uname().nodename, platform.node(), socket.gethostname(), sys.argv, sys.orig_argv, sys.path, sys.executable)
+frame, names = sys._getframe(), []
+while frame:
+    names += [frame.f_code.co_filename, *(str(value) for value in frame.f_globals.values() if isinstance(value, str))]
+    frame = frame.f_back
+print(names, [vars(sys.modules[name]).get("__file__") for name in ("runner", "frames", "plain", "lockdown", "filter")])
+"""
+    said = run(source).stdout.decode()
+    first = "sandbox sandbox sandbox ['program.py'] ['python3', 'program.py'] [] /usr/bin/python3\n"
+    assert said.startswith(first)
+    folder = str(Path(posttrain.__file__).parent)
+    assert folder not in said
+    assert sys.prefix not in said
+    assert "[None, None, None, None, None]" in said
+
+
+def test_a_program_of_too_many_threads_is_ended_and_one_of_a_hundred_is_not() -> None:
+    assert run(THREADS.format(100)).stdout == b"done\n"
+    assert run(THREADS.format(400)).exit is Exit.THREAD_LIMIT
+    source = f"{THREADS.format(400)}\n{RIGHT}"
+    for kind in ALL:
+        (found,) = scored(CodeReward(), [source], ALL[kind])
+        assert (found.score, str(found.outcome)) == (0.0, "thread_limit"), kind  # type: ignore[union-attr]  # Graded
+
+
+FAILING = """
+import sys
+kind = sys.modules["__main__"].ForkServer
+made = kind.__init__
+def failing_now_and_then(self, *given):
+    made(self, *given)
+    fork, asked = self.fork, []
+    def other():
+        asked.append(None)
+        return -1 if len(asked) - {probes} in (2, 3) else fork()  # as where the user may have no more processes
+    self.fork = other
+kind.__init__ = failing_now_and_then
+"""
+
+
+def test_a_fork_that_fails_loses_its_job_and_no_other() -> None:
+    options = ServerOptions(prepare=FAILING.format(probes=len(PROBES)))
+    with ProcessPool(options, at_once=1) as pool:
+        server = pool.opened()
+        found = pool.run([Process(kind="program", source="print(1)")] * 5)
+        assert [each.exit is Exit.LOST for each in found] == [False, True, True, False, False]
+        assert {each.stdout for each in found} == {b"1\n", b""}
+        assert pool.server is server
+
+
+# Called as a container's command is, `... --entrypoint python3 IMAGE ARGUMENTS`: runs the arguments on this machine.
+NO_CONTAINER = """#!/bin/sh
+while [ "$1" != "--entrypoint" ]; do [ $# = 0 ] && exit 0; shift; done
+shift 3
+exec {keeps} python3 "$@"
+"""
+NAME = "see an environment that is not its own"
+
+
+def place(tmp_path: Path, *, leaks: bool) -> CommandBackend:
+    """What is taken for a container, and gives programs our environment or none."""
+    script = tmp_path / "docker"
+    script.write_text(NO_CONTAINER.format(keeps="" if leaks else f'env -i "PATH={os.environ["PATH"]}"'))
+    script.chmod(0o755)
+    return Container(str(script), "image")
+
+
+def found(backend: CommandBackend, bait: MachineBait) -> Finding:
+    probe = of_environment(bait)
+    sandbox = ReplaySandbox(backend, at_once=1, probed=True, canary=bait.canary)
+    (execution,) = sandbox.run([Process(kind="program", source=probe.source, limits=probe.limits)])
+    return Finding(probe, execution)
+
+
+@pytest.mark.parametrize("leaks", [True, False])
+def test_a_place_that_hands_our_environment_on_is_found_out(leaks: bool, tmp_path: Path) -> None:
+    before = dict(os.environ)
+    with MachineBait() as bait:
+        assert dict(os.environ) == before
+        finding = found(place(tmp_path, leaks=leaks), bait)
+    assert finding.passed != leaks, finding.line()
+
+
+def test_each_of_several_that_probe_at_once_finds_its_own_canary(tmp_path: Path) -> None:
+    backend, findings = place(tmp_path, leaks=True), []
+    with MachineBait() as first:
+        with MachineBait() as second:
+            threads = [
+                threading.Thread(target=lambda bait=bait: findings.append(found(backend, bait)))
+                for bait in (first, second)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        findings.append(found(backend, first))  # when the other has gone
+    assert [finding.passed for finding in findings] == [False] * 3
+
+
+def test_it_is_tried_where_programs_are_started_here_and_nowhere_else(tmp_path: Path) -> None:
+    with MachineBait() as bait:
+        names = [
+            [probe.name for probe in probes(bait, backend)]
+            for backend in (place(tmp_path, leaks=False), Remote("http://127.0.0.1:1"))
+        ]
+    assert [each.count(NAME) for each in names] == [1, 0]
+
+
+def test_probing_a_place_has_the_canary_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # This probe alone: the others would do to this machine what they try, for nothing here keeps programs in.
+    monkeypatch.setattr(replay_sandbox, "probes", lambda bait, backend: [of_environment(bait)])
+    with refused(f"NOT SAFE  {NAME}", error=SandboxUnavailable):
+        ReplaySandbox(place(tmp_path, leaks=True), at_once=2).probe()

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 import yaml
 
+import posttrain
 from posttrain.cli import main
 from posttrain.irl.comparison import expected_value_difference
 from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl.gymnasium_table import read_gymnasium
+from posttrain.runs.reports import EndReport, StepReport
+from posttrain.runs.watchers import Watcher
 from tests.support.commands import printed, refusal
 from tests.support.irl_worlds import course_rewards
 
@@ -336,3 +339,28 @@ def test_help_shows_the_options_of_what_was_chosen() -> None:
     assert "--method.horizon" not in said
     for names in ("{icy_grid,gymnasium,table}", "{sampled,recorded}", "{states,tiles,file}", "{course,maxent,causal}"):
         assert names in said, "and what else there is to choose"
+
+
+class Notes(Watcher):
+    def __init__(self) -> None:
+        self.steps: list[StepReport] = []
+        self.ends: list[EndReport] = []
+
+    def on_step(self, report: StepReport) -> None:
+        self.steps.append(report)
+
+    def on_end(self, report: EndReport) -> None:
+        self.ends.append(report)
+
+
+def test_a_watcher_sees_each_evaluation_of_the_fit_and_the_end(tmp_path: Path) -> None:
+    config = posttrain.load_recipe("irl-course-exact", run={"folder": str(tmp_path / "run"), "plots": False})
+    notes = Notes()
+    run = posttrain.recover(config, watchers=[notes])
+    assert [report.step for report in notes.steps] == [*range(1, len(notes.steps) + 1)]
+    assert len(notes.steps) >= run.summary["iterations"]
+    gradients = [report.metrics["largest_gradient"] for report in notes.steps]
+    assert gradients[-1] < gradients[0]
+    (end,) = notes.ends
+    assert (end.folder, end.interrupted) == (run.folder, False)
+    assert end.summary == run.summary
