@@ -71,10 +71,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a config of brackets": (written("config.json", BRACKETS), "config.json cannot be read"),
     "a tokenizer of brackets": (written("tokenizer_config.json", BRACKETS), "tokenizer_config.json"),
     "layers in words": (config(num_hidden_layers="two"), "cannot load it"),
-    "heads that do not fit": (
-        config(num_attention_heads=3, num_key_value_heads=2),
-        "are missing",
-    ),
+    "heads that do not fit": (config(num_attention_heads=3, num_key_value_heads=2), "are missing"),
     "another width": (config(hidden_size=24), "are missing"),
     "code that is a list": (config(auto_map=["x.Y"], model_type="other"), "Python code"),
     "a family that is a list": (config(model_type=["qwen3"]), "cannot load it"),

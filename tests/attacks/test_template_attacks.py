@@ -16,7 +16,7 @@ from posttrain.models.chat_templates import LIMIT, TemplateTooSlow, bounded
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
 from tests.support.commands import refusal
-from tests.support.refusals import refused
+from tests.support.refusals import mentions, refused
 from tests.support.runs import save_tiny_model
 
 USER = {"role": "user", "content": "1"}
@@ -162,8 +162,7 @@ def test_the_command_names_the_row_at_which_a_template_fails(tmp_path: Path, mon
     task = ["--task.path", "rows.jsonl", "--task.held-out-share", "0", "--rewards", "strict_format"]
     flags = ["--model.path", "model", "--model.chat-template", "template.jinja", "--run.folder", "run"]
     said = refusal("rl", *task, *flags)
-    assert "rows.jsonl:21" in said
-    assert "the model's chat template fails with TypeError" in said
+    mentions(said, "rows.jsonl:21", "the model's chat template fails with TypeError")
 
 
 ENDED = """

@@ -21,9 +21,8 @@ from posttrain.commands.collection.collection_folder import VOTES, CollectionFol
 from posttrain.commands.collection.verdicts import standing_votes
 from posttrain.errors import RunError
 from posttrain.runs import files
-from posttrain.runs.files import LineJournal
 from tests.support.comparisons import ballot, written_pair, written_pairs
-from tests.support.refusals import refused
+from tests.support.refusals import mentions, refused
 from tests.support.voted import asked, state, vote, voting
 
 
@@ -194,34 +193,8 @@ def test_everything_on_the_page_that_can_be_used_has_a_name_and_a_key() -> None:
     assert shortcuts == ["1", "2", "t", "s", "u"]
     for section in re.findall(r"<section aria-labelledby=\"([\w-]+)\"", PAGE):
         assert f'id="{section}"' in PAGE
-    assert '<label for="bar">' in PAGE
-    assert 'aria-live="polite"' in PAGE
-    assert '<html lang="en">' in PAGE
+    mentions(PAGE, '<label for="bar">', 'aria-live="polite"', '<html lang="en">')
     assert 'name="viewport" content="width=device-width, initial-scale=1"' in PAGE
-
-
-@pytest.mark.parametrize("begun", [True, False], ids=["grown", "new"])
-def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(
-    begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a disk that is full: half of a line is there when the error comes."""
-    journal = LineJournal(tmp_path / "votes.jsonl")
-    first = [{"vote": "first"}] if begun else []
-    if begun:
-        journal.append(first)
-
-    def torn(path: Path, content: bytes) -> None:
-        with path.open("ab") as file:
-            file.write(content[:5])
-        raise OSError(28, "No space left on device", str(path))
-
-    with monkeypatch.context() as full:
-        full.setattr(files, "write_to_end", torn)
-        with pytest.raises((RunError, OSError)):
-            journal.append([{"vote": "second"}])
-    assert os.path.getsize(journal.path) == (18 if begun else 0)
-    journal.append([{"vote": "tie"}])
-    assert journal.records() == [*first, {"vote": "tie"}]
 
 
 def test_a_vote_that_fails_on_a_full_disk_takes_no_other_raters_vote_with_it(

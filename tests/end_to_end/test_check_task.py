@@ -19,6 +19,7 @@ from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.reward_registry import BUILT_IN
 from tests.support.commands import printed, refusal
 from tests.support.faulty_endpoint import endpoint, says
+from tests.support.refusals import mentions
 
 CAREFUL = """
 def solved(completions, answer, **columns):
@@ -64,8 +65,7 @@ def rows(tmp_path: Path) -> str:
 @pytest.mark.parametrize("reward", sorted(EXAMPLES))
 def test_rewards_of_the_package_pay_what_is_right_and_nothing_else(reward: str) -> None:
     said = printed("check-task", reward)
-    assert "every answer got what it deserves" in said
-    assert "right" in said
+    mentions(said, "every answer got what it deserves", "right")
 
 
 def test_every_reward_of_the_package_can_be_checked() -> None:
@@ -93,8 +93,7 @@ def test_a_judge_without_an_endpoint_is_asked_nothing_and_says_how_to_check_it(
 ) -> None:
     assert main(["check-task", "judge"]) == 2
     said = capsys.readouterr()
-    assert "0  " in said.out
-    assert "a forged verdict" in said.out
+    mentions(said.out, "0  ", "a forged verdict")
     assert "error" not in said.out
     assert "--endpoint URL --model NAME" in said.err
 
@@ -134,8 +133,7 @@ def test_a_crash_of_the_function_is_told_and_the_next_answer_tried(
     dies = "import os\n\ndef solved(response, **columns):\n    return 0.0 if response.strip() else os._exit(3)\n"
     assert checked(tmp_path, dies) == 1
     said = capsys.readouterr().out
-    assert "nothing  <-- its worker exited with 3" in said
-    assert "2 of 11 are not as they should be" in said
+    mentions(said, "nothing  <-- its worker exited with 3", "2 of 11 are not as they should be")
 
 
 def test_a_column_that_no_worker_can_be_told_is_checked_in_this_process(
@@ -228,8 +226,7 @@ def test_what_is_wrong_with_the_function_is_told_once(
 ) -> None:
     assert checked(tmp_path, "def solved(completions, anwser):\n    return []\n", "--rows", rows) == 2
     told = capsys.readouterr()
-    assert "needs an argument 'anwser'" in told.err
-    assert "Did you mean 'answer'?" in told.err
+    mentions(told.err, "needs an argument 'anwser'", "Did you mean 'answer'?")
     assert "anwser" not in told.out
 
 

@@ -40,15 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_trace_shows_every_action_and_the_reward_with_the_last(model: str) -> None:
     Path("mine.py").write_text("def size(completion_ids, **columns):\n    return [7.0 for ids in completion_ids]\n")
     out = printed(
-        "trace",
-        model,
-        "hello",
-        "--rollout.max-completion-tokens",
-        "5",
-        "--rewards",
-        "mine.py:size",
-        "--sample",
-        "1",
+        "trace", model, "hello", "--rollout.max-completion-tokens", "5", "--rewards", "mine.py:size", "--sample", "1"
     )
     rows = [line.split() for line in out.splitlines() if line.strip()[:1].isdigit()]
     assert 1 <= len(rows) <= 5

@@ -17,6 +17,7 @@ import yaml
 from posttrain.cli import main
 from posttrain.commands.collection import prompt_sampler
 from tests.support.commands import printed, refusal
+from tests.support.refusals import mentions
 from tests.support.runs import save_tiny_model
 
 ROWS = [{"prompt": f"{a} and ", "wanted": str(a)} for a in range(6)]
@@ -47,8 +48,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_collects_and_says_what_there_is(recipe: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     said = printed("collect", recipe, "--run.folder", folder)
-    assert "sampled    8 completions of 4 prompts" in said
-    assert f"rows       {folder}/preferences.jsonl" in said
+    mentions(said, "sampled    8 completions of 4 prompts", f"rows       {folder}/preferences.jsonl")
     assert f"--resume {folder}" in refusal("collect", recipe, "--run.folder", folder)
     assert main(["collect", "--resume", str(folder), "--run.threads", "1"]) == 0
     told = refusal("collect", "--resume", folder, "--collect.group-size", "3")
@@ -60,9 +60,7 @@ def test_a_dry_run_shows_the_plan_and_the_first_pairs_and_keeps_nothing(recipe: 
     folder = tmp_path / "run"
     asked = ["--collect.group-size", "3", "--collect.pairs", "random", "--collect.pairs-per-prompt", "2"]
     said = printed("collect", recipe, "--run.folder", folder, "--dry-run", *asked)
-    assert "samples    4 prompts × 3 completions, round 1" in said
-    assert "pairs      random: at most 8" in said
-    assert ", reward " in said
+    mentions(said, "samples    4 prompts × 3 completions, round 1", "pairs      random: at most 8", ", reward ")
     assert "compared   " in said
     assert not folder.exists()
 
@@ -95,17 +93,13 @@ def test_votes_in_the_terminal(recipe: Path, tmp_path: Path, monkeypatch: pytest
     asked = ["--judge.name", "person", "--judge.question", "How sound is it?", "--rewards", "--terminal"]
     asked += ["--rater", "anna"]
     said = printed("collect", recipe, "--run.folder", folder, *asked)
-    assert "taken back" in said
-    assert "there is no vote to take back" in said
-    assert "'what?' is none of them" in said
+    mentions(said, "taken back", "there is no vote to take back", "'what?' is none of them")
     votes = lines(folder / "votes.jsonl")
     assert ["undone" in each for each in votes] == [False, True, False, False]
     left = votes[2]["left"]
     assert votes[2]["vote"] == ("second" if left == "first" else "first")  # 2 is the one on the right
     assert votes[3]["vote"] == "tie"
-    assert "2 open" in said
-    assert f"posttrain collect --resume {folder}" in said
-    assert "How sound is it?" in said
+    mentions(said, "2 open", f"posttrain collect --resume {folder}", "How sound is it?")
     for ends in (raises_end, interrupts):
         monkeypatch.setattr("builtins.input", ends)
         assert "2 of 4 judged by anna" in printed("collect", "--resume", folder, "--terminal", "--rater", "anna")
@@ -213,8 +207,7 @@ def test_each_rater_votes_on_a_page_of_their_own(recipe: Path, tmp_path: Path, m
     running.join(30)
     assert codes == [0]
     out = told.getvalue()
-    assert "agreement  anna and ben: 33% alike" in out
-    assert "over 3 pairs" in out
+    mentions(out, "agreement  anna and ben: 33% alike", "over 3 pairs")
     assert "1 ties, 1 open, 1 of them skipped" in out  # of the fourth pair there is a skip alone
     assert "continue   " not in out, "nobody has anything left to be asked"
     assert json.loads((folder / "summary.json").read_text())["num_skipped"] == 1

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 import posttrain
-from posttrain.commands.collection import collection
 from posttrain.commands.collection.judge_answers import LlmJudge, read_principles
 from posttrain.config import CollectConfig
 from posttrain.errors import RunError
@@ -239,26 +238,6 @@ def test_an_option_that_the_section_has_itself_is_refused() -> None:
         LlmJudge(options(options={"rubric": "x"}), seed=0)
     with refused("no such field"):
         LlmJudge(options(options={"temperature": 1}), seed=0)
-
-
-def test_a_signal_between_two_batches_of_questions_ends_it_with_what_there_is(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collection, "QUESTIONS_AT_A_TIME", 2)
-
-    as_it_is = LlmJudge.ask
-
-    def ask(self: LlmJudge, *given: Any) -> Any:
-        failed = as_it_is(self, *given)
-        signal.raise_signal(signal.SIGINT)
-        return failed
-
-    monkeypatch.setattr(LlmJudge, "ask", ask)
-    with endpoint(longer) as at:
-        run = collected(tmp_path / "run", at, model)
-    assert run.interrupted
-    assert run.summary["num_judged"] == 1
-    assert run.summary["num_open"] == run.summary["num_pairs"] - 1
 
 
 def test_a_spent_budget_is_raised_and_the_collection_goes_on(model: Path, tmp_path: Path) -> None:

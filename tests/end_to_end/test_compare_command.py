@@ -13,6 +13,7 @@ from posttrain.commands.comparison import cell_runs
 from posttrain.commands.comparison.cells import Cell
 from posttrain.commands.comparison.drift import Drift
 from tests.support.commands import refusal
+from tests.support.refusals import mentions
 from tests.support.runs import save_tiny_model, tiny_recipe
 
 Stop = Callable[[int], bool]
@@ -66,8 +67,7 @@ def test_every_cell_has_the_same_budget_and_a_stopped_comparison_goes_on_with_th
     monkeypatch.setattr(cell_runs, "run_posttrain", in_process(calls))
     assert compare(place, "whole") == 0
     told = capsys.readouterr().out
-    assert "[4/4] rloo seed 1" in told
-    assert "| rloo | 0, 1 |" in told
+    mentions(told, "[4/4] rloo seed 1", "| rloo | 0, 1 |")
     assert len(calls) == 4
 
     whole = lasting(place, "whole")
@@ -114,17 +114,14 @@ def test_a_cell_that_fails_is_told_with_its_log_and_costs_no_finished_one(
     failing = ("--rewards", f"{place}/failing.py:failing")
     assert compare(place, "failing", *failing) == 1
     said = capsys.readouterr().err
-    assert "grpo seed 0: `posttrain rl " in said
-    assert "ended with" in said
-    assert "grpo-seed-0.cell.log" in said
+    mentions(said, "grpo seed 0: `posttrain rl ", "ended with", "grpo-seed-0.cell.log")
     assert "no score" in (place / "failing" / "cells" / "grpo-seed-0.cell.log").read_text()
 
 
 def test_a_dry_run_lists_the_runs_and_makes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(place, "dry", "--dry-run") == 0
     said = capsys.readouterr().out
-    assert "4 runs, each with a budget of 100 tokens" in said
-    assert "rloo seed 1" in said
+    mentions(said, "4 runs, each with a budget of 100 tokens", "rloo seed 1")
     assert not (place / "dry").exists()
 
 

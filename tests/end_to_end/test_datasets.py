@@ -228,10 +228,7 @@ def test_held_out_rows_from_memory_are_those_and_no_others() -> None:
 BAD = {
     "a missing column": ('{"question": "a"}', "no column `prompt`"),
     "a wrong type": ('{"prompt": 3}', "the column `prompt` must hold text or a list of messages"),
-    "a message without text": (
-        '{"prompt": [{"role": "user"}]}',
-        "message 0 of the prompt: … must have the texts",
-    ),
+    "a message without text": ('{"prompt": [{"role": "user"}]}', "message 0 of the prompt: … must have the texts"),
     "an empty prompt": ('{"prompt": ""}', "the column `prompt` is empty"),
     "a broken line": ('{"prompt": "a"', "not JSON at column 15"),
     "no object": ("[1]", "a row must be an object of named columns, not list"),
@@ -239,10 +236,7 @@ BAD = {
     "half a character": ('{"prompt": "a\\ud83d"}', "half a character"),
     "half a character elsewhere": ('{"prompt": "a", "x": {"y": ["\\udc00"]}}', "holds half a character"),
     "values without end": ('{"prompt": ' + "[" * 100_000, "nested more than 100 deep"),
-    "values that end deep": (
-        '{"prompt": "a", "x": ' + "[" * 500 + "]" * 500 + "}",
-        "nested more than 100 deep",
-    ),
+    "values that end deep": ('{"prompt": "a", "x": ' + "[" * 500 + "]" * 500 + "}", "nested more than 100 deep"),
     "a long integer": ('{"prompt": "a", "x": ' + "9" * 10_000 + "}", "more than 4,200 digits; write it as text"),
     "a long prompt": ('{"prompt": "' + "1 " * 30 + '"}', "the prompt has 60 tokens, and task.max_prompt_tokens = 40"),
 }

@@ -12,6 +12,7 @@ from posttrain.sandbox.fork_server import ForkServerClient, ServerLost
 from posttrain.sandbox.probes import PROBES
 from tests.support.commands import called, printed, refusal
 from tests.support.model_folders import changed, family_folder, small_folder
+from tests.support.refusals import mentions
 from tests.support.tiny import SHAPE
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -24,8 +25,7 @@ PLAN = [
 
 def test_it_shows_the_machine_and_every_probe() -> None:
     said = printed("doctor")
-    for name in ("python", "torch", "memory", "Landlock", "safe: every probe passed"):
-        assert name in said
+    mentions(said, "python", "torch", "memory", "Landlock", "safe: every probe passed")
     assert all(f"refused   {probe.name}" in said for probe in PROBES)
 
 
@@ -33,8 +33,7 @@ def test_a_sandbox_that_is_not_safe_or_does_not_start_is_told(monkeypatch: pytes
     monkeypatch.setattr(pools, "ForkServerClient", lambda options: ForkServerClient(replace(options, sealed=False)))
     ended = called("doctor")
     assert ended.code == 1
-    assert "NOT SAFE  read a file" in ended.out
-    assert "NOT SAFE: no program will be run here" in ended.out
+    mentions(ended.out, "NOT SAFE  read a file", "NOT SAFE: no program will be run here")
 
     def broken(_: object) -> ForkServerClient:
         raise ServerLost("it was not to be")

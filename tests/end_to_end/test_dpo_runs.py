@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +63,7 @@ def place_of_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"reference": "precomputed", "refresh_reference": True, "pairs_per_prompt": 2},
-    ],
+    [{}, {"reference": "precomputed", "refresh_reference": True, "pairs_per_prompt": 2}],
     ids=["live", "precomputed and refreshed"],
 )
 def test_a_run_in_rounds_killed_in_the_midst_of_two_of_them_is_the_same_run(
@@ -167,29 +163,3 @@ def test_a_recipe_with_the_section_dpo_is_of_this_kind_and_says_all_when_it_is_w
     assert config.dpo.length_normalized is True
     assert config.dpo.learning_rate == 1e-5  # ten times that of a whole model
     assert "length_normalized: true" in posttrain.as_recipe(config)
-
-
-@pytest.mark.parametrize("changed", ["answers", "fewer"])
-def test_kept_log_probs_of_a_reference_are_of_the_pairs_that_they_were_asked_of(
-    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_tiny_model(tmp_path / "model")
-    rows = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(40)]
-    config = posttrain.load_recipe(
-        kind=DpoConfig,
-        model={"path": "model"},
-        task={"name": "dataset", "held_out_share": 0.25},
-        dpo={"num_epochs": 2, "pairs_per_batch": 8, "reference": "precomputed"},
-        checkpoint={"every_steps": 2, "keep_last": 9},
-        run={"folder": "dpo", "threads": 1},
-    )
-    posttrain.train_dpo(config, rows=rows)
-    others = [{**row, "chosen": "77"} for row in rows] if changed == "answers" else rows[:20]
-    again: dict[str, Any] = {"rows": others, "resume": True, "from_step": 2, "accept_changes": True}
-    with refused("dpo.reference = precomputed:", "are of other pairs"):
-        posttrain.train_dpo(config, **again)
-    if changed == "answers":
-        live = replace(config, dpo=replace(config.dpo, reference="live"), run=replace(config.run, folder="live"))
-        posttrain.train_dpo(live, rows=rows)
-        assert posttrain.train_dpo(live, **again).summary["steps"] > 2

@@ -21,7 +21,7 @@ from tests.support.accidents import Accident
 from tests.support.commands import printed, refusal
 from tests.support.conversations import chat_model, chat_tokenizer, turns
 from tests.support.fit_places import KINDS, place
-from tests.support.refusals import refused
+from tests.support.refusals import mentions, refused
 from tests.support.runs import after_training, command, metrics_of
 
 every_kind = pytest.mark.parametrize("name", KINDS)
@@ -160,9 +160,7 @@ def test_a_dry_run_shows_the_masks_and_the_rows_that_are_too_long(
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ["--task.held-out-share", "0", "--task.prompt-format", "chat", "--sft.long-rows", "skip"]
     out = printed("sft", "recipe.yaml", "--dry-run", *flags, "--sft.tokens-per-batch", "199")
-    assert "1 rows of" in out
-    assert "1 too long and skipped: rows.jsonl:2" in out
-    assert "\n           row format prompt_completion\n" in out
+    mentions(out, "1 rows of", "1 too long and skipped: rows.jsonl:2", "\n           row format prompt_completion\n")
     assert "\none step   5 rows or 199 tokens, learning rate" in out  # 5 rows of at most 40 tokens may be 200
     assert "<|im_start|>user\n2+2=<|im_end|>\n<|im_start|>assistant\n⟪4<|im_end|>⟫\n" in out
     Path("rows.jsonl").write_text(json.dumps({"text": "=" * 200}) + "\n")

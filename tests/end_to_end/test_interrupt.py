@@ -12,14 +12,7 @@ import pytest
 
 from tests.support.accidents import Accident
 from tests.support.refusals import refused
-from tests.support.runs import (
-    Command,
-    command,
-    metrics_of,
-    require_same,
-    start,
-    tiny_recipe,
-)
+from tests.support.runs import Command, command, metrics_of, require_same, start, tiny_recipe
 
 WAITING = """
 import signal
@@ -105,8 +98,7 @@ EARLY = {
 }
 
 
-@pytest.mark.parametrize("moment", EARLY)
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("moment", "by"), zip(EARLY, (signal.SIGINT, signal.SIGTERM, signal.SIGINT), strict=True))
 def test_a_signal_before_the_first_step_ends_a_run_at_once_and_it_says_that_nothing_is_kept(
     folder: Path, moment: str, by: signal.Signals
 ) -> None:

@@ -24,7 +24,7 @@ from posttrain.training.metrics import step_metrics
 from posttrain.training.session import open_session, require_sound_rows
 from tests.support.dataset_rows import RENDERER, SUMS, json_lines
 from tests.support.dataset_rows import task_of_rows as task
-from tests.support.refusals import refused
+from tests.support.refusals import mentions, refused
 from tests.support.reward_models import reward_folder
 from tests.support.runs import SHAPE, command, metrics_of, save_tiny_model, tiny_recipe
 
@@ -68,12 +68,6 @@ def test_a_mixture_trains_with_its_metrics_apart(folder: Path) -> None:
     assert "eval/sources/words/reward" in steps[1]
     after = json.loads((place / "run" / "summary.json").read_text())["after"]
     assert sum(each["num_problems"] for each in after["sources"].values()) == after["num_problems"]
-    # Resumed as the run that never stopped goes on; refused where one of its files has changed.
-    (folder / "words.jsonl").write_text((folder / "words.jsonl").read_text() + '{"question": "new", "answer": 1}\n')
-    refused = command("rl", "--resume", str(place / "run"), "--run.num-steps", "6", folder=folder)
-    assert refused.code == 2
-    assert "task.sources[1].path" in refused.err
-    assert "has changed since the run began" in refused.err
 
 
 def test_a_mixture_writes_its_column_and_overwrites_none(folder: Path) -> None:
@@ -112,8 +106,7 @@ def test_what_is_left_out_and_which_rows_were_bad_is_in_the_plan(folder: Path) -
     ended = command("rl", str(recipe), folder=folder)
     assert ended.code == 0, ended.err
     # The context of 96 tokens less the 6 of a completion.
-    assert "1 prompt of more than 90 tokens left out: rows.jsonl:41" in ended.out
-    assert "1 bad row left out:\n" in ended.out
+    mentions(ended.out, "1 prompt of more than 90 tokens left out: rows.jsonl:41", "1 bad row left out:\n")
     assert "rows.jsonl:42: the column `prompt` is empty" in ended.out
 
 
@@ -277,12 +270,7 @@ def mixture(place: Path) -> dict[str, Any]:
                 {"path": str(place / "maths.jsonl"), "weight": 1},
                 {"path": str(place / "science.jsonl"), "weight": 1},
                 {"path": str(place / "code.jsonl"), "weight": 1},
-                {
-                    "name": "logic",
-                    "generator": "knights_knaves",
-                    "generator_size": 8,
-                    "weight": 1,
-                },
+                {"name": "logic", "generator": "knights_knaves", "generator_size": 8, "weight": 1},
             ],
         },
         "rewards": [

@@ -19,7 +19,7 @@ from posttrain.config.recipes import RecipeLayer
 from posttrain.tasks.task_registry import load_task
 from tests.support import dice
 from tests.support.commands import printed, refusal
-from tests.support.refusals import refused
+from tests.support.refusals import mentions, refused
 from tests.support.runs import metrics_of, save_tiny_model
 from tests.support.tiny import token_loss
 
@@ -266,15 +266,9 @@ def test_the_help_shows_the_options_of_ones_own() -> None:
         .replace("│", " ")
         .split()
     )
-    for says in (
-        "A clip of one width.",
-        "--algorithm.width FLOAT (default: 0.1)",
-        "--algorithm.free VALUE (default: 3)",
-        "--algorithm.times INT How often. (default: 1)",
-    ):
-        assert says in words
-    for says in ("--algorithm.kl.coefficient", "Say a letter.", "--task.letters STR (default: abc)"):
-        assert says in words
+    mentions(words, "A clip of one width.", "--algorithm.width FLOAT (default: 0.1)")
+    mentions(words, "--algorithm.free VALUE (default: 3)", "--algorithm.times INT How often. (default: 1)")
+    mentions(words, "--algorithm.kl.coefficient", "Say a letter.", "--task.letters STR (default: abc)")
     assert "--task.seed" not in words
 
 
@@ -338,10 +332,7 @@ def test_credit_of_ones_own_is_what_a_run_trains_with(recipe: dict[str, Any]) ->
 
 
 AT_THE_RUN = {
-    "what is no task": (
-        {"task": "mine.py:Bare"},
-        "task: mine.py:Bare lacks held_out, prompts; inherit from",
-    ),
+    "what is no task": ({"task": "mine.py:Bare"}, "task: mine.py:Bare lacks held_out, prompts; inherit from"),
     "a rule of the task": ({"task": {"path": "mine.py:Letters", "size": 0}}, "task: size = 0: use >= 1"),
 }
 

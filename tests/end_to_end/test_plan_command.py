@@ -2,13 +2,12 @@
 
 import json
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.support.commands import printed
+from tests.support.commands import printed, refusal
 from tests.support.families import family_model
-from tests.support.runs import Ended, command
+from tests.support.refusals import mentions
 
 LARGE = {
     "model_type": "llama",
@@ -31,41 +30,21 @@ def large(tmp_path: Path) -> str:
     return str(folder)
 
 
-def plan(*arguments: str) -> Ended:
-    with TemporaryDirectory() as folder:
-        return command("plan", *arguments, folder=Path(folder))
-
-
 def planned(*arguments: str) -> dict:
-    ended = plan(*arguments, "--json")
-    assert ended.code == 0, ended.err
-    return json.loads(ended.out)
+    return json.loads(printed("plan", *arguments, "--json"))
 
 
 def test_a_model_without_weights_is_planned_and_what_would_fit_is_said(large: str) -> None:
-    ended = plan("countdown-tiny", "--model.path", large, "--gpu-gb", "80")
-    assert ended.code == 0, ended.err
-    assert "70.55 B" in ended.out
-    assert "this run will not fit" in ended.out
-    assert "80.0 GB of GPU memory" in ended.out
-    assert "model.gradient_checkpointing = true" in ended.out
+    said = printed("plan", "countdown-tiny", "--model.path", large, "--gpu-gb", "80")
+    mentions(said, "70.55 B", "this run will not fit", "80.0 GB of GPU memory", "model.gradient_checkpointing = true")
 
 
 def test_the_bundled_model_fits_anywhere_and_its_table_has_all_columns() -> None:
-    ended = plan("countdown-tiny")
-    assert ended.code == 0, ended.err
-    assert "It fits" in ended.out
-    for word in (
-        "recipe",
-        "PPO",
-        "GRPO LoRA",
-        "GRPO QLoRA",
-        "1.3 M",
-        "K/V cache",
-        "activations",
-        "learning rate 0.0001",
-    ):
-        assert word in ended.out
+    said = printed("plan", "countdown-tiny")
+    assert "It fits" in said
+    mentions(
+        said, "recipe", "PPO", "GRPO LoRA", "GRPO QLoRA", "1.3 M", "K/V cache", "activations", "learning rate 0.0001"
+    )
 
 
 def test_json_says_the_same_in_bytes(large: str) -> None:
@@ -110,24 +89,19 @@ def test_a_supervised_recipe_has_a_plan_of_its_own() -> None:
     ],
 )
 def test_what_cannot_be_planned_is_an_error_with_its_remedy(arguments: list[str], says: str) -> None:
-    ended = plan(*arguments)
-    assert ended.code == 2
-    assert says in ended.err
+    assert says in refusal("plan", *arguments)
 
 
 def test_a_config_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "of nobody"}')
-    ended = plan("--model.path", str(tmp_path))
-    assert ended.code == 2
-    assert "transformers cannot load it" in ended.err
+    assert "transformers cannot load it" in refusal("plan", "--model.path", str(tmp_path))
 
 
-def test_a_dry_run_has_the_plan_in_a_line(tmp_path: Path) -> None:
+def test_a_dry_run_has_the_plan_in_a_line() -> None:
     small = ["--rollout.prompts-per-step", "2", "--rollout.group-size", "2", "--run.threads", "1"]
-    fits = command("rl", "countdown-tiny", "--dry-run", *small, folder=tmp_path)
-    assert fits.code == 0, fits.err
-    assert "memory     at most about" in fits.out
-    assert "will not fit" not in fits.out
+    said = printed("rl", "countdown-tiny", "--dry-run", *small)
+    assert "memory     at most about" in said
+    assert "will not fit" not in said
 
 
 RECIPE_OPTIONS = {

@@ -48,11 +48,6 @@ def over_http(model: Path, server: EngineServer, **options: object) -> dict[str,
     return {"path": f"{model.parent}/http_engine.py:HttpEngine", "url": f"http://127.0.0.1:{server.port}", **options}
 
 
-def test_the_engine_of_the_page_is_short() -> None:
-    (text,) = (text for _, name, text in PAGE if name == "http_engine.py")
-    assert len(text.splitlines()) <= 60
-
-
 def test_every_metric_of_a_run_over_http_is_that_of_a_run_in_process(
     model: Path, server: EngineServer, tmp_path: Path
 ) -> None:

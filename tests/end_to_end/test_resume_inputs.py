@@ -111,10 +111,7 @@ OTHERS: dict[str, tuple[Callable[[Path], dict[str, Any]], tuple[str, ...]]] = {
         lambda model: {"rewards": [posttrain.reward_function(dice, weight=0.5)]},
         ("rewards[0] = dice (weight = 0.5)",),
     ),
-    "a reward more": (
-        lambda model: {"rewards": [dice, louder]},
-        ("rewards[1] = louder", "made with nothing"),
-    ),
+    "a reward more": (lambda model: {"rewards": [dice, louder]}, ("rewards[1] = louder", "made with nothing")),
 }
 
 
@@ -125,15 +122,6 @@ def test_another_object_is_refused(other: str, made: Path, model: Path) -> None:
     with refused("Undo the change", *says):
         resume(made, **objects_for(model, **change(model)))
     assert state_of(made) == before
-
-
-def test_with_the_same_objects_the_run_goes_on(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for num_steps in (1, 2):
-        posttrain.train(config(tmp_path / "run", num_steps), **objects_for(model), resume=num_steps == 2)
-    assert [line["step"] for line in metrics_of(tmp_path / "run")] == [0, 1, 2]
-    card = (tmp_path / "run" / "model" / "README.md").read_text()
-    assert "rloo on sums for 2 steps" in card
-    assert "random numbers of its own" not in capsys.readouterr().out
 
 
 def test_a_run_without_a_record_of_its_objects_is_resumed_as_before(model: Path, tmp_path: Path) -> None:

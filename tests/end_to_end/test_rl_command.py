@@ -15,6 +15,7 @@ from posttrain.config.recipes import recorded_time
 from posttrain.training.report import time_lines
 from tests.support.accidents import Accident
 from tests.support.commands import called
+from tests.support.refusals import mentions
 from tests.support.runs import Ended, command, lines_of, metrics_of, save_tiny_model, start, tiny_recipe
 
 
@@ -48,11 +49,7 @@ def test_a_model_without_chat_template_is_told_when_one_is_needed(place: Path) -
     bare = save_tiny_model(place / "bare")
     (bare / "chat_template.jinja").unlink()
     recipe = tiny_recipe(place, task={"prompt_style": "r1"}, model={"path": str(bare)})
-    says = (
-        "prompt 'train/0' is a list of messages",
-        "has no chat template",
-        "set model.chat_template",
-    )
+    says = ("prompt 'train/0' is a list of messages", "has no chat template", "set model.chat_template")
     require_one_message(called("rl", recipe), 2, *says)
 
 
@@ -93,9 +90,7 @@ def test_a_run_is_not_overwritten_unless_told_and_has_one_writer(place: Path) ->
 
 FAULTS = {
     "raises": ("raise ZeroDivisionError('no divisor')", "raised ZeroDivisionError: no divisor"),
-    "wrong length": ("return scores[1:]", "returned 15 scores for 16 completions; it must return one for each"),
     "NaN": ("scores[5] = float('nan')\n    return scores", "prompt 'train/2097153', sample 1: returned nan "),
-    "text": ("scores[3] = 'good'\n    return scores", "prompt 'train/2097152', sample 3: returned 'good' (str)."),
 }
 
 
@@ -152,8 +147,9 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(place: Path) -> None:
     before = sorted(place.iterdir())
     ended = called("rl", recipe, "--dry-run", "--rollout.group-size", "6")
     assert ended.code == 0
-    for line in ("one step   4 prompts × 6 completions", "steps      4, about ", "rewards    dice × 1", "4 held-out"):
-        assert line in ended.out
+    mentions(
+        ended.out, "one step   4 prompts × 6 completions", "steps      4, about ", "rewards    dice × 1", "4 held-out"
+    )
     assert re.search(r"time       about (\S+) min with completions of 6 tokens, which is their limit", ended.out)
     assert re.search(r"\(the first is (\S+) for steps, (\S+) for evaluations\)", ended.out)
     assert [path for path in sorted(place.iterdir()) if path.name != "__pycache__"] == before
@@ -187,8 +183,9 @@ def test_without_held_out_rows_the_end_says_so_and_how_to_have_some(place: Path)
     recipe = tiny_recipe(place, task=rows_of(place, "one", "two", "three", "four"), run={"num_steps": 1})
     ended = called("rl", recipe)
     assert ended.code == 0, ended.err
-    assert "No rows were held out, so nothing was measured before and after." in ended.out
-    assert "steps without their gradients" in ended.out
+    mentions(
+        ended.out, "No rows were held out, so nothing was measured before and after.", "steps without their gradients"
+    )
     assert "measure it" not in ended.out
     evaluated = called("eval", str(place / "run"))
     assert (evaluated.code, evaluated.out) == (2, "")

@@ -12,7 +12,7 @@ from posttrain.cli import main
 from posttrain.commands.serving import http_server
 from posttrain.errors import UserError
 from tests.support.commands import printed, refusal
-from tests.support.refusals import refused
+from tests.support.refusals import mentions, refused
 from tests.support.runs import save_tiny_model, tiny_recipe
 
 ROWS = "".join(json.dumps({"prompt": f"{i} and {i} make ", "answer": 2 * i}) + "\n" for i in range(40))
@@ -48,8 +48,7 @@ def test_a_run_names_the_command_that_measures_it_by_its_own_recipe(
 ) -> None:
     run, printed = trained
     lines = [line.strip() for line in printed.splitlines()]
-    assert f"measure it   posttrain eval {run}" in lines
-    assert f"ask it       posttrain chat {run}" in lines
+    mentions(lines, f"measure it   posttrain eval {run}", f"ask it       posttrain chat {run}")
     assert main(["eval", str(run), "--output", str(tmp_path / "results.json")]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     after = json.loads((run / "summary.json").read_text())["after"]
@@ -86,8 +85,7 @@ def test_a_run_is_asked_traced_and_served(trained: tuple[Path, str], monkeypatch
 def test_a_run_that_saved_no_model_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("run: {num_steps: 5}\n")
     says = refusal("chat", tmp_path)
-    assert "saves a model when it ends" in says
-    assert f"--resume {tmp_path}" in says
+    mentions(says, "saves a model when it ends", f"--resume {tmp_path}")
 
 
 def test_a_run_with_rows_and_rewards_from_python_names_the_call(
@@ -118,8 +116,7 @@ def test_a_run_with_rows_and_rewards_from_python_names_the_call(
     assert "resume=True" in str(refused.value)
     assert "run.overwrite = true" in str(refused.value)
     assert "--" not in str(refused.value)
-    assert "--resume" in refused.value.command
-    assert "--run.overwrite" in refused.value.command
+    mentions(refused.value.command, "--resume", "--run.overwrite")
     again = posttrain.load_recipe(str(run.folder / "config.yaml"), run={"overwrite": True})
     posttrain.train(again, rows=rows, rewards=[short])
 

@@ -18,6 +18,7 @@ from posttrain.training.evaluation import full_evaluation
 from posttrain.training.session import open_session
 from tests.support.pages import documented
 from tests.support.pictures import width_and_height
+from tests.support.refusals import mentions
 from tests.support.runs import after_training, command, metrics_of, require_same, save_tiny_model, tiny_recipe
 
 ROWS = [{"prompt": f"What is {i} + {i}? ", "answer": 2 * i} for i in range(30)]
@@ -178,8 +179,7 @@ def test_the_model_loads_without_posttrain_and_says_what_it_is(run: Path) -> Non
     inputs = tokenizer("What is 3 + 3? ", return_tensors="pt", return_token_type_ids=False)
     assert model.generate(**inputs, max_new_tokens=3, do_sample=False).shape[1] > inputs["input_ids"].shape[1]
     card = (run / "model" / "README.md").read_text()
-    assert "library_name: transformers" in card
-    assert "grpo on dataset for 5 steps of 4 × 4 rollouts" in card
+    mentions(card, "library_name: transformers", "grpo on dataset for 5 steps of 4 × 4 rollouts")
 
 
 def test_rewards_and_advantages_can_be_worked_out_from_the_rollouts(run: Path) -> None:

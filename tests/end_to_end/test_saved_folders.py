@@ -28,7 +28,7 @@ from tests.support.commands import refusal
 from tests.support.families import family_policy
 from tests.support.family_exports import apart, few_steps, loaded, read_by_peft, read_by_transformers
 from tests.support.quantised_folders import in_4_bits, in_8_bits, in_fp8, in_mxfp4
-from tests.support.refusals import refused
+from tests.support.refusals import mentions, refused
 from tests.support.runs import save_tiny_model
 
 ADAPTER = ("--model.adapter.rank", "2")
@@ -42,8 +42,7 @@ def test_whole_training_is_refused_before_the_first_step_and_an_adapter_is_the_r
     base = made(tmp_path / "base")
     assert few_steps(base, tmp_path / "whole") == 2
     said = capsys.readouterr().err
-    assert "its weights are stored quantised" in said
-    assert "model.adapter.rank" in said
+    mentions(said, "its weights are stored quantised", "model.adapter.rank")
     assert not (tmp_path / "whole").exists()
     if made is not in_4_bits:
         assert few_steps(base, tmp_path / "merged", *ADAPTER, "--model.adapter.save", "merged") == 2
@@ -139,9 +138,7 @@ def test_a_model_that_transformers_would_make_weights_up_of_is_said_when_it_is_s
     monkeypatch.setattr(model_folder, "as_never_quantised", lambda model, dtype: None)
     assert few_steps(base, run) == 1
     said = capsys.readouterr().err
-    assert "4 weights are missing" in said
-    assert "down_proj_blocks" in said
-    assert "The folder is kept" in said
+    mentions(said, "4 weights are missing", "down_proj_blocks", "The folder is kept")
 
 
 PAIRS = [{"prompt": f"{number} + 1 =", "chosen": f" {number + 1}", "rejected": " no"} for number in range(4)]

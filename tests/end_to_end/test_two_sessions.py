@@ -20,7 +20,6 @@ from pyarrow import parquet
 
 import posttrain
 from posttrain.errors import RunError
-from posttrain.options.grading import GradingOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.code_reward import CodeReward
@@ -28,8 +27,6 @@ from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.rewards.judge_reward import JudgeReward
-from posttrain.rewards.reward_registry import load_reward
-from posttrain.runs.threads import claim_threads
 from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.session import open_session
 from tests.support.faulty_endpoint import Endpoint, endpoint, says
@@ -105,13 +102,6 @@ class Meets:
 # Sandboxes.
 
 
-def test_runs_one_after_the_other_have_each_its_own_sandbox_and_leave_none(model: Path, tmp_path: Path) -> None:
-    before = servers()
-    for name, sandbox, score in (("a", OPEN, 1.0), ("b", SEALED, 0.0)):
-        assert scores(posttrain.train(config(model, tmp_path / name, sandbox), rows=ROWS)) == {score}
-        assert servers() == before
-
-
 def test_runs_side_by_side_have_each_its_own_sandbox_and_the_first_to_end_closes_no_other(
     model: Path, tmp_path: Path
 ) -> None:
@@ -159,15 +149,6 @@ def test_a_reward_that_is_called_outside_any_session_is_out_of_reach_of_sessions
         assert grade(rows, session.rewards, resources=session.resources).rewards.item() == 1.0
         assert outside() == first
     assert outside() == first
-
-
-def test_a_session_with_another_sandbox_takes_no_score_from_the_file_of_the_first(tmp_path: Path) -> None:
-    grading = GradingOptions(cache_file=str(tmp_path / "scores.db"))
-    code, rows = load_reward(RewardOptions(name="code")), [group([READS], columns={"tests": PRINTS_ONE})]
-    for sandbox, num_cached, score in ((OPEN, 0, 1.0), (SEALED, 0, 0.0), (OPEN, 1, 1.0), (SEALED, 1, 0.0)):
-        with Resources(SandboxOptions(**sandbox)) as resources:
-            grades = grade(rows, [code], grading=grading, resources=resources)
-        assert (grades.num_cached, grades.rewards.item()) == (num_cached, score)
 
 
 # What is closed, and when.
@@ -254,15 +235,6 @@ def test_a_judge_budget_is_for_one_session_and_the_next_has_a_whole_one(model: P
             posttrain.evaluate(model, judging(model, tmp_path, at, 60 * (asked - 1)), rows=PROMPTS)
 
 
-def test_a_judge_of_two_sessions_side_by_side_spends_from_the_budget_of_each(model: Path, tmp_path: Path) -> None:
-    with endpoint(says('{"score": 7}', tokens=60)) as at, ThreadPoolExecutor(2) as threads:
-        little = threads.submit(posttrain.evaluate, model, judging(model, tmp_path, at, 100), rows=PROMPTS)
-        much = threads.submit(posttrain.evaluate, model, judging(model, tmp_path, at, 10**6), rows=PROMPTS)
-        assert much.result(60)["num_unscored"] == 0
-        with refused("120 tokens", "token_budget = 100", error=RunError):
-            little.result(60)
-
-
 def test_two_rewards_of_one_session_have_a_budget_each() -> None:
     with endpoint(says('{"score": 7}', tokens=60)) as at, Resources() as resources:
         options = {"endpoint": at.url, "model": "j", "canary_every": 0, "token_budget": 50}
@@ -307,55 +279,5 @@ def test_a_session_that_cannot_be_opened_holds_no_threads_back(model: Path, tmp_
     assert torch.get_num_threads() == before
 
 
-def test_runs_side_by_side_that_want_other_numbers_of_threads_are_told_and_the_first_goes_on(
-    model: Path, tmp_path: Path
-) -> None:
-    running, told = threading.Event(), threading.Event()
-
-    def waits(completions: Sequence[str]) -> list[float]:
-        running.set()
-        assert told.wait(60)
-        return [0.0 for _ in completions]
-
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(
-            posttrain.train,
-            config_for(model, tmp_path / "a", run={"threads": 1, "folder": str(tmp_path / "a")}),
-            rows=ROWS,
-            rewards=[waits],
-        )
-        assert running.wait(60)
-        other = config_for(model, tmp_path / "b", run={"threads": 2, "folder": str(tmp_path / "b")})
-        with refused("run.threads = 2"):
-            posttrain.train(other, rows=ROWS, rewards=[len_of])
-        told.set()
-        assert (first.result(60).folder / "summary.json").is_file()
-    assert not (tmp_path / "b").exists()
-
-
 def len_of(completions: Sequence[str]) -> list[float]:
     return [float(len(text)) for text in completions]
-
-
-def test_a_run_and_its_resumption_compute_with_the_same_number_of_threads_and_leave_it_as_it_was(
-    model: Path, tmp_path: Path
-) -> None:
-    before, seen = torch.get_num_threads(), list[int]()
-
-    def looks(completions: Sequence[str]) -> list[float]:
-        seen.append(torch.get_num_threads())
-        return [0.0 for _ in completions]
-
-    def steps(number: int) -> posttrain.Config:
-        return config_for(
-            model, tmp_path / "run", run={"threads": 0, "num_steps": number, "folder": str(tmp_path / "run")}
-        )
-
-    with claim_threads(before + 1):
-        posttrain.train(steps(1), rows=ROWS, rewards=[looks])
-    assert torch.get_num_threads() == before
-    posttrain.train(steps(2), rows=ROWS, rewards=[looks], resume=True)  # as many as its checkpoint was made with
-    assert set(seen) == {before + 1}
-    assert torch.get_num_threads() == before
-    with claim_threads(before), refused("step-000002", f"{before + 1} threads"):
-        posttrain.train(steps(3), rows=ROWS, rewards=[looks], resume=True)

@@ -17,7 +17,6 @@ from posttrain.runs.reports import BeginReport, CheckpointReport, EndReport, Eva
 from posttrain.runs.watchers import OwnWatcher
 from tests.support.dice import dice
 from tests.support.own_objects import config_for
-from tests.support.refusals import refused
 from tests.support.runs import metrics_of, require_same
 
 ROWS = [{"prompt": f"Throw {n}. "} for n in range(24)]
@@ -144,10 +143,7 @@ RETURNED: dict[str, tuple[object, tuple[str, ...]]] = {
     "a name that is none": ({1: 2.0}, ("1 = 2.0", "A name is a text")),
     "a text for a number": ({"mine": "2"}, ("'mine' = '2' (str)", "its value a number")),
     "a metric of this step": ({"reward": 1.0}, ("'reward' = 1.0", "own/reward")),
-    "a metric of other steps": (
-        {"eval/accuracy_sampled": 1.0},
-        ("own/eval_accuracy_sampled",),
-    ),
+    "a metric of other steps": ({"eval/accuracy_sampled": 1.0}, ("own/eval_accuracy_sampled",)),
     "a time": ({"seconds/update": 1.0}, ("'seconds/update'", "does not use")),
     "what comes last": ({"step_time": 1.0}, ("'step_time'", "does not use")),
     "the step": ({"step": 1.0}, ("'step'", "own/step")),
@@ -193,14 +189,6 @@ def test_checkpoints_are_on_the_disk_when_they_are_told_and_the_end_has_the_summ
     assert (end.step, end.folder, end.interrupted) == (3, run.folder, False)
     assert end.summary == run.summary
     assert json.loads((run.folder / "summary.json").read_text()) == json.loads(json.dumps(end.summary))
-
-
-def test_a_watcher_of_a_resumed_run_sees_the_steps_that_are_left(model: Path, tmp_path: Path) -> None:
-    posttrain.train(config(model, tmp_path / "run", 1), rows=ROWS, rewards=[dice])
-    notes = Notes()
-    posttrain.train(config(model, tmp_path / "run", 3), rows=ROWS, rewards=[dice], watchers=[notes], resume=True)
-    assert [report.step for report in notes.steps] == [2, 3]
-    assert [report.step for report in notes.evaluations] == [2, 3]
 
 
 def test_groups_that_dynamic_sampling_sets_aside_are_told_apart(model: Path, tmp_path: Path) -> None:
@@ -249,14 +237,6 @@ def test_a_step_in_which_a_watcher_failed_is_not_saved_but_taken_again_and_told_
     run("broken", Notes(), resume=True)
     assert all("own/tripled" in line for line in metrics_of(tmp_path / "broken")[1:])
     require_same(tmp_path / "whole", tmp_path / "broken")
-
-
-def test_an_error_for_the_user_names_the_step_that_was_watched_and_the_last_checkpoint(
-    model: Path, tmp_path: Path
-) -> None:
-    made = config(model, tmp_path / "run", 3, checkpoint={"every_steps": 1})
-    with refused("step 2: the tracker is full", "last good checkpoint is", "step-000001", error=RunError):
-        posttrain.train(made, rows=ROWS, rewards=[dice], watchers=[Stops(RunError("the tracker is full"))])
 
 
 def test_an_interrupted_run_tells_its_end_without_a_summary(model: Path, tmp_path: Path) -> None:

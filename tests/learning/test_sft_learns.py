@@ -58,9 +58,7 @@ def learner(tmp_path_factory: pytest.TempPathFactory) -> tuple[Policy, posttrain
     return trained(tmp_path_factory.mktemp("sft") / "run")
 
 
-def test_a_form_is_learned_from_fifty_rows_and_asked_of_new_questions(
-    learner: tuple[Policy, posttrain.Run],
-) -> None:
+def test_a_form_is_learned_from_fifty_rows_and_asked_of_new_questions(learner: tuple[Policy, posttrain.Run]) -> None:
     policy, run = learner
     before, after = run.summary["before"], run.summary["after"]
     assert isinstance(before, dict)

@@ -14,8 +14,7 @@ def refused(*words: object, error: type[Exception] = UserError) -> Iterator["pyt
     """Expect `error`, with each of `words` in its message; a text may hold several, with … between them."""
     with pytest.raises(error) as caught:
         yield caught
-    missing = missing_words(words, str(caught.value))
-    assert not missing, f"{missing} not in: {caught.value}"
+    mentions(str(caught.value), *words)
 
 
 @contextmanager
@@ -26,6 +25,12 @@ def warned(*words: object, kind: type[Warning] = UserWarning) -> Iterator[None]:
         yield
     said = [str(each.message) for each in given if issubclass(each.category, kind)]
     assert any(not missing_words(words, each) for each in said), f"{words} not in one of: {said}"
+
+
+def mentions(text: str, *words: object) -> None:
+    """A text must have each of `words`."""
+    missing = missing_words(words, text)
+    assert not missing, f"{missing} not in: {text}"
 
 
 def missing_words(words: tuple[object, ...], message: str) -> list[str]:

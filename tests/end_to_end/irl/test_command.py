@@ -22,6 +22,7 @@ from posttrain.runs.reports import EndReport, StepReport
 from posttrain.runs.watchers import Watcher
 from tests.support.commands import printed, refusal
 from tests.support.irl_worlds import course_rewards
+from tests.support.refusals import mentions
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -111,8 +112,7 @@ def test_the_frozen_lake_recipe_learns_to_cross_and_draws_it(capsys: pytest.Capt
     assert sorted(path.name for path in Path("run/plots").iterdir()) == PLOTS
     assert all(min(png_size(path)) > 300 for path in Path("run/plots").iterdir())
     printed = capsys.readouterr().out
-    assert "gymnasium, 64 states, 4 actions" in printed
-    assert f"value lost          {summary['value_lost']:.5g}" in printed
+    mentions(printed, "gymnasium, 64 states, 4 actions", f"value lost          {summary['value_lost']:.5g}")
 
 
 def test_the_large_recipe_made_small_recovers_the_terrain() -> None:
@@ -238,10 +238,7 @@ MISTAKES = {
         "BlackjackEnv has no transition table",
     ),
     "no file for a world": ("--world.name table", "world.path = '': must be non-empty"),
-    "a file that is not there": (
-        "--world.name table --world.path no.npz",
-        "path = no.npz: there is no such file",
-    ),
+    "a file that is not there": ("--world.name table --world.path no.npz", "path = no.npz: there is no such file"),
     "a file that holds no arrays": (
         "--world.name table --world.path text.npz",
         "world.path = text.npz: not a file of numpy arrays",
@@ -259,10 +256,7 @@ MISTAKES = {
         "--demonstrations.expert course --demonstrations.discount 1",
         "demonstrations.discount = 1",
     ),
-    "demonstrations that were cut off": (
-        "--demonstrations.max-steps 2",
-        "demonstration 0 was truncated in state",
-    ),
+    "demonstrations that were cut off": ("--demonstrations.max-steps 2", "demonstration 0 was truncated in state"),
     "demonstrations for the course that were cut off": (
         "--method.name course --demonstrations.max-steps 2",
         "Use objective = likelihood, or leave it out",
@@ -302,10 +296,7 @@ def test_a_problem_without_finite_values_ends_the_run_with_code_1() -> None:
     ],
 )
 def test_a_library_that_is_missing_is_told_before_anything_begins_with_how_to_get_it(
-    library: str,
-    flags: list[str],
-    remedy: str,
-    monkeypatch: pytest.MonkeyPatch,
+    library: str, flags: list[str], remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)  # whoever imports it now is told that there is none
     assert f"needs {library}, which is not installed; {remedy}" in message_of(*flags)
@@ -333,8 +324,7 @@ def test_the_whole_run_goes_without_torch() -> None:
 
 def test_help_shows_the_options_of_what_was_chosen() -> None:
     said = printed("irl", "--world.name", "gymnasium", "--method.name", "maxent", "--help")
-    assert "--world.env" in said
-    assert "--method.gradient" in said
+    mentions(said, "--world.env", "--method.gradient")
     assert "--world.slip" not in said
     assert "--method.horizon" not in said
     for names in ("{icy_grid,gymnasium,table}", "{sampled,recorded}", "{states,tiles,file}", "{course,maxent,causal}"):

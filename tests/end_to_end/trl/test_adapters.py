@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.support.family_exports import apart, read_by_peft
 from tests.support.family_measures import saved
-from tests.support.refusals import refused
+from tests.support.refusals import mentions, refused
 from tests.support.trl_trainers import KINDS, PAIRS, Kind, trainer, weights
 
 
@@ -150,8 +150,7 @@ def test_without_peft_a_saved_adapter_is_trained_on_and_what_needs_peft_says_so(
     command = [sys.executable, "-c", WITHOUT_PEFT, str(tmp_path / "adapter"), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "peft is not installed: save the adapter by trainer.save_model" in done.stdout
-    assert "`pip install peft`" in done.stdout
+    mentions(done.stdout, "peft is not installed: save the adapter by trainer.save_model", "`pip install peft`")
     read = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), str(tmp_path / "run" / "saved"))
     ids = torch.tensor([[1, 2, 3]])
     assert not torch.equal(read(ids).logits, first.model(ids).logits)

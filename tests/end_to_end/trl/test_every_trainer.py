@@ -22,7 +22,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from posttrain.models.loading import devices
 from posttrain.runs.manifest import saved_steps
-from posttrain.trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from posttrain.trl import GRPOConfig, GRPOTrainer
 from posttrain.trl.saved_models import prune_checkpoints
 from tests.support.model_folders import cached
 from tests.support.refusals import refused
@@ -309,20 +309,6 @@ def test_a_run_that_is_resumed_knows_its_log_and_its_best(model: str, tmp_path: 
     assert [entry["step"] for entry in made.state.log_history if "loss" in entry] == [1, 2, 3]
     assert (made.state.best_metric, made.state.best_global_step) == (0.9, 2)
     assert same(policy_of(folder, 2), made.model.state_dict())
-
-
-def test_a_supervised_run_keeps_the_weights_of_its_lowest_loss(model: str, tmp_path: Path) -> None:
-    rows = [{"prompt": f"{number} + 1 =", "completion": f" {number + 1}"} for number in range(1, 7)]
-    args = SFTConfig(
-        str(tmp_path / "run"), per_device_train_batch_size=2, learning_rate=0.3, max_steps=4, eval_strategy="steps",
-        eval_steps=1, load_best_model_at_end=True, lr_scheduler_type="constant", max_grad_norm=0,
-    )  # fmt: skip
-    made = SFTTrainer(model, args, train_dataset=rows, eval_dataset=rows[:2], callbacks=[EarlyStoppingCallback(9)])
-    made.train()
-    losses = {entry["step"]: entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry}
-    best = min(losses, key=lambda step: losses[step])
-    assert (made.state.best_global_step, made.state.best_metric) == (best, losses[best])
-    assert made.evaluate()["eval_loss"] == pytest.approx(losses[best])
 
 
 def test_training_twice_goes_on_from_the_weights_where_the_first_run_may_be_deleted(

@@ -19,6 +19,7 @@ from transformers import (
 
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, SFTConfig, SFTTrainer, TrlParser
+from tests.support.refusals import mentions
 from tests.support.trl_trainers import ANSWERS, PROMPTS, length
 
 ROOT = Path(__file__).parents[3]
@@ -87,8 +88,7 @@ def test_a_courses_script_that_todays_trl_refuses_runs_here(folder, capsys) -> N
     assert BY_TRL["course_rules"]["error"].startswith("TypeError")
     trainer = run("course_rules", folder)["trainer"]
     told = " ".join(trainer.notes)
-    for name in ("max_prompt_length = 256", "bf16 = True", "1 completions are not a whole number of groups of 2"):
-        assert name in told
+    mentions(told, "max_prompt_length = 256", "bf16 = True", "1 completions are not a whole number of groups of 2")
     history = trainer.state.log_history
     assert trainer.state.global_step == 2
     assert {"rewards/tagged/mean", "rewards/right_sum/mean", "kl", "completions/mean_length"} <= set(history[0])

@@ -17,7 +17,7 @@ from transformers import (
 
 from posttrain.trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from posttrain.trl.configs.batch_arithmetic import run_length
-from tests.support.refusals import refused
+from tests.support.refusals import mentions, refused
 from tests.support.trl_trainers import ANSWERS, PROMPTS, length
 
 SHORT: dict[str, Any] = {"max_completion_length": 4, "num_generations": 2, "per_device_train_batch_size": 4}
@@ -62,8 +62,7 @@ def test_a_push_takes_what_scripts_give_and_writes_it_into_the_card(
     uploaded = by_name["upload_folder"][1]
     assert (uploaded["commit_message"], uploaded["revision"]) == ("Done", "v1")
     card = (Path(uploaded["folder_path"]) / "README.md").read_text(encoding="utf-8")
-    for said in ("datasets: me/rows", "- sums", "base_model: me/base", "license: apache-2.0", "GRPOTrainer"):
-        assert said in card
+    mentions(card, "datasets: me/rows", "- sums", "base_model: me/base", "license: apache-2.0", "GRPOTrainer")
     made.create_model_card(model_name="Mine", tags="sums")
     assert "# Mine" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
 
