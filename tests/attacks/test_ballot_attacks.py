@@ -185,9 +185,7 @@ def test_a_vote_on_a_pair_that_is_not_shown_changes_nothing(tmp_path: Path) -> N
         assert state(server)["done"] == 0
 
 
-def test_a_browser_that_goes_in_the_middle_of_a_request_harms_nobody(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_browser_that_leaves_in_a_request_harms_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with voting(ballot(tmp_path)) as server:
         for sent in (b"POST /vote HTTP/1.1\r\nContent-Length: 40\r\n\r\n{", b"GET / HT", b"\x16\x03\x01"):
             with socket.create_connection(("127.0.0.1", server.server_port)) as connection:

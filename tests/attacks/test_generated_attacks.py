@@ -86,9 +86,7 @@ def test_a_formula_that_never_ends_is_killed(rows: dict[str, dict[str, object]],
     assert own.score == 1.0  # whoever shares the process is asked in another
 
 
-def test_a_row_whose_own_answer_is_not_paid_is_named_before_training(
-    rows: dict[str, dict[str, object]], resources: Resources
-) -> None:
+def test_a_row_whose_answer_is_not_paid_is_named(rows: dict[str, dict[str, object]], resources: Resources) -> None:
     REWARD.check_rows([("sudoku:1", rows["sudoku"]), ("file:7", {"answer": "4"})], resources)
     with refused("sudoku:2: ", "'1 2 3'"):
         REWARD.check_rows([("sudoku:2", {**rows["sudoku"], "answer": "1 2 3"})], resources)

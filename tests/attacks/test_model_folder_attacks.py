@@ -101,9 +101,7 @@ def test_a_damaged_folder_is_one_error_that_says_what_is_wrong(name: str, whole:
 
 
 @pytest.mark.parametrize("named", [7, [7]])
-def test_a_class_that_is_a_number_is_not_needed_where_the_family_is_known(
-    named: object, whole: Path, tmp_path: Path
-) -> None:
+def test_a_class_that_is_a_number_is_not_needed_for_a_known_family(named: object, whole: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "model"))
     changed(folder / "config.json", architectures=named)
     assert load_policy(ModelOptions(path=str(folder)))

@@ -100,9 +100,7 @@ def test_a_client_that_has_only_ended_its_sending_gets_its_answer(server: HttpSe
     assert json.loads(body)["choices"]
 
 
-def test_a_client_that_ends_its_sending_and_leaves_later_ends_its_request(
-    server: HttpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_leaves_later_ends_its_request(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with endless(server, monkeypatch):
         first = client(server)
         first.shutdown(socket.SHUT_WR)
@@ -204,7 +202,7 @@ def test_openai_s_client_brings_the_token_as_its_key(locked: HttpServer) -> None
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_text_that_cannot_fit_is_refused_by_its_beginning(
+def test_a_long_text_is_refused_by_its_beginning(
     server: HttpServer, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -286,7 +284,7 @@ def test_who_may_ask_is_said_without_contradiction(flags: list[str], says: str) 
         ("s3cret", ["--host", "0.0.0.0", "--public"], "POSTTRAIN_SERVE_TOKEN is set"),
     ],
 )
-def test_a_token_of_the_environment_obeys_the_same_rules(
+def test_a_token_of_the_environment_obeys_too(
     value: str, flags: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POSTTRAIN_SERVE_TOKEN", value)

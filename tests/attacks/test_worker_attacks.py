@@ -148,9 +148,7 @@ def test_a_crash_costs_its_own_score_and_no_other(tmp_path: Path, name: str, say
         grade([group(["bad"])], [function])
 
 
-def test_a_worker_that_is_killed_between_two_steps_is_replaced_without_a_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_is_killed_between_steps_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", ())  # no other try would make up for it
     function = function_of(tmp_path, "import os\n\ndef mine(response):\n    return os.getpid()\n", workers=1)
     first = int(grade([group(["a"])], [function]).scores.item())

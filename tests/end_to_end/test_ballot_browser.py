@@ -106,9 +106,7 @@ def test_hostile_completions_are_text_and_nothing_else(window: Browser, tmp_path
 
 
 @pytest.mark.parametrize(("width", "above"), [(375, True), (1200, False)], ids=["phone", "desk"])
-def test_it_is_readable_on_a_phone_and_side_by_side_on_a_desk(
-    width: int, above: bool, window: Browser, tmp_path: Path
-) -> None:
+def test_it_is_readable_on_a_phone_and_on_a_desk(width: int, above: bool, window: Browser, tmp_path: Path) -> None:
     long = "word " * 300 + "w" * 2000
     with voting(ballot(tmp_path, [written_pair(long, "short", prompt="p" * 500)])) as server:
         window.open(server.addresses["anna"], width=width, height=700)

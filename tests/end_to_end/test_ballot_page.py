@@ -131,9 +131,7 @@ def test_a_button_that_is_pressed_twice_votes_once(tmp_path: Path) -> None:
 
 @given(st.lists(st.sampled_from([*CHOICES, "undo", "reopen"]), max_size=24))
 @settings(max_examples=12)
-def test_a_ballot_is_a_list_that_votes_are_put_on_and_taken_off(
-    tmp_path_factory: pytest.TempPathFactory, moves: list[str]
-) -> None:
+def test_a_ballot_is_a_stack_of_votes(tmp_path_factory: pytest.TempPathFactory, moves: list[str]) -> None:
     folder = tmp_path_factory.mktemp("ballot")
     made, expected = ballot(folder, 5), []
     for move in moves:
@@ -197,7 +195,7 @@ def test_everything_on_the_page_that_can_be_used_has_a_name_and_a_key() -> None:
     assert 'name="viewport" content="width=device-width, initial-scale=1"' in PAGE
 
 
-def test_a_vote_that_fails_on_a_full_disk_takes_no_other_raters_vote_with_it(
+def test_a_vote_that_fails_on_a_full_disk_takes_no_other_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While one rater's line is half written, another votes; then the disk is full for the first."""

@@ -77,9 +77,7 @@ def place(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("changed", ["mine.py", "helper.py"])
-def test_every_form_of_a_name_leads_to_its_file_and_to_what_that_imports(
-    form: str, changed: str, place: Path, model: Path
-) -> None:
+def test_every_form_of_a_name_leads_to_its_files(form: str, changed: str, place: Path, model: Path) -> None:
     path = form.replace("{here}", str(place)).format("score")
     sections = posttrain.load_recipe(model={"path": str(model)}, rewards=[{"path": path}])
     began = named_files(sections)

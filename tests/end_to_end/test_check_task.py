@@ -88,7 +88,7 @@ def test_a_reward_whose_extra_is_missing_says_so_once_and_tries_nothing(
     assert "pip install posttrain[" in said.err
 
 
-def test_a_judge_without_an_endpoint_is_asked_nothing_and_says_how_to_check_it(
+def test_a_judge_without_an_endpoint_says_how_to_check_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["check-task", "judge"]) == 2
@@ -127,18 +127,14 @@ def test_a_function_that_never_comes_back_is_ended_and_named(tmp_path: Path, row
     assert sum("praise for itself" in line for line in done.stdout.splitlines()) == 2
 
 
-def test_a_crash_of_the_function_is_told_and_the_next_answer_tried(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_after_a_crash_the_next_answer_is_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dies = "import os\n\ndef solved(response, **columns):\n    return 0.0 if response.strip() else os._exit(3)\n"
     assert checked(tmp_path, dies) == 1
     said = capsys.readouterr().out
     mentions(said, "nothing  <-- its worker exited with 3", "2 of 11 are not as they should be")
 
 
-def test_a_column_that_no_worker_can_be_told_is_checked_in_this_process(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_column_that_cannot_be_sent_is_checked_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(GENEROUS)
     example = AttackExample("When?", {"day": date(2020, 1, 1)}, (Answer("then", "then", right=True),))
     function = users_function(f"{tmp_path}/mine.py:solved", [example], 1.0)
@@ -165,9 +161,7 @@ def test_a_careful_function_passes(tmp_path: Path, rows: str) -> None:
     assert checked(tmp_path, CAREFUL, "--rows", rows) == 0
 
 
-def test_a_careless_function_is_told_what_it_would_pay_for(
-    tmp_path: Path, rows: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_careless_function_is_shown_its_hacks(tmp_path: Path, rows: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert checked(tmp_path, CARELESS, f"--rows={rows}") == 1
     said = capsys.readouterr().out
     assert "praise for itself  <-- should not be" in said
@@ -193,9 +187,7 @@ def solved(completions, answer, **columns):
 CONVERSATION = '[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 3 + 4?"}]'
 
 
-def test_rows_of_messages_reach_a_function_as_messages(
-    tmp_path: Path, rows: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_messages_reach_a_function_as_messages(tmp_path: Path, rows: str, capsys: pytest.CaptureFixture[str]) -> None:
     chats = tmp_path / "chats.jsonl"
     chats.write_text(f'{{"prompt": {CONVERSATION}, "answer": "7"}}\n')
     assert checked(tmp_path, CHATS, "--rows", str(chats)) == 0
@@ -221,16 +213,14 @@ def test_a_function_is_called_as_in_training_with_what_it_logs_by(tmp_path: Path
     assert checked(tmp_path, source, "--rows", str(tmp_path / "sums.jsonl")) == 0
 
 
-def test_what_is_wrong_with_the_function_is_told_once(
-    tmp_path: Path, rows: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistaken_function_is_told_once(tmp_path: Path, rows: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert checked(tmp_path, "def solved(completions, anwser):\n    return []\n", "--rows", rows) == 2
     told = capsys.readouterr()
     mentions(told.err, "needs an argument 'anwser'", "Did you mean 'answer'?")
     assert "anwser" not in told.out
 
 
-def test_rows_without_prompts_are_refused_by_the_flag_of_this_command(
+def test_rows_without_prompts_are_refused_by_flag(
     tmp_path: Path, rows: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert checked(tmp_path, CAREFUL, "--rows", rows, "--prompt-column", "question") == 2

@@ -268,7 +268,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize(("command", "flag"), product(COMMANDS, FLAGS))
-def test_a_path_is_imported_only_by_commands_that_read_it(
+def test_a_path_is_imported_where_it_is_read(
     command: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -146,7 +146,7 @@ def test_a_mistake_is_one_message(argv: str, expected: str) -> None:
     assert expected in refusal(*argv.split())
 
 
-def test_a_file_that_the_results_cannot_go_to_is_told_before_they_are_measured(
+def test_a_file_that_cannot_be_written_is_told_before_the_evaluation(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for output in ("nowhere/results.json", "."):

@@ -19,6 +19,7 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
+from posttrain.runs.reports import Run
 from posttrain.runs.threads import claim_threads
 from posttrain.tasks.preference_set import preference_set
 from tests.support.refusals import refused
@@ -30,14 +31,6 @@ ROWS = [{"prompt": f"{a} and ", "wanted": str(a)} for a in range(6)]
 def length(completions: list[str], **columns: object) -> list[float]:
     """Longer is better; the tiny model writes noise of a few characters."""
     return [float(len(text)) for text in completions]
-
-
-def alike(completions: list[str], **columns: object) -> list[float]:
-    return [1.0] * len(completions)
-
-
-def not_all(completions: list[str], **columns: object) -> list[float | None]:
-    return [None if index % 2 else 1.0 + index for index, _ in enumerate(completions)]
 
 
 @pytest.fixture(scope="module")
@@ -61,37 +54,44 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_pairs_judged_by_a_reward_are_rows_with_the_better_one_chosen(policy: Policy, tmp_path: Path) -> None:
-    run = collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
-    prompts, rows = lines(run.folder / "completions.jsonl"), lines(run.folder / "preferences.jsonl")
-    ties = lines(run.folder / "ties.jsonl")
+@pytest.fixture(scope="module")
+def judged(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A collection that is looked at and not changed."""
+    return collected(policy, tmp_path_factory.mktemp("judged") / "run")
+
+
+def collected(policy: Policy, folder: Path, reward: Any = length, *, rows: Any = ROWS, **how: Any) -> Run:
+    """A collection judged by a reward, or by people; sections of its config and arguments of `collect`."""
+    own = {name: how.pop(name) for name in ("people", "resume") if name in how}
+    rewards = {} if reward is None else {"rewards": [reward]}
+    return collect(config_of(folder, **how), policy=policy, rows=rows, **rewards, **own)
+
+
+def test_pairs_judged_by_a_reward_are_rows_with_the_better_one_chosen(judged: Run) -> None:
+    prompts, rows, ties = (lines(judged.folder / f"{name}.jsonl") for name in ("completions", "preferences", "ties"))
     assert [each["prompt"] for each in prompts] != sorted(each["prompt"] for each in prompts)  # drawn in an order
     assert {each["prompt"] for each in prompts} == {row["prompt"] for row in ROWS}
     for row in rows:
-        assert len(row["chosen"]) > len(row["rejected"])
-        assert row["margin"] == len(row["chosen"]) - len(row["rejected"])
+        assert row["margin"] == len(row["chosen"]) - len(row["rejected"]) > 0
         of_prompt = {each["sample"]: each["text"] for each in prompts[int(row["pair"].split(":")[0])]["completions"]}
         assert of_prompt[row["chosen_sample"]] == row["chosen"]
         assert of_prompt[row["rejected_sample"]] == row["rejected"]
     assert all(len(row["chosen"]) == len(row["rejected"]) and row["tie"] for row in ties)
-    told = run.summary
-    assert told == json.loads((run.folder / "summary.json").read_text())
-    assert (told["num_prompts"], told["num_completions"]) == (6, 18)
+    told = judged.summary
+    assert told == json.loads((judged.folder / "summary.json").read_text())
+    assert (told["num_prompts"], told["num_completions"], told["num_open"]) == (6, 18, 0)
     assert told["num_preferences"] == len(rows) > 0
     assert told["num_ties"] == len(ties) > 0
     assert told["num_pairs"] == told["num_judged"] == len(rows) + len(ties)
-    assert told["num_open"] == 0
     assert told["mean_chosen_tokens"] == 5.0  # none of them stopped
 
 
-def test_rows_are_pairs_for_whoever_learns_from_them(policy: Policy, tmp_path: Path) -> None:
-    run = collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
-    rows = lines(run.folder / "preferences.jsonl")
+def test_rows_are_pairs_for_whoever_learns_from_them(judged: Run, policy: Policy) -> None:
+    rows = lines(judged.folder / "preferences.jsonl")
     masking = Masking(renderer=TokenizerRenderer(policy.tokenizer), stop_ids=policy.stop_ids)
-    task = DatasetOptions(path=str(run.folder / "preferences.jsonl"), held_out_share=0.0)
+    task = DatasetOptions(path=str(judged.folder / "preferences.jsonl"), held_out_share=0.0)
     found = preference_set(masking, task, PairOptions(), longest=96, seed=0)
     assert found.bad.faults == []
-    assert len(found.training) == len(rows)
     decode = partial(policy.tokenizer.decode, clean_up_tokenization_spaces=False)
     for pair, row in zip(found.training, rows, strict=True):
         assert (pair.prompt.text, pair.margin) == (row["prompt"], row["margin"])
@@ -101,39 +101,40 @@ def test_rows_are_pairs_for_whoever_learns_from_them(policy: Policy, tmp_path: P
 
 
 def test_ties_stay_out_of_what_is_learned_and_may_be_dropped(policy: Policy, tmp_path: Path) -> None:
-    kept = collect(config_of(tmp_path / "kept"), policy=policy, rows=ROWS, rewards=[alike])
+    def alike(completions: list[str], **columns: object) -> list[float]:
+        return [1.0] * len(completions)
+
+    kept = collected(policy, tmp_path / "kept", alike)
     assert lines(kept.folder / "preferences.jsonl") == []
     assert len(lines(kept.folder / "ties.jsonl")) == kept.summary["num_ties"] > 0
-    dropped = collect(
-        config_of(tmp_path / "dropped", collect={"ties": "drop"}), policy=policy, rows=ROWS, rewards=[alike]
-    )
+    dropped = collected(policy, tmp_path / "dropped", alike, collect={"ties": "drop"})
     assert lines(dropped.folder / "ties.jsonl") == []
     assert dropped.summary["num_ties"] == kept.summary["num_ties"]
 
 
 def test_a_margin_makes_ties_of_small_differences(policy: Policy, tmp_path: Path) -> None:
-    judge = {"name": "reward", "margin": 2.0}
-    run = collect(config_of(tmp_path / "run", judge=judge), policy=policy, rows=ROWS, rewards=[length])
+    run = collected(policy, tmp_path / "run", judge={"name": "reward", "margin": 2.0})
     assert all(row["margin"] > 2 for row in lines(run.folder / "preferences.jsonl"))
     assert all(row["margin"] <= 2 for row in lines(run.folder / "ties.jsonl"))
     assert any(row["margin"] > 0 for row in lines(run.folder / "ties.jsonl"))
 
 
-def test_another_seed_samples_other_completions(policy: Policy, tmp_path: Path) -> None:
-    configs = [config_of(tmp_path / str(seed), run={"seed": seed}) for seed in (0, 1)]
-    runs = [collect(config, policy=policy, rows=ROWS, rewards=[length]) for config in configs]
-    first, second = (lines(run.folder / "completions.jsonl") for run in runs)
+def test_another_seed_samples_other_completions(judged: Run, policy: Policy, tmp_path: Path) -> None:
+    other = collected(policy, tmp_path / "other", run={"seed": 1})
+    first, second = (lines(run.folder / "completions.jsonl") for run in (judged, other))
     assert [each["completions"] for each in first] != [each["completions"] for each in second]
 
 
 def test_the_number_of_threads_is_claimed_while_completions_are_sampled(policy: Policy, tmp_path: Path) -> None:
-    config = config_of(tmp_path / "run", run={"threads": 2})
     with claim_threads(1), refused("run.threads = 2, but another session"):
-        collect(config, policy=policy, rows=ROWS, rewards=[length])
+        collected(policy, tmp_path / "run", run={"threads": 2})
 
 
 def test_a_pair_with_an_unscored_completion_stays_open(policy: Policy, tmp_path: Path) -> None:
-    run = collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[not_all])
+    def not_all(completions: list[str], **columns: object) -> list[float | None]:
+        return [None if index % 2 else 1.0 + index for index, _ in enumerate(completions)]
+
+    run = collected(policy, tmp_path / "run", not_all)
     assert run.summary["num_open"] > 0
     for row in lines(run.folder / "preferences.jsonl"):
         assert None not in (row["chosen_reward"], row["rejected_reward"])
@@ -143,9 +144,8 @@ def test_a_pair_with_an_unscored_completion_stays_open(policy: Policy, tmp_path:
 def test_a_killed_collection_goes_on_and_samples_nothing_twice(
     torn: str, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = {"num_prompts": 6, "group_size": 3, "max_rows": 3}  # a batch for each prompt
-    whole = collect(config_of(tmp_path / "whole", collect=small), policy=policy, rows=ROWS, rewards=[length])
-    cut = collect(config_of(tmp_path / "cut", collect=small), policy=policy, rows=ROWS, rewards=[length])
+    small = {"max_rows": 3}  # a batch for each prompt
+    whole, cut = (collected(policy, tmp_path / name, collect=small) for name in ("whole", "cut"))
     journal = cut.folder / "completions.jsonl"
     kept = b"".join(journal.read_bytes().splitlines(keepends=True)[:4])
     journal.write_bytes(kept if torn == "whole lines" else kept + b'{"draw": 4, "prompt_')
@@ -158,8 +158,7 @@ def test_a_killed_collection_goes_on_and_samples_nothing_twice(
         return as_it_is(self, draws, advance)
 
     monkeypatch.setattr(prompt_sampler.PromptSampler, "sampled", noted)
-    config = config_of(tmp_path / "cut", collect=small)
-    collect(config, policy=policy, rows=ROWS, rewards=[length], resume=True)
+    collected(policy, tmp_path / "cut", collect=small, resume=True)
     assert sampled == [range(4, 5), range(5, 6)]
     for name in ("completions.jsonl", "preferences.jsonl", "ties.jsonl"):
         assert (cut.folder / name).read_bytes() == (whole.folder / name).read_bytes()
@@ -167,8 +166,7 @@ def test_a_killed_collection_goes_on_and_samples_nothing_twice(
 
 def test_batches_change_no_completion_and_a_round_has_others(policy: Policy, tmp_path: Path) -> None:
     def texts(name: str, **options: Any) -> list[Any]:
-        options = {"num_prompts": 3, **options}
-        run = collect(config_of(tmp_path / name, collect=options), policy=policy, rows=ROWS, rewards=[length])
+        run = collected(policy, tmp_path / name, collect={"num_prompts": 3, **options})
         found = lines(run.folder / "completions.jsonl")
         return [(each["prompt"], [one["text"] for one in each["completions"]]) for each in found]
 
@@ -181,8 +179,11 @@ def test_batches_change_no_completion_and_a_round_has_others(policy: Policy, tmp
 
 
 def test_conversations_are_rows_of_messages(policy: Policy, tmp_path: Path) -> None:
+    def of_messages(completions: list[Any], **columns: object) -> list[float]:
+        return [float(len(completion[0]["content"])) for completion in completions]
+
     rows = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
-    run = collect(config_of(tmp_path / "run", task={"prefill": "7"}), policy=policy, rows=rows, rewards=[of_messages])
+    run = collected(policy, tmp_path / "run", of_messages, rows=rows, task={"prefill": "7"})
     for row in lines(run.folder / "preferences.jsonl"):
         assert row["prompt"][0]["role"] == "user"
         assert [message["role"] for message in row["chosen"]] == ["assistant"]
@@ -190,8 +191,9 @@ def test_conversations_are_rows_of_messages(policy: Policy, tmp_path: Path) -> N
         assert row["chosen"][0]["content"] != row["rejected"][0]["content"]
 
 
-def of_messages(completions: list[Any], **columns: object) -> list[float]:
-    return [float(len(completion[0]["content"])) for completion in completions]
+# People.
+
+BY_PEOPLE = {"judge": {"name": "person"}}
 
 
 def test_people_vote_and_most_votes_win(policy: Policy, tmp_path: Path) -> None:
@@ -204,13 +206,10 @@ def test_people_vote_and_most_votes_win(policy: Policy, tmp_path: Path) -> None:
             assert pair is not None
             ben.vote(pair.id, "right" if len(pair.left) > len(pair.right) else "left")
 
-    judge = {"name": "person"}
-    run = collect(config_of(tmp_path / "run", judge=judge), policy=policy, rows=ROWS, people=people)
-    told = run.summary
-    found = told["agreement"]["anna and ben"]
-    assert found["num_common"] == 4
-    assert found["raw"] < 1
-    assert told["num_judged"] == told["num_pairs"]
+    run = collected(policy, tmp_path / "run", None, people=people, **BY_PEOPLE)
+    found = run.summary["agreement"]["anna and ben"]
+    assert (found["num_common"], found["raw"] < 1) == (4, True)
+    assert run.summary["num_judged"] == run.summary["num_pairs"]
     by_both = [row for row in lines(run.folder / "ties.jsonl") if row["judge"] == "anna, ben"]
     assert by_both
     assert all(row["votes"] == {"chosen": 1, "rejected": 1, "tie": 0} for row in by_both)
@@ -225,73 +224,59 @@ def test_rewards_choose_pairs_that_people_judge(policy: Policy, tmp_path: Path) 
         while (pair := ballot.current()) is not None:
             ballot.vote(pair.id, "tie")
 
-    options = {"judge": {"name": "person"}, "collect": {"pairs": "best_worst"}}
-    run = collect(config_of(tmp_path / "run", **options), policy=policy, rows=ROWS, rewards=[length], people=people)
+    run = collected(policy, tmp_path / "run", people=people, collect={"pairs": "best_worst"}, **BY_PEOPLE)
     ties = lines(run.folder / "ties.jsonl")
     assert len(ties) == run.summary["num_pairs"] == 6
     prompts = lines(run.folder / "completions.jsonl")
     for row in ties:
-        texts = {one["text"] for one in prompts[int(row["pair"].split(":")[0])]["completions"]}
-        lengths = sorted(map(len, texts))
+        lengths = sorted({len(one["text"]) for one in prompts[int(row["pair"].split(":")[0])]["completions"]})
         assert sorted((len(row["chosen"]), len(row["rejected"]))) == [lengths[0], lengths[-1]]
 
 
 def test_people_go_on_without_the_model(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def once(collection: Collection) -> None:
         ballot = collection.ballot("anna")
-        pair = ballot.current()
-        assert pair is not None
-        ballot.vote(pair.id, "left")
+        ballot.vote(ballot.current().id, "left")  # type: ignore[union-attr]  # there are pairs left
 
-    config = config_of(tmp_path / "run", judge={"name": "person"})
-    first = collect(config, policy=policy, rows=ROWS, people=once)
+    first = collected(policy, tmp_path / "run", None, people=once, **BY_PEOPLE)
     monkeypatch.delattr(prompt_sampler, "load_policy")
-    again = collect(config, policy=policy, rows=ROWS, people=once, resume=True)
+    again = collected(policy, tmp_path / "run", None, people=once, resume=True, **BY_PEOPLE)
     assert (first.summary["num_judged"], again.summary["num_judged"]) == (1, 2)
 
 
+# What is refused.
+
+
 def test_other_recipes_and_folders_are_refused(policy: Policy, tmp_path: Path) -> None:
-    collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
-    other = config_of(tmp_path / "run", collect={"group_size": 2})
+    collected(policy, tmp_path / "run")
     with refused("differs from the collection's own in collect.group_size = 2, which was 3"):
-        collect(other, policy=policy, rows=ROWS, rewards=[length], resume=True)
+        collected(policy, tmp_path / "run", collect={"group_size": 2}, resume=True)
     (tmp_path / "trained").mkdir()
     for name in ("config.yaml", "metrics.jsonl", ".posttrain.lock"):
         (tmp_path / "trained" / name).touch()
     with refused("holds a run of another command"):
-        collect(config_of(tmp_path / "trained"), policy=policy, rows=ROWS, rewards=[length])
+        collected(policy, tmp_path / "trained")
     with refused("not a run folder"):
-        collect(config_of(tmp_path / "none"), policy=policy, rows=ROWS, rewards=[length], resume=True)
+        collected(policy, tmp_path / "none", resume=True)
     with refused("collect(config, people=...)"):
-        collect(config_of(tmp_path / "nobody", judge={"name": "person"}), policy=policy, rows=ROWS)
-
-
-def test_a_journal_that_somebody_changed_is_told_by_its_line(policy: Policy, tmp_path: Path) -> None:
-    run = collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
-    journal = run.folder / "completions.jsonl"
+        collected(policy, tmp_path / "nobody", None, **BY_PEOPLE)
+    journal = tmp_path / "run" / "completions.jsonl"
     journal.write_text("".join(["[]\n", *journal.read_text().splitlines(keepends=True)]))
     with refused("completions.jsonl, line 1: list in place of an object", error=RunError):
-        collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length], resume=True)
+        collected(policy, tmp_path / "run", resume=True)
 
 
 def test_overwriting_gives_up_what_was_there_once_there_is_something_new(policy: Policy, tmp_path: Path) -> None:
-    collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
-    before = (tmp_path / "run" / "completions.jsonl").read_bytes()
-    anew = config_of(tmp_path / "run", collect={"num_prompts": 2}, run={"overwrite": True})
-    with refused("rewards: the task has none"):
-        collect(anew, policy=policy, rows=ROWS)
-    assert (tmp_path / "run" / "completions.jsonl").read_bytes() == before
-    assert collect(anew, policy=policy, rows=ROWS, rewards=[length]).summary["num_prompts"] == 2
-
-
-def test_a_reward_that_fails_at_once_costs_no_earlier_collection(policy: Policy, tmp_path: Path) -> None:
-    collect(config_of(tmp_path / "run"), policy=policy, rows=ROWS, rewards=[length])
-    before = {file: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.suffix in (".jsonl", ".json")}
-    anew = config_of(tmp_path / "run", run={"overwrite": True})
-
     def fails(completions: list[str], **columns: object) -> list[float]:
         raise ValueError("the grader is down")
 
+    folder = tmp_path / "run"
+    collected(policy, folder)
+    before = {file: file.read_bytes() for file in folder.iterdir() if file.suffix in (".jsonl", ".json")}
+    anew = {"collect": {"num_prompts": 2}, "run": {"overwrite": True}}
+    with refused("rewards: the task has none"):
+        collected(policy, folder, None, **anew)
     with refused("the grader is down", error=RunError):
-        collect(anew, policy=policy, rows=ROWS, rewards=[fails])
+        collected(policy, folder, fails, **anew)
     assert {file: file.read_bytes() for file in before} == before
+    assert collected(policy, folder, **anew).summary["num_prompts"] == 2

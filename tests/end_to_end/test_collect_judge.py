@@ -186,7 +186,7 @@ def test_principles_come_from_a_list_in_yaml_or_from_lines(tmp_path: Path) -> No
         ("a.txt", b"\xff\xfe\x00", "not text in UTF-8"),
     ],
 )
-def test_files_without_principles_are_refused(
+def test_a_file_without_principles_is_refused(
     name: str, content: str | bytes | None, says: str, tmp_path: Path
 ) -> None:
     if content is not None:

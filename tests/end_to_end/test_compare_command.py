@@ -107,9 +107,7 @@ def test_a_cell_that_was_stopped_does_not_go_on_under_another_recipe(
     assert [command[0] for command in calls] == ["rl", "rl"]  # one for each cell: the first was finished
 
 
-def test_a_cell_that_fails_is_told_with_its_log_and_costs_no_finished_one(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cell_that_fails_is_told_with_its_log(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "failing.py").write_text("def failing(completions, **columns):\n    raise ValueError('no score')\n")
     failing = ("--rewards", f"{place}/failing.py:failing")
     assert compare(place, "failing", *failing) == 1

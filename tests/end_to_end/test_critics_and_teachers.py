@@ -74,9 +74,7 @@ def test_a_run_may_begin_again_at_its_first_checkpoint(model: Path, tmp_path: Pa
     assert metrics_of(tmp_path / "run") == whole
 
 
-def test_a_critic_starts_from_earlier_rollouts_and_from_an_earlier_critic(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_critic_starts_from_earlier_rollouts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = posttrain.train(config(model, tmp_path / "first"), rows=ROWS, rewards=[dice]).folder
     capsys.readouterr()
     warm = config(model, tmp_path / "warm", warm_start=str(first / "rollouts"))

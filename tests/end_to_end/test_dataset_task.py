@@ -163,9 +163,7 @@ def test_blank_lines_byte_order_marks_and_odd_line_ends_inside_strings_are_fine(
         ("rows.txt", "a", "rows are read from .jsonl"),
     ],
 )
-def test_a_fault_of_a_file_is_one_message_with_its_place(
-    tmp_path: Path, name: str, text: str | bytes, complaint: str
-) -> None:
+def test_a_fault_of_a_file_is_told_with_its_place(tmp_path: Path, name: str, text: str | bytes, complaint: str) -> None:
     path = tmp_path / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with refused(complaint):

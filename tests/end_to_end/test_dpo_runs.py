@@ -66,9 +66,7 @@ def place_of_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [{}, {"reference": "precomputed", "refresh_reference": True, "pairs_per_prompt": 2}],
     ids=["live", "precomputed and refreshed"],
 )
-def test_a_run_in_rounds_killed_in_the_midst_of_two_of_them_is_the_same_run(
-    place_of_rounds: Path, options: dict[str, Any]
-) -> None:
+def test_a_run_in_rounds_that_is_killed_twice_is_the_same(place_of_rounds: Path, options: dict[str, Any]) -> None:
     name = "-".join(options) or "plain"
     folders = [place_of_rounds / f"{name}-{each}" for each in ("whole", "killed")]
     runs = []

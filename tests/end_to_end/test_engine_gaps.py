@@ -126,9 +126,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_mixture_in_bfloat16_is_held_to_the_limit_by_most_of_its_tokens_and_says_so(
-    mixture: Path, tmp_path: Path
-) -> None:
+def test_a_mixture_in_bfloat16_is_held_to_the_limit_by_most_tokens(mixture: Path, tmp_path: Path) -> None:
     rollout = {"max_completion_tokens": 20, "prompts_per_step": 3}
     options = {"path": str(mixture), "dtype": "bfloat16"}
     recipe = tiny_recipe(

@@ -38,9 +38,7 @@ class Run:
         return posttrain.train(self.config, **objects, rewards=rewards, **how)
 
 
-def test_a_mistake_in_a_reward_shows_before_anything_is_measured_and_leaves_no_folder(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_mistake_in_a_reward_shows_before_the_first_measurement(model: Path, tmp_path: Path) -> None:
     run = Run(model, tmp_path / "deep" / "run")
     with refused("reward 'mistaken'", "raised ZeroDivisionError: no divisor"):
         run.train(mistaken)
@@ -83,9 +81,7 @@ class Mended(Sums):
         return {"mine": posttrain.Probe(readings=readings, measure=lambda groups: {"length": 1.0})}
 
 
-def test_a_mistake_in_the_first_evaluation_leaves_no_folder_and_the_run_can_be_made_again(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_mistake_in_the_first_evaluation_leaves_no_folder(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     calls: list[int] = []
 
@@ -103,9 +99,7 @@ def test_a_mistake_in_the_first_evaluation_leaves_no_folder_and_the_run_can_be_m
     assert [line["step"] for line in metrics_of(folder)] == [0, 1, 2]
 
 
-def test_a_mistake_in_the_first_evaluation_does_not_cost_the_run_that_is_overwritten(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_mistake_in_the_first_evaluation_keeps_the_run_that_is_overwritten(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     Run(model, folder).train(dice)
     earlier = files(folder)
@@ -118,9 +112,7 @@ def test_a_mistake_in_the_first_evaluation_does_not_cost_the_run_that_is_overwri
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
-def test_every_completion_is_scored_once_and_the_first_scores_are_those_of_step_1(
-    algorithm: str, model: Path, tmp_path: Path
-) -> None:
+def test_every_completion_is_scored_once_and_step_1_comes_first(algorithm: str, model: Path, tmp_path: Path) -> None:
     calls: list[int] = []
 
     def counted(completions: Sequence[str], **columns: object) -> list[float]:

@@ -65,9 +65,7 @@ def test_a_stopped_run_is_resumed_to_the_same_bits(name: str, number: int, code:
 
 
 @every_kind
-def test_other_rows_are_refused_when_a_run_is_resumed_unless_that_is_accepted(
-    name: str, finished: Finished, tmp_path: Path
-) -> None:
+def test_other_rows_are_refused_when_a_run_is_resumed(name: str, finished: Finished, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(finished(name), tmp_path / "changed"))
     step = int(sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())[-2][5:])
     text = (folder / "rows.jsonl").read_text()
@@ -106,9 +104,7 @@ DRY_RUNS: dict[str, tuple[list[str], list[str]]] = {
 
 
 @every_kind
-def test_a_dry_run_shows_the_plan_and_the_first_rows_and_makes_nothing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_shows_the_plan_and_makes_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place(name, tmp_path / "place"))
     flags, shown = DRY_RUNS[name]
     out = printed(name, "recipe.yaml", "--dry-run", *flags)
@@ -126,9 +122,7 @@ class Ends(posttrain.Watcher):
 
 
 @every_kind
-def test_a_run_that_a_watcher_ends_is_measured_as_it_ended(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_a_watcher_ends_is_measured_then(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first measurement along the way: what is reported is of the weights that are saved."""
     monkeypatch.chdir(place(name, tmp_path / "place"))
     kind = KINDS[name]
@@ -152,9 +146,7 @@ def test_rows_are_learned_and_transformers_loads_the_model(finished: Callable[[s
     assert model.config.vocab_size == len(chat_tokenizer())
 
 
-def test_a_dry_run_shows_the_masks_and_the_rows_that_are_too_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_shows_masks_and_rows_that_are_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place("sft", tmp_path / "place"))
     rows = [{"prompt": "2+2=", "completion": "4"}, {"prompt": "=" * 60, "completion": "4"}]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -109,9 +109,7 @@ def test_an_adapter_over_a_wrapper_that_names_layers_as_the_text_model_does_stil
     assert apart(loaded(run).model, expected) == 0
 
 
-def test_default_targets_leave_out_what_peft_refuses_and_named_ones_need_a_merged_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_default_targets_leave_out_what_peft_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, run = saved("mamba2", tmp_path / "base"), tmp_path / "run"
     assert sft(base, run) == 0
     assert apart(loaded(run).model, read_by_peft(base, run / "adapter")) < 1e-4
@@ -124,7 +122,7 @@ def test_default_targets_leave_out_what_peft_refuses_and_named_ones_need_a_merge
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged" / "model")
 
 
-def test_dropout_before_a_layer_that_peft_takes_for_an_expert_is_refused_before_training(
+def test_dropout_before_what_peft_takes_for_an_expert_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = saved("qwen3_moe with dense layers", tmp_path / "base")
@@ -154,9 +152,7 @@ def wrapped(label: str, base: Path, kind: Any) -> Any:
 
 
 @pytest.mark.parametrize("label", ["gemma3", "llava"])
-def test_layers_that_a_wrapper_has_beside_its_text_part_are_left_out_unless_they_were_trained(
-    label: str, tmp_path: Path
-) -> None:
+def test_untrained_layers_beside_the_text_part_of_a_wrapper_are_left_out(label: str, tmp_path: Path) -> None:
     model = wrapped(label, tmp_path / "base", AutoModelForImageTextToText)
     up = {name: each for name, each in model.named_parameters() if "lora_B" in name}
     for name, each in up.items():
@@ -172,9 +168,7 @@ def test_layers_that_a_wrapper_has_beside_its_text_part_are_left_out_unless_they
         loaded(tmp_path / "adapter")
 
 
-def test_an_adapter_that_only_peft_reads_is_told_when_a_trainer_is_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_adapter_that_only_peft_reads_is_told_at_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = wrapped("qwen3_moe", tmp_path / "base", AutoModelForCausalLM)
     SFTTrainer(model, SFTConfig(str(tmp_path / "run")), train_dataset=[{"text": "1"}])
     said = capsys.readouterr().out

@@ -68,7 +68,7 @@ def test_answers_are_measured_beside_the_form_sampled_and_greedy(runs: tuple[pos
     assert step["reward"] == step["rewards/line_format/mean"]
 
 
-def test_a_chat_with_the_run_has_its_system_message_and_the_models_template(
+def test_a_chat_with_the_run_has_its_system_message_and_template(
     runs: tuple[posttrain.Run, posttrain.Run],
 ) -> None:
     base, run = runs

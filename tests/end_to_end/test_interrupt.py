@@ -99,9 +99,7 @@ EARLY = {
 
 
 @pytest.mark.parametrize(("moment", "by"), zip(EARLY, (signal.SIGINT, signal.SIGTERM, signal.SIGINT), strict=True))
-def test_a_signal_before_the_first_step_ends_a_run_at_once_and_it_says_that_nothing_is_kept(
-    folder: Path, moment: str, by: signal.Signals
-) -> None:
+def test_a_signal_before_the_first_step_ends_a_run_at_once(folder: Path, moment: str, by: signal.Signals) -> None:
     place = folder / f"{moment.replace(' ', '-')}-{by}"
     ended = command("rl", tiny_recipe(place), folder=place, accident=Accident(moment=EARLY[moment], signal=by))
     assert (ended.code, ended.err) == (130, f"posttrain: {by.name}: {NOTHING_KEPT}")

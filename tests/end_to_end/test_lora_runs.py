@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made / "run"
 
 
-def test_a_run_keeps_the_adapter_and_eval_chat_and_rl_find_it(
+def test_a_run_keeps_the_adapter_for_other_commands(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (run / "adapter" / "adapter_model.safetensors").is_file()

@@ -202,9 +202,7 @@ def test_a_prompt_is_the_question_and_its_row_has_what_the_reward_reads() -> Non
         ({"options": {"n_people": -1}}, "the generator knights_knaves refuses them: AssertionError"),
     ],
 )
-def test_what_a_generator_does_not_know_is_told_by_name(
-    given: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_generator_lacks_is_named(given: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posttrain.tasks.row_files.generator_rows.row_maker_answer", lambda request: rows_here(**given))
     options = {"generator": "knights_knaves", **given}
     asked = GeneratorOptions(generator=options["generator"], generator_options=options.get("options", {}))

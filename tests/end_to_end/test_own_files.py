@@ -196,63 +196,32 @@ def test_choosing_another_one_starts_its_options_afresh() -> None:
 
 
 MISTAKES = {
-    "an unknown option": ("algorithm: {path: 'mine.py:narrow', widht: 1}", "algorithm.widht: no such field.  Did you"),
-    "a wrong type": ("algorithm: {path: 'mine.py:narrow', width: x}", "algorithm.width = 'x' should be a number"),
-    "a wrong choice": (
-        "algorithm: {path: 'mine.py:narrow', side: lo}",
-        "should be 'low' or 'high'.  Did you mean `low`?",
-    ),
-    "a rule of its own": ("algorithm: {path: 'mine.py:narrow', width: 2}", "algorithm: width = 2.0: use at most 1"),
-    "a missing file": ("algorithm: {path: 'other.py:narrow'}", "algorithm: other.py: no such file."),
-    "a missing name": (
-        "algorithm: {path: 'mine.py:narow'}",
-        "mine.py has no function `narow`.  Did you mean `narrow`?",
-    ),
-    "no name": ("algorithm: {path: mine.py}", "algorithm.path = mine.py is not FILE.py:FUNCTION, such as"),
-    "a class": ("algorithm: {path: 'mine.py:Letters'}", "algorithm: mine.py:Letters is a class, not a function"),
-    "what returns no algorithm": (
-        "algorithm: 'mine.py:no_algorithm'",
-        "mine.py:no_algorithm returned 5 (int); return a",
-    ),
-    "parameters by position": (
-        "algorithm: 'mine.py:by_position'",
-        "cannot be called as (**options): missing a required",
-    ),
-    "a type without words": (
-        "algorithm: 'mine.py:of_a_tensor'",
-        "of_a_tensor has an option of a type that no recipe can",
-    ),
-    "a name without meaning": ("algorithm: 'mine.py:of_no_known_type'", "name 'Width' is not defined"),
-    "an option called name": ("algorithm: 'mine.py:called_by_name'", "`name` chooses it in a recipe"),
-    "both": (
-        "algorithm: {name: grpo, path: 'mine.py:narrow'}",
-        "algorithm: name = grpo and path = mine.py:narrow are both given",
-    ),
-    "an option of a task": (
-        "task: {path: 'mine.py:Letters', sise: 2}",
-        "task.sise: no such field.  Did you mean `size`?",
-    ),
-    "a type of a task": ("task: {path: 'mine.py:Letters', size: x}", "task.size = 'x' should be a whole number"),
-    "what a task is given": ("task: {path: 'mine.py:Letters', seed: 2}", "task.seed: no such field"),
-    "a missing class": (
-        "task: {path: 'mine.py:Leters'}",
-        "task: mine.py has no class `Leters`.  Did you mean `Letters`?",
-    ),
-    "a function": ("task: {path: 'mine.py:narrow'}", "task: mine.py:narrow is a function, not a class"),
-    "a class without seed": (
-        "task: {path: 'mine.py:WithoutSeed'}",
-        "cannot be called as (renderer, *, seed, **options)",
-    ),
-    "a class without __init__": (
-        "task: {path: 'mine.py:WithoutInit'}",
-        "cannot be called as (renderer, *, seed, **options): it has no `__init__`, and that of Task takes nothing",
-    ),
+    "algorithm: {path: 'mine.py:narrow', widht: 1}": "algorithm.widht: no such field.  Did you",
+    "algorithm: {path: 'mine.py:narrow', width: x}": "algorithm.width = 'x' should be a number",
+    "algorithm: {path: 'mine.py:narrow', side: lo}": "should be 'low' or 'high'.  Did you mean `low`?",
+    "algorithm: {path: 'mine.py:narrow', width: 2}": "algorithm: width = 2.0: use at most 1",
+    "algorithm: {path: 'other.py:narrow'}": "algorithm: other.py: no such file.",
+    "algorithm: {path: 'mine.py:narow'}": "mine.py has no function `narow`.  Did you mean `narrow`?",
+    "algorithm: {path: mine.py}": "algorithm.path = mine.py is not FILE.py:FUNCTION, such as",
+    "algorithm: {path: 'mine.py:Letters'}": "algorithm: mine.py:Letters is a class, not a function",
+    "algorithm: 'mine.py:no_algorithm'": "mine.py:no_algorithm returned 5 (int); return a",
+    "algorithm: 'mine.py:by_position'": "cannot be called as (**options): missing a required",
+    "algorithm: 'mine.py:of_a_tensor'": "of_a_tensor has an option of a type that no recipe can",
+    "algorithm: 'mine.py:of_no_known_type'": "name 'Width' is not defined",
+    "algorithm: 'mine.py:called_by_name'": "`name` chooses it in a recipe",
+    "algorithm: {name: grpo, path: 'mine.py:narrow'}": "name = grpo and path = mine.py:narrow are both given",
+    "task: {path: 'mine.py:Letters', sise: 2}": "task.sise: no such field.  Did you mean `size`?",
+    "task: {path: 'mine.py:Letters', size: x}": "task.size = 'x' should be a whole number",
+    "task: {path: 'mine.py:Letters', seed: 2}": "task.seed: no such field",
+    "task: {path: 'mine.py:Leters'}": "task: mine.py has no class `Leters`.  Did you mean `Letters`?",
+    "task: {path: 'mine.py:narrow'}": "task: mine.py:narrow is a function, not a class",
+    "task: {path: 'mine.py:WithoutSeed'}": "cannot be called as (renderer, *, seed, **options)",
+    "task: {path: 'mine.py:WithoutInit'}": "it has no `__init__`, and that of Task takes nothing",
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_as_for_what_comes_with_the_package(mistake: str) -> None:
-    recipe, says = MISTAKES[mistake]
+@pytest.mark.parametrize(("recipe", "says"), MISTAKES.items())
+def test_a_mistake_is_told_as_for_what_comes_with_the_package(recipe: str, says: str) -> None:
     Path("recipe.yaml").write_text(recipe)
     told = refusal("config", "recipe.yaml")
     assert says in told

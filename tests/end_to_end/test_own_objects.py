@@ -61,9 +61,7 @@ def test_a_run_is_made_of_the_objects_that_it_is_given(model: Path, tmp_path: Pa
     assert "upside-down on sums for 3 steps" in (run.model_folder / "README.md").read_text()
 
 
-def test_the_engine_is_given_the_weights_of_every_update_and_those_of_the_checkpoint_on_resume(
-    model: Path, tmp_path: Path
-) -> None:
+def test_an_engine_is_given_the_weights_of_updates_and_of_the_checkpoint(model: Path, tmp_path: Path) -> None:
     updates = {"epochs_per_step": 2, "learning_rate": 1e-2}
     policy = policy_of(model)
     first = Counts(policy)
@@ -82,9 +80,7 @@ def test_the_engine_is_given_the_weights_of_every_update_and_those_of_the_checkp
     assert {row["weights_version"] for row in rows} == {4}
 
 
-def test_a_policy_object_and_an_engine_around_ours_give_the_bits_of_the_folder_and_of_ours(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_policy_object_and_an_engine_around_ours_give_the_same_bits(model: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}+{n}=", "answer": 2 * n} for n in range(9)]
 
     def run(name: str, path: Path, **objects: Any) -> Path:
@@ -183,9 +179,7 @@ def test_an_evaluation_asks_nothing_of_the_reference(model: Path, tmp_path: Path
     assert posttrain.evaluate(config=made, policy=policy, task=Sums(policy), rewards=[dice])["num_problems"] == 3
 
 
-def test_a_plan_is_made_of_the_objects_that_it_is_given(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_is_made_of_the_given_objects(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = policy_of(model)
     algorithm = replace(grpo(), name="upside-down")
     own = CallerObjects(policy=policy, task=Sums(policy), algorithm=algorithm, rewards=[rewarded_by_answer])
@@ -221,9 +215,7 @@ def test_a_plan_refuses_rows_that_no_answer_can_pass(model: Path, tmp_path: Path
         show_rl_plan(made, own)
 
 
-def test_a_plan_refuses_a_prompt_that_leaves_no_room_though_its_step_does_not_draw_it(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_plan_refuses_a_long_prompt_that_its_step_does_not_draw(model: Path, tmp_path: Path) -> None:
     made = config(tmp_path / "run", task={"name": "dataset", "held_out_share": 0.0})
     far = [{"prompt": "1+1=" * 200}]
     own = CallerObjects(policy=policy_of(model), rows=[{"prompt": "1+1="}], held_out_rows=far, rewards=[dice])
@@ -255,9 +247,7 @@ def adapted(policy: Policy) -> None:
     peft.inject_adapter_in_model(config, policy.model)
 
 
-def test_an_adapter_that_comes_after_its_policy_is_refused_before_anything_is_written(
-    model: Path, tmp_path: Path
-) -> None:
+def test_an_adapter_that_comes_after_its_policy_is_refused_at_once(model: Path, tmp_path: Path) -> None:
     policy = policy_of(model)
     task, engine = Sums(policy), Counts(policy)
     adapted(policy)
@@ -267,9 +257,7 @@ def test_an_adapter_that_comes_after_its_policy_is_refused_before_anything_is_wr
     assert not (tmp_path / "run").exists()
 
 
-def test_an_adapter_that_comes_later_is_refused_when_an_engine_elsewhere_is_given_the_weights(
-    model: Path, tmp_path: Path
-) -> None:
+def test_an_adapter_that_comes_later_is_refused_when_weights_are_loaded(model: Path, tmp_path: Path) -> None:
     policy = policy_of(model)
     engine = Counts(policy)
     own = CallerObjects(policy=policy, task=Sums(policy), engine=engine, rewards=[dice])

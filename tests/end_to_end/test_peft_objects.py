@@ -154,9 +154,7 @@ def test_more_than_plain_matrices_is_not_merged_and_peft_is_named(base: Path, tm
 
 
 @each_kind
-def test_a_checkpoint_holds_what_is_trained_and_a_resumed_run_gives_the_same_bits(
-    train: Any, base: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_holds_what_is_trained_and_resumes_to_the_bit(train: Any, base: Path, tmp_path: Path) -> None:
     train(tmp_path / "whole", brought(base)[1], 3)
     train(tmp_path / "parts", brought(base)[1], 1)
     held = load_file(tmp_path / "parts" / "checkpoints" / "step-000001" / "policy.safetensors")

@@ -86,7 +86,7 @@ def probed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[postt
     return run, task, keeps, engine
 
 
-def test_a_probe_reads_the_sampled_completions_before_and_after(
+def test_a_probe_reads_completions_before_and_after(
     probed: tuple[posttrain.Run, Probed, Keeps, Counts],
 ) -> None:
     run, task, keeps, _ = probed
@@ -125,7 +125,7 @@ def test_probes_that_sample_can_be_left_out(model: Path, tmp_path: Path) -> None
     assert "endless_length" not in after
 
 
-def test_readings_are_metrics_of_step_0_and_the_page_of_metrics_names_them(
+def test_readings_are_metrics_of_step_0_on_their_page(
     probed: tuple[posttrain.Run, Probed, Keeps, Counts],
 ) -> None:
     run, task, _, _ = probed

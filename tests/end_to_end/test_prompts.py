@@ -65,9 +65,7 @@ def rendered(prompt: object, *, template: str | None = TURNS, **options: Any) ->
         ([{"role": "user", "content": [{"type": "text", "text": "hi"}]}], {"prompt_format": "plain"}, "hi"),
     ],
 )
-def test_a_prompt_is_text_or_a_conversation_as_its_format_says(
-    prompt: object, options: Mapping[str, Any], text: str
-) -> None:
+def test_a_prompt_has_the_shape_of_its_format(prompt: object, options: Mapping[str, Any], text: str) -> None:
     made = rendered(prompt, **options)
     assert made.text == text
     assert (made.messages is None) == ("user: " not in text)  # rewards get completions of the shape of the prompt
@@ -109,9 +107,7 @@ def model(tmp_path: Path) -> Path:
     return save_tiny_model(tmp_path / "model")
 
 
-def test_a_template_file_takes_the_place_of_the_models_and_is_saved_with_it(
-    tmp_path: Path, model: Path, capsys
-) -> None:
+def test_a_template_file_replaces_the_models_and_is_saved_with_it(tmp_path: Path, model: Path, capsys) -> None:
     (tmp_path / "turns.jinja").write_text(THINKING)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]}\n')
@@ -253,9 +249,7 @@ def test_the_help_says_that_a_file_of_rows_makes_the_task() -> None:
     assert "Or a file of rows, which makes the task `dataset`" in words
 
 
-def test_prompts_are_shown_without_the_weights_and_as_many_as_are_asked_for(
-    tmp_path: Path, model: Path, capsys
-) -> None:
+def test_as_many_prompts_as_asked_for_are_shown_without_the_weights(tmp_path: Path, model: Path, capsys) -> None:
     (model / "model.safetensors").write_bytes(b"not read")
     recipe = tiny_recipe(tmp_path / "place", rollout={"prompts_per_step": 2})
     out = printed("rl", recipe, "--show-prompts", "5")

@@ -239,9 +239,7 @@ def test_what_is_left_early_is_saved_let_go_of_and_resumed_to_the_same_bits(
     require_same(tmp_path / "run", trained)
 
 
-def test_a_step_that_was_saved_is_not_saved_again_and_an_error_between_steps_leaves_the_run_to_be_resumed(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_saved_step_is_not_saved_again_where_an_error_ends_the_run(model: Path, tmp_path: Path) -> None:
     ends = Ends()
 
     def stopped_in_between() -> None:

@@ -48,9 +48,12 @@ def over_http(model: Path, server: EngineServer, **options: object) -> dict[str,
     return {"path": f"{model.parent}/http_engine.py:HttpEngine", "url": f"http://127.0.0.1:{server.port}", **options}
 
 
-def test_every_metric_of_a_run_over_http_is_that_of_a_run_in_process(
-    model: Path, server: EngineServer, tmp_path: Path
-) -> None:
+def test_the_engine_of_the_page_is_short() -> None:
+    (text,) = (text for _, name, text in PAGE if name == "http_engine.py")
+    assert len(text.splitlines()) <= 60
+
+
+def test_a_run_over_http_has_the_metrics_of_one_in_process(model: Path, server: EngineServer, tmp_path: Path) -> None:
     given: dict[str, Any] = {"model": {"path": str(model)}, "run": {"num_steps": 2}}
     ours = posttrain.load_recipe(tiny_recipe(tmp_path / "ours", **given))
     theirs = posttrain.load_recipe(tiny_recipe(tmp_path / "theirs", **given, engine=over_http(model, server)))
@@ -65,9 +68,7 @@ def test_every_metric_of_a_run_over_http_is_that_of_a_run_in_process(
     assert kept.keys() >= {"engine.path"}
 
 
-def test_a_folder_is_measured_and_pairs_are_sampled_through_a_recipes_engine(
-    model: Path, server: EngineServer, tmp_path: Path
-) -> None:
+def test_a_recipes_engine_measures_and_samples_pairs(model: Path, server: EngineServer, tmp_path: Path) -> None:
     config = posttrain.load_recipe(
         tiny_recipe(tmp_path / "case", model={"path": str(model)}, engine=over_http(model, server))
     )

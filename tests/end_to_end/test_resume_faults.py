@@ -47,9 +47,7 @@ def contents(run: Path) -> dict[str, bytes]:
     return {path.relative_to(run).as_posix(): path.read_bytes() for path in files}
 
 
-def test_the_command_that_a_damaged_checkpoint_names_leads_to_the_bits_of_a_run_without_it(
-    run: Path, four: Path
-) -> None:
+def test_the_command_that_a_damaged_checkpoint_names_leads_to_the_same_bits(run: Path, four: Path) -> None:
     flip_bit(run / "checkpoints" / "step-000004" / "policy.safetensors")
     before = contents(run)
     said = refused("rl", "--resume", str(run), code=1)
@@ -91,9 +89,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("option", EDITS)
-def test_an_option_that_was_edited_by_hand_is_refused_and_the_remedy_is_the_recipe_as_it_was(
-    option: str, run: Path
-) -> None:
+def test_an_option_that_was_edited_by_hand_is_refused_with_the_recipe_as_it_was(option: str, run: Path) -> None:
     file = run / "config.yaml"
     content = yaml.safe_load(file.read_text())
     section, _, name = option.partition(".")
@@ -215,9 +211,7 @@ def test_a_whole_run_is_told_to_lack_nothing(run: Path) -> None:
     assert "lacks" not in printed("rl", "--resume", run)
 
 
-def test_an_older_checkpoint_that_is_damaged_is_told_and_the_run_goes_on(
-    run: Path, four: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_older_damaged_checkpoint_is_told(run: Path, four: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.truncate(run / "checkpoints" / "step-000002" / "manifest.json", 30)
     for stray in ("checkpoints/step-000003-backup", "checkpoints/notes.txt", "rollouts/.DS_Store", ".DS_Store"):
         (run / stray).write_text("mine")

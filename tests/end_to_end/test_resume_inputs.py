@@ -268,9 +268,7 @@ def test_a_reference_is_judged_by_the_algorithm_that_is_given(model: Path, tmp_p
     assert "objects that this resume lacks: policy = " in refusal("rl", "--resume", tmp_path / "run")
 
 
-def test_a_change_that_is_accepted_is_noted_once_and_for_all(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_accepted_change_is_noted_once(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     posttrain.train(config(folder, 1), **objects_for(model))
     other = objects_for(model, rewards=[mended])

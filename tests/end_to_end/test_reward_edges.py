@@ -72,9 +72,7 @@ def test_a_reward_that_never_scores_is_told_at_once_and_ends_the_run(reward: Any
     assert [line["frac_unscored"] for line in metrics_of(tmp_path)[1:]] == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_with_the_limit_off_a_run_goes_on_and_a_step_that_scores_begins_the_count_anew(
-    model: Path, tmp_path: Path
-) -> None:
+def test_without_a_limit_a_run_goes_on_and_a_score_resets_the_count(model: Path, tmp_path: Path) -> None:
     trained(model, tmp_path / "off", nothing, 3, grading={"max_unscored_steps": 0})
     steps: list[int] = []
 
@@ -85,9 +83,7 @@ def test_with_the_limit_off_a_run_goes_on_and_a_step_that_scores_begins_the_coun
     trained(model, tmp_path / "on", every_third, 6, grading={"max_unscored_steps": 3})
 
 
-def test_a_reward_that_stays_the_same_is_an_alarm_and_ends_the_run_after_the_steps_that_are_allowed(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_reward_that_stays_the_same_is_an_alarm_and_ends_the_run(model: Path, tmp_path: Path) -> None:
     sections = {"grading": {"max_same_reward_steps": 3}}
     with refused("step 3: ", "grading.max_same_reward_steps = 3", error=RunError):
         trained(model, tmp_path / "constant", always, 5, **sections)

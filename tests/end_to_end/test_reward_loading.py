@@ -124,9 +124,7 @@ def test_two_functions_of_one_file_share_its_module_and_a_changed_file_is_read_a
         ("import no_such_module_anywhere\n", "solved", "ModuleNotFoundError: No module named"),
     ],
 )
-def test_a_file_that_gives_no_function_is_one_clear_message(
-    tmp_path: Path, source: str, name: str, complaint: str
-) -> None:
+def test_a_file_without_the_function_is_one_message(tmp_path: Path, source: str, name: str, complaint: str) -> None:
     with refused(complaint):
         load_reward(from_file(tmp_path, source, name))
 

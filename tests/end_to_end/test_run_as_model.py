@@ -88,9 +88,7 @@ def test_a_run_that_saved_no_model_says_how_to_go_on(tmp_path: Path) -> None:
     mentions(says, "saves a model when it ends", f"--resume {tmp_path}")
 
 
-def test_a_run_with_rows_and_rewards_from_python_names_the_call(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_rows_from_python_names_the_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_tiny_model(tmp_path / "model")
     config = posttrain.load_recipe(
         model={"path": str(tmp_path / "model")},

@@ -50,9 +50,7 @@ def test_whole_training_is_refused_before_the_first_step_and_an_adapter_is_the_r
 
 
 @pytest.mark.parametrize("command", ["rl", "reward-model"])
-def test_what_is_saved_whole_is_refused_over_a_folder_in_8_bits_with_a_remedy_that_helps(
-    command: str, tmp_path: Path
-) -> None:
+def test_what_is_saved_whole_is_refused_over_a_folder_in_8_bits(command: str, tmp_path: Path) -> None:
     base, rows = in_8_bits(tmp_path / "base"), tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1+1", "chosen": "2", "rejected": "3"}\n')
     ppo = ("--algorithm.name", "ppo", "--algorithm.critic.trunk", "own")
@@ -67,9 +65,7 @@ def test_what_is_saved_whole_is_refused_over_a_folder_in_8_bits_with_a_remedy_th
 
 
 @pytest.mark.parametrize("made", [in_4_bits, in_8_bits])
-def test_a_critic_does_not_start_from_a_quantised_folder_nor_is_an_adapter_its_remedy(
-    made: Callable[[Path], Path], tmp_path: Path
-) -> None:
+def test_a_critic_does_not_start_from_a_quantised_folder(made: Callable[[Path], Path], tmp_path: Path) -> None:
     with refused("algorithm.critic.path =", "stored quantised", "Give the folder") as raised:
         loaded_trunk(str(made(tmp_path / "base")), loaded(in_8_bits(tmp_path / "policy")))
     assert "adapter" not in str(raised.value)
@@ -178,7 +174,7 @@ def loses_a_weight(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("loses_a_weight")
 @pytest.mark.parametrize("saved", [critic, save_model_folder, checkpoint])
 @pytest.mark.parametrize("family", ["mistral", "qwen3_moe"])
-def test_a_folder_that_lost_a_weight_is_told_and_kept(
+def test_a_folder_that_lost_a_weight_is_told(
     saved: Callable[[Policy, Path], None], family: str, tmp_path: Path
 ) -> None:
     with refused("out: transformers would not load", "are missing", "The folder is kept", error=RunError):

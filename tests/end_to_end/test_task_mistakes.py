@@ -96,9 +96,7 @@ def test_rewards_of_the_caller_that_are_no_list_are_told_as_one(model: Path, tmp
 
 
 @pytest.mark.parametrize(("mistaken", "says"), [(1, ()), (2, ("step 2", "step-00000"))])
-def test_a_mistake_in_an_algorithm_is_told_with_the_step_and_what_is_left(
-    mistaken: int, says: tuple[str, ...], model: Path, tmp_path: Path
-) -> None:
+def test_a_mistake_in_an_algorithm_is_told(mistaken: int, says: tuple[str, ...], model: Path, tmp_path: Path) -> None:
     """In step 1 before anything is written."""
     policy, calls = policy_of(model), iter(range(1, 9))
     own = replace(grpo(), credit=lambda evidence: credit_until(mistaken, calls, evidence))

@@ -133,7 +133,7 @@ def test_a_reference_that_was_an_object_is_an_error(runs: tuple[Path, Path], tmp
     assert "the model that the run began with, which was an object in Python" in refusal("trace", run, "0")
 
 
-def test_a_problem_without_columns_is_rewarded_and_a_typed_text_is_not(
+def test_a_problem_without_columns_has_a_reward_and_typed_text_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The opening of a sentence is a problem of its task, and has nothing but its text."""

@@ -53,9 +53,7 @@ def lines(folder: Path) -> list[tuple[int, dict[str, float]]]:
     ]
 
 
-def test_tensorboard_s_files_hold_metrics_jsonl_and_steps_taken_again_take_the_place_of_the_first(
-    model: Path, tmp_path: Path
-) -> None:
+def test_tensorboards_files_hold_the_metrics_and_a_step_taken_again_once(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     made = config(model, folder, ["tensorboard"], 3, completions=1)
     posttrain.train(made, rows=ROWS, rewards=[dice])

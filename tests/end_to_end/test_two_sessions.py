@@ -102,9 +102,7 @@ class Meets:
 # Sandboxes.
 
 
-def test_runs_side_by_side_have_each_its_own_sandbox_and_the_first_to_end_closes_no_other(
-    model: Path, tmp_path: Path
-) -> None:
+def test_runs_side_by_side_have_sandboxes_of_their_own_to_the_end(model: Path, tmp_path: Path) -> None:
     both_run, first_is_over = threading.Barrier(2, timeout=60), threading.Event()
     short = Meets(lambda calls: calls == 1 and both_run.wait())
 
@@ -247,9 +245,7 @@ def test_two_rewards_of_one_session_have_a_budget_each() -> None:
 # Threads.
 
 
-def test_a_second_session_that_wants_another_number_of_threads_is_refused_until_the_first_is_closed(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_session_of_another_number_of_threads_waits_for_the_first(model: Path, tmp_path: Path) -> None:
     before = torch.get_num_threads()
 
     def session(threads: int) -> Any:

@@ -68,7 +68,7 @@ def lines(run: posttrain.Run) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_line_of_a_step_has_what_watchers_see_what_they_return_and_the_times(
+def test_the_line_of_a_step_has_what_watchers_see_and_return(
     watched: tuple[posttrain.Run, Notes, Notes],
 ) -> None:
     run, first, _ = watched
@@ -84,7 +84,7 @@ def test_the_line_of_a_step_has_what_watchers_see_what_they_return_and_the_times
         assert line["step_time"] == pytest.approx(sum(line[name] for name in times if name.startswith("seconds/")))
 
 
-def test_a_step_has_the_groups_grades_and_advantages_of_its_rollout_file(
+def test_a_step_has_what_its_rollout_file_has(
     watched: tuple[posttrain.Run, Notes, Notes],
 ) -> None:
     run, first, _ = watched
@@ -158,9 +158,7 @@ def test_what_a_watcher_may_not_return_is_named(mistake: str) -> None:
     assert all(each in str(refused.value) for each in ("watcher Returns: on_step", *words))
 
 
-def test_two_watchers_that_return_one_name_and_one_that_is_not_in_a_list_are_refused(
-    model: Path, tmp_path: Path
-) -> None:
+def test_watchers_that_return_one_name_and_one_outside_a_list_are_refused(model: Path, tmp_path: Path) -> None:
     twice = [Returns({"mine": 1}), Returns({"mine": 2})]
     for watchers, words in ((twice, "step 1: watcher Returns: on_step returned 'mine'"), (Notes(), "Give a list of")):
         made = config(model, tmp_path / str(len(words)), 1)
@@ -180,7 +178,7 @@ def test_evaluations_are_those_of_the_summary_and_of_the_journal(watched: tuple[
     assert "eval/accuracy_sampled" in on_the_way.results
 
 
-def test_checkpoints_are_on_the_disk_when_they_are_told_and_the_end_has_the_summary(
+def test_saved_checkpoints_are_told_and_the_summary_at_the_end(
     watched: tuple[posttrain.Run, Notes, Notes],
 ) -> None:
     run, first, _ = watched
@@ -223,9 +221,7 @@ class Stops(Notes):
         return super().on_step(report)
 
 
-def test_a_step_in_which_a_watcher_failed_is_not_saved_but_taken_again_and_told_once(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_step_in_which_a_watcher_failed_is_taken_again_and_told_once(model: Path, tmp_path: Path) -> None:
     def run(name: str, watcher: posttrain.Watcher, *, resume: bool = False) -> None:
         made = config(model, tmp_path / name, 3, checkpoint={"every_steps": 2})  # due when the watcher fails
         posttrain.train(made, rows=ROWS, rewards=[dice], watchers=[watcher], resume=resume)

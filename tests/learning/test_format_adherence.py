@@ -105,9 +105,7 @@ def test_rewards_permuted_over_the_step_teach_no_form(instruct_model: Path, tmp_
     assert fmean(step["reward"] for step in metrics_of(run.folder)[-3:]) < 0.3
 
 
-def test_a_ratio_of_completions_to_the_true_reference_stops_where_it_is_clipped(
-    instruct_model: Path, tmp_path: Path
-) -> None:
+def test_a_ratio_of_completions_to_the_reference_stops_at_its_clip(instruct_model: Path, tmp_path: Path) -> None:
     run = trained(instruct_model, tmp_path / "run", COURSE)
     clipped = [step["clip_ratio/region_mean"] for step in metrics_of(run.folder)[1:]]
     assert clipped[0] == 0

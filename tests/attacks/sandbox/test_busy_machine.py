@@ -72,7 +72,7 @@ def test_a_program_that_sleeps_on_an_idle_machine_is_at_fault(kind: str, monkeyp
 
 
 @pytest.mark.parametrize(("busy", "verdict"), [(False, (0.0, "program_limit")), (True, (1.0, "passed"))])
-def test_the_limit_of_a_whole_program_is_held_in_the_same_way(
+def test_the_limit_of_a_program_is_held_alike(
     busy: bool, verdict: tuple[float, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(monkeypatch, busy=busy)
@@ -113,7 +113,7 @@ def test_a_block_whose_compiler_starved_is_no_broken_block() -> None:
     assert isinstance(course_graded(starved), ScoringFailure)
 
 
-def test_waits_of_threads_that_come_and_go_add_up_to_the_time_that_passed_at_most(
+def test_waits_of_threads_add_up_to_the_time_that_passed_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = iter([{"1": 1.0, "2": 3.0}, {"1": 1.5, "3": 2.0}, {"1": 1.5, "4": 50.0}, None])

@@ -78,9 +78,7 @@ def test_no_process_is_left_over(pool: ProcessPool) -> None:
     assert children == ""
 
 
-def test_a_program_sees_four_descriptors_an_empty_environment_and_no_secret(
-    pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_sees_no_environment_and_no_secret(pool: ProcessPool, monkeypatch: pytest.MonkeyPatch) -> None:
     source = """
 import os, fcntl
 def open_one(n):

@@ -27,8 +27,6 @@ from tests.support.code_cheats import ALL, RIGHT
 from tests.support.refusals import refused
 from tests.support.sandboxes import chosen, needs_bubblewrap, scored
 
-LOOPS = "def add(a, b):\n    while True: pass\nwhile __name__ == '__main__' and True: pass"
-
 
 def graded(reward: CodeReward, sources: list[str], tests: object) -> list[tuple[float | None, str]]:
     found = scored(reward, sources, tests)

@@ -336,9 +336,7 @@ def test_a_service_is_asked_again_and_a_failure_is_never_a_score(monkeypatch: py
 
 
 @pytest.mark.parametrize("tests", ALL)
-def test_what_a_service_ends_that_is_busy_or_has_a_limit_of_its_own_is_never_a_score(
-    tests: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_busy_service_ends_is_never_a_score(tests: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReplaySandbox, "probe", lambda self: None)  # nothing but our own program is run
     in_time, waited = f"computes {probes.SPIN_SECONDS}", f"computes {5 * probes.SPIN_SECONDS}"
     troubles: list[str] = []

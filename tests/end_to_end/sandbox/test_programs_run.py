@@ -128,7 +128,7 @@ def test_what_a_program_leaves_behind_without_a_sandbox_holds_nobody_up() -> Non
     assert execution.wall_seconds < 3
 
 
-def test_a_sandbox_that_is_not_safe_stops_the_run_even_where_errors_are_to_be_counted(
+def test_a_sandbox_that_is_not_safe_stops_a_run_that_counts_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pools, "ForkServerClient", lambda options: ForkServerClient(replace(options, sealed=False)))

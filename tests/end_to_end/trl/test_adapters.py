@@ -74,9 +74,7 @@ def test_whatever_a_script_saves_of_an_adapter_is_read_back(kind: str, model: st
 
 @pytest.mark.parametrize("how", ["path", "object", "wrapped"])
 @Kind
-def test_dropout_of_an_adapter_acts_in_updates_and_nowhere_else(
-    kind: str, model: str, tmp_path: Path, how: str
-) -> None:
+def test_dropout_of_an_adapter_acts_in_updates_alone(kind: str, model: str, tmp_path: Path, how: str) -> None:
     def after(name: str, **given: Any) -> Any:
         torch.manual_seed(1)  # peft draws A by torch's own stream
         return adapted(kind, model, tmp_path / name, how, **given)

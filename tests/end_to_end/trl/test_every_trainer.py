@@ -197,9 +197,7 @@ def test_a_classifier_on_the_hub_is_trained_on(model: str, tmp_path: Path, monke
 
 
 @Kind
-def test_what_only_transformers_trainer_has_is_told_with_a_remedy_that_fits(
-    kind: str, model: str, tmp_path: Path
-) -> None:
+def test_what_only_transformers_trainer_has_is_told_with_a_remedy(kind: str, model: str, tmp_path: Path) -> None:
     made = trainer(kind, model, tmp_path, eval_dataset={"few": KINDS[kind][2][:2]})
     assert list(made.get_eval_dataloader("few")) == [KINDS[kind][2][:2]]
     assert list(made.get_eval_dataloader(KINDS[kind][2][:3])) == [KINDS[kind][2][:3]]
@@ -289,9 +287,7 @@ def test_a_run_stops_where_it_no_longer_improves_and_ends_with_its_best_weights(
         (None, 2, [1, 2, 7, 8, 9]),
     ],
 )
-def test_a_limit_of_checkpoints_deletes_neither_the_best_nor_the_last(
-    tmp_path: Path, limit: Any, best: Any, left: list[int]
-) -> None:
+def test_the_best_and_the_last_checkpoint_are_kept(tmp_path: Path, limit: Any, best: Any, left: list[int]) -> None:
     folders = {step: tmp_path / f"step-{step:06d}" for step in (1, 2, 7, 8, 9)}
     for folder in folders.values():
         folder.mkdir()

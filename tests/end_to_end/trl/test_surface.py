@@ -43,7 +43,7 @@ class Hub:
         return call
 
 
-def test_a_push_takes_what_scripts_give_and_writes_it_into_the_card(
+def test_a_push_writes_what_scripts_give_into_the_card(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
@@ -80,9 +80,7 @@ def test_training_arguments_of_transformers_become_a_config(model: str, tmp_path
     assert GRPOTrainer(model, length, given, PROMPTS).args.max_steps == 1  # type: ignore[arg-type]
 
 
-def test_arguments_and_accelerator_answer_for_one_process(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_arguments_answer_for_one_process(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = GRPOConfig(str(tmp_path / "run"), log_level="error", use_cpu=True, **SHORT)
     assert (args.get_process_log_level(), args.device, args.n_gpu) == (logging.ERROR, torch.device("cpu"), 0)
     assert (args.world_size, args.process_index, args.local_process_index, args.should_save) == (1, 0, 0, True)

@@ -238,9 +238,7 @@ def test_rows_come_in_order_where_they_are_not_shuffled_from_a_stream_too(model:
     assert asked == ["1 =", "2 =", "3 =", "4 ="]
 
 
-def test_old_names_and_small_batches_are_read_with_a_line_each(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_old_names_are_read_with_a_line_each(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = trainer(
         model, tmp_path / "run", per_device_train_batch_size=1, num_generations=2, max_prompt_length=4, use_vllm=False,
         log_completions=True, bf16=True, given={"eval_dataset": ROWS[:1]}, max_steps=1,
