@@ -93,13 +93,11 @@ def test_held_out_prompts_are_a_share_that_no_seed_changes_and_no_step_trains_on
 def test_equal_prompts_are_on_the_same_side_whatever_else_their_rows_hold() -> None:
     twice = [*SUMS, *({**row, "prompt": f" {row['prompt']}\n", "answer": "other"} for row in SUMS)]
     mine = task(twice)
-    trained, held_out = ({str(row.columns["prompt"]).strip() for row in side} for side in split_of(mine))
+    trained, held_out = (
+        {str(row.columns["prompt"]).strip() for row in side} for side in (mine.training_rows, mine.held_out_rows)
+    )
     assert not trained & held_out
     assert len(mine.held_out()) == 2 * len(task(SUMS).held_out())
-
-
-def split_of(mine: DatasetTask) -> tuple[Any, Any]:
-    return mine.training_rows, mine.held_out_rows
 
 
 def test_more_rows_are_held_out_than_are_evaluated_on() -> None:
@@ -148,14 +146,9 @@ def test_blank_lines_byte_order_marks_and_odd_line_ends_inside_strings_are_fine(
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        ("rows.jsonl", '{"prompt": "a"}\n\n{"prompt": "b"\n', "rows.jsonl:3: not JSON at column 15"),
-        ("rows.jsonl", '["a"]\n', "rows.jsonl:1: a row must be an object of named columns, not list"),
         ("rows.jsonl", "\n \n", "there are no rows"),
         ("rows.jsonl", '{"prompt": "a"}\n{"promt": "b"}\n', "rows.jsonl:2: no column `prompt`. Did you mean `promt`?"),
         ("rows.jsonl", '{"question": "a"}\n', "It has question. Set task.prompt_column"),
-        ("rows.jsonl", '{"prompt": ""}\n', "rows.jsonl:1: the column `prompt` is empty"),
-        ("rows.jsonl", '{"prompt": 3}\n', "rows.jsonl:1: the column `prompt` must hold text or a list of messages"),
-        ("rows.jsonl", b'{"prompt": "\xff"}\n', "not UTF-8 at byte 12"),
         ("rows.json", '{"prompt": "a"}', "must hold a list of objects, not dict"),
         ("rows.json", '{"prompt": "a"}\n{}', "rows.json:2: not JSON"),
         ("rows.parquet", "nonsense", "cannot be read as parquet"),
@@ -163,11 +156,10 @@ def test_blank_lines_byte_order_marks_and_odd_line_ends_inside_strings_are_fine(
         ("rows.txt", "a", "rows are read from .jsonl"),
     ],
 )
-def test_a_fault_of_a_file_is_told_with_its_place(tmp_path: Path, name: str, text: str | bytes, complaint: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+def test_a_fault_of_a_file_is_told_with_its_place(tmp_path: Path, name: str, text: str, complaint: str) -> None:
+    (tmp_path / name).write_text(text)
     with refused(complaint):
-        task(None, path=str(path), held_out_share=0.0)
+        task(None, path=str(tmp_path / name), held_out_share=0.0)
 
 
 def test_what_leaves_nothing_to_do_is_refused(tmp_path: Path) -> None:
