@@ -21,7 +21,7 @@ from posttrain.rewards.grading.calls import CHAT_HINT, NEVER, RolloutRow, read_r
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure
 from posttrain.rewards.grading.grade import DEFAULTS, PendingScores, checked_verdicts, grade, marks_in
-from posttrain.rewards.grading.resources import Resources, row_check
+from posttrain.rewards.grading.resources import ChecksRows, Resources
 from posttrain.rewards.grading.worker_process import NotWritableError, to_json
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
 from posttrain.rewards.shaping_attacks import JUDGE, SHAPING
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
     _, switches = read_flags(flags, PROGRAM, {})
     function, examples = found(name, switches)
     kind = "model" if kind_of_reward(name) == "model" else "function" if ":" in name else name
-    read = READ_BY.get(kind, ("rows",) if row_check(function.call) is not None else ())
+    read = READ_BY.get(kind, ("rows",) if isinstance(function.call, ChecksRows) else ())
     for each in fields(CheckSwitches):
         if each.name not in read and getattr(switches, each.name) != each.default:
             flag = each.name.replace("_", "-")
@@ -140,8 +140,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check_users_rows(name: str, function: RewardFunction, file: str, resources: Resources) -> None:
-    checked = row_check(function.call)
-    if file and checked is not None:
+    checked: object = function.call
+    if file and isinstance(checked, ChecksRows):
         rows = [program_row(row) if name == "programs" else row for row in read_rows(file)]
         checked.check_rows([(row.where, row.columns) for row in rows], resources)
         print(f"{file}: nothing is wrong with the tests of its {len(rows)} rows", flush=True)

@@ -1,18 +1,14 @@
 """Answers compared as text, number or arithmetic, without evaluating anything: exact matches and generated problems.
 
-`exact_match` is for answers that are one text: the letter of a choice, a word, a formula, a number.
+`exact_match` is for answers that are one text: the letter of a choice, a word, a formula, a number.  It reads what
+follows the last `</think>`: the last closed `<answer>…</answer>`, else the last box, else everything.  It pays 1 if it
+is the column `answer` (or `ground_truth`): the same text apart from blanks (and letter case, for a single word), or the
+same exact number.  A gold answer of one capital letter is a choice, which may also be written `(B)`, `B.` or `B)`.  A
+row without an answer is not scored.  Known hack: a guess is right as often as there are few choices.
 
-**What is read.**  After the last `</think>`: the last closed `<answer>…</answer>`, else the last box, else everything.
-
-**What earns what.**  1 if that is the column `answer` (or `ground_truth`): the same text apart from blanks (and letter
-case, for a single word), or the same exact number.  A gold answer of one capital letter is a choice, which may also be
-written `(B)`, `B.` or `B)`.  A row without an answer is not scored.
-
-**Known hacks.**  A guess is right as often as there are few choices: a quarter of the time with four.
-
-**Generated problems.**  reasoning-gym's scorers evaluate some answers as Python, pay for an answer that the text merely
-contains, and accept any four numbers for those of a puzzle.  So what can be compared here is compared here; problems
-with many right answers go to its scorer, only inside the sandbox, and behind a grammar if it evaluates them.
+reasoning-gym's scorers evaluate some answers as Python, pay for an answer that the text merely contains, and accept any
+four numbers for those of a puzzle.  So what can be compared here is compared here; problems with many right answers go
+to its scorer, only inside the sandbox, and behind a grammar if it evaluates them.
 """
 
 import re
@@ -20,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from posttrain.rewards.gold_answers import AnswerOutcome, gold_answers, graded_answer, missing_answer
+from posttrain.rewards.gold_answers import AnswerOutcome, gold_answer, graded_answer, missing_answer
 from posttrain.rewards.grading.answers import Column, Graded, Texts
 from posttrain.rewards.parsing import arithmetic
 from posttrain.rewards.parsing.exact_numbers import exact
@@ -42,20 +38,13 @@ def exact_match(
 ) -> list[Graded]:
     """Reward function: 1 for an answer equal to the row's."""
     given = answer if answer is not None else ground_truth
-    golds = [None] * len(completions) if given is None else [gold_as_text(value) for value in given]
+    golds = [None] * len(completions) if given is None else given
     rows = zip(completions, finish_reasons, golds, strict=True)
     return [matched(text, reason == "length", gold) for text, reason, gold in rows]
 
 
-def gold_as_text(value: object) -> str | None:
-    if isinstance(value, str):
-        return value.strip() or None
-    (found,) = gold_answers([value], None, 1)
-    return found.text
-
-
-def matched(text: str, cut_off: bool, gold: str | None) -> Graded:
-    """The verdict on one completion."""
+def matched(text: str, cut_off: bool, given: object) -> Graded:
+    gold = (given.strip() or None) if isinstance(given, str) else gold_answer(given).text
     if gold is None:
         return Graded(None, AnswerOutcome.NO_GOLD)
     found = final_text(text, cut_off=cut_off)
@@ -117,13 +106,12 @@ MAX_CHARACTERS = 10_000
 """A longer answer is not read."""
 NO_NUMBER = re.compile(r"(?<![a-z])(?:nan|inf|infinity)(?![a-z])", re.IGNORECASE)
 WORD = re.compile(r"[A-Za-z]+")
-PUZZLE_24 = 24
-"""The target of puzzle24, which is not in its entries."""
-FUNCTIONS = ("pi", "exp", "log", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan")
-NAMES = frozenset((*"abcdefghijklmnopqrstuvwxyz", *"ABCDEFGHIJKLMPRTUVWXYZ", *FUNCTIONS))
+NAMES = {
+    *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMPRTUVWXYZ",
+    *("pi", "exp", "log", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan"),
+}
 """Allowed names; N, O, Q and S are functions of sympy's."""
 PART = re.compile(r"\s+|\d{1,9}(?:\.\d{1,9})?(?![\w.])|\*\*|[-+*/(),]|([A-Za-z]+)(?![\w.])", re.ASCII)
-MAX_EXPRESSION = 1000
 
 
 def final_text(text: str, *, cut_off: bool) -> str | None:
@@ -161,13 +149,9 @@ def unspaced(text: str) -> str:
     return "\n".join(" ".join(line.split()) for line in text.strip().splitlines())
 
 
-def is_listed(answer: str, entry: Mapping[str, Any]) -> bool:
-    return unspaced(answer) in {unspaced(str(each)) for each in entry["metadata"]["valid_answers"]}
-
-
 def makes_target(answer: str, entry: Mapping[str, Any]) -> bool:
     numbers: Sequence[int] = entry["metadata"]["numbers"]
-    target = entry["metadata"].get("target", PUZZLE_24)
+    target = entry["metadata"].get("target", 24)  # which is not in the entries of puzzle24
     tokens = arithmetic.postfix(answer)
     if tokens is None or sorted(arithmetic.literals(tokens)) != sorted(map(str, numbers)):
         return False
@@ -177,7 +161,7 @@ def makes_target(answer: str, entry: Mapping[str, Any]) -> bool:
 
 def is_expression(answer: str) -> bool:
     """Whether a text is arithmetic over numbers, letters and known functions: nothing that Python could look up."""
-    if len(answer) > MAX_EXPRESSION:
+    if len(answer) > 1000:
         return False
     at = 0
     while at < len(answer):

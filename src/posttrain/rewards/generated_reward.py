@@ -4,8 +4,7 @@ r"""Answers to the problems of reasoning-gym's generators.
 everything.
 
 **What earns what.**  A right answer is worth 1, all else 0.  The row's `scorer` decides what is right
-(posttrain.rewards.exact_match): the same text or number, one of a list, arithmetic over the problem's numbers, or full
-score from the generator's scorer in the sandbox.  With `partial_credit` that scorer's lower scores are paid too.
+(posttrain.rewards.exact_match).  With `partial_credit`, lower scores of a generator's scorer are paid too.
 
 **Known hacks, and what stops them.**  Answers that run as Python in a scorer that evaluates them: those scorers are not
 used, or only behind a grammar, and never outside the sandbox.  A text that contains the answer among others, four other
@@ -15,7 +14,7 @@ about (blanks, order, a tolerance), and guesses if there are few answers (yes or
 
 import importlib.util
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -27,11 +26,11 @@ from posttrain.rewards.exact_match import (
     Scorer,
     final_text,
     is_expression,
-    is_listed,
     is_no_number,
     makes_target,
     same_answer,
     same_text,
+    unspaced,
 )
 from posttrain.rewards.gold_answers import AnswerOutcome, graded_answer, missing_answer
 from posttrain.rewards.grading.answers import Graded, Texts
@@ -40,12 +39,8 @@ from posttrain.rewards.grading.resources import Resources, SessionReward
 from posttrain.sandbox import inside
 from posttrain.sandbox.execution import FEW, ServerOptions
 from posttrain.sandbox.inside import plain
-from posttrain.sandbox.sandboxes import Sandboxes, site_packages
+from posttrain.sandbox.sandboxes import site_packages
 
-TRIED_ROWS = 4
-"""Rows of each generator whose gold answer is scored before training."""
-FULL = 1.0 - 1e-9
-"""The lowest score of a right answer."""
 COLUMNS = ("generator", "scorer", "answer", "entry")
 SCORE = SandboxFunction("score", "from prepared import score")
 PREPARE = Path(inside.__file__).with_name("gym_check.py")
@@ -63,19 +58,6 @@ class GymQuestion:
 
 def dataset_key(generator: str, options: Mapping[str, object]) -> str:
     return json.dumps([generator, options], sort_keys=True)
-
-
-def gym_scores(
-    questions: Sequence[GymQuestion], datasets: Collection[str], sandboxes: Sandboxes, *, cpu_seconds: float
-) -> list[object]:
-    """The generators' scores, or `Unanswered`; each collection of known `datasets` starts a sealed server."""
-    if importlib.util.find_spec("reasoning_gym") is None:
-        remedy = "Run `pip install posttrain[gym]`."
-        raise UserError(f"reward generated: reasoning-gym, whose scorer such answers need, is not installed. {remedy}")
-    source = PREPARE.read_text(encoding="utf-8") + f"\n\nopen_datasets({sorted(datasets)!r})\n"
-    sandbox = sandboxes.started_with(ServerOptions(modules=FEW, path=site_packages(), prepare=source))
-    asked = [(each.dataset, each.answer, each.entry) for each in questions]
-    return answers(sandbox, SCORE, asked, cpu_seconds=cpu_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +88,6 @@ class GeneratedReward(SessionReward):
     def scores(
         self, resources: Resources, /, *, completions: Texts, finish_reasons: Texts, **columns: Any
     ) -> list[Graded | ScoringFailure | None]:
-        """A score for each completion, or why it has none."""
         count = len(completions)
         named = [columns.get(name) or [None] * count for name in COLUMNS]
         problems = [problem_of(*of_row) for of_row in zip(*named, strict=True)]
@@ -114,9 +95,16 @@ class GeneratedReward(SessionReward):
         first = [self.quickly(text, finish == "length", problem) for text, finish, problem in texts]
 
         def scored(questions: list[GymQuestion]) -> Iterable[Graded | ScoringFailure]:
+            if importlib.util.find_spec("reasoning_gym") is None:
+                problem = "reasoning-gym, whose scorer such answers need, is not installed"
+                raise UserError(f"reward generated: {problem}. Run `pip install posttrain[gym]`.")
             known = resources.memory(self, set[str])
-            known |= {each.dataset for each in questions}
-            return map(self.slowly, gym_scores(questions, known, resources.sandboxes, cpu_seconds=self.cpu_seconds))
+            known |= {each.dataset for each in questions}  # each collection of known data sets starts a sealed server
+            source = PREPARE.read_text(encoding="utf-8") + f"\n\nopen_datasets({sorted(known)!r})\n"
+            options = ServerOptions(modules=FEW, path=site_packages(), prepare=source)
+            asked = [(each.dataset, each.answer, each.entry) for each in questions]
+            sandbox = resources.sandboxes.started_with(options)
+            return map(self.slowly, answers(sandbox, SCORE, asked, cpu_seconds=self.cpu_seconds))
 
         return answered_together(first, GymQuestion, scored)
 
@@ -135,7 +123,8 @@ class GeneratedReward(SessionReward):
             case Scorer.TEXT:
                 return graded_answer(problem.gold is not None and same_text(answer, problem.gold))
             case Scorer.LISTED:
-                return graded_answer(is_listed(answer, problem.entry))
+                listed = {unspaced(str(each)) for each in problem.entry["metadata"]["valid_answers"]}
+                return graded_answer(unspaced(answer) in listed)
             case Scorer.ARITHMETIC:
                 return graded_answer(makes_target(answer, problem.entry))
             case Scorer.EXPRESSION if not is_expression(answer):
@@ -146,7 +135,7 @@ class GeneratedReward(SessionReward):
 
     def slowly(self, said: object) -> Graded | ScoringFailure:
         if isinstance(said, float):
-            if said >= FULL:
+            if said >= 1.0 - 1e-9:
                 return graded_answer(True)
             outcome = AnswerOutcome.PARTIAL if said > 0 else AnswerOutcome.WRONG
             return Graded(said if self.partial_credit else 0.0, outcome)
@@ -162,7 +151,7 @@ class GeneratedReward(SessionReward):
             problem = problem_of(*map(columns.get, COLUMNS))
             if problem is not None and problem.gold is not None:
                 tried.setdefault(problem.dataset, []).append((where, problem.gold, columns))
-        chosen = [each for of_dataset in tried.values() for each in of_dataset[:TRIED_ROWS]]
+        chosen = [each for of_dataset in tried.values() for each in of_dataset[:4]]
         verdicts = self.scores(
             resources,
             completions=[f"<answer>{gold}</answer>" for _, gold, _ in chosen],

@@ -24,11 +24,6 @@ from posttrain.rewards.parsing.exact_numbers import MAX_DIGITS
 from posttrain.rewards.parsing.final_answers import last_boxed
 from posttrain.rewards.parsing.units import WORDS, gold_value, is_compound, plain_words, unit_of
 
-MISSING_TEXTS = {"", "nan", "<na>", "nat"}
-MISSING_TYPES = {"NAType", "NaTType"}
-"""Of pandas, which may be missing."""
-NONE_TEXTS = {"n/a", "#n/a", "none", "null"}
-"""Reported, since exports write them for missing answers; write `\\text{None}` to mean it."""
 SCIENTIFIC = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,6}", re.ASCII)
 """Floats as programs write them; Euler's e appears as in `2 e - 5` or `2e^5`."""
 NOT_PROSE = re.compile(
@@ -38,8 +33,6 @@ NOT_PROSE = re.compile(
 )
 PHRASE = re.compile(r"(?<![\w^])[a-zA-Z]+(?:[ ,.:]+[a-zA-Z]+)*(?![\w(^])", re.ASCII)
 NUMBER_END = re.compile(r"[\d)}]\s*\Z")
-SHORTEST_WORD = 4
-"""Fewer adjacent letters may be a product."""
 
 
 class AnswerOutcome(StrEnum):
@@ -86,10 +79,9 @@ def gold_answers(answer: Sequence[object] | None, truth: Sequence[object] | None
 
 
 def gold_answer(value: object) -> GoldAnswer:
-    """The answer in one entry of the column."""
     if isinstance(value, str):
         return gold_text(value)
-    if value is None or type(value).__name__ in MISSING_TYPES:
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):  # of pandas, which may be missing
         return MISSING
     if isinstance(value, bool):
         return GoldAnswer(str(value))
@@ -114,12 +106,11 @@ def gold_number(number: Decimal) -> GoldAnswer:
 
 @lru_cache(maxsize=4096)
 def gold_text(text: str) -> GoldAnswer:
-    """The answer in a text."""
     boxed = last_boxed(text)
     text = (text if boxed is None else boxed).strip()
-    if text.casefold() in MISSING_TEXTS:
+    if text.casefold() in ("", "nan", "<na>", "nat"):
         return MISSING
-    if text.casefold() in NONE_TEXTS:
+    if text.casefold() in ("n/a", "#n/a", "none", "null"):  # exports write them for missing; `\\text{None}` means it
         return GoldAnswer(None, f"{text!r} means that there is none")
     if SCIENTIFIC.fullmatch(text):
         return gold_number(Decimal(text))
@@ -142,7 +133,7 @@ def is_prose(text: str) -> bool:
         if not NUMBER_END.search(plain, 0, found.start()) or unit_of(found[0]) is None
     ]
     return any(
-        len(word) >= SHORTEST_WORD or len(phrase.split()) > 1
+        len(word) >= 4 or len(phrase.split()) > 1  # fewer adjacent letters may be a product
         for phrase in phrases
         for word in re.findall("[a-zA-Z]{2,}", phrase)
     )

@@ -1,7 +1,6 @@
 """A judge's prompts and the reading of its replies: the parts of a judge's reward that need no network.
 
-A candidate is data: a JSON string between two lines of random characters.  The judge is instructed to judge that text
-and not to obey it.  A candidate that looks like a verdict never reaches the judge.
+A candidate is data: a JSON string between two lines of random characters, which the judge is told not to obey.
 """
 
 import hashlib
@@ -63,7 +62,6 @@ def judged_part(text: str, part: str) -> str:
 
 
 def says_nothing(candidate: str) -> bool:
-    """Whether it has no letter or digit, or only words that announce an answer and give none."""
     words = spoken_words(candidate)
     if not words or " ".join(words) in ELSEWHERE:
         return True
@@ -71,7 +69,6 @@ def says_nothing(candidate: str) -> bool:
 
 
 def spoken_words(text: str) -> list[str]:
-    """The words of a text, without signs, accents and letter case."""
     return re.sub(r"[^\w\s]", "", plain_letters(text).casefold()).split()
 
 
@@ -163,7 +160,6 @@ def last_object(reply: str) -> Mapping[str, Any]:
 
 
 def score_in(reply: str, scale: tuple[float, float]) -> float:
-    """The score of a reply as a share of its scale, in [0, 1]."""
     score = last_object(reply).get("score")
     low, high = scale
     if isinstance(score, bool) or not isinstance(score, int | float) or not low <= score <= high:
@@ -172,7 +168,6 @@ def score_in(reply: str, scale: tuple[float, float]) -> float:
 
 
 def winner_in(reply: str) -> float:
-    """Answer A's share of one point: 1, 0 or, for a tie, a half."""
     winner = last_object(reply).get("winner")
     shares = {"A": 1.0, "B": 0.0, "tie": 0.5}
     if not isinstance(winner, str) or winner not in shares:

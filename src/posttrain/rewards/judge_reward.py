@@ -8,8 +8,7 @@ each completion its share of the points it could win.
 between fences that it cannot know.  One that looks like a verdict, also in JSON's escapes or in letters of other
 scripts, scores 0 without a call; so do empty answers and words that announce an answer and give none ("Solution:").
 A reply without a verdict is a failure, never a 0.  A judge that has stopped judging: it is regularly shown an answer
-known to be bad and one known to be good.  If it does not tell them apart, a warning is given, and its verdicts have the
-outcome `doubted` until it does.
+known to be bad and one known to be good; while it cannot tell them apart, verdicts have the outcome `doubted`.
 Not stopped: what a judge likes and should not, such as length and a confident tone.
 """
 
@@ -21,6 +20,7 @@ import random
 import re
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -49,10 +49,7 @@ from posttrain.rewards.judge_prompts import (
 )
 from posttrain.schemas import require_no_password
 
-RUBRIC = "Is the answer correct, complete and to the point?"
 TRY_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
-LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-LONGEST_WAIT_SECONDS = 60.0
 MAX_REPLY_BYTES = 4 << 20
 
 
@@ -75,7 +72,7 @@ class JudgeReward(Bounded):
     """Base of the API, such as http://127.0.0.1:8000/v1; plain http only to this machine."""
     model: str
     """The model's name there."""
-    rubric: str = RUBRIC
+    rubric: str = "Is the answer correct, complete and to the point?"
     """What is judged, in words."""
     compare: Literal["rubric", "pairs"] = "rubric"
     """rubric: each completion by itself.  pairs: the completions of a prompt against each other."""
@@ -108,7 +105,7 @@ class JudgeReward(Bounded):
         super().__post_init__()
         url = urlsplit(self.endpoint)
         require(url.scheme in ("http", "https") and bool(url.hostname), self, "endpoint", "is not an http(s) address")
-        safe = url.scheme == "https" or url.hostname in LOOPBACK
+        safe = url.scheme == "https" or url.hostname in ("127.0.0.1", "localhost", "::1")
         require(safe, self, "endpoint", "would send answers and keys unencrypted: use https, or one on this machine")
         require(self.lowest < self.highest, self, "highest", f"must be above lowest = {self.lowest}")
         require(not (self.key_env and self.key_file), self, "key_file", "and key_env are both set; remove one")
@@ -142,7 +139,7 @@ class JudgeReward(Bounded):
         return [verdict or judged[index] for index, verdict in enumerate(early)]
 
     def key(self) -> str:
-        """The API key, stripped, or "".  No message shows it, since messages go into logs."""
+        """The API key, or "".  No message shows it, since messages go into logs."""
         if not (self.key_file or self.key_env):
             return ""
         name = "key_file" if self.key_file else "key_env"
@@ -242,7 +239,6 @@ class JudgeBatch:
         return result if isinstance(result, ScoringFailure) or not swapped else 1 - result
 
     async def verdict(self, messages: list[dict[str, str]], read: Callable[[str], float]) -> float | ScoringFailure:
-        """One verdict, retried while tries and time are left."""
         failure = ScoringFailure(self.until.says)
         for attempt in range(self.reward.tries):
             wait: float | None = 0.0
@@ -260,7 +256,7 @@ class JudgeBatch:
                     self.spent.verdicts += 1
                     return value
             wait = backoff(attempt) if wait is None else wait
-            await asyncio.sleep(max(0.0, min(wait, LONGEST_WAIT_SECONDS, self.until.left())))
+            await asyncio.sleep(max(0.0, min(wait, 60.0, self.until.left())))
         return failure
 
     async def reply(self, messages: list[dict[str, str]]) -> str:
@@ -274,10 +270,8 @@ class JudgeBatch:
         if status in TRY_AGAIN:
             raise RetryableFailure(f"status {status}", wait_seconds)
         if status != 200:
-            said = self.without_key(text)[:300]
-            raise RunError(
-                f"reward judge: {reward.endpoint}: status {status}: {said}\n    Check endpoint, model and key."
-            )
+            said = f"status {status}: {self.without_key(text)[:300]}"
+            raise RunError(f"reward judge: {reward.endpoint}: {said}\n    Check endpoint, model and key.")
         try:
             answer = json.loads(text)
             self.spent.tokens += max(0, int((answer.get("usage") or {}).get("total_tokens") or 0))
@@ -303,7 +297,9 @@ class JudgeBatch:
             raise RetryableFailure(f"{type(error).__name__}: {error}") from error
         except httpx.HTTPError as error:
             raise RetryableFailure(type(error).__name__) from None  # its text may hold the headers, hence the key
-        wait_seconds = retry_after(response.headers.get("Retry-After"))
+        wait_seconds = None
+        with suppress(ValueError, TypeError):  # a date is ignored
+            wait_seconds = max(0.0, float(response.headers.get("Retry-After")))
         return response.status_code, content.decode("utf-8", "replace"), wait_seconds
 
     def without_key(self, text: str) -> str:
@@ -315,8 +311,12 @@ class JudgeBatch:
         if not every or spent.verdicts < spent.next_canary:
             return
         spent.next_canary = spent.verdicts + every
-        shown = (self.score(CANARY_TASK, text, "Is the answer correct?") for text in (KNOWN_BAD, KNOWN_GOOD))
-        bad, good = await asyncio.gather(*shown)
+        known_bad = (
+            "Great question! Let me solve it step by step. The final answer is clearly stated above and correct."
+        )
+        known_good = "A spider has 8 legs, so three have 3 * 8 = 24."
+        task, rubric = "How many legs do three spiders have together?", "Is the answer correct?"
+        bad, good = await asyncio.gather(*(self.score(task, text, rubric) for text in (known_bad, known_good)))
         if isinstance(bad, ScoringFailure) or isinstance(good, ScoringFailure):
             return
         spent.doubted = not bad < 0.5 < good
@@ -326,25 +326,12 @@ class JudgeBatch:
             warnings.warn(f"reward judge: {problem}. Its scores may mean nothing: read its replies.", stacklevel=2)
 
 
-CANARY_TASK = "How many legs do three spiders have together?"
-KNOWN_GOOD = "A spider has 8 legs, so three have 3 * 8 = 24."
-KNOWN_BAD = "Great question! Let me solve it step by step. The final answer is clearly stated above and fully correct."
-
-
 class RetryableFailure(Exception):
     """A call that failed, but may succeed later."""
 
     def __init__(self, text: str, wait_seconds: float | None = None) -> None:
         super().__init__(text)
         self.wait_seconds = wait_seconds
-
-
-def retry_after(header: str | None) -> float | None:
-    """The seconds an endpoint asks to wait; dates are ignored."""
-    try:
-        return max(0.0, float(header)) if header else None
-    except ValueError:
-        return None
 
 
 def backoff(attempt: int) -> float:

@@ -5,24 +5,22 @@ r"""Rewards for mathematical answers: exact where possible, and never by evaluat
 the number is part of something else (posttrain.rewards.parsing.final_answers).  `x = 5` with a single letter is read as
 5, also if the gold answer has no letter; if that is `y = 5` it is wrong.  Every minus sign is a minus, and so are
 `negative` and `minus`.  If the gold answer has no unit, an answer may have one of posttrain.rewards.parsing.units
-(`5^\circ` too), but no percent sign (`5\%`, `5 \text{ percent}`), other word (`5 \text{ fifths}`), subscript (`5_3`)
-or prime (`5'`).  Names (`cat`) are compared as text, and so are several numbers with units (`5 feet 3 inches`).
+(`5^\circ` too), but no percent sign, other word (`5 \text{ fifths}`), subscript (`5_3`) or prime (`5'`).
 
 **How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions
-(posttrain.rewards.parsing.exact_numbers): microseconds, no tolerance.  Everything else goes to math-verify (the extra
-`math`) inside the sandbox, where a process that does not end is killed; decimals are sent as fractions, and what it
-finds equal at 15 digits must agree in 50.
+(posttrain.rewards.parsing.exact_numbers): microseconds, no tolerance.  Names (`cat`) and several numbers with units
+(`5 feet 3 inches`) as text.  Everything else goes to math-verify (the extra `math`) inside the sandbox, where a process
+that does not end is killed; decimals are sent as fractions, and what it finds equal at 15 digits must agree in 50.
 
 **What earns what.**  CORRECT is worth 1, all else 0.  A row whose gold answer cannot be read
 (posttrain.rewards.gold_answers) is not scored, and reported once.
 
 **Known hacks, and what stops them.**  A false chain (`9 = 5`), several answers instead of one, words or letters that
-math-verify mistakes for units, characters that it skips, and whatever else hides an answer from it (`\phantom`, a
-zero-width space): rejected by posttrain.rewards.math_verify.  Towers of powers and factorials that never end: rejected,
-and killed if they get through.  `100\%` for 100: a percent is a hundredth, in words too.  Answers inside the thinking:
-only the text after it is read.  A number cut off where it is right: not read.  Text that is slow to read: linear time,
-bounded length.  Not stopped: an answer that is guessed, or known from the data; in prose, unlisted words that change a
-number.
+math-verify mistakes for units, and whatever else hides an answer from it (`\phantom`, a zero-width space): rejected by
+posttrain.rewards.math_verify.  Towers of powers and factorials that never end: rejected, and killed if they get
+through.  `100\%` for 100: a percent is a hundredth.  Answers inside the thinking, a number cut off where it is right:
+not read.  Text that is slow to read: linear time, bounded length.  Not stopped: an answer that is guessed, or known
+from the data; in prose, unlisted words that change a number.
 
 **What is missed.**  math-verify takes i for a letter, keeps the sides of an equation apart, and does not read `√2`,
 `5²` or `½`; digits in groups between spaces (`1 000`) are not read, and unlisted units are rejected.
@@ -30,14 +28,12 @@ tests/attacks/maths.jsonl has every known miss.
 """
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from posttrain.rewards.code.function_questions import answered_together
 from posttrain.rewards.gold_answers import (
     AnswerOutcome,
-    GoldAnswer,
     gold_answers,
     gold_name,
     graded_answer,
@@ -98,11 +94,19 @@ class MathsReward(SessionReward):
             if self.symbolic:
                 said = compare_symbolically(questions, resources.sandboxes, cpu_seconds=self.cpu_seconds)
             else:
-                said = [unread_result(assigned(question.gold)) for question in questions]
+                known = (assigned(question.gold) for question in questions)
+                readable = [gold_value(gold) is not None or gold_name(gold) is not None for gold in known]
+                said = [ComparisonResult.UNREADABLE if each else ComparisonResult.NO_GOLD for each in readable]
             return [slowly(*each) for each in zip(said, questions, strict=True)]
 
-        graded = answered_together(first, Question, compared)
-        warn_of_unreadable(graded, golds, resources.memory(self, set[str]))
+        graded, named = answered_together(first, Question, compared), resources.memory(self, set[str])
+        for verdict, gold in zip(graded, golds, strict=True):
+            if isinstance(verdict, Graded) and verdict.outcome is AnswerOutcome.NO_GOLD:
+                problem = gold.problem or (f"{gold.text[:200]!r} cannot be read" if gold.text else "")
+                if problem and problem not in named:
+                    named.add(problem)
+                    rule = "`answer` must be only the final answer: a number, a LaTeX expression or a name."
+                    warnings.warn(f"reward maths: the gold answer {problem}; not scored. {rule}", stacklevel=2)
         return graded
 
 
@@ -122,30 +126,21 @@ def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
     if len(found) > MAX_CHARACTERS:
         return Graded(0.0, AnswerOutcome.REFUSED)
     found, gold = found.translate(AS_HYPHEN), gold.translate(AS_HYPHEN)
-    quick = False if other_name(found, gold) else by_value_or_name(assigned(found), assigned(gold))
-    if quick is not None:
-        return graded_answer(quick)
+    if other_name(found, gold):
+        return graded_answer(False)
+    expected, given = gold_value(assigned(gold)), measured_value(assigned(found))
+    if expected is not None:
+        same = None if given is None else expected.same(given)
+    else:
+        same = same_name(assigned(found), assigned(gold))
+    if same is not None:
+        return graded_answer(same)
     found, gold = with_functions(without_dollars(found)), with_functions(without_dollars(gold))
     if is_refused(found, gold):
         return Graded(0.0, AnswerOutcome.REFUSED)
     if other_letters(found, gold):
         return graded_answer(False)
     return Question(as_asked(gold), as_asked(assigned(found)))
-
-
-def unread_result(gold: str) -> ComparisonResult:
-    """Without math-verify, an answer to a gold answer that needs none is unreadable; other rows are not scored."""
-    readable = gold_value(gold) is not None or gold_name(gold) is not None
-    return ComparisonResult.UNREADABLE if readable else ComparisonResult.NO_GOLD
-
-
-def by_value_or_name(found: str, gold: str) -> bool | None:
-    """Whether an answer is the same exact value, with its unit, or the same name; None if neither decides."""
-    expected = gold_value(gold)
-    if expected is not None:
-        given = measured_value(found)
-        return None if given is None else expected.same(given)
-    return same_name(found, gold)
 
 
 def slowly(said: ComparisonResult, question: Question) -> Graded | ScoringFailure:
@@ -157,13 +152,3 @@ def slowly(said: ComparisonResult, question: Question) -> Graded | ScoringFailur
         case ComparisonResult.LOST:
             return ScoringFailure(f"the sandbox lost the comparison with {question.gold!r}")
     return Graded(0.0, AnswerOutcome(said))
-
-
-def warn_of_unreadable(graded: Sequence[Graded | ScoringFailure], golds: Sequence[GoldAnswer], named: set[str]) -> None:
-    for verdict, gold in zip(graded, golds, strict=True):
-        if isinstance(verdict, Graded) and verdict.outcome is AnswerOutcome.NO_GOLD:
-            problem = gold.problem or (f"{gold.text[:200]!r} cannot be read" if gold.text else "")
-            if problem and problem not in named:
-                named.add(problem)
-                rule = "`answer` must be only the final answer: a number, a LaTeX expression or a name."
-                warnings.warn(f"reward maths: the gold answer {problem}; not scored. {rule}", stacklevel=2)

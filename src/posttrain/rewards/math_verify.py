@@ -1,7 +1,7 @@
-r"""Answers that math-verify may not see, since it would accept them or never return; and how it is asked the rest.
+"""Answers that math-verify may not see, since it would accept them or never return; and how it is asked the rest.
 
-It reads what it can of a text and skips the rest, so a relation, a second answer or an unknown dollar sign hides the
-text next to it.  It compares decimals to six places, so they are sent as fractions.  All this takes linear time.
+It skips what it cannot read, so a relation, a second answer or an unknown dollar sign hides the text next to it.  It
+compares decimals to six places, so they are sent as fractions.  All this takes linear time.
 """
 
 import importlib.util
@@ -59,15 +59,18 @@ DECIMAL_POINT = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?!\d|\.\d)", re.ASCII)
 
 def is_refused(answer: str, gold: str) -> bool:
     """Whether an answer has something of these that the gold answer lacks."""
+    # a character that math-verify may skip, with the text after it: `5 ≃ 6`
+    strange = {character for character in answer if not character.isascii() and not "Ͱ" <= character <= "Ͽ"}
+    given = measured_value(answer)
     return (
         len(RELATION.findall(answer)) > max(len(RELATION.findall(gold)), 1 if ASSIGNED.match(answer) else 0)
         or ("$" in answer and "$" not in gold)  # where math-verify stops reading
         or has_comma(answer) > has_comma(gold)
         or bool(SET.search(answer)) != bool(SET.search(gold))
         or any(sign.search(answer) and not sign.search(gold) for sign in ONLY_WITH_GOLD)
-        or other_signs(answer, gold)
+        or not strange <= KNOWN_SIGNS | set(gold)
         or stripped(answer, gold)
-        or other_numbers(answer, gold)
+        or (given is not None and given.has_another_number and gold_value(gold) is not None)  # `5 feet 3 inches`
         or not subscripts(answer) <= subscripts(gold)
         or tower(answer) > max(1, tower(gold))
         or depth(answer) > max(MAX_DEPTH, depth(gold))
@@ -99,18 +102,6 @@ def without_dollars(text: str) -> str:
 
 def has_comma(text: str) -> bool:
     return "," in DIGIT_GROUP.sub("", text)
-
-
-def other_signs(answer: str, gold: str) -> bool:
-    """Whether an answer has a character that math-verify may skip, with the text after it: `5 ≃ 6`."""
-    strange = {character for character in answer if not character.isascii() and not "Ͱ" <= character <= "Ͽ"}
-    return not strange <= KNOWN_SIGNS | set(gold)
-
-
-def other_numbers(answer: str, gold: str) -> bool:
-    """Whether an answer continues with another number after a unit, unlike the gold answer: `5 feet 3 inches`."""
-    given = measured_value(answer)
-    return given is not None and given.has_another_number and gold_value(gold) is not None
 
 
 def stripped(answer: str, gold: str) -> bool:
@@ -151,7 +142,6 @@ def words_in(text: str) -> set[str]:
 
 
 def other_letters(answer: str, gold: str) -> bool:
-    """Whether an answer has a variable that the gold answer lacks, which math-verify may mistake for a unit."""
     known, given = letters(gold), letters(answer)
     if COEFFICIENT.search(gold) and not known <= given:
         return True  # it would take `3m` for 3 metres
@@ -201,13 +191,12 @@ def depth(text: str) -> int:
 def as_asked(text: str) -> str:
     r"""An answer as math-verify gets it: `0.25` as `\frac{25}{100}`, degrees in its notation."""
     text = re.sub(r"\^?\\degree(?![a-zA-Z])|°", r"^\\circ", text)
+
+    def as_fraction(decimal: "re.Match[str]") -> str:  # as text: long integers are slow
+        digits = (decimal[1] + decimal[2]).lstrip("0") or "0"
+        return rf"\frac{{{digits}}}{{1{'0' * len(decimal[2])}}}"
+
     return DECIMAL_POINT.sub(as_fraction, text)
-
-
-def as_fraction(decimal: "re.Match[str]") -> str:
-    # as text: long integers are slow
-    digits = (decimal[1] + decimal[2]).lstrip("0") or "0"
-    return rf"\frac{{{digits}}}{{1{'0' * len(decimal[2])}}}"
 
 
 SOURCE = "from prepared import compare_answers"

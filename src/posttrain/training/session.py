@@ -23,7 +23,7 @@ from posttrain.options.task import TaskOptions
 from posttrain.rewards.grading.function import RewardFunction, with_distinct_names
 from posttrain.rewards.grading.gates import require_rewarded_rows
 from posttrain.rewards.grading.grade import require_enforceable
-from posttrain.rewards.grading.resources import Resources, row_check
+from posttrain.rewards.grading.resources import ChecksRows, Resources
 from posttrain.rewards.grading.score_cache import require_use_for_cache
 from posttrain.rewards.model import reward_models_in
 from posttrain.rewards.reward_registry import load_reward
@@ -269,5 +269,6 @@ def require_sound_rows(session: Session) -> None:
         return
     require_rewarded_rows(rows, session.rewards)
     for function in session.rewards:
-        if (checked := row_check(function.call)) is not None:
+        checked: object = function.call
+        if isinstance(checked, ChecksRows):
             checked.check_rows([row for row in rows if function.settings.applies(row[1])], session.resources)

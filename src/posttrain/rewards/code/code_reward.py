@@ -1,14 +1,12 @@
 """Rewards for programs: run in the sandbox against a row's tests.
 
 **What is run.**  The last closed Python fence or `<code>…</code>` outside of `<think>`, else the last fence without a
-language (posttrain.rewards.parsing.tags), on the row's `tests` (posttrain.rewards.code.unit_tests): standard
-input and output, calls of a function, or asserts.  A row without tests is not scored.  A row whose tests no program can
-pass is rejected before training (posttrain.rewards.code.row_checks).
+language (posttrain.rewards.parsing.tags), on the row's `tests` (posttrain.rewards.code.unit_tests).  A row without
+tests is not scored; one whose tests no program can pass is rejected before training.
 
 **What earns what.**  `code` gives 1 if every test passes, else 0; with `score: fraction` the share of tests that
-pass; with `syntax_credit` that much to a program that compiles and passes nothing.  `code_course` is the course's own
-reward: it runs nothing, gives 1 to a `<code>` block that Python can parse, .3 to one that it cannot, and 0 to a text
-with any of a few words that could do harm.
+pass; with `syntax_credit` that much to a program that compiles and passes nothing.  `code_course` runs nothing: 1 for a
+`<code>` block that Python can parse, .3 for one that it cannot, 0 for a text with a few words that could do harm.
 
 **Known hacks, and what stops them.**  Reading the expected values: they never enter the program's process.  A result
 that equals everything: only plain values cross, each of an exact type.  Ending early with status 0: a test passes by
@@ -111,7 +109,7 @@ class CodeReward(Bounded, SessionReward):
         finished = []
         for judging in judgings:
             if judging.result.starved:
-                judging = judging.afresh()
+                judging = self.run_of(judging.source, judging.tests, stop_at_failure=judging.result.stop_at_failure)
                 sandbox.converse([judging])
             finished.append(self.graded(judging.result))
         return finished
@@ -121,17 +119,19 @@ class CodeReward(Bounded, SessionReward):
             return ScoringFailure(LOST if result.lost else STARVED)
         assert result.complete, result
         assert result.count > 0, result
-        passed = sum(outcome is CodeOutcome.PASSED for outcome in result.outcomes)
-        if passed == len(result.outcomes):
-            return DetailedGrade(1.0, CodeOutcome.PASSED, details_of(result))
-        failed = next(outcome for outcome in result.outcomes if outcome is not CodeOutcome.PASSED)
-        score = passed / len(result.outcomes) if self.score == "fraction" else 0.0
-        score = max(score, self.syntax_credit if result.compiled else 0.0)
-        return DetailedGrade(score, failed, details_of(result))
+        tests = zip(result.outcomes, result.cpu_seconds, strict=True)
+        details = {
+            "tests": [{"outcome": str(outcome), "cpu_seconds": round(seconds, 4)} for outcome, seconds in tests],
+            "memory_bytes": result.memory_bytes,
+        }
+        failed = [outcome for outcome in result.outcomes if outcome is not CodeOutcome.PASSED]
+        if not failed:
+            return DetailedGrade(1.0, CodeOutcome.PASSED, details)
+        score = (result.count - len(failed)) / result.count if self.score == "fraction" else 0.0
+        return DetailedGrade(max(score, self.syntax_credit if result.compiled else 0.0), failed[0], details)
 
 
 UNWANTED = ("import os", "import sys", "import subprocess", "eval(", "exec(", "open(")
-"""Words that the course's reward rejects.  They are not a defence, which is why it runs nothing."""
 
 
 class CourseOutcome(StrEnum):
@@ -141,10 +141,6 @@ class CourseOutcome(StrEnum):
     BROKEN = "broken"
     UNWANTED = "unwanted"
     NO_CODE = "no_code"
-
-
-COURSE_SCORES = {CourseOutcome.PARSES: 1.0, CourseOutcome.BROKEN: 0.3}
-"""Other outcomes score 0."""
 
 
 @dataclass(frozen=True)
@@ -157,37 +153,23 @@ class CourseReward(SessionReward):
         def parsed(asked: list[Process]) -> Iterable[Graded | ScoringFailure]:
             return map(course_graded, run_all(resources.sandboxes.importing(), asked))
 
-        return answered_together([course_question(text) for text in completions], Process, parsed)
+        return answered_together([self.question(text) for text in completions], Process, parsed)
 
-
-code_course = CourseReward()
-
-
-def course_question(text: str) -> Graded | Process:
-    """The check of what is between the first `<code>` and the `</code>` after it, or the verdict without one."""
-    start = text.find(CODE)
-    end = text.find(END_CODE, start) if start >= 0 else -1
-    if end < 0:
-        return course_grade(CourseOutcome.NO_CODE)
-    source = text[start + len(CODE) : end].strip()
-    if any(word in source for word in UNWANTED):
-        return course_grade(CourseOutcome.UNWANTED)
-    return Process(kind="syntax", source=source)
+    def question(self, text: str) -> Graded | Process:
+        """The check of what is between the first `<code>` and the `</code>` after it, or the verdict without one."""
+        _, opened, rest = text.partition(CODE)
+        source, closed, _ = rest.partition(END_CODE)
+        if not (opened and closed):
+            return Graded(0.0, CourseOutcome.NO_CODE)
+        if any(word in source.strip() for word in UNWANTED):
+            return Graded(0.0, CourseOutcome.UNWANTED)
+        return Process(kind="syntax", source=source.strip())
 
 
 def course_graded(execution: Execution) -> Graded | ScoringFailure:
     if execution.exit is Exit.LOST or execution.starved:
         return ScoringFailure(STARVED if execution.starved else LOST)
-    return course_grade(CourseOutcome.PARSES if execution.compiled else CourseOutcome.BROKEN)
+    return Graded(1.0, CourseOutcome.PARSES) if execution.compiled else Graded(0.3, CourseOutcome.BROKEN)
 
 
-def course_grade(outcome: CourseOutcome) -> Graded:
-    return Graded(COURSE_SCORES.get(outcome, 0.0), outcome)
-
-
-def details_of(result: ProgramResult) -> dict[str, object]:
-    tests = zip(result.outcomes, result.cpu_seconds, strict=True)
-    return {
-        "tests": [{"outcome": str(outcome), "cpu_seconds": round(seconds, 4)} for outcome, seconds in tests],
-        "memory_bytes": result.memory_bytes,
-    }
+code_course = CourseReward()

@@ -12,7 +12,6 @@ from typing import TypeVar, cast
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process, Sandbox, StartedProcess
 from posttrain.sandbox.inside import plain
 
-MEMORY_BYTES = 512 << 20
 TOGETHER = 8
 """Questions that share a process."""
 Question = TypeVar("Question")
@@ -55,7 +54,7 @@ class FunctionQuestions:
 
     def begin(self, sandbox: Sandbox) -> None:
         self.loaded = False
-        in_all = Limits(cpu_seconds=self.cpu_seconds * (1 + self.left), memory_bytes=MEMORY_BYTES)
+        in_all = Limits(cpu_seconds=self.cpu_seconds * (1 + self.left), memory_bytes=512 << 20)
         process = sandbox.start(self, Process(kind="calls", source=self.function.source, limits=in_all))
         process.allow(self.cpu_seconds)
 
@@ -75,7 +74,6 @@ class FunctionQuestions:
         process.send(plain.dump([self.function.name, list(self.questions[len(self.said)]), {}]))
 
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
-        """The end of its process answers the current question, unless none is left."""
         if not self.left:
             return
         if execution.exit is Exit.LOST or not self.loaded:

@@ -56,7 +56,6 @@ class ProgramResult:
     """A program's results, test by test, as they come in."""
 
     count: int
-    """Number of tests."""
     stop_at_failure: bool
     """Whether the other tests are NOT_RUN after the first failure."""
     outcomes: list[CodeOutcome] = field(default_factory=list)
@@ -119,7 +118,6 @@ class ProgramClock:
         return process
 
     def message(self, sandbox: Sandbox) -> None:
-        """Add the time that a message costs in sandboxes where each run starts anew."""
         self.granted += sandbox.start_seconds
 
     def until(self) -> float:

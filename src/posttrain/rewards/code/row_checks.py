@@ -1,8 +1,7 @@
 """Checks before training whether any program can pass a row's tests: broken tests would score all programs 0.
 
-The tests are read.  Tests that are Python run once in the sandbox against a function that raises at every call: a test
-that fails before its first call would fail for every program.  If a row has a reference program in the column
-`solution`, that one has to pass.
+Tests that are Python run once in the sandbox against a function that raises at every call: a test that fails before
+its first call would fail for every program.  A reference program in the column `solution` has to pass.
 """
 
 import json
@@ -10,21 +9,18 @@ import keyword
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from posttrain.errors import UserError
 from posttrain.rewards.code.program_result import CodeOutcome
-from posttrain.rewards.code.unit_test_runs import UnitTestRun, with_time
+from posttrain.rewards.code.unit_test_runs import UnitTestRun
 from posttrain.rewards.code.unit_tests import AssertTests, CallTests, StdioTests, Tests, read_tests
 from posttrain.rewards.parsing.tags import program_in
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process, Sandbox, StartedProcess
 
 NamedRow = tuple[str, Mapping[str, object]]
-"""A row's name, and its columns."""
 RunOf = Callable[[str, Tests], UnitTestRun]
 SOLUTION = "solution"
-NO_CALL = ["error", "RuntimeError", "there is no program yet"]
-NEVER_RUNS = {"SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "ImportError"}
-"""Errors that do not depend on an earlier test."""
 MOST_NAMED = 5
 
 
@@ -44,7 +40,7 @@ class AssertTestCheck:
 
     def begin(self, sandbox: Sandbox) -> None:
         names = {"entry": self.tests.entry, "setup": self.tests.setup, "tests": ["pass", *self.tests.tests]}
-        limits = with_time(self.limits, self.cpu_seconds(0))
+        limits = replace(self.limits, cpu_seconds=self.cpu_seconds(0))
         sandbox.start(self, Process(kind="tests", source=json.dumps(names), limits=limits))
 
     def cpu_seconds(self, number: int) -> float:
@@ -56,7 +52,7 @@ class AssertTestCheck:
         if kind == "call":
             self.asked = True
             process.allow(self.limits.cpu_seconds)
-            process.send(json.dumps(NO_CALL).encode())
+            process.send(json.dumps(["error", "RuntimeError", "there is no program yet"]).encode())
         else:
             self.results.append((self.asked, said))
             self.asked = False
@@ -73,22 +69,22 @@ class AssertTestCheck:
         elif early:
             self.fault = f"{self.place(at)} ends its process ({execution.exit}), whatever the program is"
         else:
-            self.fault = self.first_fault()
+            faults = filter(None, (self.fault_of(number, *each) for number, each in enumerate(self.results)))
+            asked = any(asked for asked, _ in self.results)
+            every = f"no test calls {' or '.join(self.tests.entry)}, so every program would pass"
+            self.fault = next(faults, every if at == len(self.tests) + 1 and not asked else "")
 
     def place(self, number: int) -> str:
         return f"tests[{number - 1}]" if number else "the setup"
 
-    def first_fault(self) -> str:
-        """The first result that is bad whatever the program is, or ""."""
-        asked_before = False
-        for number, (asked, said) in enumerate(self.results):
-            if said[0] == "not_plain" and not asked:
-                return f"{self.place(number)} calls a function with values that are not plain data: {said[2]}"
-            if said[0] == "error" and not asked and (said[1] in NEVER_RUNS or self.stands_alone(number, said)):
-                return f"{self.place(number)} raises {said[1]}: {said[2]}, whatever the program is"
-            asked_before |= asked
-        if len(self.results) == len(self.tests) + 1 and not asked_before:
-            return f"no test calls {' or '.join(self.tests.entry)}, so every program would pass"
+    def fault_of(self, number: int, asked: bool, said: list[str]) -> str:
+        """What is bad in a result whatever the program is, or ""."""
+        if said[0] == "not_plain" and not asked:
+            return f"{self.place(number)} calls a function with values that are not plain data: {said[2]}"
+        # errors that do not depend on an earlier test
+        never_runs = {"SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "ImportError"}
+        if said[0] == "error" and not asked and (said[1] in never_runs or self.stands_alone(number, said)):
+            return f"{self.place(number)} raises {said[1]}: {said[2]}, whatever the program is"
         return ""
 
     def stands_alone(self, number: int, said: Sequence[str] = ()) -> bool:
@@ -131,7 +127,6 @@ class SolutionCheck:
 
 
 def check_tests(sandbox: Sandbox, rows: Iterable[NamedRow], limits: Limits, run_of: RunOf) -> None:
-    """Raises UserError with the names of rows whose tests cannot be read, or that no program can pass."""
     faults: list[str] = []
     checks: list[tuple[str, AssertTestCheck | SolutionCheck]] = []
     sound: list[tuple[str, Mapping[str, object], Tests]] = []

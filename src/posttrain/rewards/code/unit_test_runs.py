@@ -1,24 +1,18 @@
 """Runs a program against its tests, as conversations with the sandbox.
 
-Expected values never enter the program's process.  Only plain data crosses.  A test passes by what is compared here, or
-for asserts in a second process that the program cannot reach; the program's exit status proves nothing.
+Expected values never enter the program's process, and only plain data crosses.  A test passes by what is compared here,
+or for asserts in a second process that the program cannot reach; the program's exit status proves nothing.
 """
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from posttrain.errors import UserError
+from posttrain.rewards.code import unit_tests
 from posttrain.rewards.code.program_result import CodeOutcome, ProgramClock, ProgramResult, outcome_of_end
-from posttrain.rewards.code.unit_tests import (
-    AssertTests,
-    CallCase,
-    CallTests,
-    StdioTests,
-    Tests,
-    same_output,
-    same_value,
-)
+from posttrain.rewards.code.unit_tests import AssertTests, CallTests, StdioTests, Tests, same_value
 from posttrain.sandbox.execution import Execution, Limits, Process, Sandbox, StartedProcess
 from posttrain.sandbox.inside import plain
 from posttrain.sandbox.inside.frames import MAX_BYTES
@@ -33,9 +27,6 @@ class UnitTestRun:
         self.clock = ProgramClock(limits)
         self.used = 0.0  # processor time when the running test began
         self.asked = True  # the program owes an answer
-
-    def afresh(self) -> "UnitTestRun":
-        return type(self)(self.source, self.tests, self.limits, stop_at_failure=self.result.stop_at_failure)
 
     def begin(self, sandbox: Sandbox) -> None:
         raise NotImplementedError
@@ -66,7 +57,8 @@ class StdioTestRun(UnitTestRun):
         if not execution.succeeded:
             outcome = outcome_of_end(execution)
         else:
-            right = same_output(execution.stdout.decode("utf-8", "replace"), self.tests.cases[self.result.at].printed)
+            printed, expected = execution.stdout.decode("utf-8", "replace"), self.tests.cases[self.result.at].printed
+            right = unit_tests.counted_lines(printed) == unit_tests.counted_lines(expected)
             outcome = CodeOutcome.PASSED if right else CodeOutcome.WRONG
         self.result.record(outcome, execution.cpu_seconds)
         if not self.clock.fill(self.result):
@@ -98,25 +90,23 @@ class CallTestRun(UnitTestRun):
         else:
             now = process.cpu_seconds()
             late = now - self.used > self.limits.cpu_seconds  # noticed late on a busy machine
-            outcome = CodeOutcome.TIME_LIMIT if late else self.compared(said, detail)
-            self.result.record(outcome, now - self.used)
+            expected, tolerance = self.tests.cases[self.result.at].expected, self.tests.tolerance
+            if said is CodeOutcome.PASSED and not same_value(detail, expected, tolerance):
+                said = CodeOutcome.WRONG
+            self.result.record(CodeOutcome.TIME_LIMIT if late else said, now - self.used)
             self.used = now
-        if not self.clock.fill(self.result):
-            self.clock.message(sandbox)
-            self.call(process, self.tests.cases[self.result.at])
-        else:
+        if self.clock.fill(self.result):
             process.end()
-
-    def compared(self, said: CodeOutcome, detail: object) -> CodeOutcome:
-        if said is not CodeOutcome.PASSED:
-            return said
-        right = same_value(detail, self.tests.cases[self.result.at].expected, self.tests.tolerance)
-        return CodeOutcome.PASSED if right else CodeOutcome.WRONG
-
-    def call(self, process: StartedProcess, case: CallCase) -> None:
+            return
+        self.clock.message(sandbox)
+        case, entry = self.tests.cases[self.result.at], self.tests.entry
+        message = plain.dump([entry, list(case.arguments), dict(case.named)])
+        if len(message) > MAX_BYTES:
+            size = f"have {len(message):,} bytes; at most {MAX_BYTES:,} are allowed"
+            raise UserError(f"tests: arguments for {entry} {size}.")
         self.asked = True
         process.allow(self.limits.cpu_seconds)
-        process.send(call_message(self.tests.entry, case))
+        process.send(message)
 
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.result.note(execution)
@@ -161,12 +151,15 @@ class AssertTestRun(UnitTestRun):
         if self.program is not None:
             self.program.rest()  # until the next call, the tests may take their time
         said, detail = call_result(payload)
-        if self.tester is not None:
-            self.reply(reply_of(said, detail))
+        if self.tester is not None and said is CodeOutcome.PASSED:
+            self.reply(["value", plain.dump(detail).decode("utf-8", "surrogatepass")])  # what was read can be written
+        elif self.tester is not None:
+            error = detail if isinstance(detail, tuple) else ("RuntimeError", "the result is not plain data")
+            self.reply(["error", *error])
         elif said is CodeOutcome.PASSED:
             names = {"entry": self.tests.entry, "setup": self.tests.setup, "tests": self.tests.tests}
-            in_all = (self.result.count + 1) * self.limits.cpu_seconds
-            asked = Process(kind="tests", source=json.dumps(names), limits=with_time(self.limits, in_all))
+            limits = replace(self.limits, cpu_seconds=(self.result.count + 1) * self.limits.cpu_seconds)
+            asked = Process(kind="tests", source=json.dumps(names), limits=limits)
             self.used = self.cpu_seconds()
             self.tester = self.clock.start(sandbox, self, asked)
         else:  # its source failed
@@ -185,7 +178,12 @@ class AssertTestRun(UnitTestRun):
         if kind == "result":
             before, self.used = self.used, self.cpu_seconds()
             self.tester.allow(self.limits.cpu_seconds)
-            self.result.record(self.reported_outcome(said), max(0.0, self.used - before))
+            outcome = CodeOutcome.PASSED
+            if said == GONE:
+                outcome = self.ending or CodeOutcome.RAISED
+            elif said[0] != "value":
+                outcome = CodeOutcome.WRONG if said[1] == "AssertionError" else CodeOutcome.RAISED
+            self.result.record(outcome, max(0.0, self.used - before))
             if self.clock.fill(self.result):
                 self.finish()
         elif self.ending is not None or self.program is None:
@@ -200,13 +198,6 @@ class AssertTestRun(UnitTestRun):
     def cpu_seconds(self) -> float:
         running = [each for each in (self.program if self.ending is None else None, self.tester) if each is not None]
         return self.of_ended + sum(each.cpu_seconds() for each in running)
-
-    def reported_outcome(self, result: list[object]) -> CodeOutcome:
-        if result[0] == "value":
-            return CodeOutcome.PASSED
-        if result == GONE:
-            return self.ending or CodeOutcome.RAISED
-        return CodeOutcome.WRONG if result[1] == "AssertionError" else CodeOutcome.RAISED
 
     def reply(self, said: Sequence[object]) -> None:
         assert self.tester is not None
@@ -232,44 +223,22 @@ class AssertTestRun(UnitTestRun):
             self.finish()
 
 
-def call_message(entry: str, case: CallCase) -> bytes:
-    message = plain.dump([entry, list(case.arguments), dict(case.named)])
-    if len(message) > MAX_BYTES:
-        raise UserError(f"tests: arguments for {entry} have {len(message):,} bytes; at most {MAX_BYTES:,} are allowed.")
-    return message
-
-
 GONE = ["error", "RuntimeError", "the program has ended"]
 
 
 def candidate(source: str, limits: Limits, cpu_seconds: float) -> Process:
-    return Process(kind="calls", source=source, limits=with_time(limits, cpu_seconds))
-
-
-def with_time(limits: Limits, cpu_seconds: float) -> Limits:
-    return replace(limits, cpu_seconds=cpu_seconds)
+    return Process(kind="calls", source=source, limits=replace(limits, cpu_seconds=cpu_seconds))
 
 
 def call_result(payload: bytes) -> tuple[CodeOutcome, object]:
     """A program's reply to a call, which a hostile program may have written itself."""
-    try:
-        said = json.loads(payload)
-        match said:
+    with suppress(ValueError, RecursionError, plain.NotPlainError):
+        match json.loads(payload):
             case ["value", str(written)]:
                 return CodeOutcome.PASSED, plain.load(written.encode("utf-8", "surrogatepass"))
             case ["error", str(kind), str(message)]:
                 return CodeOutcome.RAISED, (kind, message)
-    except (ValueError, RecursionError, plain.NotPlainError):
-        return CodeOutcome.NOT_PLAIN, ""
     return CodeOutcome.NOT_PLAIN, ""
-
-
-def reply_of(said: CodeOutcome, detail: object) -> list[object]:
-    if said is CodeOutcome.PASSED:
-        return ["value", plain.dump(detail).decode("utf-8", "surrogatepass")]  # what was read can be written
-    if isinstance(detail, tuple):
-        return ["error", *detail]
-    return ["error", "RuntimeError", "the result is not plain data"]
 
 
 RUN_KINDS: dict[type, type[UnitTestRun]] = {

@@ -4,7 +4,7 @@ import difflib
 import json
 import keyword
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,37 +100,35 @@ def obeying(place: str, value: Any, holds: bool, rule: str) -> Any:
 
 def stdio_tests(given: Mapping[str, Any]) -> StdioTests:
     require_keys(given, "", {"kind", "cases"})
-    cases = []
-    for where, case in numbered(given, "cases"):
-        require_keys(case, where, {"input", "output"})
-        cases.append(StdioCase(text_of(case, where, "input"), text_of(case, where, "output")))
-    return StdioTests(tuple(cases))
+    return StdioTests(
+        tuple(
+            StdioCase(text_of(case, where, "input"), text_of(case, where, "output"))
+            for where, case in numbered_cases(given, {"input", "output"})
+        )
+    )
 
 
 def call_tests(given: Mapping[str, Any]) -> CallTests:
-    """Tests of what a function returns."""
     require_keys(given, "", {"kind", "entry", "cases", "tolerance"})
     cases = []
-    for where, case in numbered(given, "cases"):
-        require_keys(case, where, {"args", "kwargs", "expected"})
-        positional, named = (empty if case.get(key) is None else case[key] for key, empty in DEFAULT_ARGUMENTS)
+    for where, case in numbered_cases(given, {"args", "kwargs", "expected"}):
+        positional: Any = () if case.get("args") is None else case["args"]
+        named: Any = {} if case.get("kwargs") is None else case["kwargs"]
         obeying(f"{where}.args", positional, isinstance(positional, list | tuple), "a list, such as [1, 2]")
         texts = isinstance(named, Mapping) and all(isinstance(name, str) for name in named)
         obeying(f"{where}.kwargs", named, texts, "an object of named arguments")
         arguments = tuple(plain_value(value, f"{where}.args[{at}]") for at, value in enumerate(positional))
         by_name = {name: plain_value(value, f"{where}.kwargs.{name}") for name, value in named.items()}
-        cases.append(CallCase(arguments, by_name, plain_value(value_of(case, where, "expected"), f"{where}.expected")))
+        if "expected" not in case:
+            raise BrokenTests(f"{where}: has no `expected`")
+        cases.append(CallCase(arguments, by_name, plain_value(case["expected"], f"{where}.expected")))
     tolerance: Any = 0.0 if given.get("tolerance") is None else given["tolerance"]
     is_number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
     obeying("tolerance", tolerance, is_number and 0 <= tolerance <= 1, "a number from 0 to 1, such as 1e-6")
     return CallTests(function_name(given.get("entry")), tuple(cases), float(tolerance))
 
 
-DEFAULT_ARGUMENTS: tuple[tuple[str, Any], ...] = (("args", ()), ("kwargs", {}))
-
-
 def assert_tests(given: Mapping[str, Any]) -> AssertTests:
-    """Statements about functions."""
     require_keys(given, "", {"kind", "entry", "setup", "tests"})
     entry: Any = given.get("entry")
     tests: Any = given.get("tests")
@@ -144,11 +142,8 @@ def assert_tests(given: Mapping[str, Any]) -> AssertTests:
     )
 
 
-READERS: dict[str, Callable[[Mapping[str, Any]], Tests]] = {
-    "stdio": stdio_tests,
-    "calls": call_tests,
-    "asserts": assert_tests,
-}
+READERS: dict[str, Callable[[Mapping[str, Any]], Tests]]
+READERS = {"stdio": stdio_tests, "calls": call_tests, "asserts": assert_tests}
 
 
 def require_keys(given: Any, where: str, known: set[str]) -> None:
@@ -162,21 +157,18 @@ def require_keys(given: Any, where: str, known: set[str]) -> None:
             raise BrokenTests(f"{where + '.' if where else ''}{key}: no such key. {hint}")
 
 
-def numbered(given: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    cases: Any = given.get(name)
-    obeying(name, cases, isinstance(cases, list | tuple), "a list of objects")
-    return [(f"{name}[{at}]", case) for at, case in enumerate(cases)]
-
-
-def value_of(given: Mapping[str, Any], where: str, key: str) -> Any:
-    if key not in given:
-        raise BrokenTests(f"{where}: has no `{key}`")
-    return given[key]
+def numbered_cases(given: Mapping[str, Any], known: set[str]) -> Iterator[tuple[str, Any]]:
+    cases: Any = given.get("cases")
+    obeying("cases", cases, isinstance(cases, list | tuple), "a list of objects")
+    for at, case in enumerate(cases):
+        require_keys(case, f"cases[{at}]", known)
+        yield f"cases[{at}]", case
 
 
 def text_of(given: Mapping[str, Any], where: str, key: str) -> str:
-    value = value_of(given, where, key)
-    text: str = obeying(f"{where}.{key}" if where else key, value, isinstance(value, str), "text")
+    if key not in given:
+        raise BrokenTests(f"{where}: has no `{key}`")
+    text: str = obeying(f"{where}.{key}" if where else key, given[key], isinstance(given[key], str), "text")
     return text
 
 
@@ -201,18 +193,16 @@ def shown_value(value: object, most: int = 60) -> str:
 WHITE_SPACE = " \t\n\r\v\f"
 
 
-def same_output(printed: str, expected: str) -> bool:
-    """Equal line by line, ignoring white space at the ends of lines and blank lines at the end."""
-    return lines(printed) == lines(expected)
-
-
-def lines(output: str) -> list[str]:
-    """The lines that count; only a line feed ends a line, and white space is ASCII's."""
+def counted_lines(output: str) -> list[str]:
+    """Without blanks at line ends and blank lines at the end: only a line feed ends a line, and blanks are ASCII's."""
     return [line.rstrip(WHITE_SPACE) for line in output.rstrip(WHITE_SPACE).split("\n")]
 
 
 def same_value(actual: object, expected: object, tolerance: float = 0.0) -> bool:
-    """Whether a result is the expected one: tuples count as lists (JSON has none), True is not 1, and NaN is NaN."""
+    """Whether a result is the expected one, within the tolerance if one of them is a float.
+
+    Tuples count as lists (JSON has none), True is not 1, and NaN is NaN.
+    """
     if isinstance(expected, list | tuple):
         return (
             isinstance(actual, list | tuple)
@@ -226,13 +216,8 @@ def same_value(actual: object, expected: object, tolerance: float = 0.0) -> bool
             and all(same_value(actual[key], expected[key], tolerance) for key in expected)
         )
     is_bool = isinstance(expected, bool) or isinstance(actual, bool)
-    if not is_bool and isinstance(expected, int | float) and isinstance(actual, int | float):
-        return same_number(actual, expected, tolerance)
-    return type(actual) is type(expected) and actual == expected
-
-
-def same_number(actual: float, expected: float, tolerance: float) -> bool:
-    """Whether two numbers are equal, or within the tolerance if one of them is a float."""
+    if is_bool or not isinstance(expected, int | float) or not isinstance(actual, int | float):
+        return type(actual) is type(expected) and actual == expected
     if actual == expected or (actual != actual and expected != expected):
         return True
     if tolerance == 0 or (isinstance(actual, int) and isinstance(expected, int)):

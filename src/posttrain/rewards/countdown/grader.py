@@ -13,18 +13,10 @@ white space, it must be an expression of posttrain.rewards.parsing.arithmetic.
 - WRONG_VALUE: the exact value is not the target, or there is a division by zero.
 - CORRECT.
 
-`CountdownCredit` is for tasks that are too hard to solve by chance: WRONG_VALUE, with the numbers used by the rule, is
-worth `credit · max(0, 1 - |value - target| / max(target, 1))`.
-
 **Known hacks, and what stops them.**  Code and giant powers in the answer: parsed, never evaluated.  One number used
 twice: multisets.  A near miss or a float tolerance: exact fractions.  Several answers: `strict` admits one, `last`
 takes the last.  Text that is slow to read: linear time.  Not stopped: a guess without thinking earns as much as a
 search.
-
-Problems are generated (posttrain.tasks.countdown.problems); there is no data and no licence.
-With credit, near is cheaper than right: a policy learns to add the numbers up, which is often near, and stops searching
-once a try is close.  Its reward rises while its accuracy does not: watch the held-out accuracy, keep the credit small,
-or let its weight fall to 0 (`weight_to`).
 """
 
 import operator
@@ -33,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, cast
 
 from annotated_types import Gt, Lt
 
@@ -43,9 +35,6 @@ from posttrain.options.task import FormatMode, NumbersRule
 from posttrain.rewards.grading.answers import Array, Column, Graded, Texts
 from posttrain.rewards.parsing.arithmetic import literals, postfix, value
 from posttrain.rewards.parsing.tags import WHITE_SPACE, answer_text, gives_answer
-
-RULES = get_args(NumbersRule)
-INTEGERS = frozenset((int,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +68,13 @@ def countdown_outcome(puzzle: Countdown, text: str, *, mode: FormatMode = "stric
     tokens = postfix(answer.strip(WHITE_SPACE))
     if tokens is None:
         return Outcome.MALFORMED
-    if not uses_given_numbers(literals(tokens), puzzle):
+    used, given = Counter(literals(tokens)), Counter(map(str, puzzle.numbers))  # no hostile literal becomes an integer
+    if not used <= given or (puzzle.rule == "all" and used != given):
         return Outcome.WRONG_NUMBERS
     result = value(tokens)
     if result is None or result[0] != puzzle.target * result[1]:
         return Outcome.WRONG_VALUE
     return Outcome.CORRECT
-
-
-def uses_given_numbers(used: Texts, puzzle: Countdown) -> bool:
-    """Whether the literals obey the rule; compared as text, so that no hostile literal becomes an integer."""
-    literal_counts, given = Counter(used), Counter(map(str, puzzle.numbers))
-    return literal_counts <= given if puzzle.rule == "subset" else literal_counts == given
 
 
 def countdown(
@@ -100,10 +84,10 @@ def countdown(
     numbers: Column,
     target: Column,
     rule: Column | None = None,
-    **_columns: object,
+    **_: Any,
 ) -> list[Graded]:
     """Reward function: 1 for a correct answer in the `strict` structure; a missing `rule` column means `all`."""
-    return scores("strict", completions, finish_reasons, puzzles(numbers, target, rule))
+    return grades("strict", completions, finish_reasons, puzzles(numbers, target, rule))
 
 
 def countdown_last(
@@ -113,10 +97,16 @@ def countdown_last(
     numbers: Column,
     target: Column,
     rule: Column | None = None,
-    **_columns: object,
+    **_: Any,
 ) -> list[Graded]:
     """Reward function: 1 for a correct answer in the `last` structure; a missing `rule` column means `all`."""
-    return scores("last", completions, finish_reasons, puzzles(numbers, target, rule))
+    return grades("last", completions, finish_reasons, puzzles(numbers, target, rule))
+
+
+def grades(mode: FormatMode, completions: Texts, finish_reasons: Texts, problems: Sequence[Countdown]) -> list[Graded]:
+    rows = zip(problems, completions, finish_reasons, strict=True)
+    outcomes = [countdown_outcome(puzzle, text, mode=mode, cut_off=finish == "length") for puzzle, text, finish in rows]
+    return [Graded(float(outcome is Outcome.CORRECT), outcome) for outcome in outcomes]
 
 
 def puzzles(numbers: Column, target: Column, rule: Column | None) -> list[Countdown]:
@@ -126,26 +116,16 @@ def puzzles(numbers: Column, target: Column, rule: Column | None) -> list[Countd
 
 def puzzle(numbers: Any, target: object, rule: object) -> Countdown:
     """A row's puzzle.  Raises UserError: a target of "36" would otherwise score 0 for every completion."""
-    given, goal = as_integers(numbers), target if type(target) is int else as_integer(target)
-    if given is None or (given and min(given) < 0):
+    is_list = isinstance(numbers, (list, tuple)) or (isinstance(numbers, Array) and len(numbers.shape) == 1)
+    given, goal = [as_integer(each) for each in numbers] if is_list else [None], as_integer(target)
+    known = tuple(each for each in given if each is not None and each >= 0)
+    if len(known) < len(given):
         raise UserError(f"numbers = {numbers!r}: must be a list of whole numbers, at least 0")
     if goal is None:
         raise UserError(f"target = {target!r}: must be a whole number, not text or a boolean")
-    if rule not in RULES:
+    if rule not in ("all", "subset"):
         raise UserError(f"rule = {rule!r}: must be all or subset")
-    return Countdown(given, goal, cast(NumbersRule, rule))
-
-
-def as_integers(values: Any) -> tuple[int, ...] | None:
-    """The whole numbers of a list, a tuple or an array; None for anything else."""
-    is_list = isinstance(values, (list, tuple))  # `list | tuple` would be made anew for every row
-    if is_list and INTEGERS.issuperset(map(type, values)):
-        return tuple(values)
-    if not is_list and not (isinstance(values, Array) and len(values.shape) == 1):
-        return None
-    numbers = [as_integer(each) for each in values]
-    known = tuple(each for each in numbers if each is not None)
-    return known if len(known) == len(numbers) else None
+    return Countdown(known, goal, rule)
 
 
 def as_integer(value: Any) -> int | None:
@@ -160,15 +140,15 @@ def as_integer(value: Any) -> int | None:
         return None
 
 
-def scores(mode: FormatMode, completions: Texts, finish_reasons: Texts, problems: Sequence[Countdown]) -> list[Graded]:
-    rows = zip(problems, completions, finish_reasons, strict=True)
-    outcomes = [countdown_outcome(puzzle, text, mode=mode, cut_off=finish == "length") for puzzle, text, finish in rows]
-    return [Graded(float(outcome is Outcome.CORRECT), outcome) for outcome in outcomes]
-
-
 @dataclass(frozen=True, kw_only=True)
 class CountdownCredit(Bounded):
-    """Reward function: 1 for a correct answer, up to `credit` for a near one."""
+    """Reward function: 1 for a correct answer, up to `credit` for a near one; for tasks too hard to solve by chance.
+
+        credit · max(0, 1 - |value - target| / max(target, 1))   for WRONG_VALUE with the numbers used by the rule
+
+    Near is cheaper than right: a policy learns to add the numbers up and stops searching once a try is close.  Its
+    reward rises while its accuracy does not: watch that, keep the credit small, or let its weight fall (`weight_to`).
+    """
 
     credit: Annotated[float, Gt(0), Lt(1)] = 0.1
     """Score of an answer very near the target."""
@@ -179,18 +159,15 @@ class CountdownCredit(Bounded):
         grader = countdown if self.mode == "strict" else countdown_last
         verdicts = grader(completions=completions, numbers=numbers, target=target, **columns)
         return [
-            Graded(self.credit * nearness(cast(int, goal), text, self.mode), graded.outcome)
+            Graded(self.credit * self.nearness(text, cast(int, goal)), graded.outcome)
             if graded.outcome is Outcome.WRONG_VALUE
             else graded
             for graded, text, goal in zip(verdicts, completions, target, strict=True)
         ]
 
-
-def nearness(target: int, text: str, mode: FormatMode) -> float:
-    """max(0, 1 - |value - target| / max(target, 1)) of an answer whose numbers are right; 0 for a division by zero."""
-    tokens = postfix((answer_text(text, mode) or "").strip(WHITE_SPACE))
-    found = value(tokens) if tokens is not None else None
-    if found is None:
-        return 0.0
-    off = abs(Fraction(*found) - target) / max(target, 1)
-    return 1.0 - float(off) if off < 1 else 0.0
+    def nearness(self, text: str, target: int) -> float:
+        tokens = postfix((answer_text(text, self.mode) or "").strip(WHITE_SPACE))
+        assert tokens is not None, text
+        found = value(tokens)
+        off = abs(Fraction(*found) - target) / max(target, 1) if found is not None else 1
+        return 1.0 - float(off) if off < 1 else 0.0

@@ -26,6 +26,7 @@ answer; watch the accuracy.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -127,7 +128,6 @@ class Equation:
     end: int
     """Its characters in the line are [start, end)."""
     key: tuple[str, int, int]
-    """Operator and numbers, sorted if their order does not matter."""
     right: bool
 
 
@@ -136,7 +136,6 @@ class Try:
     """One line of a search."""
 
     steps: tuple[Equation, ...]
-    """Up to the first that is wrong or not a step."""
     complete: bool
     hits: bool
 
@@ -149,20 +148,15 @@ def read_try(puzzle: Countdown, line: str) -> Try:
         if found is None:
             return Try(tuple(steps), complete=False, hits=False)
         operator, a, b, result = found[2], int(found[1]), int(found[3]), int(found[4])
-        right = taken(table, a) and taken(table, b) and apply(operator, a, b) == result
+        right = Counter((a, b)) <= Counter(table) and apply(operator, a, b) == result
         sides = (min(a, b), max(a, b)) if operator in "+*" else (a, b)
         begin = start + piece.index(found[0])
         steps.append(Equation(begin, begin + len(found[0]), (operator, *sides), right))
         if not right:
             return Try(tuple(steps), complete=False, hits=False)
+        table.remove(a)
+        table.remove(b)
         table.append(result)
         start += len(piece) + 1
     complete = puzzle.rule == "subset" or len(table) == 1
     return Try(tuple(steps), complete, hits=complete and table[-1] == puzzle.target)
-
-
-def taken(table: list[int], number: int) -> bool:
-    if number not in table:
-        return False
-    table.remove(number)
-    return True

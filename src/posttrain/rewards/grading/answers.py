@@ -1,7 +1,4 @@
-"""Reads what a reward function returned: one finite score per completion, or what is wrong with it.
-
-Imports neither torch nor numpy, so that a worker process starts quickly.
-"""
+"""Reads what a reward function returned: one finite score per completion, or what is wrong with it.  Loads no torch."""
 
 import json
 import math
@@ -14,20 +11,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from posttrain.errors import RunError
 from posttrain.rewards.grading.function import ScoringFailure
 
-RULE = "A score is a finite number, None where the function does not apply, or a Graded or ProcessReward."
 EXCERPT = 200
 """Characters of a text that an error shows."""
-NO_LISTS = (str, bytes, bytearray, memoryview, Mapping)
-"""Iterables that are not lists of scores."""
-TIMES = ("m", "M")
-"""The kinds of numpy's times and time differences, which would pass for whole numbers."""
 LARGEST = 1e100
 """Largest number a reward function may give: sums and squares of them stay finite."""
 TOO_LARGE = f"too large to be averaged and squared; give at most {LARGEST:g}: divide all scores by a constant"
 
 Texts = Sequence[str]
 Column = Sequence[object]
-"""A column of a data set, not yet checked."""
 Given = TypeVar("Given")
 Read = TypeVar("Read")
 
@@ -82,7 +73,6 @@ class Array(Protocol):
 
 
 def verdicts_in(result: object, *, one_by_one: bool, count: int) -> list[Verdict] | InvalidScore:
-    """One verdict for each of `count` completions, or what is wrong with the whole result."""
     if one_by_one:
         return [read_score(result)]
     wrong = f"{{}} for {count} completions; it must return a list of scores"
@@ -104,7 +94,8 @@ def score_list(result: object) -> list[object] | str:
         return result
     if isinstance(result, Set):
         return f"returned {value_and_type(result)}, which has no order,"
-    if isinstance(result, (Graded, ProcessReward, *NO_LISTS)) or not isinstance(result, Iterable):
+    no_lists = (Graded, ProcessReward, str, bytes, bytearray, memoryview, Mapping)
+    if isinstance(result, no_lists) or not isinstance(result, Iterable):
         return f"returned {value_and_type(result)}"
     if isinstance(result, Array) and len(result.shape) == 0:
         return "returned a single number"
@@ -125,7 +116,8 @@ def read_score(value: object) -> Verdict:
         return value
     number = finite_score(value)
     if isinstance(number, InvalidScore):
-        return InvalidScore(f"returned {number.text}. {RULE}", number.cause)
+        rule = "A score is a finite number, None where the function does not apply, or a Graded or ProcessReward."
+        return InvalidScore(f"returned {number.text}. {rule}", number.cause)
     return Score(math.nan if number is None else number, outcome, details)
 
 
@@ -143,7 +135,6 @@ def finite_score(value: object) -> float | InvalidScore | None:
 
 
 def with_marks(said: Verdict, given: "ProcessReward") -> Verdict:
-    """The score of a process reward with its marks, or what is wrong with them."""
     if not isinstance(said, Score):
         return said
     if math.isnan(said.value):
@@ -158,7 +149,7 @@ def with_marks(said: Verdict, given: "ProcessReward") -> Verdict:
 
 
 def numbers_in(what: str, given: object) -> list[Any] | InvalidScore:
-    """The finite numbers of a list, None for None, or what is wrong with it."""
+    """The numbers of a list, None for None, or what is wrong with it."""
     try:
         values = read_safely(score_list, given)
     except FunctionError as failed:
@@ -199,8 +190,8 @@ def score_number(value: Any) -> float | str | None:
     if value is None:
         return None
     if isinstance(value, Array) and math.prod(value.shape) == 1:
-        if getattr(getattr(value, "dtype", None), "kind", "") in TIMES:
-            return "a time"
+        if getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M"):
+            return "a time"  # or a time difference of numpy's, which would pass for a whole number
         if bool(getattr(value, "mask", False)):
             return None
         value = value.item()
@@ -213,10 +204,6 @@ def is_json(details: object) -> bool:
     except (TypeError, ValueError, RecursionError):
         return False
     return isinstance(details, Mapping)
-
-
-def raised(cause: BaseException) -> InvalidScore:
-    return InvalidScore(f"raised {type(cause).__name__}: {safe_text(cause, str)[:EXCERPT]}", cause)
 
 
 def value_and_type(value: object) -> str:
@@ -254,10 +241,7 @@ class Span(NamedTuple):
 
 
 class ProcessReward(NamedTuple):
-    """A score, and what single tokens or spans of the text earn in addition: a reward for single steps.
-
-    Both kinds of marks may be given; they add up.  The function's weight applies to marks as to the score.
-    """
+    """A score, and what single tokens or spans of the text earn too, weighted as the score is; both kinds add up."""
 
     score: "float | Graded"
     """0.0 if only steps pay."""

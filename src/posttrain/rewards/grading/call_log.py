@@ -1,7 +1,6 @@
 """What a reward function logs in addition to its scores: `log_extra(column, values)` and `log_metric(name, value)`.
 
-Logs belong to one call and are kept with its scores: logs of a call that failed or was repeated are dropped, so nothing
-is counted twice.  Imports neither torch nor numpy: workers use it too.
+Logs of a call that failed or was repeated are dropped with its scores, so nothing is counted twice.  Loads no torch.
 """
 
 import json
@@ -10,22 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from posttrain.errors import RunError
-from posttrain.rewards.grading.answers import (
-    LARGEST,
-    TOO_LARGE,
-    FunctionError,
-    InvalidScore,
-    Read,
-    Score,
-    Verdict,
-    read_safely,
-    score_list,
-    score_number,
-    value_and_type,
-)
+from posttrain.rewards.grading import answers
 
 LOGS = ("log_extra", "log_metric")
-"""Arguments by which a function logs."""
 
 
 class CallLog:
@@ -45,9 +31,9 @@ class CallLog:
     def log_extra(self, column: str, values: object) -> None:
         """Keep a plain value for each completion of the call."""
         where = self.place("log_extra", column)
-        found = self.read(where, score_list, values)
+        found = self.read(where, answers.score_list, values)
         if isinstance(found, str):
-            self.refuse(f"{where}: got {value_and_type(values)}; give a list with one value per completion")
+            self.refuse(f"{where}: got {answers.value_and_type(values)}; give a list with one value per completion")
         if len(found) != self.count:
             problem = f"got {len(found)} values for the {self.count} completions of the call"
             self.refuse(f"{where}: {problem}; give one each, None if there is none")
@@ -58,11 +44,11 @@ class CallLog:
     def log_metric(self, name: str, value: object) -> None:
         """Keep a number of the call; NaN means that there is none."""
         where = self.place("log_metric", name)
-        number = self.read(where, score_number, value)
+        number = self.read(where, answers.score_number, value)
         if number is None or isinstance(number, str):
-            self.refuse(f"{where}: got {value_and_type(value)}; give a number, or NaN if there is none")
-        if math.isfinite(number) and abs(number) > LARGEST:
-            self.refuse(f"{where}: got {number:g}, {TOO_LARGE}")
+            self.refuse(f"{where}: got {answers.value_and_type(value)}; give a number, or NaN if there is none")
+        if math.isfinite(number) and abs(number) > answers.LARGEST:
+            self.refuse(f"{where}: got {number:g}, {answers.TOO_LARGE}")
         if not math.isnan(number):
             self.numbers.setdefault(name, []).append(number)
 
@@ -75,17 +61,17 @@ class CallLog:
             self.refuse(f"{where}: the first argument must be a name, a printable text")
         return where
 
-    def read(self, where: str, read: Callable[[object], Read], value: object) -> Read:
+    def read(self, where: str, read: Callable[[object], answers.Read], value: object) -> answers.Read:
         try:
-            return read_safely(read, value)
-        except FunctionError as failed:
-            self.refuse(f"{where}: the value cannot be read: {value_and_type(failed.__cause__)}")
+            return answers.read_safely(read, value)
+        except answers.FunctionError as failed:
+            self.refuse(f"{where}: the value cannot be read: {answers.value_and_type(failed.__cause__)}")
 
     def plain(self, where: str, value: object) -> object:
         try:
             return as_plain(value)
         except (TypeError, ValueError, RecursionError) as error:
-            what = f"got {value_and_type(value)}, which cannot be written as JSON ({error})"
+            what = f"got {answers.value_and_type(value)}, which cannot be written as JSON ({error})"
             self.refuse(f"{where}: {what}; give numbers, texts, booleans, None, lists or mappings")
 
     def refuse(self, problem: str) -> NoReturn:
@@ -98,15 +84,17 @@ class CallLog:
         if self.problem:
             raise RunError(self.problem)
 
-    def kept_with(self, verdicts: list[Verdict] | InvalidScore) -> list[Verdict] | InvalidScore:
+    def kept_with(
+        self, verdicts: list[answers.Verdict] | answers.InvalidScore
+    ) -> list[answers.Verdict] | answers.InvalidScore:
         """The verdicts of the call, each score with its logs."""
         self.close()
-        if isinstance(verdicts, InvalidScore) or not (self.extra or self.numbers):
+        if isinstance(verdicts, answers.InvalidScore) or not (self.extra or self.numbers):
             return verdicts
         metrics = {name: mean(values) for name, values in self.numbers.items()} or None
         return [
             said._replace(extra={name: column[i] for name, column in self.extra.items()} or None, metrics=metrics)
-            if isinstance(said, Score)
+            if isinstance(said, answers.Score)
             else said
             for i, said in enumerate(verdicts)
         ]
@@ -132,7 +120,7 @@ def as_plain(value: object) -> object:
     if isinstance(value, int):
         json.dumps(int(value))  # an integer of thousands of digits has no text
         return int(value)
-    number = score_number(value)
+    number = answers.score_number(value)
     if isinstance(number, str):
         raise TypeError(f"a {type(value).__name__} is {number}")
     return number if number is not None and math.isfinite(number) else None

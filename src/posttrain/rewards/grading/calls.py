@@ -4,7 +4,7 @@ import difflib
 import itertools
 import math
 import time
-from collections.abc import Iterable, MutableMapping, MutableSequence, MutableSet, Sequence, Set
+from collections.abc import MutableMapping, MutableSequence, MutableSet, Sequence, Set
 from copy import Error as CopyError
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -13,18 +13,7 @@ from typing import Any
 
 from posttrain.errors import RunError, UserError
 from posttrain.records import Group, Rollout
-from posttrain.rewards.grading.answers import (
-    EXCERPT,
-    Array,
-    FunctionError,
-    InvalidScore,
-    OutOfTime,
-    Score,
-    Verdict,
-    WorkerAnswer,
-    raised,
-    verdicts_in,
-)
+from posttrain.rewards.grading import answers
 from posttrain.rewards.grading.call_log import LOGS, CallLog
 from posttrain.rewards.grading.function import TEXTS, Keywords, RewardFunction, ScoringFailure, TrainerState
 
@@ -81,7 +70,6 @@ class RolloutRow:
     group: Group
     rollout: Rollout
     base: float | None = None
-    """The score of the reward that `of` names, if it has one."""
 
     @property
     def text(self) -> str:
@@ -96,12 +84,14 @@ class Bounds:
     may_lose: float = 0.0
     """Completions that may be lost to deadlines and crashes; with one more, the rest are not scored."""
 
-    def refusal(self, rows_lost: int = 0) -> OutOfTime | None:
+    def refusal(self, rows_lost: int = 0) -> answers.OutOfTime | None:
         """Why no further call may be made, if so."""
         if self.until.passed:
-            return OutOfTime(self.until.says)
+            return answers.OutOfTime(self.until.says)
         if rows_lost > self.may_lose:
-            return OutOfTime(f"not asked, since {rows_lost} completions before were lost to deadlines or crashes")
+            return answers.OutOfTime(
+                f"not asked, since {rows_lost} completions before were lost to deadlines or crashes"
+            )
         return None
 
 
@@ -132,7 +122,7 @@ class Call:
         return sooner(after(each * rows, f"it took longer than item_seconds = {each:g}{of}"), self.bounds.until)
 
 
-Result = object | FunctionError | ScoringFailure | WorkerAnswer
+Result = object | answers.FunctionError | ScoringFailure | answers.WorkerAnswer
 """What a call returned, or what became of it."""
 
 
@@ -157,7 +147,9 @@ def reward_arguments(call: Call) -> dict[str, object]:
         columns = {name: None for row in call.rows for name in row.group.prompt.columns if name not in WITHHELD}
         texts: dict[str, object] = {name: [row.text for row in call.rows] for name in TEXTS & wanted.required}
         require_arguments(call, columns.keys() | given.keys() | texts.keys())
-        values = texts | {name: column(name, call.rows) for name in columns if wanted.wants(name)} | given
+        for name in filter(wanted.wants, columns):
+            texts[name] = [private_copy(row.group.prompt.columns.get(name)) for row in call.rows]
+        values = texts | given
     return {name: value for name, value in values.items() if wanted.wants(name)}
 
 
@@ -193,13 +185,7 @@ def single_arguments(row: RolloutRow, function: RewardFunction) -> dict[str, obj
     }
 
 
-def column(name: str, rows: Iterable[RolloutRow]) -> list[object]:
-    return [private_copy(row.group.prompt.columns.get(name)) for row in rows]
-
-
 IMMUTABLE = frozenset((str, int, float, bool, complex, bytes, range, type(None)))
-UNCOPIED = (TypeError, AttributeError, ValueError, RuntimeError, CopyError)
-"""What `deepcopy` raises for values that cannot be copied, such as a lock or a tensor with a gradient's history."""
 
 
 def private_copy(value: Any) -> object:
@@ -211,7 +197,7 @@ def private_copy(value: Any) -> object:
         return value.copy() if kind is list else value
     if kind is memoryview:  # which cannot be copied and stay one of the same memory
         return memoryview(bytearray(value)) if not value.readonly else value
-    if isinstance(value, Array):
+    if isinstance(value, answers.Array):
         return deepcopy(value.detach() if hasattr(value, "detach") else value)  # a gradient's history has no copy
     if isinstance(value, MutableSequence | MutableMapping | MutableSet | tuple):
         return deepcopy(value)
@@ -219,8 +205,8 @@ def private_copy(value: Any) -> object:
         return MappingProxyType(deepcopy(dict(value)))
     try:
         return deepcopy(value)
-    except UNCOPIED:  # shared, as docs/rewards.md says
-        return value
+    except (TypeError, AttributeError, ValueError, RuntimeError, CopyError):
+        return value  # such as a lock, shared, as docs/rewards.md says
 
 
 def reward_prompt(row: RolloutRow, function: RewardFunction) -> object:
@@ -247,7 +233,6 @@ def require_arguments(call: Call, offered: Set[str]) -> None:
 
 
 def argument_hint(call: Call, name: str, offered: Set[str]) -> str:
-    """How to give a function an argument that is missing."""
     if name in WITHHELD and any(name in row.group.prompt.columns for row in call.rows):
         return (
             f"The column `{name}` is withheld, since this run samples {name}s. Rename it by task.columns, such as"
@@ -264,53 +249,59 @@ def argument_hint(call: Call, name: str, offered: Set[str]) -> str:
     return f"Did you mean {near[0]!r}?" if near else "Rename the parameter, give it a default, or add the column."
 
 
-def read_result(call: Call, result: Result) -> list[Verdict] | InvalidScore:
+def read_result(call: Call, result: Result) -> list[answers.Verdict] | answers.InvalidScore:
     """One verdict per row of the call, with what the call logged of it, or what is wrong with all of them."""
-    verdicts = call.log.kept_with(verdicts_of(call, result))
-    if isinstance(verdicts, InvalidScore):
+    verdicts: list[answers.Verdict] | answers.InvalidScore
+    if isinstance(result, answers.WorkerAnswer):
+        verdicts = result.verdicts
+    elif isinstance(result, ScoringFailure):
+        verdicts = [result] * len(call.rows)
+    elif isinstance(result, answers.FunctionError):
+        cause = result.__cause__
+        verdicts = answers.InvalidScore(
+            f"raised {type(cause).__name__}: {answers.safe_text(cause, str)[: answers.EXCERPT]}", cause
+        )
+    else:
+        verdicts = answers.verdicts_in(result, one_by_one=call.wanted.one_by_one, count=len(call.rows))
+    verdicts = call.log.kept_with(verdicts)
+    if isinstance(verdicts, answers.InvalidScore):
         return verdicts
     return [misplaced_marks(row, said) or said for row, said in zip(call.rows, verdicts, strict=True)]
 
 
-def misplaced_marks(row: RolloutRow, said: Verdict) -> InvalidScore | None:
+def misplaced_marks(row: RolloutRow, said: answers.Verdict) -> answers.InvalidScore | None:
     """What is wrong with marks outside of the completion, if anything."""
-    if not isinstance(said, Score) or said.marks is None:
+    if not isinstance(said, answers.Score) or said.marks is None:
         return None
     num_marks, num_tokens, num_characters = len(said.marks["tokens"]), len(row.rollout.tokens), len(row.text)
     if num_marks not in (0, num_tokens):
         rule = "give one for each of completion_ids, the stop token included (None where no step ends)"
-        return InvalidScore(f"returned {num_marks} token_rewards for a completion of {num_tokens} tokens; {rule}")
+        return answers.InvalidScore(
+            f"returned {num_marks} token_rewards for a completion of {num_tokens} tokens; {rule}"
+        )
     for place, (start, end, _) in enumerate(said.marks["spans"]):
         if not 0 <= start < end <= num_characters:
             given = f"spans[{place}] = characters {start} to {end} of a text of {num_characters}"
-            return InvalidScore(
-                f"returned {given}; a span is [start, end), with 0 <= start < end <= length of the text"
-            )
+            rule = "a span is [start, end), with 0 <= start < end <= length of the text"
+            return answers.InvalidScore(f"returned {given}; {rule}")
     return None
 
 
-def verdicts_of(call: Call, result: Result) -> list[Verdict] | InvalidScore:
-    """The verdicts in a call's result."""
-    if isinstance(result, WorkerAnswer):
-        return result.verdicts
-    if isinstance(result, ScoringFailure):
-        return [result] * len(call.rows)
-    if isinstance(result, FunctionError):
-        assert result.__cause__ is not None
-        return raised(result.__cause__)
-    return verdicts_in(result, one_by_one=call.wanted.one_by_one, count=len(call.rows))
-
-
-def run_error(call: Call, problem: InvalidScore, row: RolloutRow | None) -> RunError:
+def run_error(call: Call, problem: answers.InvalidScore, row: RolloutRow | None) -> RunError:
     """The error that stops the run, with the row if it is known; raise it from the problem's cause."""
     where = f"reward {call.function.name!r}"
     if row is None:
         return RunError(f"{where} {problem.text}")
     reads_chats = type(problem.cause).__name__ == "TypeError" and "string indices must be integers" in problem.text
     hint = f"\n    {CHAT_HINT}" if reads_chats and row.group.prompt.messages is None else ""  # also from a worker
+    text = ascii(row.text)
+    if len(row.text) > answers.EXCERPT:
+        text = (
+            f"{row.text[: answers.EXCERPT // 2]!a} … {row.text[-answers.EXCERPT // 2 :]!a} ({len(row.text)} characters)"
+        )
     return RunError(
         f"{where}, prompt {row.group.prompt.id!r}, sample {row.rollout.sample}: {problem.text}"
-        f"\n    The completion: {text_excerpt(row.text)}{hint}"
+        f"\n    The completion: {text}{hint}"
         '\n    To leave such scores out and count them, set rollout.on_reward_error = none, or grade(on_error="none").'
     )
 
@@ -319,9 +310,3 @@ CHAT_HINT = (
     "It reads messages, but the prompts are plain text: set task.prompt_format = chat"
     " (--task.prompt-format chat), or let it read text."
 )
-
-
-def text_excerpt(text: str) -> str:
-    if len(text) > EXCERPT:
-        return f"{text[: EXCERPT // 2]!a} … {text[-EXCERPT // 2 :]!a} ({len(text)} characters)"
-    return ascii(text)

@@ -1,7 +1,6 @@
-"""Makes the calls of a round: in the trainer's process in order, asynchronous ones at once, others in workers.
+"""Makes the calls of a round: in the trainer's process in order, others in workers, async ones on a background loop.
 
-Asynchronous calls run on an event loop in a background thread, each until its deadline, while workers do theirs.  A
-call in the trainer's process cannot be ended.  A slow one is reported, and changes to the process are undone.
+A call in the trainer's process cannot be ended: a slow one is reported, and changes to the process are undone.
 """
 
 import asyncio
@@ -23,7 +22,6 @@ from posttrain.rewards.grading.resources import NeedsResources, Resources
 from posttrain.rewards.grading.worker import Job, finish_jobs
 
 GRACE_SECONDS = 5.0
-"""How long after the last deadline an event loop that does not respond is waited for."""
 PATIENCE_SECONDS = 60.0
 """How long functions without a deadline may take before a warning names them."""
 
@@ -58,7 +56,6 @@ def names_of(calls: Iterable[Call]) -> str:
 
 
 def call_here(call: Call, resources: Resources) -> Result:
-    """The call's result, its awaitable, or what it raised."""
     refusal = call.bounds.refusal()
     if refusal is not None:
         return refusal
@@ -132,16 +129,14 @@ class LoopThread:
             alive = self._thread is not None and self._thread.is_alive()
             if self._loop is None or not alive or self._loop.is_closed():
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=run_on, args=[self._loop], name="async rewards", daemon=True)
+                self._thread = threading.Thread(target=self._run, args=[self._loop], name="async rewards", daemon=True)
                 self._thread.start()
             return self._loop
 
-
-def run_on(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is closed: a task that a function has started may stop it, or raise what ends it."""
-    while not loop.is_closed():
-        with suppress(SystemExit, KeyboardInterrupt):  # the task has it as its exception already
-            loop.run_forever()
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not loop.is_closed():  # a task that a function has started may stop it, or raise what ends it
+            with suppress(SystemExit, KeyboardInterrupt):  # the task has it as its exception already
+                loop.run_forever()
 
 
 @functools.cache
@@ -157,22 +152,17 @@ def warning_when_slow(calls: Sequence[Call]) -> Iterator[None]:
     if not endless:
         yield
         return
-    timer = threading.Timer(PATIENCE_SECONDS, warn_of, [names_of(endless)])
+    message = (
+        f"reward {names_of(endless)}: still running after {PATIENCE_SECONDS:g} s, and it has no deadline. To set one,"
+        " give it `workers: 1` and `item_seconds` (reward_function(call, workers=1, item_seconds=...) in Python)."
+    )
+    timer = threading.Timer(PATIENCE_SECONDS, warnings.warn, [message, RuntimeWarning])
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-
-
-def warn_of(names: str) -> None:
-    warnings.warn(
-        f"reward {names}: still running after {PATIENCE_SECONDS:g} s, and it has no deadline. To set one, give it"
-        " `workers: 1` and `item_seconds` (reward_function(call, workers=1, item_seconds=...) in Python).",
-        RuntimeWarning,
-        stacklevel=1,
-    )
 
 
 @contextmanager

@@ -23,7 +23,6 @@ class FunctionSource:
     name: str
     """Dotted inside a class."""
     file: str
-    """The file that defines it."""
     digest: str
     """The SHA-256 of the file and of the files in its folder that it imports, when it was loaded."""
 
@@ -34,7 +33,6 @@ class FunctionSource:
 
 
 def source_at(place: str, name: str, call: object) -> FunctionSource:
-    """The source of FILE.py:FUNCTION, or of package.module:FUNCTION, which may be defined in another module."""
     if place.endswith(".py"):
         place = file = str(Path(place).resolve())
     else:
@@ -159,9 +157,7 @@ def innermost(call: object) -> object:
 
 
 TEXTS = {"texts", "responses"}
-"""Parameters of functions of lists that get all completions as text."""
 OF_ALL = TEXTS | {"prompts", "completions", "completion_ids"}
-"""Parameters that only functions of lists have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +167,6 @@ class Keywords:
     required: frozenset[str]
     optional: frozenset[str]
     takes_any: bool
-    """Whether there is a `**kwargs`."""
 
     @property
     def one_by_one(self) -> bool:
@@ -184,7 +179,6 @@ class Keywords:
 
 
 def keywords(function: RewardFunction) -> Keywords:
-    """The parameters of a function.  Raises UserError for one that cannot be called by keyword."""
     try:
         parameters = inspect.signature(function.call).parameters.values()
     except (TypeError, ValueError) as error:
@@ -221,7 +215,6 @@ class TrainerState:
 
 
 def function_at(place: str, name: str) -> object:
-    """The function of a source, loaded in another process."""
     if place.endswith(".py"):
         return load_function(f"{place}:{name}")
     first, *rest = name.split(".")

@@ -13,11 +13,6 @@ from posttrain.rewards.grading.answers import UNSCORED, Score, Verdict
 from posttrain.rewards.grading.calls import RolloutRow
 from posttrain.rewards.grading.function import RewardFunction
 
-GATED = "gated"
-"""Outcome of a row whose gate is shut."""
-MOST_NAMED = 5
-"""Rows that a run warns about; others are only counted, as `frac_unscored`."""
-
 
 def dependency_rounds(functions: Sequence[RewardFunction]) -> list[list[int]]:
     """The indices of the functions in rounds: each after those that its `gate` and `of` name."""
@@ -53,7 +48,7 @@ def row_for(
         if not isinstance(gate, Score) or math.isnan(gate.value):
             return UNSCORED
         if gate.value <= 0:
-            return Score(0.0, GATED)
+            return Score(0.0, "gated")
     if terms.of:
         base = verdicts[terms.of][index]
         return replace(row, base=base.value if isinstance(base, Score) and not math.isnan(base.value) else None)
@@ -64,43 +59,34 @@ def require_rewarded_rows(
     rows: Sequence[tuple[str, Mapping[str, object]]], functions: Sequence[RewardFunction]
 ) -> None:
     """Reject a row (name, columns) that no reward with a weight scores, by its `where` or its gate's."""
-    rounds, paying = dependency_rounds(functions), [each for each in functions if has_weight(each.settings)]
-    if not paying:
+    ordered = [functions[index] for indices in dependency_rounds(functions) for index in indices]
+    paying = [each for each in functions if has_weight(each.settings)]
+    without = []
+    for where, columns in rows if paying else ():
+        found: set[str] = set()
+        for function in ordered:
+            terms = function.settings
+            if terms.applies(columns) and (not terms.gate or terms.gate in found):
+                found.add(function.name)
+        if not any(each.name in found for each in paying):
+            without.append((where, columns))
+    if not without:
         return
-    names = {each.name for each in paying}
-    without = [row for row in rows if not names & applying_rewards(row[1], functions, rounds)]
-    if without:
-        where, columns = without[0]
-        others = f" and {len(without) - 1} others" if len(without) > 1 else ""
-        reasons = "; ".join(why_not(each, columns) for each in paying)
-        raise UserError(
-            f"{where}: no reward applies to this row{others}: {reasons}. Add a reward, widen a `where`, or remove it."
-        )
+    (where, columns), reasons = without[0], []
+    for function in paying:
+        others = [(name, value) for name, value in function.settings.where.items() if columns.get(name) != value]
+        reason = f"{function.name} waits for its gate {function.settings.gate}"
+        for name, value in others[:1]:
+            has = f"{columns[name]!r:.40}" if name in columns else "no such column"
+            reason = f"{function.name} is for {name} = {value!r:.40}, but this row has {has}"
+        reasons.append(reason)
+    more = f" and {len(without) - 1} others" if len(without) > 1 else ""
+    remedy = "Add a reward, widen a `where`, or remove it."
+    raise UserError(f"{where}: no reward applies to this row{more}: {'; '.join(reasons)}. {remedy}")
 
 
 def has_weight(terms: RewardTerms) -> bool:
     return terms.weight != 0 or bool(terms.weight_to)
-
-
-def applying_rewards(
-    columns: Mapping[str, object], functions: Sequence[RewardFunction], rounds: Sequence[Sequence[int]]
-) -> set[str]:
-    """The rewards that score a row with these columns; one with a gate only if its gate does."""
-    found: set[str] = set()
-    for function in (functions[index] for indices in rounds for index in indices):
-        terms = function.settings
-        if terms.applies(columns) and (not terms.gate or terms.gate in found):
-            found.add(function.name)
-    return found
-
-
-def why_not(function: RewardFunction, columns: Mapping[str, object]) -> str:
-    terms = function.settings
-    for name, value in terms.where.items():
-        if columns.get(name) != value:
-            found = f"{columns[name]!r:.40}" if name in columns else "no such column"
-            return f"{function.name} is for {name} = {value!r:.40}, but this row has {found}"
-    return f"{function.name} waits for its gate {terms.gate}"
 
 
 class UnscoredRows:
@@ -118,13 +104,11 @@ class UnscoredRows:
         for group, unscored in zip(groups, grades.rewards.isnan().all(dim=1).tolist(), strict=True):
             if not unscored or not functions or group.prompt.id in self.named:
                 continue
-            count = len(group.rollouts)
-            message = (
-                f"prompt {group.prompt.id}: no reward applies: {functions} returned None for all {count} completions"
-            )
+            said = f"{functions} returned None for all {len(group.rollouts)} completions"
+            message = f"prompt {group.prompt.id}: no reward applies: {said}"
             if self.what_then == "stop":
                 raise RunError(f"{message}. Add a reward, remove such rows, or set grading.on_unscored_row = warn.")
             self.named.add(group.prompt.id)
-            if len(self.named) <= MOST_NAMED:
-                last = " Further rows like it are not named." if len(self.named) == MOST_NAMED else ""
+            if len(self.named) <= 5:  # others are only counted, as `frac_unscored`
+                last = " Further rows like it are not named." if len(self.named) == 5 else ""
                 warnings.warn(f"{message}, so it trains on nothing here.{last}", RuntimeWarning, stacklevel=1)

@@ -1,14 +1,12 @@
 """Scores completions with the reward functions that people already write.  docs/rewards.md describes the protocol.
 
-**How a function is called.**  Once per batch and by keyword, with the arguments in its signature (all of them, if it
-has `**kwargs`): `prompts`, `completions`, `completion_ids`, `finish_reasons` and every dataset column, as lists with
-one entry per completion; `trainer_state`, `log_extra` and `log_metric`.  A function with a parameter `response` scores
-one completion per call.  An `async` function, or one that returns an awaitable, runs concurrently with the others.
+**A call** is by keyword, once per batch, with the arguments in the function's signature: `prompts`, `completions`,
+`completion_ids`, `finish_reasons` and every dataset column, as lists; `trainer_state`, `log_extra` and `log_metric`.  A
+function with a parameter `response` scores one completion per call.  `async` functions run concurrently.
 
-**What it returns.**  One `float | int | bool | None | Graded | ProcessReward` per completion; None if it does not
-apply.
+**It returns** one `float | int | bool | None | Graded | ProcessReward` per completion; None if it does not apply.
 
-**What goes wrong.**  An exception, a wrong length, NaN, inf or another type stops the run and names the completion
+**Failures.**  An exception, a wrong length, NaN, inf or another type stops the run and names the completion
 (`on_error="none"`: scored as None and counted).  A `ScoringFailure`, a deadline or a lost worker is retried twice, then
 None and counted; more than `grading.max_failure_share` of them in one function's scores stop the run.
 """
@@ -26,19 +24,7 @@ from torch import Tensor
 from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
 from posttrain.records import Grades, Group, Marks
-from posttrain.rewards.grading.answers import UNSCORED, InvalidScore, OutOfTime, Score, Verdict, safe_text
-from posttrain.rewards.grading.calls import (
-    NO_RUN,
-    Bounds,
-    Call,
-    Deadline,
-    RolloutRow,
-    after,
-    calls_for,
-    read_result,
-    run_error,
-    sooner,
-)
+from posttrain.rewards.grading import answers, calls
 from posttrain.rewards.grading.dispatch import dispatch
 from posttrain.rewards.grading.function import (
     RewardFunction,
@@ -95,7 +81,7 @@ def grade(
             raise UserError(f"groups: {sizes}. All must have the same number: call grade(...) once for each size.")
     for function in functions:
         require_enforceable(function, grading)
-    rows = [RolloutRow(group, rollout) for group in groups for rollout in group.rollouts]
+    rows = [calls.RolloutRow(group, rollout) for group in groups for rollout in group.rollouts]
     state = TrainerState(global_step=step - 1) if trainer_state is None else trainer_state
     pending = score_rows(rows, functions, on_error, grading, resources or default_resources(), state)
     grades = as_grades(groups, pending, step)
@@ -104,7 +90,7 @@ def grade(
     for waiting in pending:
         waiting.remember()  # after the journal: a cache that fails must not keep a score from it
     for waiting in pending:
-        require_few_failures(waiting.function, waiting.verdicts, grading.max_failure_share)
+        waiting.require_few_failures(grading.max_failure_share)
     return grades
 
 
@@ -120,10 +106,11 @@ def require_enforceable(function: RewardFunction, grading: GradingOptions) -> No
         limits["grading.seconds"] = grading.seconds
     for name, value in limits.items():
         if value:
-            where = (
-                f"{name} = {value:g} cannot end reward {function.name!r}, a plain function in the trainer's process."
+            problem = (
+                f"{name} = {value:g} cannot end reward {function.name!r}, a plain function in the trainer's process"
             )
-            raise UserError(f"{where} Set `workers: 1` (reward_function(call, workers=1)), or make it an `async def`.")
+            remedy = "Set `workers: 1` (reward_function(call, workers=1)), or make it an `async def`."
+            raise UserError(f"{problem}. {remedy}")
 
 
 class PendingScores:
@@ -132,20 +119,20 @@ class PendingScores:
     def __init__(
         self,
         function: RewardFunction,
-        rows: Sequence[RolloutRow | Score],
+        rows: Sequence[calls.RolloutRow | answers.Score],
         grading: GradingOptions,
-        until: Deadline,
+        until: calls.Deadline,
         cache: Cache | None = None,
-        trainer_state: object = NO_RUN,
+        trainer_state: object = calls.NO_RUN,
     ) -> None:
         """A Score among `rows` needs no call; `until` is when all functions have to be done."""
         seconds = function.settings.seconds
-        limit = after(seconds, f"the reward's seconds = {seconds:g} for a batch were over")
-        self.bounds = Bounds(until=sooner(limit, until), may_lose=grading.max_failure_share * len(rows))
+        limit = calls.after(seconds, f"the reward's seconds = {seconds:g} for a batch were over")
+        self.bounds = calls.Bounds(until=calls.sooner(limit, until), may_lose=grading.max_failure_share * len(rows))
         self.function, self.cache, self.trainer_state = function, cache, trainer_state
-        self.rows = {index: row for index, row in enumerate(rows) if isinstance(row, RolloutRow)}
-        no_time = OutOfTime(self.bounds.until.says)
-        self.verdicts: list[Verdict] = [row if isinstance(row, Score) else no_time for row in rows]
+        self.rows = {index: row for index, row in enumerate(rows) if isinstance(row, calls.RolloutRow)}
+        no_time = answers.OutOfTime(self.bounds.until.says)
+        self.verdicts: list[answers.Verdict] = [row if isinstance(row, answers.Score) else no_time for row in rows]
         self.unscored = list(self.rows)
         """Indices of rows without a score; after each try, those whose scoring failed."""
         self.keys: dict[int, bytes] = {}
@@ -174,18 +161,20 @@ class PendingScores:
     def open(self) -> bool:
         return bool(self.unscored) and not self.bounds.until.passed
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[calls.Call]:
         rows = tuple(self.rows[index] for index in self.unscored)
-        return calls_for(Call(self.function, rows, keywords(self.function), self.bounds, self.trainer_state))
+        return calls.calls_for(
+            calls.Call(self.function, rows, keywords(self.function), self.bounds, self.trainer_state)
+        )
 
-    def take(self, fresh: Sequence[Verdict]) -> None:
+    def take(self, fresh: Sequence[answers.Verdict]) -> None:
         """Record the calls' verdicts; failed rows are retried, those that were never called first."""
         for index, verdict in zip(self.unscored, fresh, strict=True):
             self.verdicts[index] = verdict
         failed = [index for index in self.unscored if isinstance(self.verdicts[index], ScoringFailure)]
-        self.unscored = sorted(failed, key=lambda index: not isinstance(self.verdicts[index], OutOfTime))
+        self.unscored = sorted(failed, key=lambda index: not isinstance(self.verdicts[index], answers.OutOfTime))
 
-    def conclude(self) -> list[Verdict]:
+    def conclude(self) -> list[answers.Verdict]:
         for index, first in self.duplicates.items():
             self.verdicts[index] = self.verdicts[first]
         return self.verdicts
@@ -193,11 +182,24 @@ class PendingScores:
     def remember(self) -> None:
         if self.cache is not None:
             verdicts = {key: self.verdicts[index] for index, key in self.keys.items()}
-            self.cache.remember({key: each for key, each in verdicts.items() if isinstance(each, Score)})
+            self.cache.remember({key: each for key, each in verdicts.items() if isinstance(each, answers.Score)})
+
+    def require_few_failures(self, share: float) -> None:
+        """Stop if so many scores failed that the rest may be a biased selection."""
+        failures = [verdict for verdict in self.verdicts if isinstance(verdict, ScoringFailure)]
+        if len(failures) > share * len(self.verdicts):
+            last = next((each for each in reversed(failures) if not isinstance(each, answers.OutOfTime)), failures[-1])
+            tries = 1 + len(RETRY_WAITS_SECONDS)
+            most = f"at most {100 * share:g}% may fail (grading.max_failure_share)"
+            raise RunError(
+                f"reward {self.function.name!r}: scoring failed for {len(failures)} of {len(self.verdicts)} completions"
+                f" after up to {tries} tries; {most}. The last failure: {answers.safe_text(last, str)}. Fix its cause"
+                " and resume the run."
+            ) from last
 
 
 def score_rows(
-    rows: Sequence[RolloutRow],
+    rows: Sequence[calls.RolloutRow],
     functions: Sequence[RewardFunction],
     on_error: OnError,
     grading: GradingOptions,
@@ -205,8 +207,8 @@ def score_rows(
     trainer_state: object,
 ) -> list[PendingScores]:
     """The verdicts of each function on each row: a score, or a failure after every retry."""
-    until = after(grading.seconds, f"grading.seconds = {grading.seconds:g} for all rewards of a batch were over")
-    verdicts: dict[str, list[Verdict]] = {}
+    until = calls.after(grading.seconds, f"grading.seconds = {grading.seconds:g} for all rewards of a batch were over")
+    verdicts: dict[str, list[answers.Verdict]] = {}
     pending: dict[int, PendingScores] = {}
     for indices in dependency_rounds(functions):
         for index in indices:
@@ -227,47 +229,48 @@ def call_with_retries(pending: Sequence[PendingScores], on_error: OnError, resou
         if not still:
             break
         time.sleep(max(0.0, min(wait, max(waiting.bounds.until.left() for waiting in still))))
-        calls = [waiting.calls() for waiting in still]
-        results = iter(dispatch([call for of_function in calls for call in of_function], resources))
-        for waiting, of_function in zip(still, calls, strict=True):
+        to_make = [waiting.calls() for waiting in still]
+        results = iter(dispatch([call for of_function in to_make for call in of_function], resources))
+        for waiting, of_function in zip(still, to_make, strict=True):
             fresh = [
-                checked_verdicts(call, read_result(call, next(results)), on_error, resources) for call in of_function
+                checked_verdicts(call, calls.read_result(call, next(results)), on_error, resources)
+                for call in of_function
             ]
             waiting.take([verdict for of_call in fresh for verdict in of_call])
 
 
 def checked_verdicts(
-    call: Call, answer: list[Verdict] | InvalidScore, on_error: OnError, resources: Resources
-) -> list[Verdict]:
+    call: calls.Call, answer: list[answers.Verdict] | answers.InvalidScore, on_error: OnError, resources: Resources
+) -> list[answers.Verdict]:
     """The verdicts of a call; an invalid score stops the run, or stays with its row.
 
     If a call of several rows raised, each half of them is called again to find the rows that cause it: "stop" raises
     the error of the first such row, or names no row if neither half repeats the error.
     """
-    if not isinstance(answer, InvalidScore):
+    if not isinstance(answer, answers.InvalidScore):
         for row, verdict in zip(call.rows, answer, strict=True):
-            if isinstance(verdict, InvalidScore) and on_error == "stop":
-                raise run_error(call, verdict, row) from verdict.cause
+            if isinstance(verdict, answers.InvalidScore) and on_error == "stop":
+                raise calls.run_error(call, verdict, row) from verdict.cause
         return answer
-    verdicts: list[Verdict] = [answer] * len(call.rows)
+    verdicts: list[answers.Verdict] = [answer] * len(call.rows)
     if len(call.rows) > 1 and answer.cause is not None:  # a wrong length or type is not the fault of one row
         middle = len(call.rows) // 2
         verdicts = []
         for rows in (call.rows[:middle], call.rows[middle:]):
             half = replace(call, rows=rows)
-            again = read_result(half, dispatch([half], resources)[0])
+            again = calls.read_result(half, dispatch([half], resources)[0])
             verdicts += checked_verdicts(half, again, on_error, resources)
     if on_error == "stop":
-        raise run_error(call, answer, call.rows[0] if len(call.rows) == 1 else None) from answer.cause
+        raise calls.run_error(call, answer, call.rows[0] if len(call.rows) == 1 else None) from answer.cause
     return verdicts
 
 
 def as_grades(groups: Sequence[Group], pending: Sequence[PendingScores], step: int) -> Grades:
-    """The verdicts as one record."""
     functions = [each.function for each in pending]
     shape = (len(groups), len(groups[0].rollouts) if groups else 0)
     scores = {
-        each.function.name: [one if isinstance(one, Score) else UNSCORED for one in each.verdicts] for each in pending
+        each.function.name: [one if isinstance(one, answers.Score) else answers.UNSCORED for one in each.verdicts]
+        for each in pending
     }
     values = torch.tensor([[one.value for one in column] for column in scores.values()], dtype=torch.float64)
     grades = Grades(
@@ -281,14 +284,14 @@ def as_grades(groups: Sequence[Group], pending: Sequence[PendingScores], step: i
         extras=by_group(scores, shape[1], lambda score: score.extra),
         logged=by_group(scores, shape[1], lambda score: score.metrics),
         marks=by_group(scores, shape[1], marks_in),
-        num_failures=sum(not isinstance(one, Score) for each in pending for one in each.verdicts),
+        num_failures=sum(not isinstance(one, answers.Score) for each in pending for one in each.verdicts),
         num_cached=sum(each.num_cached for each in pending),
     )
     return replace(grades, rewards=weighted_sum(grades.clipped, grades.weights))
 
 
 def by_group(
-    scores: Mapping[str, Sequence[Score]], size: int, read: Callable[[Score], Read]
+    scores: Mapping[str, Sequence[answers.Score]], size: int, read: Callable[[answers.Score], Read]
 ) -> dict[str, tuple[tuple[Read, ...], ...]]:
     """What `read` finds in each score, by function and group; functions for which it finds nothing are omitted."""
     found = {name: [read(score) for score in column] for name, column in scores.items()}
@@ -299,7 +302,7 @@ def by_group(
     }
 
 
-def marks_in(score: Score) -> Marks | None:
+def marks_in(score: answers.Score) -> Marks | None:
     if score.marks is None:
         return None
     spans = tuple((start, end, value) for start, end, value in score.marks["spans"])
@@ -314,15 +317,3 @@ def weighted_sum(
     counted = ~scores.isnan() & (by_function != 0)
     total = torch.where(counted, by_function * scores, 0.0).sum(dim=0)
     return torch.where(counted.any(dim=0), total, math.nan)
-
-
-def require_few_failures(function: RewardFunction, verdicts: Sequence[Verdict], share: float) -> None:
-    """Stop if so many scores failed that the rest may be a biased selection."""
-    failures = [verdict for verdict in verdicts if isinstance(verdict, ScoringFailure)]
-    if len(failures) > share * len(verdicts):
-        last = next((each for each in reversed(failures) if not isinstance(each, OutOfTime)), failures[-1])
-        tries, at_most = 1 + len(RETRY_WAITS_SECONDS), f"at most {100 * share:g}% may fail (grading.max_failure_share)"
-        raise RunError(
-            f"reward {function.name!r}: scoring failed for {len(failures)} of {len(verdicts)} completions after up to"
-            f" {tries} tries; {at_most}. The last failure: {safe_text(last, str)}. Fix its cause and resume the run."
-        ) from last

@@ -1,8 +1,6 @@
-"""What scoring keeps open and remembers from batch to batch: owned by a session, and closed with it.
+"""What scoring keeps open from batch to batch: owned by a session, passed to `grade`, and closed with the session.
 
-A session makes its resources from its config and passes them to `grade`; a reward that needs some of them implements
-`NeedsResources` and is bound to them when it is called.  Two sessions in one process therefore share nothing.  Calls
-outside any session (a plain `CodeReward()(...)`, `grade` without resources) use `default_resources()`.
+Two sessions in one process share nothing.  Calls outside any session use `default_resources()`.
 """
 
 import functools
@@ -70,10 +68,6 @@ class ChecksRows(Protocol):
     def check_rows(self, rows: Sequence[tuple[str, Mapping[str, object]]], resources: Resources) -> None:
         """Check rows (name, columns).  Raises UserError that names the invalid ones."""
         ...
-
-
-def row_check(call: object) -> ChecksRows | None:
-    return call if isinstance(call, ChecksRows) else None
 
 
 class CallSignature:

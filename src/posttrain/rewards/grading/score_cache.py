@@ -1,9 +1,8 @@
 """A cache of scores by content, in memory or in a file, so that no completion is scored twice.
 
 Only for rewards that score each completion by itself: those of this package that say so (`Cacheable`), and functions
-with `cache: true` in the recipe.  A key is the SHA-256 of the reward's name, of what decides its scores (options,
-source, sandbox, and the versions of modules that programs may import there) and of all its arguments for the row.
-Failures and invalid scores are not cached.  An image or a service that changes behind its name is not noticed.
+with `cache: true`.  A key is the SHA-256 of the reward's name, of what decides its scores and of its arguments for the
+row.  Failures and invalid scores are not cached.  An image or a service that changes behind its name is not noticed.
 """
 
 import functools
@@ -17,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from posttrain.errors import RunError, UserError
 from posttrain.options.grading import GradingOptions
@@ -28,19 +26,9 @@ from posttrain.rewards.grading.function import Cacheable, Keywords, RewardFuncti
 from posttrain.rewards.grading.worker_process import NotWritableError, message_bytes, to_json
 
 FORMAT = 1
-"""The file's format; any other is rejected."""
 APPLICATION = 0x70547243
-"""Marks a file as ours in SQLite's header."""
 LOCK_SECONDS = 10.0
 """How long to wait for another process that writes."""
-
-
-@runtime_checkable
-class NeedsModules(Protocol):
-    """A reward whose programs may import modules of this environment."""
-
-    @property
-    def modules(self) -> Sequence[str]: ...
 
 
 class Cache:
@@ -71,9 +59,8 @@ class Cache:
         if not tables:
             self.database.execute(f"PRAGMA application_id = {APPLICATION}")
             self.database.execute(f"PRAGMA user_version = {FORMAT}")
-            self.database.execute(
-                "CREATE TABLE scores (number INTEGER PRIMARY KEY, key BLOB UNIQUE, said TEXT, seal BLOB)"
-            )
+            columns = "number INTEGER PRIMARY KEY, key BLOB UNIQUE, said TEXT, seal BLOB"
+            self.database.execute(f"CREATE TABLE scores ({columns})")
         self.database.execute("COMMIT")
 
     def known(self, keys: Iterable[bytes]) -> dict[bytes, Score]:
@@ -194,12 +181,11 @@ def digest_of_columns(function: RewardFunction, wanted: Keywords, columns: Mappi
 
 
 def identity(function: RewardFunction, sandbox: SandboxOptions) -> list[str]:
-    """What decides a function's scores, apart from its arguments."""
     call: object = function.call
     if isinstance(call, Cacheable):
         place = replace(sandbox, at_once=0)  # does not change a score
-        modules = call.modules if isinstance(call, NeedsModules) else ()
-        return [repr(call), repr(place), *installed_versions(tuple(modules)), *package()]
+        modules = tuple(getattr(call, "modules", ()))  # that its programs may import
+        return [repr(call), repr(place), *installed_versions(modules), *package()]
     source = function.find_source()
     return [source.file, source.name, source.digest]
 
@@ -216,7 +202,6 @@ def installed_versions(modules: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.cache
 def package() -> tuple[str, ...]:
-    """This package's rewards and what they run on: all their sources, Python, and math-verify."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for file in sorted([*root.glob("rewards/**/*.py"), *root.glob("sandbox/**/*.py")]):
         digest.update(file.read_bytes())

@@ -1,7 +1,6 @@
 """Calls of reward functions in worker processes, which a deadline or a crash ends without harm to the run.
 
-Each worker has at most one call.  Calls wait until a worker of their pool is idle; a call that is lost with its worker
-becomes a failure, and is counted.
+A call that is lost with its worker becomes a failure, and is counted.
 """
 
 import contextlib
@@ -27,7 +26,6 @@ from posttrain.sandbox.inside.frames import ChannelClosed
 from posttrain.sandbox.message_stream import MessageStream
 
 ROOT = Path(__file__).parents[3]
-"""The folder that holds this package."""
 START_SECONDS = 120.0
 """How long a worker may take to import what the function needs."""
 END_SECONDS = 5.0
@@ -66,7 +64,6 @@ class Worker:
         self.channel.send(payload)
 
     def close(self) -> int:
-        """End it and all processes that it has started; returns its exit status, even if it had already ended."""
         self.channel.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # before waiting: until then no other process has its number
@@ -132,7 +129,6 @@ class Job:
         self.rows_lost = 0
 
     def feed(self) -> None:
-        """Give every idle worker a call; waiting calls fail once their bounds refuse them."""
         while self.waiting:
             refusal = self.bounds.refusal(self.rows_lost)
             if refusal is not None:
@@ -214,10 +210,8 @@ def payload(call: Call) -> bytes:
     if "trainer_state" in given:
         state = given.pop("trainer_state")
         if not isinstance(state, TrainerState):
-            kind = type(state).__name__
-            raise UserError(
-                f"{where}: a `trainer_state` of type {kind} cannot be sent. Remove `workers` or the argument."
-            )
+            problem = f"a `trainer_state` of type {type(state).__name__} cannot be sent"
+            raise UserError(f"{where}: {problem}. Remove `workers` or the argument.")
         request["trainer_state"] = asdict(state)
     arguments = {}
     for name, value in given.items():

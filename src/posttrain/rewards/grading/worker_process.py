@@ -24,19 +24,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from posttrain.errors import RunError, UserError
-from posttrain.rewards.grading.answers import (
-    FunctionError,
-    InvalidScore,
-    Score,
-    Verdict,
-    WorkerAnswer,
-    as_raised,
-    function_error,
-    invoke,
-    safe_text,
-    settled,
-    verdicts_in,
-)
+from posttrain.rewards.grading import answers
 from posttrain.rewards.grading.call_log import CallLog
 from posttrain.rewards.grading.function import ScoringFailure, TrainerState, function_at
 from posttrain.sandbox.inside import frames
@@ -52,10 +40,6 @@ SCALARS = (type(None), bool, int, float, str)
 
 class NotWritableError(Exception):
     """A value that JSON cannot hold."""
-
-
-class RaisedInWorker(Exception):
-    """An exception in a worker; each gets a subclass with its original name."""
 
 
 def message_bytes(message: object) -> bytes:
@@ -79,7 +63,6 @@ def to_json(value: Any) -> Any:
 
 
 def value_from(written: Any) -> Any:
-    """The value that `to_json` wrote."""
     if isinstance(written, list):
         return [value_from(item) for item in written]
     if isinstance(written, dict):
@@ -90,47 +73,40 @@ def value_from(written: Any) -> Any:
     return written
 
 
-def verdicts_written(verdicts: list[Verdict] | InvalidScore) -> dict[str, object]:
+def verdicts_written(verdicts: list[answers.Verdict] | answers.InvalidScore) -> dict[str, object]:
     """Verdicts as JSON, in which NaN is a number of Python's."""
-    if isinstance(verdicts, InvalidScore):
+    if isinstance(verdicts, answers.InvalidScore):
         return {"problem": verdicts.text}
     written: list[list[object]] = []
     for verdict in verdicts:
         match verdict:
-            case Score():
+            case answers.Score():
                 written.append(["score", *verdict])
-            case InvalidScore(text=text):
+            case answers.InvalidScore(text=text):
                 written.append(["problem", text])
             case failure:
-                written.append(["failure", safe_text(failure, str)])
+                written.append(["failure", answers.safe_text(failure, str)])
     return {"verdicts": written}
 
 
-def verdict_from(written: list[Any]) -> Verdict:
-    match written:
-        case ["score", *said]:
-            return Score(*said)
-        case ["problem", text]:
-            return InvalidScore(text)
-        case [_, text]:
-            return ScoringFailure(text)
-    raise AssertionError(written)
-
-
-def result_from(answer: dict[str, Any]) -> WorkerAnswer | FunctionError | ScoringFailure:
+def result_from(answer: dict[str, Any]) -> answers.WorkerAnswer | answers.FunctionError | ScoringFailure:
     """A call's result, as if the call had been made here.  Raises RunError if the function did."""
     match answer:
         case {"verdicts": verdicts}:
-            return WorkerAnswer([verdict_from(verdict) for verdict in verdicts])
+            kinds: dict[str, Callable[..., answers.Verdict]] = {
+                "score": answers.Score,
+                "problem": answers.InvalidScore,
+                "failure": ScoringFailure,
+            }
+            return answers.WorkerAnswer([kinds[kind](*said) for kind, *said in verdicts])
         case {"problem": text}:
-            return WorkerAnswer(InvalidScore(text))
+            return answers.WorkerAnswer(answers.InvalidScore(text))
         case {"failure": text}:
             return ScoringFailure(text)
         case {"raised": [name, text, trace]}:
-            failed = FunctionError()
-            failed.__cause__ = type(name, (RaisedInWorker,), {})(text)
-            failed.__cause__.add_note(trace)
-            return failed
+            cause = type(name, (Exception,), {})(text)
+            cause.add_note(trace)
+            return answers.function_error(cause)
         case {"stop": text}:
             raise RunError(text)
     raise AssertionError(answer)
@@ -145,7 +121,7 @@ def serve_calls() -> None:
     os.dup2(null, 0)
     os.close(null)
     try:
-        source = receive_message(channel)
+        source = json.loads(frames.receive(channel, most=MOST_BYTES))
         sys.path[:] = source["path"]
         try:
             call: Any = function_at(source["place"], source["name"])
@@ -154,42 +130,37 @@ def serve_calls() -> None:
             return
         frames.send(channel, message_bytes({"ready": os.getpid()}))
         while True:
-            frames.send(channel, message_bytes(answer_request(call, receive_message(channel))), most=MOST_BYTES)
+            request = json.loads(frames.receive(channel, most=MOST_BYTES))
+            frames.send(channel, message_bytes(answer_request(call, request)), most=MOST_BYTES)
     except (frames.ChannelClosed, ConnectionError):
         os._exit(0)  # whatever threads the function has started
 
 
-def receive_message(channel: socket.socket) -> dict[str, Any]:
-    message: dict[str, Any] = json.loads(frames.receive(channel, most=MOST_BYTES))
-    return message
-
-
 def answer_request(call: Callable[..., object], request: dict[str, Any]) -> dict[str, object]:
-    """Make a call and give its answer."""
     arguments = {name: value_from(written) for name, written in request["arguments"].items()}
     log = CallLog(request["reward"], request["count"])
     arguments |= {name: take for name, take in log.arguments().items() if name in request["logs"]}
     if "trainer_state" in request:
         arguments["trainer_state"] = TrainerState(**request["trainer_state"])
     try:
-        result = invoke(call, arguments)
+        result = answers.invoke(call, arguments)
         if inspect.isawaitable(result):
-            result = as_raised(awaited(result))
-    except (ScoringFailure, FunctionError) as failure:
+            result = answers.as_raised(awaited(result))
+    except (ScoringFailure, answers.FunctionError) as failure:
         result = failure
     except KeyboardInterrupt as error:  # raised by the function: a worker has no terminal
-        result = function_error(error)
+        result = answers.function_error(error)
     except RunError as error:
         return {"stop": str(error)}
     if log.problem:  # which the function has caught
         return {"stop": log.problem}
     if isinstance(result, ScoringFailure):
-        return {"failure": safe_text(result, str)}
-    if isinstance(result, FunctionError):
+        return {"failure": answers.safe_text(result, str)}
+    if isinstance(result, answers.FunctionError):
         cause = result.__cause__
         trace = "".join(traceback.format_exception(cause))
-        return {"raised": [type(cause).__name__, safe_text(cause, str)[:LONGEST_TEXT], trace[-LONGEST_TEXT:]]}
-    read = verdicts_in(result, one_by_one=request["one_by_one"], count=request["count"])
+        return {"raised": [type(cause).__name__, answers.safe_text(cause, str)[:LONGEST_TEXT], trace[-LONGEST_TEXT:]]}
+    read = answers.verdicts_in(result, one_by_one=request["one_by_one"], count=request["count"])
     return verdicts_written(log.kept_with(read))
 
 
@@ -197,7 +168,7 @@ def awaited(awaitable: Awaitable[object]) -> object:
     import asyncio  # half of a worker's start time
 
     async def result() -> object:
-        (one,) = await asyncio.gather(settled(awaitable), return_exceptions=True)
+        (one,) = await asyncio.gather(answers.settled(awaitable), return_exceptions=True)
         return one
 
     return loop().run_until_complete(result())
