@@ -7,11 +7,10 @@ import pytest
 
 from posttrain.options.task import CountdownOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
-from posttrain.rewards.countdown.grader import Countdown, Outcome, puzzle
+from posttrain.rewards.countdown.grader import Countdown, Outcome
 from posttrain.rewards.grading.grade import grade
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages
 from posttrain.tasks.countdown.problems import held_out
-from posttrain.tasks.countdown.solver import solutions
 from posttrain.tasks.countdown_task import CountdownTask, chat_prompt, compact
 
 
@@ -66,10 +65,10 @@ def test_chat_prompts_state_numbers_target_tags_and_the_rule() -> None:
 @pytest.mark.parametrize("numbers", ["all", "subset"])
 def test_a_solution_earns_the_reward_in_every_style(style, prefill, mode, numbers) -> None:
     own = task(prompt_style=style, prefill_think=prefill, format_mode=mode, numbers=numbers)
-    [prompt] = own.prompts(0, range(1))
+    prompt = own.prompt(Countdown((17, 5, 3), 25, own.options.numbers), "x")
     assert prompt.text.endswith("<think>") == prefill
     assert (prompt.messages is not None) == (style == "r1")
-    solution = solutions(puzzle(**prompt.columns))[0]
+    solution = "17+5+3"
     completion = ("" if prefill else "<think>") + f"hm</think>\n<answer>{solution}</answer>"
     assert score(prompt, completion, own) == (1.0, Outcome.CORRECT)
     assert score(prompt, completion + " Done.", own)[0] == (1.0 if mode == "last" else 0.0)

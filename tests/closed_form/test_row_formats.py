@@ -8,9 +8,7 @@ import pytest
 from posttrain.tasks.row_files.row_formats import (
     CompletionRow,
     ConversationRow,
-    LabelledRow,
     PreferenceRow,
-    PromptRow,
     RowFormat,
     detected_format,
     formatted,
@@ -35,12 +33,8 @@ def record(columns: Mapping[str, object], **accepted: Any) -> Any:
 
 def test_the_columns_tell_the_format() -> None:
     place = {"where": "rows.jsonl:7", "columns": {"answer": 3}}
-    assert record({"prompt": "a", "answer": 3}) == PromptRow(prompt="a", **place)
     assert record({"prompt": "a", "completion": "b", "answer": 3}) == CompletionRow(prompt="a", completion="b", **place)
     assert record({"messages": [ASK, YES], "answer": 3}) == ConversationRow(messages=(ASK, YES), **place)
-    for label in (0, False):
-        labelled = {"prompt": [ASK], "completion": [NO], "label": label, "answer": 3}
-        assert record(labelled) == LabelledRow(prompt=(ASK,), completion=(NO,), label=False, **place)
     pair = {"prompt": "a", "chosen": "b", "rejected": "c", "answer": 3}
     assert record(pair) == PreferenceRow(prompt="a", chosen="b", rejected="c", **place)
 
@@ -130,7 +124,7 @@ def test_keys_that_parquet_fills_with_null_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("columns", "complaint"),
     [
-        ({"text": "a"}, "its columns (text) match no supported format … labelled: "),
+        ({"text": "a"}, "its columns (text) match no supported format … preference: "),
         ({"prompt": "a", "completion": ""}, "the column `completion` is empty; fill it or drop the row"),
         ({"prompt": None, "completion": "b"}, "the column `prompt` is empty"),
         (
@@ -149,9 +143,6 @@ def test_keys_that_parquet_fills_with_null_are_left_out() -> None:
             {"conversations": [{"from": "system", "value": "a"}], "system": "b"},
             "a system message … the column `system`",
         ),
-        ({"prompt": "a", "completion": "b", "label": "good"}, "the column `label` must be true or false, not 'good'"),
-        ({"prompt": "a", "completion": "b", "label": 2}, "the column `label` must be true or false, not '2'"),
-        ({"prompt": "a", "completion": "b", "label": None}, "the column `label` must be true or false, not 'None'"),
         ({"chosen": "a", "rejected": [NO]}, "`chosen` and `rejected` must both be text or both be messages"),
         ({"chosen": "a", "rejected": "b"}, "`chosen` and `rejected` … add a column `prompt`"),
         ({"chosen": [ASK, YES], "rejected": [ASK]}, "`rejected` has nothing after the prompt"),

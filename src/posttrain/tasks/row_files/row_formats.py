@@ -2,13 +2,13 @@
 
 | format | columns | record |
 |---|---|---|
-| labelled | `prompt`, `completion`, `label` (true: wanted, false: not) | `LabelledRow` |
+
 | preference | `chosen`, `rejected`, and `prompt` unless it is implicit | `PreferenceRow` |
 | prompt_completion | `prompt`, `completion` | `CompletionRow` |
 | messages | `messages`: a whole conversation | `ConversationRow` |
 | sharegpt | `conversations`: the same, as ShareGPT has it; a column `system` goes before it | `ConversationRow` |
 | alpaca | `instruction`, `output`, and perhaps `input` and `system` | `CompletionRow` |
-| prompt | `prompt` | `PromptRow` |
+
 
 A prompt or completion is text or a list of messages (posttrain.models.messages); an assistant's message with
 `tool_calls` needs no content.  Where one is text and the other messages, the text becomes a message: a prompt the
@@ -37,43 +37,32 @@ Content = str | tuple[Message, ...]
 class RowFormat(StrEnum):
     """The format of a row, in the order in which they are tried."""
 
-    LABELLED = "labelled"
     PREFERENCE = "preference"
     PROMPT_COMPLETION = "prompt_completion"
     MESSAGES = "messages"
     SHAREGPT = "sharegpt"
     ALPACA = "alpaca"
-    PROMPT = "prompt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptRow:
-    """A problem to be answered."""
+class CompletionRow:
+    """A problem with the answer that is to be learned."""
 
     where: str
     prompt: Content
     columns: Mapping[str, object]
     """Every column that is not part of the format."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRow(PromptRow):
-    """A problem with the answer that is to be learned."""
-
     completion: Content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelledRow(CompletionRow):
-    """A problem with an answer that is wanted or not."""
-
-    label: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreferenceRow(PromptRow):
+class PreferenceRow:
     """A problem with two answers, of which one was preferred."""
 
+    where: str
+    prompt: Content
+    columns: Mapping[str, object]
+    """Every column that is not part of the format."""
     chosen: Content
     rejected: Content
 
@@ -88,18 +77,16 @@ class ConversationRow:
     """Every other column."""
 
 
-FormattedRow = PromptRow | ConversationRow
+FormattedRow = CompletionRow | PreferenceRow | ConversationRow
 TOOLS = "tools"
 """The column of the tools that the messages of a row may call."""
 
 REQUIRED: Mapping[RowFormat, tuple[str, ...]] = {
-    RowFormat.LABELLED: ("prompt", "completion", "label"),
     RowFormat.PREFERENCE: ("chosen", "rejected"),
     RowFormat.PROMPT_COMPLETION: ("prompt", "completion"),
     RowFormat.MESSAGES: ("messages",),
     RowFormat.SHAREGPT: ("conversations",),
     RowFormat.ALPACA: ("instruction", "output"),
-    RowFormat.PROMPT: ("prompt",),
 }
 """The columns by which a format is recognised."""
 SYSTEM_AND_INPUT = ("input", "system", "history")
@@ -146,24 +133,10 @@ def formatted(rows: Sequence[DatasetRow], format: RowFormat) -> list[FormattedRo
     return [RECORDS[format](row) for row in rows]
 
 
-def prompt_row(row: DatasetRow) -> PromptRow:
-    return PromptRow(where=row.where, prompt=column_content(row, "prompt"), columns=other_columns(row, "prompt"))
-
-
 def completion_row(row: DatasetRow) -> CompletionRow:
     prompt, completion = same_kind(column_content(row, "prompt"), column_content(row, "completion"))
     columns = other_columns(row, "prompt", "completion")
     return CompletionRow(where=row.where, prompt=prompt, completion=completion, columns=columns)
-
-
-def labelled_row(row: DatasetRow) -> LabelledRow:
-    plain, label = completion_row(row), row.columns.get("label")
-    if not isinstance(label, bool | int) or label not in (0, 1):
-        raise row_error(row, f"the column `label` must be true or false, not {cell_text(label)}")
-    columns = other_columns(row, "prompt", "completion", "label")
-    return LabelledRow(
-        where=row.where, prompt=plain.prompt, completion=plain.completion, label=bool(label), columns=columns
-    )
 
 
 def preference_row(row: DatasetRow) -> PreferenceRow:
@@ -171,7 +144,13 @@ def preference_row(row: DatasetRow) -> PreferenceRow:
     chosen, rejected = column_content(row, "chosen"), column_content(row, "rejected")
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise row_error(row, "`chosen` and `rejected` must both be text or both be messages")
-    given = explicit_prompt(row)
+    given: Content | None = None
+    if row.columns.get("prompt") is not None:
+        given = column_content(row, "prompt")
+    elif row.columns.get("conversations") is not None:
+        given = sharegpt_row(row).messages
+    elif row.columns.get("instruction") is not None:
+        given = alpaca_prompt(row)
     if given is None:
         prompt, (chosen, rejected) = common_prompt(row, chosen, rejected)
     else:
@@ -199,7 +178,6 @@ def sharegpt_row(row: DatasetRow) -> ConversationRow:
 
 
 def alpaca_row(row: DatasetRow) -> CompletionRow:
-    """A row with an instruction, perhaps its input, and the output."""
     columns = other_columns(row, "instruction", "input", "output", "system", "history")
     answer = ({"role": ASSISTANT, "content": text_column(row, "output", required=True)},)
     return CompletionRow(where=row.where, prompt=alpaca_prompt(row), completion=answer, columns=columns)
@@ -229,27 +207,16 @@ PROMPT_COLUMNS: Mapping[str, tuple[str, ...]] = {
 """Columns that may hold the prompt of a row with two answers, in order, and those read with each."""
 
 
-def explicit_prompt(row: DatasetRow) -> Content | None:
-    if row.columns.get("prompt") is not None:
-        return column_content(row, "prompt")
-    if row.columns.get("conversations") is not None:
-        return sharegpt_row(row).messages
-    return alpaca_prompt(row) if row.columns.get("instruction") is not None else None
-
-
 RECORDS: Mapping[RowFormat, Callable[[DatasetRow], FormattedRow]] = {
-    RowFormat.LABELLED: labelled_row,
     RowFormat.PREFERENCE: preference_row,
     RowFormat.PROMPT_COMPLETION: completion_row,
     RowFormat.MESSAGES: conversation_row,
     RowFormat.SHAREGPT: sharegpt_row,
     RowFormat.ALPACA: alpaca_row,
-    RowFormat.PROMPT: prompt_row,
 }
 
 
 def column_content(row: DatasetRow, name: str) -> Content:
-    """A column as text that is not empty, or as messages of which there are some."""
     value = row.columns.get(name)
     if (isinstance(value, Sequence) and len(value) == 0) or value is None:
         problem = f"the column `{name}` is empty" if name in row.columns else f"there is no column `{name}`"
@@ -298,18 +265,13 @@ def common_prompt(row: DatasetRow, chosen: Content, rejected: Content) -> tuple[
     while size < min(len(chosen), len(rejected)) and chosen[size] == rejected[size]:
         size += 1
     if isinstance(chosen, str) and isinstance(rejected, str):
-        size = word_end(chosen, rejected, size)
+        ends = (
+            end for end in range(size, 0, -1) if chosen[end : end + 1].isspace() and rejected[end : end + 1].isspace()
+        )
+        size = next((end for end in ends if not chosen[end - 1].isspace()), size)
     if size == 0:
         raise row_error(row, "`chosen` and `rejected` have no common beginning as a prompt; add a column `prompt`")
     return chosen[:size], (chosen[size:], rejected[size:])
-
-
-def word_end(chosen: str, rejected: str, common: int) -> int:
-    """Where the longest prefix within the first `common` characters ends that white space follows in both texts."""
-    for size in range(common, 0, -1):
-        if chosen[size : size + 1].isspace() and rejected[size : size + 1].isspace() and not chosen[size - 1].isspace():
-            return size
-    return common
 
 
 def as_column(content: Content) -> str | list[Message]:
