@@ -44,6 +44,7 @@ def exact_match(
 
 
 def matched(text: str, cut_off: bool, given: object) -> Graded:
+    """The verdict on one completion."""
     gold = (given.strip() or None) if isinstance(given, str) else gold_answer(given).text
     if gold is None:
         return Graded(None, AnswerOutcome.NO_GOLD)

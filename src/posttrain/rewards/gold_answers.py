@@ -79,6 +79,7 @@ def gold_answers(answer: Sequence[object] | None, truth: Sequence[object] | None
 
 
 def gold_answer(value: object) -> GoldAnswer:
+    """The answer in one entry of the column."""
     if isinstance(value, str):
         return gold_text(value)
     if value is None or type(value).__name__ in ("NAType", "NaTType"):  # of pandas, which may be missing
@@ -106,6 +107,7 @@ def gold_number(number: Decimal) -> GoldAnswer:
 
 @lru_cache(maxsize=4096)
 def gold_text(text: str) -> GoldAnswer:
+    """The answer in a text."""
     boxed = last_boxed(text)
     text = (text if boxed is None else boxed).strip()
     if text.casefold() in ("", "nan", "<na>", "nat"):

@@ -127,6 +127,7 @@ class SolutionCheck:
 
 
 def check_tests(sandbox: Sandbox, rows: Iterable[NamedRow], limits: Limits, run_of: RunOf) -> None:
+    """Raises UserError with the names of rows whose tests cannot be read, or that no program can pass."""
     faults: list[str] = []
     checks: list[tuple[str, AssertTestCheck | SolutionCheck]] = []
     sound: list[tuple[str, Mapping[str, object], Tests]] = []

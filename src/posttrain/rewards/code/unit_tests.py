@@ -109,6 +109,7 @@ def stdio_tests(given: Mapping[str, Any]) -> StdioTests:
 
 
 def call_tests(given: Mapping[str, Any]) -> CallTests:
+    """Tests of what a function returns."""
     require_keys(given, "", {"kind", "entry", "cases", "tolerance"})
     cases = []
     for where, case in numbered_cases(given, {"args", "kwargs", "expected"}):
@@ -129,6 +130,7 @@ def call_tests(given: Mapping[str, Any]) -> CallTests:
 
 
 def assert_tests(given: Mapping[str, Any]) -> AssertTests:
+    """Statements about functions."""
     require_keys(given, "", {"kind", "entry", "setup", "tests"})
     entry: Any = given.get("entry")
     tests: Any = given.get("tests")

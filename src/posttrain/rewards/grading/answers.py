@@ -73,6 +73,7 @@ class Array(Protocol):
 
 
 def verdicts_in(result: object, *, one_by_one: bool, count: int) -> list[Verdict] | InvalidScore:
+    """One verdict for each of `count` completions, or what is wrong with the whole result."""
     if one_by_one:
         return [read_score(result)]
     wrong = f"{{}} for {count} completions; it must return a list of scores"
@@ -135,6 +136,7 @@ def finite_score(value: object) -> float | InvalidScore | None:
 
 
 def with_marks(said: Verdict, given: "ProcessReward") -> Verdict:
+    """The score of a process reward with its marks, or what is wrong with them."""
     if not isinstance(said, Score):
         return said
     if math.isnan(said.value):

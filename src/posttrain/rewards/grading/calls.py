@@ -233,6 +233,7 @@ def require_arguments(call: Call, offered: Set[str]) -> None:
 
 
 def argument_hint(call: Call, name: str, offered: Set[str]) -> str:
+    """How to give a function an argument that is missing."""
     if name in WITHHELD and any(name in row.group.prompt.columns for row in call.rows):
         return (
             f"The column `{name}` is withheld, since this run samples {name}s. Rename it by task.columns, such as"

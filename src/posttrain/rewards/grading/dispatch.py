@@ -56,6 +56,7 @@ def names_of(calls: Iterable[Call]) -> str:
 
 
 def call_here(call: Call, resources: Resources) -> Result:
+    """The call's result, its awaitable, or what it raised."""
     refusal = call.bounds.refusal()
     if refusal is not None:
         return refusal

@@ -179,6 +179,7 @@ class Keywords:
 
 
 def keywords(function: RewardFunction) -> Keywords:
+    """The parameters of a function.  Raises UserError for one that cannot be called by keyword."""
     try:
         parameters = inspect.signature(function.call).parameters.values()
     except (TypeError, ValueError) as error:

@@ -266,6 +266,7 @@ def checked_verdicts(
 
 
 def as_grades(groups: Sequence[Group], pending: Sequence[PendingScores], step: int) -> Grades:
+    """The verdicts as one record."""
     functions = [each.function for each in pending]
     shape = (len(groups), len(groups[0].rollouts) if groups else 0)
     scores = {

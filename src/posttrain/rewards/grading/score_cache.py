@@ -202,6 +202,7 @@ def installed_versions(modules: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.cache
 def package() -> tuple[str, ...]:
+    """This package's rewards and what they run on: all their sources, Python, and math-verify."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for file in sorted([*root.glob("rewards/**/*.py"), *root.glob("sandbox/**/*.py")]):
         digest.update(file.read_bytes())

@@ -63,6 +63,7 @@ def to_json(value: Any) -> Any:
 
 
 def value_from(written: Any) -> Any:
+    """The value that `to_json` wrote."""
     if isinstance(written, list):
         return [value_from(item) for item in written]
     if isinstance(written, dict):
@@ -137,6 +138,7 @@ def serve_calls() -> None:
 
 
 def answer_request(call: Callable[..., object], request: dict[str, Any]) -> dict[str, object]:
+    """Make a call and give its answer."""
     arguments = {name: value_from(written) for name, written in request["arguments"].items()}
     log = CallLog(request["reward"], request["count"])
     arguments |= {name: take for name, take in log.arguments().items() if name in request["logs"]}

@@ -217,6 +217,7 @@ RECORDS: Mapping[RowFormat, Callable[[DatasetRow], FormattedRow]] = {
 
 
 def column_content(row: DatasetRow, name: str) -> Content:
+    """A column as text that is not empty, or as messages of which there are some."""
     value = row.columns.get(name)
     if (isinstance(value, Sequence) and len(value) == 0) or value is None:
         problem = f"the column `{name}` is empty" if name in row.columns else f"there is no column `{name}`"
