@@ -81,7 +81,7 @@ def dpo_session(
 def rounds_session(policy: Policy, options: DpoOptions) -> tuple[FitSession[Preference], RoundPairs]:
     """A run by `train_dpo` in rounds, whose pairs are given to `begin_round` and sampled by nobody."""
     config = DpoConfig(dpo=options)
-    rounds = RoundPairs(config, cast(Any, SimpleNamespace(policy=policy, model_name="tiny")))
+    rounds = RoundPairs(config, NonCallableMock(spec=Session, policy=policy, model_name="tiny"))
     return FitSession(config=config, model_name="tiny", source=rounds, objective=rounds), rounds
 
 
