@@ -5,22 +5,27 @@ one batch: the first where the policy is the one that sampled, the second where 
 and the KL act.  Ours come through `posttrain.trl`, so that what its fields mean is proven with them.
 """
 
+import json
+import runpy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from posttrain.records import Group
+from posttrain.rewards.grading.function import name_of_callable
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import no_journal
 from posttrain.training.metrics import update_metrics
 from posttrain.training.session import open_session
-from posttrain.trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from posttrain.trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, rewards
 from posttrain.trl.log_entries import Logged, TrainedCounts, logged_by, token_entry
 from tests.support import trl_numbers
+from tests.support.refusals import refused
 from tests.support.tiny import relative_distance
 from tests.support.trl_numbers import CASES, GIVEN, GROUP_SIZE
 
@@ -162,3 +167,42 @@ def test_with_rloo_clips_act_and_the_second_batch_has_a_kl(name) -> None:
     updates = [update["metrics"] for update in CASES[name]["updates"]]
     assert updates[1]["clip_ratio/region_mean"] > 0.1
     assert len(updates) == 2 or abs(updates[2]["kl"]) > 0.01
+
+
+ROOT = Path(__file__).parents[2]
+CASES = runpy.run_path(str(ROOT / "benchmarks" / "trl" / "parity" / "reward_cases.py"))
+BY_TRL: dict[str, list[Any]] = json.loads((ROOT / "tests" / "data" / "trl_rewards.json").read_text(encoding="utf-8"))
+
+
+def test_every_function_says_what_trl_says() -> None:
+    ours = CASES["answers_of"](rewards)
+    assert ours.keys() == BY_TRL.keys()
+    for question, expected in BY_TRL.items():
+        assert ours[question] == expected, question
+
+
+def test_the_questions_tell_right_from_wrong_from_unread() -> None:
+    for name in ("accuracy_reward", "reasoning_accuracy_reward"):
+        assert {*BY_TRL[name]} == {0.0, 1.0, None}
+
+
+def test_every_name_of_trl_s_module_is_here_and_called_the_same_in_logs() -> None:
+    assert {*rewards.__all__} == {question.partition(" ")[0].rstrip(",") for question in BY_TRL}
+    assert name_of_callable(rewards.get_soft_overlong_punishment(9, 3)) == "soft_overlong_punishment_reward"
+    assert name_of_callable(rewards.get_repetition_penalty_reward()) == "repetition_penalty_reward"
+    assert name_of_callable(rewards.get_cosine_scaled_reward(9)) == "cosine_scaled_reward"
+
+
+def test_what_was_read_goes_to_the_log() -> None:
+    seen: dict[str, list[Any]] = {}
+    completions = CASES["messages"]([r"\boxed{4}", "4", r"\boxed{4}"])
+    rewards.accuracy_reward(completions, ["4", "4", "nothing"], log_extra=seen.__setitem__)
+    assert seen["solution"] == ["4", "4", "nothing"]
+    assert seen["answer_parsed"][1:] == ["[unparseable]", "[skipped]"]
+    assert seen["gold_parsed"][2] == "[unparseable]"
+    assert "4" in seen["answer_parsed"][0]
+
+
+def test_a_penalty_that_would_pay_is_refused() -> None:
+    with refused("max_penalty = 0.5: must be 0 or below"):
+        rewards.get_repetition_penalty_reward(max_penalty=0.5)

@@ -1,8 +1,7 @@
 """Pairs of random tokens for tiny models, sessions that learn them, and their log-probs one unpadded row at a time."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from unittest.mock import NonCallableMock
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from posttrain.training.fit_session import FitSession
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.reference import Reference
 from posttrain.training.reward_model.reward_run import RewardModelObjective
+from posttrain.training.session import Session
 from tests.support.tiny import VOCAB, plain_logprobs
 
 SHAPES = ((3, 4, 2), (5, 1, 6), (1, 3, 3), (5, 2, 7), (2, 5, 1))
