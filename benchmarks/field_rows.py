@@ -42,9 +42,8 @@ from posttrain.records import Grades, Group, Prompt
 from posttrain.rewards.countdown.step_rewards import HIT, MISS
 from posttrain.rewards.grading.grade import grade
 from posttrain.runs.reports import StepReport
-from posttrain.tasks.countdown.demonstrator import demonstrate
-from posttrain.tasks.countdown.problems import training_problem
-from posttrain.tasks.countdown_task import CountdownTask, compact, difficulty
+from posttrain.tasks.countdown_problems import training_problem
+from posttrain.tasks.countdown_task import CountdownTask, compact, demonstrate, difficulty
 from posttrain.training.reference import PrivilegedPrompts
 from posttrain.training.update import group_logprobs
 

@@ -18,8 +18,8 @@ from typing import Any
 from posttrain.options.task import Demonstrator
 from posttrain.rewards.countdown.grader import Countdown, countdown
 from posttrain.rewards.parsing.tags import END_THINK, THINK
-from posttrain.tasks.countdown.demonstrator import demonstrate
-from posttrain.tasks.countdown.problems import Difficulty, training_problem
+from posttrain.tasks.countdown_problems import Difficulty, training_problem
+from posttrain.tasks.countdown_task import demonstrate
 
 NUM_GENERATED = 2000
 SECONDS = 1.0

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from posttrain.rewards.generated_reward import GeneratedReward, dataset_key
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.resources import Resources
-from posttrain.tasks.row_files.row_maker import rows_or_error
+from posttrain.tasks.row_files.generator_rows import rows_or_error
 
 REQUEST = {"options": {}, "seed": 0, "size": 3}
 COLUMNS = ("generator", "scorer", "answer", "entry")

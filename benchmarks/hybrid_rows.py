@@ -16,9 +16,8 @@ import sums_task
 
 from posttrain.options.task import CountdownOptions, Demonstrator
 from posttrain.rewards.countdown.grader import Countdown
-from posttrain.tasks.countdown.demonstrator import demonstrate
-from posttrain.tasks.countdown.problems import training_problem
-from posttrain.tasks.countdown_task import compact, difficulty
+from posttrain.tasks.countdown_problems import training_problem
+from posttrain.tasks.countdown_task import compact, demonstrate, difficulty
 
 
 def problem(seed: int, index: int) -> Countdown:

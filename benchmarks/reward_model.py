@@ -27,8 +27,7 @@ from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.model import ModelOptions
 from posttrain.options.task import CountdownOptions, Demonstrator
 from posttrain.rewards.countdown.grader import Outcome, countdown_outcome
-from posttrain.tasks.countdown.demonstrator import demonstrate
-from posttrain.tasks.countdown_task import CountdownTask
+from posttrain.tasks.countdown_task import CountdownTask, demonstrate
 
 TRIES = 8
 """Answers to a problem, of which pairs are made."""

@@ -32,7 +32,7 @@ PROGRAMS = (
     "rewards/cheap_",
     "rewards/shaping_a",
 )
-PROGRAMS += ("sandbox/fork_server.py", "models/loading/new_model.py")
+PROGRAMS += ("sandbox/process_pool.py", "models/loading/new_model.py")
 """Where texts are programs, answers, templates, and flags of bubblewrap: they tell nobody anything."""
 READ_IN_A_TERMINAL = ("commands/", "cli.py")
 """Where texts are told by a command alone."""

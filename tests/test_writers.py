@@ -43,7 +43,7 @@ WRITERS = {
     "sandbox/probes.py": "bait in a temporary folder of its own",
     "sandbox/inside/main.py": "/dev/null",
     "sandbox/sandboxed_process.py": "a file in memory, which a program reads",
-    "tasks/row_files/row_maker.py": "a pipe to the process that started it",
+    "tasks/row_files/generator_rows.py": "a pipe to the process that started it",
     "training/critic.py": WHOLE_FOLDER,
     "trl/peft_models.py": "peft's own save_pretrained, which a script calls",
     "trl/saved_models.py": "into a checkpoint, to which `checkpoint-N` leads once all is written",

@@ -11,7 +11,7 @@ from posttrain.rewards.exact_match import OURS
 from posttrain.rewards.generated_reward import GeneratedReward, dataset_key
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.resources import Resources
-from posttrain.tasks.row_files.row_maker import rows_or_error
+from posttrain.tasks.row_files.generator_rows import rows_or_error
 from tests.support.refusals import refused
 
 COLUMNS = ("generator", "scorer", "answer", "entry")

@@ -7,8 +7,14 @@ import pytest
 
 from posttrain.rewards.countdown.grader import Countdown
 from posttrain.rewards.parsing.arithmetic import apply
-from posttrain.tasks.countdown.problems import COURSE, Difficulty, held_out, held_out_problems, training_problem
-from posttrain.tasks.countdown.solver import solvable
+from posttrain.tasks.countdown_problems import (
+    COURSE,
+    Difficulty,
+    held_out,
+    held_out_problems,
+    solvable,
+    training_problem,
+)
 from tests.support.refusals import refused
 
 DEFAULT = Difficulty()

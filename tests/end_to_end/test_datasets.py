@@ -119,7 +119,7 @@ def test_a_hub_that_cannot_be_reached_is_one_message_with_the_remedy(monkeypatch
     pytest.importorskip("datasets")
     with refused("nobody/rows: no such file or folder … `hf download", error=RunError):
         read_rows("nobody/rows")
-    monkeypatch.setattr("posttrain.tasks.row_files.tables.find_spec", lambda name: None)
+    monkeypatch.setattr("posttrain.tasks.row_files.file_rows.find_spec", lambda name: None)
     with refused("`pip install posttrain[data]`"):
         read_rows("nobody/rows")
 

@@ -8,8 +8,8 @@ from transformers import Lfm2Config, Lfm2ForCausalLM, MistralConfig, MistralForC
 
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.sandbox import process_pool as pools
-from posttrain.sandbox.fork_server import ForkServerClient, ServerLost
 from posttrain.sandbox.probes import PROBES
+from posttrain.sandbox.process_pool import ForkServerClient, ServerLost
 from tests.support.commands import called, printed, refusal
 from tests.support.model_folders import changed, family_folder, small_folder
 from tests.support.refusals import mentions

@@ -17,8 +17,7 @@ from posttrain.options.row_source import GeneratorOptions, MixtureSourceOptions
 from posttrain.runs.named_inputs import read_named_input, rows_of_task
 from posttrain.runs.progress import Clock
 from posttrain.tasks.dataset import GeneratedTask
-from posttrain.tasks.row_files.generator_rows import generated_rows, row_maker_answer
-from posttrain.tasks.row_files.row_maker import rows_or_error
+from posttrain.tasks.row_files.generator_rows import generated_rows, row_maker_answer, rows_or_error
 from posttrain.training.collector import no_journal
 from posttrain.training.metrics import step_metrics
 from posttrain.training.session import open_session, require_sound_rows

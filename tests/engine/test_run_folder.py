@@ -20,7 +20,7 @@ from posttrain.runs.files import read_metrics
 from posttrain.runs.folder import LOCK
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import build_summary
-from posttrain.tasks.countdown.problems import Countdown
+from posttrain.tasks.countdown_problems import Countdown
 from tests.support.refusals import refused
 
 

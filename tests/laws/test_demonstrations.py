@@ -13,10 +13,8 @@ from posttrain.options.task import Demonstrator
 from posttrain.rewards.countdown.grader import Countdown, Outcome, countdown_outcome
 from posttrain.rewards.countdown.step_rewards import HIT, MISS, STEP, read_try
 from posttrain.rewards.parsing.arithmetic import literals, postfix, value
-from posttrain.tasks.countdown.demonstrator import demonstrate
-from posttrain.tasks.countdown.problems import Difficulty, training_problem
-from posttrain.tasks.countdown.solver import reachable_values, solvable
-from posttrain.tasks.countdown_task import search
+from posttrain.tasks.countdown_problems import Difficulty, reachable_values, solvable, training_problem
+from posttrain.tasks.countdown_task import demonstrate, search
 
 PATIENT = Demonstrator(give_up=0.0)
 

@@ -19,9 +19,8 @@ from posttrain.commands.flags import CommandSpec, given_flags
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
 from posttrain.options.sandbox import SandboxOptions
-from posttrain.sandbox.fork_server import ServerLost
 from posttrain.sandbox.probes import Finding, SandboxUnavailable
-from posttrain.sandbox.process_pool import ProcessPool
+from posttrain.sandbox.process_pool import ProcessPool, ServerLost
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
 from posttrain.sandbox.sandboxes import backend_for
 

@@ -18,12 +18,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
-from posttrain.sandbox.execution import Exit
-from posttrain.sandbox.fork_server import ENVIRONMENT
-from posttrain.sandbox.processor_waits import PATIENCE, MachineWaits
-from posttrain.sandbox.replay_script import FILE_BYTES, PROCESSES, START_CPU_SECONDS, Conditions, ReplayRun, RunEnd
+from posttrain.sandbox.elsewhere import FILE_BYTES, PROCESSES, START_CPU_SECONDS, Conditions, ReplayRun, RunEnd, lost
+from posttrain.sandbox.execution import ENVIRONMENT, Exit
+from posttrain.sandbox.sandboxed_process import PATIENCE, MachineWaits
 
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -68,29 +67,6 @@ POLL_SECONDS = 0.005
 READ_BYTES = 1 << 16
 BOOTSTRAP = "import os,sys;n=int(sys.argv[1]);b=b''\nwhile len(b)<n:b+=os.read(0,n-len(b))\nexec(b.decode())"
 """Reads the run's text from standard input, and leaves what follows to the program."""
-
-
-class Backend(Protocol):
-    """Somewhere that runs a text once."""
-
-    name: str
-    conditions: Conditions
-    here: bool
-    """Whether its programs run on this machine."""
-    bounded_as_a_whole: bool
-    """Whether its limits hold for a program and all that it starts together."""
-    tells_cpu: bool
-    """Whether it reports the processor time of a run."""
-    remedy: str
-    """How to fix it where a probe passes."""
-    start_seconds: float
-    """Time to start, beyond the program's."""
-
-    def run(self, run: ReplayRun) -> RunEnd:
-        """Run it, from any thread."""
-        ...
-
-    def stop(self) -> None: ...
 
 
 class CommandBackend:
@@ -231,12 +207,6 @@ class BoundedPipeReader:
         if not self.thread.is_alive():
             self.pipe.close()
         return bytes(self.content)
-
-
-def lost(reason: str, wall_seconds: float) -> RunEnd:
-    return RunEnd(
-        status=-1, stdout=b"", stderr=reason.encode("utf-8", "replace"), wall_seconds=wall_seconds, stopped=Exit.LOST
-    )
 
 
 def hash_seed(run: ReplayRun) -> dict[str, str]:

@@ -30,6 +30,15 @@ FEW = tuple(_FEW.split())
 MANY = tuple(sorted({*FEW, *_MORE.split()}))
 """The default: about a hundred modules of the standard library."""
 
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "MALLOC_ARENA_MAX": "1",  # else every thread reserves 64 MiB of address space, which is limited
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""The whole environment of a program."""
+
 Kind = Literal["syntax", "program", "calls", "tests"]
 """A program to compile, to run, or with functions to call; or tests of such functions."""
 

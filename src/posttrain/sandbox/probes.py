@@ -17,20 +17,12 @@ from pathlib import Path
 from typing import Literal
 
 from posttrain.errors import RunError
-from posttrain.sandbox.backends import Backend
+from posttrain.sandbox.elsewhere import Backend
 from posttrain.sandbox.execution import Execution, Exit, Limits
 
 Passes = Callable[[Execution], bool]
 PROBE_LIMITS = Limits(cpu_seconds=0.15, output_bytes=1 << 18)
 
-SPIN_SECONDS = 0.5
-"""Processor time of the program that tells whether the service is busy."""
-SPIN = f"""
-import time
-began, used = time.monotonic(), time.process_time()
-while time.process_time() < used + {SPIN_SECONDS}: pass
-print(time.monotonic() - began)
-"""
 PREAMBLE = """
 import ctypes, os, signal, socket, sys
 libc = ctypes.CDLL(None, use_errno=True)

@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from posttrain.sandbox.backends import Backend, lost
+from posttrain.sandbox.elsewhere import Backend, ReplayRun, execution_of, lost, replay_run
 from posttrain.sandbox.execution import Conversation, Execution, Exit, Process, run_all
 from posttrain.sandbox.inside.frames import MAX_BYTES
 from posttrain.sandbox.probes import Finding, MachineBait, SandboxUnavailable, probes, require_passed
-from posttrain.sandbox.replay_script import ReplayRun, execution_of, replay_run
 
 SAID_BYTES = 4 * MAX_BYTES
 """Room for the longest message of a run in base64, and for many short ones."""

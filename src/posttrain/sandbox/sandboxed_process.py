@@ -1,14 +1,167 @@
-"""One process in the sandbox, seen from outside: its input, its output, its use of resources."""
+"""One process in the sandbox, seen from outside: its messages, its output, its use of resources.
+
+A limit by the clock is for programs that sleep or block.  A program that is ready to run and has no processor is not at
+fault, so its waiting time does not count.  The kernel knows this time for each thread (`schedstat`); without it, the
+machine's pressure is used instead: the time in which anything on it waited for a processor.
+"""
 
 import os
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from posttrain.sandbox.execution import Execution, Exit, Process
-from posttrain.sandbox.inside.frames import ChannelClosed
-from posttrain.sandbox.message_stream import READ_BYTES, MessageStream, MessageTooLong
-from posttrain.sandbox.processor_waits import PATIENCE, ProcessWaits
+from posttrain.sandbox.inside.frames import MAX_BYTES, ChannelClosed
+
+READ_BYTES = 1 << 16
+
+
+class MessageTooLong(ChannelClosed):
+    """The other side announces a message that is longer than allowed."""
+
+
+class MessageStream:
+    """Our end of a socket pair to another process; never blocks."""
+
+    def __init__(self, *, most: int = MAX_BYTES) -> None:
+        self.most = most
+        self.incoming, self.outgoing = bytearray(), bytearray()
+        self.socket, self.theirs = socket.socketpair()
+        """`theirs` is the other process's end."""
+        self.socket.setblocking(False)
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def send(self, payload: bytes) -> None:
+        """Send a message as far as the socket takes it; `flush` sends the rest."""
+        self.outgoing += len(payload).to_bytes(4, "little") + payload
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self.outgoing:
+                del self.outgoing[: self.socket.send(self.outgoing)]
+        except BlockingIOError:
+            return
+        except OSError:  # the other side is closed, as reading will show
+            self.outgoing.clear()
+
+    def messages(self) -> Iterator[bytes]:
+        """Read once and yield the complete messages.  Raises ChannelClosed at the end, and MessageTooLong."""
+        try:
+            part = self.socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ChannelClosed from error
+        self.incoming += part
+        while len(self.incoming) >= 4:
+            end = 4 + int.from_bytes(self.incoming[:4], "little")
+            if end - 4 > self.most:
+                raise MessageTooLong
+            if len(self.incoming) < end:
+                break
+            payload = bytes(self.incoming[4:end])
+            del self.incoming[:end]
+            yield payload
+        if not part:
+            raise ChannelClosed
+
+    def has_ended(self) -> bool:
+        """Whether the other side has closed the socket and everything is read."""
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        self.theirs.close()
+        self.socket.close()
+
+
+PATIENCE = 5.0
+"""A limit by the clock is at most this many times as long, however busy the machine is."""
+
+
+def thread_waits(pid: int) -> dict[str, float] | None:
+    """Seconds that each living thread of a process has waited; None where this cannot be read."""
+    try:
+        return {thread: waited_by(f"{pid}/task/{thread}") for thread in os.listdir(f"/proc/{pid}/task")}
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def waited_by(thread: str) -> float:
+    with open(f"/proc/{thread}/schedstat", encoding="ascii") as file:
+        return int(file.read().split()[1]) / 1e9  # nanoseconds that it ran and waited, and how many times
+
+
+def waited_here() -> float:
+    """Seconds that this thread of ours has waited; 0 where the kernel does not count them."""
+    try:
+        return waited_by("thread-self")
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+class MachineWaits:
+    """Seconds since its making in which anything on this machine waited for a processor."""
+
+    def __init__(self) -> None:
+        self.began, self.before = time.monotonic(), pressure_seconds()
+
+    def seconds(self) -> float:
+        """So far.  Without the kernel's count: all of them where the machine is overloaded, else none."""
+        now = pressure_seconds()
+        if now is None or self.before is None:
+            return time.monotonic() - self.began if overloaded() else 0.0
+        return now - self.before
+
+
+def pressure_seconds() -> float | None:
+    try:
+        some = Path("/proc/pressure/cpu").read_text(encoding="ascii").splitlines()[0]
+        return int(some.rpartition("total=")[2]) / 1e6
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def overloaded() -> bool:
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1)
+
+
+class ProcessWaits:
+    """How long one process has waited; looked at while it runs, since the count ends with it."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.total = 0.0
+        self.of_threads: dict[str, float] = {}
+        self.machine = MachineWaits()
+
+    def look(self, pid: int | None, now: float) -> None:
+        """Add what has come since the last look: the longest wait of any thread.
+
+        A program's own threads wait for each other, but together no longer than they compute, and that is limited.
+        Before it has a process all of its time is waiting.
+        """
+        if pid is None:
+            self.total = now - self.began
+            return
+        waits = thread_waits(pid)
+        if waits is None:  # it has ended, or the kernel does not count
+            if not self.of_threads:
+                self.total = max(self.total, self.machine.seconds())
+            return
+        grown = max((waited - self.of_threads.get(thread, 0.0) for thread, waited in waits.items()), default=0.0)
+        self.of_threads = waits
+        self.total = min(self.total + max(0.0, grown), now - self.began)
+
 
 PIPE_BYTES = 1 << 12
 LAST_READS = 16

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from posttrain.errors import UserError
 from posttrain.options.sandbox import SandboxOptions
-from posttrain.sandbox.backends import Backend, Bubblewrap, Container
+from posttrain.sandbox.backends import Bubblewrap, Container
+from posttrain.sandbox.elsewhere import Backend, Remote
 from posttrain.sandbox.execution import MANY, Sandbox, ServerOptions
 from posttrain.sandbox.probes import SandboxUnavailable
 from posttrain.sandbox.process_pool import ProcessPool
-from posttrain.sandbox.remote import Remote
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
 
 

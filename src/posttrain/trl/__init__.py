@@ -12,8 +12,6 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from posttrain.trl.configs.row_configs import DPOConfig, RewardConfig, SFTConfig
-from posttrain.trl.configs.sampled_configs import GRPOConfig, RLOOConfig
 from posttrain.trl.configs.script_arguments import (
     ModelConfig,
     ScriptArguments,
@@ -22,6 +20,7 @@ from posttrain.trl.configs.script_arguments import (
     get_peft_config,
     get_quantization_config,
 )
+from posttrain.trl.configs.trainer_configs import DPOConfig, GRPOConfig, RewardConfig, RLOOConfig, SFTConfig
 from posttrain.trl.dpo_trainer import DPOTrainer
 from posttrain.trl.grpo_trainer import GRPOTrainer, RLOOTrainer
 from posttrain.trl.names_elsewhere import ModulesElsewhere, not_here_message

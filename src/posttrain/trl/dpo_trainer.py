@@ -30,7 +30,7 @@ from posttrain.training.reference import Reference, UncopiedPolicy, reference_of
 from posttrain.trl.base_trainer import BaseTrainer, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
 from posttrain.trl.configs.recipe import adamw_options
-from posttrain.trl.configs.row_configs import DPOConfig
+from posttrain.trl.configs.trainer_configs import DPOConfig
 from posttrain.trl.configs.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import Dataset, Given, Optimizers, Row, move_to

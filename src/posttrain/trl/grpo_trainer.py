@@ -31,7 +31,7 @@ from posttrain.training.update import Observations, micro_loss, token_totals
 from posttrain.trl.base_trainer import BaseTrainer, Start
 from posttrain.trl.configs.batch_arithmetic import BatchPlan, RunLength, batch_plan
 from posttrain.trl.configs.recipe import ratio_level_notes, rl_config
-from posttrain.trl.configs.sampled_configs import GRPOConfig, RLOOConfig, SampledFields
+from posttrain.trl.configs.trainer_configs import GRPOConfig, RLOOConfig, SampledFields
 from posttrain.trl.log_entries import Entry, Logged, TrainedCounts, logged_by, sampled_entry, step_entry, token_entry
 from posttrain.trl.model_source import Dataset, Given, Optimizers, Row
 from posttrain.trl.reward_texts import one_for_each, reward_functions

@@ -14,7 +14,7 @@ from posttrain.records import Grades, Group
 from posttrain.runs.reports import StepReport
 from posttrain.training.metrics import NO_DEVIATION, completion_metrics, logged_metrics, reward_metrics, without_nan
 from posttrain.trl.configs.recipe import DEVIATION_EPSILON, ZeroDeviation, zero_deviation_of
-from posttrain.trl.configs.sampled_configs import GRPOConfig, SampledFields
+from posttrain.trl.configs.trainer_configs import GRPOConfig, SampledFields
 
 Entry = dict[str, float | None]
 OF_UPDATES = ("kl", "entropy")

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
-from posttrain.trl.configs.row_configs import SFTConfig
-from posttrain.trl.configs.sampled_configs import GRPOConfig
+from posttrain.trl.configs.trainer_configs import GRPOConfig, SFTConfig
 
 TRAINER_NAMES = Path(__file__).with_name("trainer_names.json")
 """Methods and attributes of TRL's trainers over transformers, under "made by" the versions; "Trainer" is for all.

@@ -43,7 +43,7 @@ from posttrain.training.reward_model.reward_run import HEAD, train_reward_model
 from posttrain.trl.base_trainer import BaseTrainer, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
 from posttrain.trl.configs.field_rules import mapping_of
-from posttrain.trl.configs.row_configs import RewardConfig
+from posttrain.trl.configs.trainer_configs import RewardConfig
 from posttrain.trl.dpo_trainer import PairTrainer
 from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import Dataset, Given, Optimizers, Row, is_peft_model, revision_of

@@ -21,7 +21,7 @@ from posttrain.training.sft.supervised import held_out_loss
 from posttrain.trl.base_trainer import BaseTrainer, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength
 from posttrain.trl.configs.recipe import NO_LIMIT, adamw_options
-from posttrain.trl.configs.row_configs import SFTConfig
+from posttrain.trl.configs.trainer_configs import SFTConfig
 from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import Dataset, Given, Optimizers, Row
 

@@ -16,9 +16,8 @@ from posttrain.runs.files import write_atomically
 from posttrain.runs.reports import Run
 from posttrain.trl.callback_watcher import Events, made_callback
 from posttrain.trl.configs.field_rules import config_from, errors_by_field, lines_about, require_values
-from posttrain.trl.configs.one_process import OneProcess
 from posttrain.trl.configs.recipe import folder_of_run
-from posttrain.trl.configs.training_fields import TrainingFields
+from posttrain.trl.configs.training_fields import OneProcess, TrainingFields
 from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import Given, Row, load_source, named_folder, shown_model
 from posttrain.trl.names_elsewhere import MISSING, CheckedOverrides, overrides, require_called

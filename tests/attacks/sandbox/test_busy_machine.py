@@ -13,12 +13,12 @@ from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.math_reward import slowly
 from posttrain.rewards.math_verify import Question, as_result
-from posttrain.sandbox import backends, processor_waits, sandboxed_process
+from posttrain.sandbox import backends, sandboxed_process
 from posttrain.sandbox.backends import Container
+from posttrain.sandbox.elsewhere import ReplayRun
 from posttrain.sandbox.execution import Execution, Exit, Limits
 from posttrain.sandbox.process_pool import ProcessPool
-from posttrain.sandbox.processor_waits import ProcessWaits
-from posttrain.sandbox.replay_script import ReplayRun
+from posttrain.sandbox.sandboxed_process import ProcessWaits
 from tests.support.code_cheats import ALL, RIGHT
 from tests.support.refusals import mentions
 from tests.support.sandboxes import scored
@@ -47,7 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, *, busy: bool) -> None:
     monkeypatch.setattr(program_result, "PATIENCE", 1000.0)
     began = time.monotonic()
     waits = (lambda pid: {"1": time.monotonic() - began}) if busy else (lambda pid: {"1": 0.0})
-    monkeypatch.setattr(processor_waits, "thread_waits", waits)
+    monkeypatch.setattr(sandboxed_process, "thread_waits", waits)
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -117,7 +117,7 @@ def test_waits_of_threads_add_up_to_the_time_that_passed_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = iter([{"1": 1.0, "2": 3.0}, {"1": 1.5, "3": 2.0}, {"1": 1.5, "4": 50.0}, None])
-    monkeypatch.setattr(processor_waits, "thread_waits", lambda pid: next(seen))
+    monkeypatch.setattr(sandboxed_process, "thread_waits", lambda pid: next(seen))
     waits, totals = ProcessWaits(), []
     for passed in (4.0, 7.0, 9.0, 20.0):
         waits.look(1, waits.began + passed)
@@ -139,7 +139,7 @@ def test_elsewhere_the_pressure_on_the_machine_decides(busy: bool, monkeypatch: 
         def removed(self, run: ReplayRun) -> None: ...
 
     began = time.monotonic()
-    monkeypatch.setattr(processor_waits, "pressure_seconds", lambda: time.monotonic() - began if busy else 0.0)
+    monkeypatch.setattr(sandboxed_process, "pressure_seconds", lambda: time.monotonic() - began if busy else 0.0)
     monkeypatch.setattr(backends, "PATIENCE", 1.5)
     run = ReplayRun(text="import time; time.sleep(60)", stdin=b"", limits=Limits(), mark="0")
     ended = Here("docker", "image").run(run)

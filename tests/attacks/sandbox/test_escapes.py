@@ -14,11 +14,10 @@ from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.sandbox import process_pool as pools
 from posttrain.sandbox import replay_sandbox
 from posttrain.sandbox.backends import CommandBackend, Container
+from posttrain.sandbox.elsewhere import Remote
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process, ServerOptions
-from posttrain.sandbox.fork_server import ForkServerClient
 from posttrain.sandbox.probes import PROBES, Finding, MachineBait, SandboxUnavailable, of_environment, probes
-from posttrain.sandbox.process_pool import ProcessPool
-from posttrain.sandbox.remote import Remote
+from posttrain.sandbox.process_pool import ForkServerClient, ProcessPool
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
 from tests.support.code_cheats import ALL, RIGHT
 from tests.support.escape_programs import ATTEMPTS, BOMBS, PREAMBLE

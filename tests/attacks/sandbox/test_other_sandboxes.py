@@ -21,13 +21,12 @@ from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.sandbox import probes, remote
+from posttrain.sandbox import elsewhere
 from posttrain.sandbox.backends import Backend, Bubblewrap, Container
+from posttrain.sandbox.elsewhere import Remote, ReplayRun
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process
 from posttrain.sandbox.probes import SandboxUnavailable
-from posttrain.sandbox.remote import Remote
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
-from posttrain.sandbox.replay_script import ReplayRun
 from tests.support.code_cheats import ALL, CHEATS, RIGHT
 from tests.support.commands import printed
 from tests.support.refusals import mentions, refused
@@ -90,7 +89,7 @@ def service(runs: Runs, before: list[str] | None = None) -> Iterator[str]:
                 began = f"{re.search('[0-9a-f]{16}', body['code'])[0]} ready\n"  # type: ignore[index]
                 return self.say(200, {"status": "Failed", "run_result": {**late, "stdout": "", "stderr": began}})
             if trouble.startswith("computes"):
-                assert body["code"] == probes.SPIN
+                assert body["code"] == elsewhere.SPIN
                 done = {"status": "Finished", "return_code": 0, "stdout": trouble.partition(" ")[2]}
                 return self.say(200, {"status": "Success", "run_result": done})
             status, stdout, stderr = runs(body["code"], body["stdin"].encode(), body["run_timeout"])
@@ -322,7 +321,7 @@ def test_a_place_that_does_not_work_says_so_once(place: Backend, says: str) -> N
 
 @needs_bubblewrap
 def test_a_service_is_asked_again_and_a_failure_is_never_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(elsewhere, "WAIT_SECONDS", 0.01)
     troubles: list[str] = []
     with service(sealed_off, troubles) as url, chosen(SandboxOptions(kind="remote", url=url, at_once=1)):
         assert verdicts(scored(CodeReward(), [RIGHT], ALL["calls"])) == [(1.0, "passed")]
@@ -338,7 +337,7 @@ def test_a_service_is_asked_again_and_a_failure_is_never_a_score(monkeypatch: py
 @pytest.mark.parametrize("tests", ALL)
 def test_what_a_busy_service_ends_is_never_a_score(tests: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReplaySandbox, "probe", lambda self: None)  # nothing but our own program is run
-    in_time, waited = f"computes {probes.SPIN_SECONDS}", f"computes {5 * probes.SPIN_SECONDS}"
+    in_time, waited = f"computes {elsewhere.SPIN_SECONDS}", f"computes {5 * elsewhere.SPIN_SECONDS}"
     troubles: list[str] = []
     with service(wide_open, troubles) as url, chosen(SandboxOptions(kind="remote", url=url, at_once=1)):
         assert verdicts(scored(CodeReward(), [RIGHT], ALL[tests])) == [(1.0, "passed")]

@@ -15,9 +15,8 @@ from posttrain.rewards.grading.resources import Resources
 from posttrain.runs.run_folder import RunFolder
 from posttrain.sandbox import process_pool as pools
 from posttrain.sandbox.execution import Process, ServerOptions, run_all
-from posttrain.sandbox.fork_server import ForkServerClient
 from posttrain.sandbox.probes import SandboxUnavailable
-from posttrain.sandbox.process_pool import ProcessPool
+from posttrain.sandbox.process_pool import ForkServerClient, ProcessPool
 from posttrain.sandbox.sandboxes import Sandboxes
 from tests.support.commands import refusal
 from tests.support.refusals import refused, warned

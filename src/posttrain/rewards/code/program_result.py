@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from posttrain.sandbox.execution import Conversation, Execution, Exit, Limits, Process, Sandbox, StartedProcess
-from posttrain.sandbox.processor_waits import PATIENCE, waited_here
+from posttrain.sandbox.sandboxed_process import PATIENCE, waited_here
 
 
 class CodeOutcome(StrEnum):

@@ -23,7 +23,7 @@ from posttrain.rewards.grading.calls import NEVER, Call, Deadline, Result, after
 from posttrain.rewards.grading.function import FunctionSource, RewardFunction, ScoringFailure, TrainerState
 from posttrain.rewards.grading.worker_process import MOST_BYTES, NotWritableError, message_bytes, result_from, to_json
 from posttrain.sandbox.inside.frames import ChannelClosed
-from posttrain.sandbox.message_stream import MessageStream
+from posttrain.sandbox.sandboxed_process import MessageStream
 
 ROOT = Path(__file__).parents[3]
 START_SECONDS = 120.0

@@ -1,6 +1,6 @@
 """The fork-server: an interpreter that has imported what programs import, and forks a sealed child for each.
 
-    python -I -S -B -c BOOTSTRAP FOLDER CONTROL_FD   (posttrain.sandbox.fork_server)
+    python -I -S -B -c BOOTSTRAP FOLDER CONTROL_FD   (posttrain.sandbox.process_pool)
 
 It is started fresh, never forked from a trainer, with an empty environment and one descriptor, a SEQPACKET socket.
 What to load comes as JSON and is answered by {"ready": ...}.  Then come jobs, each with four descriptors (standard

@@ -1,6 +1,6 @@
 """One run of a program in a place that keeps no process alive between messages: earlier messages are sent again.
 
-    python -c THIS_TEXT   (posttrain.sandbox.replay_script writes the last line, which calls `replay_job`)
+    python -c THIS_TEXT   (posttrain.sandbox.elsewhere writes the last line, which calls `replay_job`)
 
 Standard input and output are the program's own, but for one that answers calls or runs tests: there standard output
 carries its messages, a line of base64 for each that no earlier run delivered, and its prints go to standard error.  The

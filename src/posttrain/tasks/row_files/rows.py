@@ -12,24 +12,22 @@ from pathlib import Path
 from posttrain.binding import digest_of
 from posttrain.errors import UserError
 from posttrain.options.row_source import RowSourceOptions
-from posttrain.tasks.row_files.generator_rows import generated_rows
-from posttrain.tasks.row_files.tables import (
+from posttrain.tasks.row_files.file_rows import (
     HUB_NAME,
+    Found,
     arrow_rows,
+    checked_value,
+    csv_rows,
     hub_commit,
     hub_rows,
     is_saved_dataset,
-    parquet_rows,
-    saved_rows,
-)
-from posttrain.tasks.row_files.text_files import (
-    Found,
-    checked_value,
-    csv_rows,
     json_line_rows,
     json_list_rows,
+    parquet_rows,
     parse_json,
+    saved_rows,
 )
+from posttrain.tasks.row_files.generator_rows import generated_rows
 
 MEMORY = "rows"
 """The place of rows that come from Python."""

@@ -20,9 +20,8 @@ from posttrain.tasks.arithmetic_task import (
     question_messages,
 )
 from posttrain.tasks.base import PromptRenderer
-from posttrain.tasks.countdown.demonstrator import demonstrate
-from posttrain.tasks.countdown.problems import held_out_problems
-from posttrain.tasks.countdown_task import CountdownTask
+from posttrain.tasks.countdown_problems import held_out_problems
+from posttrain.tasks.countdown_task import CountdownTask, demonstrate
 
 Demonstration = tuple[Prompt, str]
 """A problem and its answer."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from posttrain.errors import UserError
 from posttrain.trl.configs.field_rules import require_values
-from posttrain.trl.configs.sampled_configs import SampledFields
+from posttrain.trl.configs.trainer_configs import SampledFields
 from posttrain.trl.configs.training_fields import TrainingFields
 
 

@@ -20,7 +20,7 @@ from posttrain.options.training import (
     UpdateOptions,
 )
 from posttrain.trl.configs.batch_arithmetic import BatchPlan, RunLength
-from posttrain.trl.configs.sampled_configs import GRPOConfig, RLOOConfig, SampledFields
+from posttrain.trl.configs.trainer_configs import GRPOConfig, RLOOConfig, SampledFields
 from posttrain.trl.configs.training_fields import TrainingFields
 
 DEVIATION_EPSILON = 1e-4

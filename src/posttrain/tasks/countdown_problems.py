@@ -6,6 +6,12 @@ multiset of numbers in ten, chosen by a hash, is held out: no training problem e
 
 The course's variant draws four numbers and makes the target from three of them, so that it is solvable under
 `subset`; under `all` the solver leaves out what is not.  Its fourth operator is |a - b|.
+
+**The solver** is an exact search.  A multiset of numbers makes a value by being split in two parts, each of which makes
+a value, and one operation on these.  Only values ≥ 0 are kept, and of a - b only the side that is: for numbers ≥ 0 this
+loses none, since exchanging the sides of subtractions makes the same magnitude without signs.  A negative target is
+as reachable as its magnitude: the grader allows a sign in front.  For each value of the smaller part the solver looks
+up what the other would have to be.  Under `all`, 4, 5 and 6 numbers took 0.4, 4 and 42 ms.
 """
 
 import hashlib
@@ -13,14 +19,93 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, combinations_with_replacement, islice
-from math import comb
+from math import comb, gcd
 from random import Random
 
 from posttrain.errors import UserError
 from posttrain.options.task import NumbersRule
 from posttrain.rewards.countdown.grader import Countdown
 from posttrain.rewards.parsing.arithmetic import apply
-from posttrain.tasks.countdown.solver import Numbers, solvable, splits
+
+Rational = tuple[int, int]
+"""A value ≥ 0 as (numerator, denominator > 0) in lowest terms."""
+
+Numbers = tuple[int, ...]
+"""A multiset of numbers, in ascending order."""
+
+
+def solvable(problem: Countdown) -> bool:
+    """Whether some expression over the problem's numbers, under its rule, has exactly its target as value."""
+    numbers = tuple(sorted(problem.numbers))
+    sizes = [len(numbers)] if problem.rule == "all" else range(1, len(numbers) + 1)
+    usable = sorted({part for size in sizes for part in combinations(numbers, size)})
+    return any(makes(part, (abs(problem.target), 1)) for part in usable)
+
+
+def splits(numbers: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
+    """Every way to split a multiset in two non-empty parts, the larger first; order apart, each way once."""
+    seen: set[tuple[Numbers, Numbers]] = set()
+    for size in range(1, len(numbers) // 2 + 1):
+        for chosen in combinations(range(len(numbers)), size):
+            small = tuple(numbers[i] for i in chosen)
+            large = tuple(number for i, number in enumerate(numbers) if i not in chosen)
+            key = (large, small) if len(large) > size else (max(large, small), min(large, small))
+            if key not in seen:
+                seen.add(key)
+                yield key
+
+
+def ratio(numerator: int, denominator: int) -> Rational:
+    common = gcd(numerator, denominator)
+    return numerator // common, denominator // common
+
+
+def results(x: Rational, y: Rational) -> Iterator[Rational]:
+    """Everything that one operation makes of two values."""
+    (a, b), (c, d) = x, y
+    yield ratio(a * d + c * b, b * d)
+    yield ratio(a * c, b * d)
+    yield ratio(abs(a * d - c * b), b * d)
+    if c:
+        yield ratio(a * d, b * c)
+    if a:
+        yield ratio(c * b, d * a)
+
+
+@lru_cache(maxsize=256)
+def reachable_values(numbers: Numbers) -> frozenset[Rational]:
+    """All values ≥ 0 that expressions over exactly these numbers have."""
+    if len(numbers) == 1:
+        return frozenset([(numbers[0], 1)])
+    pairs = (
+        (x, y) for large, small in splits(numbers) for x in reachable_values(large) for y in reachable_values(small)
+    )
+    return frozenset(result for x, y in pairs for result in results(x, y))
+
+
+@lru_cache(maxsize=4096)
+def makes(numbers: Numbers, target: Rational) -> bool:
+    """Whether an expression over exactly these numbers has this value."""
+    if len(numbers) == 1:
+        return target == (numbers[0], 1)
+    return any(
+        (y[0] == target[0] == 0) or not reachable_values(large).isdisjoint(partners(y, target))
+        for large, small in splits(numbers)
+        for y in reachable_values(small)
+    )
+
+
+def partners(y: Rational, target: Rational) -> Iterator[Rational]:
+    """All x for which one operation on x and y makes the target, except that 0 · x makes 0 of every x."""
+    (c, d), (t, u) = y, target
+    yield ratio(t * d + c * u, u * d)  # x - y
+    yield ratio(abs(t * d - c * u), u * d)  # x + y or y - x
+    if c:
+        yield ratio(t * d, u * c)  # x · y
+        yield ratio(t * c, u * d)  # x / y
+        if t:
+            yield ratio(c * u, d * t)  # y / x
+
 
 HELD_OUT_SHARE = 10
 """One number multiset in this many is held out."""
