@@ -22,8 +22,8 @@ from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.sandbox import elsewhere
-from posttrain.sandbox.backends import Backend, Bubblewrap, Container
-from posttrain.sandbox.elsewhere import Remote, ReplayRun
+from posttrain.sandbox.backends import Bubblewrap, Container
+from posttrain.sandbox.elsewhere import Backend, Remote, ReplayRun
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process
 from posttrain.sandbox.probes import SandboxUnavailable
 from posttrain.sandbox.replay_sandbox import ReplaySandbox
