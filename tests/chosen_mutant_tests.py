@@ -55,7 +55,7 @@ TESTS = {
     "generation/sampling.py": ["laws/test_sampling.py"],
     "models/shared_prompt/attention.py": ["laws/test_families.py"],
     "models/shared_prompt/decoder.py": ["laws/test_architectures.py", "laws/test_families.py"],
-    "models/shared_prompt/families.py": ["laws/test_architectures.py", "laws/test_architectures.py", "laws/test_families.py"],
+    "models/shared_prompt/families.py": ["laws/test_architectures.py", "laws/test_families.py"],
     "models/logprobs.py": ["laws/test_logprobs.py", "closed_form/test_kl.py", "laws/test_kl.py"],
     "options/reward.py": ["laws/rewards/test_terms.py", "laws/rewards/test_refusals.py"],
     "records.py": ["engine/test_passes.py", "laws/rewards/test_protocol.py"],
