@@ -27,7 +27,7 @@ from posttrain.models.adapters.in_force import adapter_dropout
 from posttrain.models.adapters.quantized import quantize
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.adapter import AdapterOptions
+from posttrain.options.model import AdapterOptions
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Example, TokenSequence
 from posttrain.training.optimizer import apply_gradients, new_optimizer

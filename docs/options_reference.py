@@ -11,8 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from posttrain.config.reading import COMMAND_OF
-from posttrain.config.schema import section_names, section_schema, variants_of
-from posttrain.config.sections import plain
+from posttrain.config.sections import plain, section_names, section_schema, variants_of
 from posttrain.options.reward import RewardOptions
 from posttrain.schemas import REQUIRED, Option, Schema, is_instance, unwrapped
 

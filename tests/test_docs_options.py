@@ -12,7 +12,7 @@ import pytest
 
 from posttrain.algorithms.table import ALGORITHMS
 from posttrain.config.reading import COMMAND_OF
-from posttrain.config.schema import CLASSES
+from posttrain.config.sections import CLASSES
 from posttrain.options.reward import RewardOptions
 from posttrain.schemas import unwrapped
 

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from posttrain.commands.chat import ChatConfig
 from posttrain.config.reading import COMMAND_OF
-from posttrain.config.schema import section_names, section_schema, variants_of
+from posttrain.config.sections import section_names, section_schema, variants_of
 from posttrain.options.reward import RewardOptions
 from posttrain.schemas import Schema, record_class, unwrapped
 from tests.support.many_files import one_test_of

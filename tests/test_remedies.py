@@ -18,7 +18,7 @@ import pytest
 
 import posttrain
 from posttrain.cli import COMMANDS
-from posttrain.config.schema import section_names
+from posttrain.config.sections import section_names
 from posttrain.options.reward import RewardSettings
 from tests.support.pages import attribute
 from tests.test_option_names import KINDS, SOURCE, options_named, records

@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from posttrain.models.loading.model_folder import load_policy
-from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.rewards.model import RewardModel
 from tests.support.commands import refusal
 from tests.support.model_folders import changed, small_folder

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from posttrain.config.recipe_yaml import DEEPEST, MOST_VALUES, parse_yaml
-from posttrain.config.recipes import RecipeLayer, merge
+from posttrain.config.recipes import DEEPEST, MOST_VALUES, RecipeLayer, merge, parse_yaml
 from posttrain.models import chat_templates
 from posttrain.models.chat_templates import LIMIT, TemplateTooSlow, bounded
 from posttrain.models.loading.new_model import new_tokenizer

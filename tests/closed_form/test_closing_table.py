@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.options.grading import GradingOptions
-from posttrain.options.reward import RewardOptions
+from posttrain.options.reward import GradingOptions, RewardOptions
 from posttrain.records import Grades
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.summary import headline

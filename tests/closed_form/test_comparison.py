@@ -27,8 +27,7 @@ from posttrain.commands.comparison.drift import drift_of, model_of_run
 from posttrain.commands.comparison.statistics import CellResult, mean_over_seeds, student_quantile, variant_results
 from posttrain.config import load_recipe
 from posttrain.errors import RunError
-from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.records import Finish, Rollout, TokenSequence
 from tests.support.refusals import refused
 

@@ -18,8 +18,7 @@ from posttrain.commands.flags import help_record
 from posttrain.commands.serve import ServeConfig
 from posttrain.config import Config, IrlConfig, SftConfig
 from posttrain.config.reading import checked_sections
-from posttrain.config.recipe_yaml import parse_yaml
-from posttrain.config.recipes import merge
+from posttrain.config.recipes import merge, parse_yaml
 from tests.support.commands import called, printed, refusal
 from tests.support.refusals import mentions
 from tests.support.runs import Ended

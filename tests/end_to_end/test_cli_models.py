@@ -18,8 +18,7 @@ from posttrain.models.forward import PlainForward
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.model import ModelOptions
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import ModelOptions, NewModelOptions
 from tests.support.commands import printed, refusal
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")

@@ -16,8 +16,7 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import gap_metrics, most_of
 from posttrain.generation.request import Request, Sampled
 from posttrain.models.loading.model_folder import load_policy, load_policy_to_train
-from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.runs.alarms import GAP, GAP_LIMIT, MOST_GAPS
 from tests.support.commands import printed
 from tests.support.dice import dice

@@ -12,14 +12,12 @@ from posttrain.commands.arguments import configured
 from posttrain.commands.chat import ChatSwitches, way_of_asking
 from posttrain.commands.rl import PROGRAM
 from posttrain.config import Config, SftConfig
-from posttrain.config.recipe_yaml import parse_yaml
-from posttrain.config.recipes import read_recipe
+from posttrain.config.recipes import parse_yaml, read_recipe
 from posttrain.models.loading.folder_kinds import bundled_folder
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model_config, new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.model import ModelOptions
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import ModelOptions, NewModelOptions
 from posttrain.options.task import SYSTEM, ArithmeticOptions, Demonstrator
 from posttrain.options.training import CheckpointOptions, RunOptions, SftOptions
 from posttrain.training.sft.sft_run import train_sft

@@ -15,7 +15,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import as_policy
 from posttrain.options.collect import LlmJudgeOptions
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import NewModelOptions
 from posttrain.rewards import judge_reward as judges
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure

@@ -17,9 +17,8 @@ from posttrain.config.reading import OPTIMIZER_SECTIONS, resolved_config
 from posttrain.errors import RunError
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.loading.model_folder import load_policy
-from posttrain.options.adapter import AdapterOptions
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.options.pairs import DpoOptions
 from posttrain.options.training import OptimizerOptions, rated
 from tests.support.commands import printed, refusal

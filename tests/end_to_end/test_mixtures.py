@@ -12,8 +12,7 @@ import pytest
 
 import posttrain
 from posttrain.models.loading.new_model import new_model, new_tokenizer
-from posttrain.options.dataset import DatasetOptions, GeneratedOptions
-from posttrain.options.row_source import GeneratorOptions, MixtureSourceOptions
+from posttrain.options.dataset import DatasetOptions, GeneratedOptions, GeneratorOptions, MixtureSourceOptions
 from posttrain.runs.named_inputs import read_named_input, rows_of_task
 from posttrain.runs.progress import Clock
 from posttrain.tasks.dataset import GeneratedTask

@@ -14,8 +14,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.cli import main
 from posttrain.config import Config, as_recipe, build, load_recipe
 from posttrain.config.reading import resolved_config as in_full
-from posttrain.config.recipe_yaml import parse_yaml
-from posttrain.config.recipes import RecipeLayer
+from posttrain.config.recipes import RecipeLayer, parse_yaml
 from posttrain.tasks.task_registry import load_task
 from tests.support import dice
 from tests.support.commands import printed, refusal

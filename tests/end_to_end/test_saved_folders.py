@@ -18,8 +18,7 @@ from posttrain.models.classifiers.heads import ValueHead
 from posttrain.models.loading import model_folder
 from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy
-from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.runs.planned_memory import held_as
 from posttrain.training.critic import loaded_trunk, save_critic
 from posttrain.trl import RewardConfig, RewardTrainer

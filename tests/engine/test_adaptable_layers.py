@@ -19,8 +19,7 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.memory.memory_parts import MemorySetup, trained_parameters
 from posttrain.models.memory.model_shape import shape_of
 from posttrain.models.policy import as_policy
-from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example, TokenSequence
 from posttrain.training.sft.supervised import accumulate_examples

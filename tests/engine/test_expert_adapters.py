@@ -20,8 +20,7 @@ from posttrain.models.adapters.lora import LoraExperts, lora_layers
 from posttrain.models.adapters.peft_format import write_adapter
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import as_policy
-from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.training.update import group_logprobs
 from tests.support.every_family import small_model
 from tests.support.refusals import refused

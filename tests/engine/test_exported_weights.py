@@ -14,8 +14,7 @@ from posttrain.models.loading.folder_kinds import model_digest
 from posttrain.models.loading.model_folder import load_policy_to_train
 from posttrain.models.loading.saving import save_adapter, save_policy
 from posttrain.models.policy import Policy
-from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from tests.support.runs import save_tiny_model
 from tests.support.tiny import tiny_policy
 

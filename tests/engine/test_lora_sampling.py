@@ -15,7 +15,7 @@ from posttrain.generation.static import StaticSteps
 from posttrain.models.adapters.in_force import adapter_off, adapter_tensors
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.policy import Policy
-from posttrain.options.adapter import AdapterOptions
+from posttrain.options.model import AdapterOptions
 from posttrain.options.training import UpdateOptions
 from posttrain.runs.progress import Clock
 from posttrain.training.learner import Learner, LearnerSettings

@@ -12,9 +12,8 @@ from posttrain.config import SftConfig
 from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.memory_plan import IMPORTED_BYTES, MemoryPlan
 from posttrain.models.memory.model_shape import config_shape
-from posttrain.options.adapter import AdapterOptions
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.options.training import SftOptions
 from posttrain.runs.planned_memory import sft_setup
 from tests.support.memory_probe import PROMPT_TOKENS

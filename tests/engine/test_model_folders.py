@@ -37,8 +37,7 @@ from posttrain.models.adapters.quantized import is_4_bit, runs_packed
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.loading.saving import save_policy
-from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from tests.support.model_folders import changed, family_folder, small_folder
 from tests.support.refusals import refused
 from tests.support.runs import save_tiny_model

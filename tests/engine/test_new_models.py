@@ -11,8 +11,7 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.memory.model_shape import recipe_shape
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.model import ModelOptions
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import ModelOptions, NewModelOptions
 from tests.support.refusals import refused
 
 SMALL = {"hidden_size": 16, "mlp_size": 24, "num_layers": 2, "num_heads": 2, "max_positions": 64}

@@ -18,8 +18,7 @@ from posttrain.models.loading.folder_kinds import bundled_folder
 from posttrain.models.loading.model_folder import load_policy, load_tokenizer
 from posttrain.models.loading.saving import save_adapter, save_policy, save_trained
 from posttrain.models.policy import as_policy
-from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from tests.support.adapted import Pair, completion_logprobs, fill
 from tests.support.model_folders import small_folder
 from tests.support.refusals import refused

@@ -14,8 +14,7 @@ from posttrain.models.loading import model_folder
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy
-from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from tests.support.families import family_model
 from tests.support.model_folders import family_folder
 

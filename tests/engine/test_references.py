@@ -13,7 +13,7 @@ from posttrain.models.adapters.in_force import adapter_dropout, adapter_tensors
 from posttrain.models.forward import Completions, PlainForward
 from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
-from posttrain.options.adapter import AdapterOptions
+from posttrain.options.model import AdapterOptions
 from posttrain.training.reference import EarlierAdapter, FrozenCopy, Reference, reference_of
 from posttrain.training.update import Objective, group_logprobs
 from tests.support.adapted import adapted_policy, fill

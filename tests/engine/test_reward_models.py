@@ -13,7 +13,7 @@ from posttrain.errors import RunError
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.classifiers.classifier_folder import classifier_bytes
 from posttrain.models.memory.model_shape import recipe_shape
-from posttrain.options.reward_model import RewardModelOptions
+from posttrain.options.reward import RewardModelOptions
 from posttrain.rewards.model import RewardModel
 from posttrain.runs.named_inputs import named_files
 from posttrain.runs.planned_memory import dpo_setup

@@ -16,11 +16,10 @@ from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.adapter import AdapterOptions
+from posttrain.options.critic import TeacherOptions
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.options.pairs import PairOptions
-from posttrain.options.teacher import TeacherOptions
 from posttrain.records import Preference, TokenSequence
 from posttrain.rewards.model import RewardModel
 from posttrain.tasks.preference_set import preference_set

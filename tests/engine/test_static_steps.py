@@ -13,7 +13,7 @@ from posttrain.generation.static import StaticSteps
 from posttrain.generation.streams import StreamKey
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import NewModelOptions
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Prompt
 

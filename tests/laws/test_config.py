@@ -16,12 +16,10 @@ from posttrain.commands.flags import CommandSpec
 from posttrain.commands.phase_list import read_phases
 from posttrain.config import Config, as_recipe, build, load_recipe
 from posttrain.config.reading import COMMAND_OF, resolved_config
-from posttrain.config.recipe_yaml import parse_yaml, to_yaml
-from posttrain.config.recipes import RecipeLayer, bundled_recipes, read_recipe
+from posttrain.config.recipes import RecipeLayer, bundled_recipes, parse_yaml, read_recipe, to_yaml
 from posttrain.errors import UserError
-from posttrain.options.grading import GradingOptions
 from posttrain.options.model import ModelOptions
-from posttrain.options.reward import RewardOptions
+from posttrain.options.reward import GradingOptions, RewardOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.task import CountdownOptions
 from posttrain.options.training import EvaluationOptions, RunOptions, UpdateOptions

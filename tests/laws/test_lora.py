@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posttrain.models.adapters.adaptable import add_adapter, target_layers
 from posttrain.models.adapters.in_force import adapter_off, adapter_tensors
 from posttrain.models.adapters.lora import LoraLinear, lora_layers
-from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
+from posttrain.options.model import ALL_LINEAR, AdapterOptions
 from tests.support.adapted import LORA, Pair, adapted_policy, completion_logprobs, fill
 from tests.support.refusals import refused
 from tests.support.tiny import plain_logprobs, relative_distance, tiny_model, tiny_policy

@@ -14,7 +14,7 @@ import pytest
 import posttrain
 from posttrain.config import SftConfig
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import NewModelOptions
 from posttrain.options.training import CheckpointOptions, RunOptions, SftOptions
 from posttrain.rewards.format import line_format
 from posttrain.rewards.grading.function import reward_function

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posttrain.models.policy import Policy
-from posttrain.options.adapter import AdapterOptions
+from posttrain.options.model import AdapterOptions
 from posttrain.options.training import UpdateOptions
 from tests.support.adapted import adapted_policy
 from tests.support.tiny import tiny_policy

@@ -12,7 +12,7 @@ from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.quantized import quantize
 from posttrain.models.forward import Completions
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.adapter import AdapterOptions
+from posttrain.options.model import AdapterOptions
 from tests.support.tiny import tiny_model, tokenizer
 
 

@@ -6,7 +6,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
 from posttrain.models.loading.new_model import new_model, new_tokenizer
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import NewModelOptions
 
 SHAPE = NewModelOptions(hidden_size=32, mlp_size=64, num_layers=2, num_heads=2, num_kv_heads=1, max_positions=160)
 

@@ -18,8 +18,7 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.saving import save_adapter, save_policy
 from posttrain.models.loading.text_part import is_wrapper
 from posttrain.models.policy import Policy
-from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from tests.support.adapted import fill
 from tests.support.families import CONTEXT
 from tests.support.tiny import VOCAB

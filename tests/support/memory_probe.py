@@ -22,8 +22,8 @@ from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters.adaptable import add_adapter
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.adapter import AdapterOptions
 from posttrain.options.dataset import DatasetOptions
+from posttrain.options.model import AdapterOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import SftOptions, UpdateOptions
 from posttrain.records import Example, Prompt, TokenSequence

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.models.loading.new_model import new_model, new_tokenizer
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import NewModelOptions
 from tests.support.tiny import tiny_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

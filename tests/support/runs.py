@@ -23,7 +23,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from posttrain.models.loading.new_model import new_model, new_tokenizer
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import NewModelOptions
 from tests.support.accidents import Accident, arrange
 from tests.support.pictures import save_blank
 

@@ -16,8 +16,7 @@ from posttrain.algorithms.terms import KlTerm, LossTerm, TokenView, needs_of, to
 from posttrain.errors import UserError
 from posttrain.needs import CREDIT_NEEDS, KEPT_FOR_TERMS, Need
 from posttrain.options.bounds import Bounded, PositiveInt
-from posttrain.options.critic import CriticOptions
-from posttrain.options.teacher import TeacherOptions
+from posttrain.options.critic import CriticOptions, TeacherOptions
 from posttrain.options.training import ONE_PASS, Passes
 from posttrain.records import Grades, Group
 

@@ -18,8 +18,7 @@ from torch import Tensor
 from posttrain.algorithms.losses import RatioLevel, log_ratio
 from posttrain.algorithms.terms import LossTerm, TokenView
 from posttrain.needs import Need
-from posttrain.options.bounds import Bounded, Share
-from posttrain.options.rules import Rule
+from posttrain.options.bounds import Bounded, Rule, Share
 
 TRUNCATE = 2.0
 MASK_LEVEL: RatioLevel = "sequence_mean"

@@ -16,8 +16,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posttrain.algorithms.credit import UNWHITENED, Whitening
-from posttrain.options.bounds import Bounded, Share
-from posttrain.options.rules import Unused
+from posttrain.options.bounds import Bounded, Share, Unused
 
 LEAST_DEVIATION = 1e-6
 """Of rewards, returns and advantages, in units of reward; a smaller one is rounding and nothing is divided by it."""

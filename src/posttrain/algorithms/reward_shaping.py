@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from posttrain.algorithms.gae import LEAST_DEVIATION
-from posttrain.options.bounds import Bounded, PositiveFloat
-from posttrain.options.rules import Rule
+from posttrain.options.bounds import Bounded, PositiveFloat, Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,8 +56,7 @@ from posttrain.algorithms.token_weights import (
 )
 from posttrain.binding import bind, build_own, is_own
 from posttrain.errors import UserError
-from posttrain.options.bounds import NonNegativeFloat, PositiveFloat, Share, within_bounds
-from posttrain.options.rules import refuse_unread
+from posttrain.options.bounds import NonNegativeFloat, PositiveFloat, Share, refuse_unread, within_bounds
 from posttrain.schemas import did_you_mean
 
 

@@ -18,8 +18,7 @@ from posttrain.algorithms.losses import ClipRange, RatioLevel, clipped_tokens, l
 from posttrain.batch import TokenColumns
 from posttrain.errors import RunError, UserError
 from posttrain.needs import DeclaredColumns, MissingColumn, Need
-from posttrain.options.bounds import Bounded, PositiveFloat
-from posttrain.options.rules import Rule, Unused
+from posttrain.options.bounds import Bounded, PositiveFloat, Rule, Unused
 
 RatioTo = Literal["behaviour", "reference"]
 KlLevel = Literal["token", "completion"]

@@ -17,7 +17,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from posttrain.binding import bind
-from posttrain.config.recipe_yaml import parse_yaml
+from posttrain.config.recipes import parse_yaml
 from posttrain.errors import UserError
 from posttrain.options.behaviours import BehaviourOptions, PatternOptions, Within
 from posttrain.rewards.countdown.grader import Countdown

@@ -11,12 +11,10 @@ from posttrain.config import Config, SftConfig, build
 from posttrain.config.reading import checked_sections, recipe_kind
 from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
 from posttrain.config.run_trust import trusted
-from posttrain.config.schema import section_names
-from posttrain.config.sections import require_complete
+from posttrain.config.sections import require_complete, section_names
 from posttrain.errors import UserError
-from posttrain.options.adapter import is_adapter_folder, is_run_folder, run_model
 from posttrain.options.bounds import Bounded
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import ModelOptions, is_adapter_folder, is_run_folder, run_model
 from posttrain.runs.same_recipe import run_recipe
 
 Built = TypeVar("Built")

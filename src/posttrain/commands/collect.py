@@ -15,8 +15,8 @@ from posttrain.commands.arguments import (
 from posttrain.commands.flags import CommandSpec, named_as_flags
 from posttrain.commands.serving.http_base import Port
 from posttrain.config import CollectConfig
+from posttrain.options.bounds import Rule, Unused, require_rules
 from posttrain.options.collect import PersonJudgeOptions
-from posttrain.options.rules import Rule, Unused, require_rules
 
 if TYPE_CHECKING:
     from posttrain.commands.collection.collection import Collection

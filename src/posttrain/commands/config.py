@@ -7,8 +7,7 @@ from posttrain.binding import is_own
 from posttrain.commands.arguments import configured, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config.reading import recipe_kind, recipe_sections
-from posttrain.config.recipe_yaml import to_yaml
-from posttrain.config.recipes import RecipeLayer, merge
+from posttrain.config.recipes import RecipeLayer, merge, to_yaml
 from posttrain.config.run_trust import READ_BY_IMPORT
 
 PROGRAM = CommandSpec(

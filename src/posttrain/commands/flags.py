@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from yaml import YAMLError
 
 from posttrain.binding import OWN
-from posttrain.config.recipe_yaml import parse_yaml
-from posttrain.config.recipes import VARIANTS, RecipeLayer, short_form
+from posttrain.config.recipes import VARIANTS, RecipeLayer, parse_yaml, short_form
 from posttrain.errors import HelpShown, UserError
 from posttrain.schemas import Option, Schema, as_record, checked, is_record, record_class, unwrapped
 

@@ -26,7 +26,7 @@ from posttrain.config.reading import COMMAND_OF, build, recipe_kind
 from posttrain.config.recipes import RecipeLayer, find_recipe, merge, read_recipe
 from posttrain.config.run_trust import trusted
 from posttrain.errors import UserError
-from posttrain.options.adapter import run_model
+from posttrain.options.model import run_model
 
 EARLIER = re.compile(r"^(phase|run):([\w.+-]+)(/.*)?$")
 NAME = re.compile(r"[\w.+-]+")

@@ -7,12 +7,11 @@ from typing import ClassVar
 from posttrain.binding import is_own
 from posttrain.config.sections import FOR_RL, Config, SampledSections, TrainingSections
 from posttrain.errors import UserError
+from posttrain.options.bounds import GIVEN, Rule, Rules, Unused, require_rules
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.model import ModelOptions
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import ModelOptions, NewModelOptions
 from posttrain.options.pairs import DpoOptions, RewardTrainingOptions
 from posttrain.options.rollout import RolloutOptions
-from posttrain.options.rules import GIVEN, Rule, Rules, Unused, require_rules
 from posttrain.options.task import CountdownOptions, Demonstrator, TaskOptions
 from posttrain.options.training import EvaluationOptions, RunOptions, SftOptions, UpdateOptions, require_adapter_decay
 

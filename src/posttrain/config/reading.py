@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from posttrain.config.fit_configs import DpoConfig, RewardModelConfig, SftConfig, require_rows_or_rounds
-from posttrain.config.recipe_yaml import to_yaml
-from posttrain.config.recipes import MergedRecipe, RecipeLayer, merge, read_recipe
+from posttrain.config.recipes import MergedRecipe, RecipeLayer, merge, read_recipe, to_yaml
 from posttrain.config.run_trust import READ_BY_IMPORT, require_trusted, require_trusted_files, trusted
-from posttrain.config.schema import section_names, section_record
-from posttrain.config.sections import CollectConfig, Config, IrlConfig, plain, section_of
+from posttrain.config.sections import CollectConfig, Config, IrlConfig, plain, section_names, section_of, section_record
 from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
 from posttrain.options.pairs import DpoOptions
-from posttrain.options.reward_model import OF_ENSEMBLES, OF_MODELS
+from posttrain.options.reward import OF_ENSEMBLES, OF_MODELS
 from posttrain.options.training import rated
 from posttrain.schemas import Mistake, checked, is_instance, names_at, spoken
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from posttrain.options.bounds import Bounded, PositiveInt
-from posttrain.options.rules import Rule
+from posttrain.options.bounds import Bounded, PositiveInt, Rule
 
 Within = Literal["completion", "thinking"]
 """Which part of a completion is read."""

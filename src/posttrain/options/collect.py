@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 
 from annotated_types import Ge
 
-from posttrain.options.bounds import Bounded, NonEmptyStr, NonNegativeFloat, NonNegativeInt, PositiveInt
-from posttrain.options.rules import Rule, Unused
+from posttrain.options.bounds import Bounded, NonEmptyStr, NonNegativeFloat, NonNegativeInt, PositiveInt, Rule, Unused
 from posttrain.schemas import require_no_password
 
 WhichPairs = Literal["all", "best_worst", "random"]

@@ -6,15 +6,17 @@ from math import inf, isfinite
 from typing import Literal
 
 from posttrain.options.bounds import (
+    GIVEN,
     Bounded,
     NonEmptyStr,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Rule,
     Share,
+    Unused,
 )
-from posttrain.options.rules import GIVEN, Rule, Unused
 
 OUTSIDE = "has a state outside of the grid, {o.size} · {o.size}.  Count states from 0, or from -1 down."
 

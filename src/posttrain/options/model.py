@@ -1,17 +1,71 @@
 """Which model to load, and how: the `model` section of a recipe."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Gt
+from annotated_types import Ge, Gt, Lt
 
 from posttrain.errors import UserError
-from posttrain.options.adapter import AdapterOptions, is_adapter_folder, run_model
-from posttrain.options.bounds import Bounded
-from posttrain.options.rules import Rule
+from posttrain.options.bounds import Bounded, PositiveFloat, PositiveInt, Rule
+
+ALL_LINEAR = "all-linear"
+"""The target for every linear layer but embeddings and output layer."""
+EXPERTS = "experts"
+"""The target for the experts of a mixture, which are not linear layers."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file that marks a folder as an adapter in peft's format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterOptions(Bounded):
+    """LoRA: y = W·x + s·B·(A·x) with W frozen and A, B trained.  Hu et al. 2021, arXiv:2106.09685, eq. 3."""
+
+    rank: PositiveInt = 16
+    """Rows of A and columns of B.  The adapter's size grows with it; the best learning rate does not."""
+    alpha: PositiveFloat = 32.0
+    """The adapter is scaled by s = alpha / rank."""
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Share of the adapter's inputs that updates set to zero, the others scaled up.  Sampling and evaluation drop
+    nothing, so ratios to the sampler are off 1 by that noise."""
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    """Layers that get an adapter: names such as q_proj, endings such as mlp.down_proj, patterns of whole names such as
+    `*.layers.[01].*`; "all-linear" is every linear layer but embeddings and output layer; "experts" are the experts of
+    a mixture, which all-linear does not include."""
+    rslora: bool = False
+    """Scale by s = alpha / √rank, which keeps the size of updates as the rank grows.  Kalajdzievski 2023,
+    arXiv:2312.03732."""
+    save: Literal["adapter", "merged", "both"] = "adapter"
+    """What a finished run keeps: RUN/adapter in peft's format, RUN/model with the adapter merged in, or both."""
+
+    rules = (
+        Rule("dropout", lambda o: EXPERTS not in o.targets or o.dropout == 0, "is not supported on experts.  Use 0."),
+        Rule("targets", lambda o: o.targets, f"names no layer.  Use [{ALL_LINEAR}] or names of layers."),
+    )
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def is_run_folder(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file() and not (folder / "config.json").is_file()
+
+
+def run_model(folder: Path) -> Path:
+    """What the run in a folder has saved: its whole model, or else its adapter; any other folder as it is."""
+    if not is_run_folder(folder) or is_adapter_folder(folder):
+        return folder
+    model, adapter = folder / "model", folder / "adapter"
+    return adapter if is_adapter_folder(adapter) and not (model / "config.json").is_file() else model
+
 
 BUNDLED = "bundled"
 """The value of `path` for the small model that comes with this package."""
@@ -142,3 +196,36 @@ class ModelOptions(Bounded):
                 f"model.path = {self.path}: the folder has no config.json, so transformers cannot load it.  A run keeps"
                 " its trained model in RUN/model, or its adapter in RUN/adapter."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewModelOptions(Bounded):
+    """A small decoder; the defaults are the bundled model's 1.3 M parameters in the Qwen3 architecture."""
+
+    family: Literal["qwen3", "gpt2"] = "qwen3"
+    """The architecture.  `qwen3`: rotary positions, root-mean-square norms, a gated feed-forward layer, shared keys.
+    `gpt2`: learned absolute positions, layer norms, biases, GELU, keys and values for every head; without dropout."""
+    hidden_size: int = 160
+    """Width of the residual stream; a multiple of `num_heads`."""
+    mlp_size: int = 480
+    """Width of the feed-forward layer, which is gated in `qwen3`."""
+    num_layers: int = 4
+    """Decoder layers."""
+    num_heads: int = 4
+    """Query heads."""
+    num_kv_heads: int = 2
+    """Key and value heads of `qwen3`; divides `num_heads`.  `gpt2` has as many as heads."""
+    max_positions: int = 1024
+    """Longest prompt and completion together, in tokens."""
+    template: Literal["question", "turns", "text"] = "question"
+    """The chat template of its tokenizer.  `question`: a single message, on one line.  `turns`: system, user and
+    assistant in turn, as in instruction-tuned models.  `text`: as `question`, with merges of some 300 plain words: a
+    token of plain text has about four characters, as in GPT-2."""
+
+    rules = (
+        Rule(
+            "num_kv_heads",
+            lambda o: o.family == "qwen3" or o.num_kv_heads in (type(o).num_kv_heads, o.num_heads),
+            "is only for family = qwen3; in gpt2 every head has one.  Leave it out.",
+        ),
+    )

@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Lt
 
-from posttrain.options.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from posttrain.options.rules import Rule
+from posttrain.options.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rule
 from posttrain.options.training import OptimizerOptions
 
 

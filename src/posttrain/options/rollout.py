@@ -1,12 +1,12 @@
 """How tokens and completions are sampled: the `rollout` section of a recipe, and the part that one prompt needs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveInt
-from posttrain.options.rules import Rule
+from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveInt, Rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,3 +100,17 @@ class RolloutOptions(SamplingOptions):
     @property
     def rollouts_per_step(self) -> int:
         return self.prompts_per_step * self.group_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class InProcessOptions(Bounded):
+    """Completions are sampled in this process, from the trainer's own weights."""
+
+    name: Literal["in_process"] = "in_process"
+
+
+EngineOptions = InProcessOptions | Mapping[str, object]
+"""For your class, a mapping of its path and options."""
+
+ENGINE_OPTIONS = {"in_process": InProcessOptions}
+"""The option class of each engine, by the name it has in recipes."""

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from posttrain.options.bounds import Bounded, NonEmptyStr, NonNegativeInt
-from posttrain.options.rules import Rule, Unused
+from posttrain.options.bounds import Bounded, NonEmptyStr, NonNegativeInt, Rule, Unused
 from posttrain.schemas import require_no_password
 
 

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveInt, Share
+from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveInt, Rule, Share, Unused
 from posttrain.options.dataset import DatasetOptions, GeneratedOptions, ProgramsOptions
-from posttrain.options.rules import Rule, Unused
 
 NumbersRule = Literal["all", "subset"]
 """Whether an answer uses every given number exactly once, or each at most once."""

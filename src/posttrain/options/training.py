@@ -6,8 +6,16 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 from annotated_types import Ge, Gt, Lt
 
 from posttrain.errors import UserError
-from posttrain.options.bounds import Bounded, NonEmptyStr, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from posttrain.options.rules import Rule, Unused
+from posttrain.options.bounds import (
+    Bounded,
+    NonEmptyStr,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Rule,
+    Unused,
+)
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 

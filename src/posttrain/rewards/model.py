@@ -30,8 +30,7 @@ from posttrain.models.classifiers.last_token_scores import ScoreReading, classif
 from posttrain.models.classifiers.saved_classifier import ClassifierText, TextReading
 from posttrain.models.context import num_embeddings, own_context, require_embeddings
 from posttrain.models.loading.folder_kinds import model_digest
-from posttrain.options.reward import RewardOptions
-from posttrain.options.reward_model import RewardModelOptions, folder_name
+from posttrain.options.reward import RewardModelOptions, RewardOptions, folder_name
 from posttrain.rewards.grading.answers import Column, Graded
 
 SOME_WEIGHTS = 64
@@ -57,7 +56,7 @@ class RewardModel:
         RewardModel("my-reward-model", label="helpful")      a folder, or org/name of the hub
         RewardModel(model, tokenizer=tokenizer)              a transformers model, unchanged
 
-    Other options are those of posttrain.options.reward_model, by name.
+    Other options are those of posttrain.options.reward, by name.
     """
 
     options: RewardModelOptions

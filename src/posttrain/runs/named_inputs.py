@@ -15,10 +15,9 @@ from posttrain.config.sections import CollectConfig, Config, IrlConfig
 from posttrain.errors import UserError
 from posttrain.models.loading.folder_kinds import model_digest
 from posttrain.options.collect import LlmJudgeOptions
-from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions
+from posttrain.options.dataset import BUNDLED_PROGRAMS, DatasetOptions, RowSourceOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward import RewardOptions
-from posttrain.options.row_source import RowSourceOptions
 from posttrain.runs.run_inputs import (
     MODEL,
     RunInput,

@@ -24,9 +24,7 @@ from posttrain.models.memory.memory_plan import ADAPTER_RANK, MemoryPlan, change
 from posttrain.models.memory.model_shape import ModelShape, recipe_shape
 from posttrain.models.model_outputs import is_recomputing
 from posttrain.models.policy import Policy
-from posttrain.options.adapter import EXPERTS
-from posttrain.options.model import ModelOptions
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import EXPERTS, ModelOptions, NewModelOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.options.reward import RewardOptions
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.options.adapter import run_model
+from posttrain.options.model import run_model
 from posttrain.records import Grades, Group, Preference
 
 Metrics = Mapping[str, float]

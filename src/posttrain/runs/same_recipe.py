@@ -8,8 +8,7 @@ from typing import Any
 
 from posttrain.config import TrainingConfig, build
 from posttrain.config.reading import AnyConfig, resolved_config
-from posttrain.config.recipe_yaml import parse_yaml
-from posttrain.config.recipes import RecipeLayer, read_recipe
+from posttrain.config.recipes import RecipeLayer, parse_yaml, read_recipe
 from posttrain.config.sections import plain
 from posttrain.errors import RunError, UserError
 from posttrain.options.model import ModelOptions

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 
 from posttrain.errors import RunError, UserError
-from posttrain.options.grading import GradingOptions
+from posttrain.options.reward import GradingOptions
 from posttrain.options.training import CheckpointOptions
 from posttrain.runs.alarms import GAP, Line, alarms, is_notice, judged_gap, same_reward, transcript
 from posttrain.runs.progress import Progress

@@ -11,7 +11,7 @@ from posttrain.generation.engine import Engine
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
-from posttrain.options.grading import GradingOptions
+from posttrain.options.reward import GradingOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.records import Grades, Group
 from posttrain.rewards.grading.function import RewardFunction, TrainerState

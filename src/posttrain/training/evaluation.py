@@ -17,7 +17,7 @@ from posttrain.generation.engine import Engine
 from posttrain.generation.groups import Advance, sample_groups
 from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
-from posttrain.options.grading import GradingOptions
+from posttrain.options.reward import GradingOptions
 from posttrain.options.rollout import SamplingParams
 from posttrain.options.training import EvaluationOptions
 from posttrain.records import Grades, Group, Prompt

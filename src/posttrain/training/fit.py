@@ -16,8 +16,7 @@ from posttrain.models.loading.saving import save_trained
 from posttrain.models.memory.memory_plan import MemoryPlan
 from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy
-from posttrain.options.model import ModelOptions
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import ModelOptions, NewModelOptions
 from posttrain.records import Example, Preference
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing

@@ -14,7 +14,7 @@ from posttrain.generation.parity import mixture_note
 from posttrain.models.loading.description import adapter_lines, model_lines, unused_options
 from posttrain.models.memory.memory_plan import MemoryPlan
 from posttrain.models.memory.model_shape import object_shape
-from posttrain.options.adapter import run_model
+from posttrain.options.model import run_model
 from posttrain.rewards.model import reward_models_in
 from posttrain.runs.files import writing
 from posttrain.runs.folder import shown

@@ -12,8 +12,7 @@ from posttrain.models.loading.devices import require_device_of
 from posttrain.models.loading.model_folder import load_policy, load_policy_to_train
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.model import ModelOptions
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import ModelOptions, NewModelOptions
 from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.tensor_state import (
     Tensors,

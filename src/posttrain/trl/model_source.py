@@ -20,8 +20,7 @@ from posttrain.models.adapters.peft_layers import peft_layers
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.model_folder import load_policy, load_policy_to_train, loaded_config, located_folder
 from posttrain.models.policy import Policy, as_policy, stop_ids
-from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.trl.configs.field_rules import mapping_of
 from posttrain.trl.configs.training_fields import TrainingFields
 

@@ -25,7 +25,7 @@ from posttrain.models.adapters.peft_layers import peft_layers, trained_adapter
 from posttrain.models.adapters.peft_names import text_model_name, wrapper_of
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.adapter import ALL_LINEAR, AdapterOptions
+from posttrain.options.model import ALL_LINEAR, AdapterOptions
 
 UNSET = ("inference_mode", "base_model_name_or_path", "fan_in_fan_out", "revision", "peft_version")
 Module = TypeVar("Module", bound=nn.Module)

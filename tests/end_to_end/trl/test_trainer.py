@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.model_outputs import is_recomputing
-from posttrain.options.adapter import is_adapter_folder
+from posttrain.options.model import is_adapter_folder
 from posttrain.trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quantization_config
 from tests.support.reward_models import reward_folder
 from tests.support.trl_trainers import length

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from posttrain.errors import RunError
-from posttrain.options.grading import GradingOptions
-from posttrain.options.reward import RewardOptions
+from posttrain.options.reward import GradingOptions, RewardOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.records import Finish, Group
 from posttrain.rewards.code.code_reward import CodeReward

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from posttrain.errors import RunError
-from posttrain.options.grading import GradingOptions
+from posttrain.options.reward import GradingOptions
 from posttrain.rewards.grading.calls import NEVER, Bounds, after, sooner
 from posttrain.rewards.grading.grade import RewardFunction, ScoringFailure, grade, reward_function
 from posttrain.rewards.grading.resources import default_resources

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from posttrain.errors import RunError
-from posttrain.options.grading import GradingOptions
+from posttrain.options.reward import GradingOptions
 from posttrain.records import Grades
 from posttrain.rewards.grading.function import ScoringFailure, TrainerState, reward_function, with_distinct_names
 from posttrain.rewards.grading.grade import grade

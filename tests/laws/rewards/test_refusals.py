@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.options.grading import GradingOptions
-from posttrain.options.reward import RewardOptions, RewardTerms
+from posttrain.options.reward import GradingOptions, RewardOptions, RewardTerms
 from posttrain.rewards.grading.function import reward_function
 from posttrain.rewards.grading.grade import grade
 from posttrain.rewards.reward_registry import load_reward

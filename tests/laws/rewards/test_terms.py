@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from posttrain.options.grading import GradingOptions
-from posttrain.options.reward import RewardOptions, RewardSettings
+from posttrain.options.reward import GradingOptions, RewardOptions, RewardSettings
 from posttrain.rewards.grading.function import ScoringFailure, reward_function
 from posttrain.rewards.grading.grade import grade
 from tests.support.reward_rows import group

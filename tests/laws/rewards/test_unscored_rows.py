@@ -4,7 +4,7 @@ import warnings
 from typing import Any
 
 from posttrain.errors import RunError
-from posttrain.options.grading import GradingOptions
+from posttrain.options.reward import GradingOptions
 from posttrain.records import Grades
 from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, reward_function
 from posttrain.rewards.grading.gates import UnscoredRows, require_rewarded_rows

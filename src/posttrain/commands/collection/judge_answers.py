@@ -19,7 +19,7 @@ import yaml
 
 from posttrain.binding import bind
 from posttrain.commands.collection.pair_choice import Pair, lot
-from posttrain.config.recipe_yaml import parse_yaml
+from posttrain.config.recipes import parse_yaml
 from posttrain.errors import UserError
 from posttrain.options.collect import LlmJudgeOptions
 from posttrain.rewards.grading.function import ScoringFailure

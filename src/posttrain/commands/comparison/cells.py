@@ -7,8 +7,8 @@ from pathlib import Path
 
 from posttrain.config import Config, as_recipe
 from posttrain.errors import UserError
+from posttrain.options.bounds import value_at
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.rules import value_at
 
 MEASURED_ALIKE = (
     *("model", "task", "evaluation", "sandbox"),

@@ -14,8 +14,7 @@ from posttrain.generation.groups import sample_groups
 from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.models.loading.model_folder import load_policy
-from posttrain.options.adapter import is_adapter_folder, run_model
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import ModelOptions, is_adapter_folder, run_model
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Rollout
 from posttrain.tasks.base import held_out_prompts, training_prompts

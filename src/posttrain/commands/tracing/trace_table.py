@@ -19,7 +19,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.commands.tracing.advantage_picture import TokenCredit, draw_token_advantages
 from posttrain.commands.tracing.traced_run import StepWhitening
 from posttrain.commands.tracing.typed_prompt import ASKED, typed_prompt
-from posttrain.config.recipe_yaml import parse_yaml
+from posttrain.config.recipes import parse_yaml
 from posttrain.errors import UserError
 from posttrain.generation.groups import sample_groups
 from posttrain.models.rendering import renderer_of

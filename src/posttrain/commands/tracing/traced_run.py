@@ -10,8 +10,7 @@ from posttrain.algorithms.credit import Whitening
 from posttrain.config import Config
 from posttrain.config.reading import recipe_kind
 from posttrain.errors import UserError
-from posttrain.options.adapter import is_run_folder
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import ModelOptions, is_run_folder
 from posttrain.runs.checkpoint import load_latest
 from posttrain.runs.files import read_metrics
 from posttrain.runs.run_folder import METRICS

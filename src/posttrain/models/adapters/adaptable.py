@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from posttrain.errors import UserError
 from posttrain.models.adapters.lora import LoraLinear, wrap_experts
 from posttrain.models.adapters.peft_names import refused_by_peft
-from posttrain.options.adapter import ALL_LINEAR, EXPERTS, AdapterOptions
+from posttrain.options.model import ALL_LINEAR, EXPERTS, AdapterOptions
 
 QUANTISED = ("bitsandbytes.", "transformers.integrations.")
 """Packages whose subclasses of `nn.Linear` compute the same product of a matrix stored in another form."""

@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.dropout import InputDropout
-from posttrain.options.adapter import AdapterOptions
+from posttrain.options.model import AdapterOptions
 
 DOWN, UP = "lora_A", "lora_B"
 """Names of the two matrices, as in peft's files."""

@@ -34,7 +34,7 @@ from posttrain.models.adapters.lora import (
 from posttrain.models.adapters.peft_layers import PREFIX, WEIGHTS, held_adapters, trained_adapter, write_peft_adapter
 from posttrain.models.adapters.peft_names import WEIGHT, named_by_weight, peft_name, text_model_name, wrapper_of
 from posttrain.models.adapters.quantized import is_4_bit
-from posttrain.options.adapter import ADAPTER_CONFIG, ALL_LINEAR, AdapterOptions
+from posttrain.options.model import ADAPTER_CONFIG, ALL_LINEAR, AdapterOptions
 
 PLAIN: Mapping[str, tuple[object, ...]] = {
     "bias": ("none",),

@@ -38,7 +38,7 @@ from posttrain.models.loading.folder_kinds import (
 )
 from posttrain.models.memory.memory_parts import NF4_BYTES
 from posttrain.options.model import ModelOptions
-from posttrain.options.reward_model import RewardModelOptions
+from posttrain.options.reward import RewardModelOptions
 
 CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the names of classes that write and do not score."""

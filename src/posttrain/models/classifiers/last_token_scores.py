@@ -31,7 +31,7 @@ from posttrain.models.classifiers.saved_classifier import READING
 from posttrain.models.context import num_embeddings
 from posttrain.models.loading.construction import ONE_AT_A_TIME
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.reward_model import RewardModelOptions
+from posttrain.options.reward import RewardModelOptions
 
 Tokens = Sequence[int]
 TRIED_LENGTHS = (2, 3, 7, 12)

@@ -16,8 +16,7 @@ from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_format import SavedAdapter
 from posttrain.models.adapters.peft_names import named_by_weight, refused_by_peft
 from posttrain.models.loading.folder_kinds import bundled_folder, model_digest, read_json
-from posttrain.options.adapter import ADAPTER_CONFIG, AdapterOptions
-from posttrain.options.model import BUNDLED_MODELS, ModelOptions
+from posttrain.options.model import ADAPTER_CONFIG, BUNDLED_MODELS, AdapterOptions, ModelOptions
 
 BASE_MODEL = "base_model.json"
 """The file with the digest of the base's folder, which identifies a bundled base on any machine."""

@@ -14,8 +14,7 @@ from posttrain.models.loading.devices import idle_gpu_lines
 from posttrain.models.model_outputs import is_recomputing
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import opening_tokens
-from posttrain.options.adapter import ALL_LINEAR
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import ALL_LINEAR, ModelOptions
 from posttrain.options.training import RATE_OF_ADAPTERS, OptimizerOptions
 
 WRAPPER_GAP = 0.1

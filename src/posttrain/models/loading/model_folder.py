@@ -61,8 +61,7 @@ from posttrain.models.loading.folder_kinds import (
 from posttrain.models.loading.text_part import is_wrapper, require_causal_config, text_part
 from posttrain.models.model_outputs import enable_recomputation
 from posttrain.models.policy import Policy, as_policy, chosen_dtype, single_token, united_stop_ids
-from posttrain.options.adapter import is_adapter_folder
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import ModelOptions, is_adapter_folder
 
 STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """Types by their names in safetensors files."""

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from posttrain.models.loading.construction import ONE_AT_A_TIME
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import NewModelOptions
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 END, PAD = "<|end|>", "<|pad|>"

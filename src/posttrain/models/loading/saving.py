@@ -35,7 +35,7 @@ from posttrain.models.loading.construction import (
     without_progress_bars,
 )
 from posttrain.models.policy import Policy, stop_ids
-from posttrain.options.adapter import ADAPTER_CONFIG
+from posttrain.options.model import ADAPTER_CONFIG
 
 Shape = tuple[int, ...]
 

@@ -22,9 +22,7 @@ from posttrain.models.loading.model_folder import loaded_config, path_option
 from posttrain.models.loading.new_model import new_model_config, new_tokenizer
 from posttrain.models.loading.text_part import is_wrapper
 from posttrain.models.shared_prompt.families import shared_prompt_refusal
-from posttrain.options.adapter import is_adapter_folder
-from posttrain.options.model import ModelOptions
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import ModelOptions, NewModelOptions, is_adapter_folder
 
 UNBOUNDED = 1 << 30
 """Positions of a family whose config has no limit."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from posttrain.errors import RunError, UserError
-from posttrain.options.grading import OnUnscoredRow
-from posttrain.options.reward import RewardTerms
+from posttrain.options.reward import OnUnscoredRow, RewardTerms
 from posttrain.records import Grades, Group
 from posttrain.rewards.grading.answers import UNSCORED, Score, Verdict
 from posttrain.rewards.grading.calls import RolloutRow

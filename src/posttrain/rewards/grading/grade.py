@@ -22,7 +22,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.errors import RunError, UserError
-from posttrain.options.grading import GradingOptions
+from posttrain.options.reward import GradingOptions
 from posttrain.records import Grades, Group, Marks
 from posttrain.rewards.grading import answers, calls
 from posttrain.rewards.grading.dispatch import dispatch

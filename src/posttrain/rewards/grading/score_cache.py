@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from posttrain.errors import RunError, UserError
-from posttrain.options.grading import GradingOptions
+from posttrain.options.reward import GradingOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import WITHHELD, RolloutRow, reward_completion, reward_prompt

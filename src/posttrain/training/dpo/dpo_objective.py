@@ -15,7 +15,7 @@ from posttrain.errors import UserError
 from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 from posttrain.models.policy import Policy
-from posttrain.options.adapter import run_model
+from posttrain.options.model import run_model
 from posttrain.options.pairs import DpoOptions
 from posttrain.records import Preference
 from posttrain.runs.checkpoint import Checkpoint

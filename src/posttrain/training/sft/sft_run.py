@@ -16,9 +16,8 @@ from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.adapter import run_model
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import ModelOptions, run_model
 from posttrain.options.training import SftOptions
 from posttrain.records import Example
 from posttrain.runs.folder import shown

@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args
 from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.grading import GradingOptions
 from posttrain.options.model import ModelOptions
+from posttrain.options.reward import GradingOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.training import (
     CheckpointOptions,
