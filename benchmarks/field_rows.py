@@ -34,7 +34,7 @@ from posttrain.generation.streams import StreamKey
 from posttrain.models.loading.exported_weights import ExportedWeights
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.critic import TeacherOptions
+from posttrain.options.algorithm import TeacherOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import SamplingParams
 from posttrain.options.task import CountdownOptions, Demonstrator

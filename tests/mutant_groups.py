@@ -61,15 +61,17 @@ GROUPS = [
         files=[
             "variance.py",
             *(f"behaviours/{name}.py" for name in ("behaviour_reader", "behaviour_table")),
-            *(f"commands/comparison/{name}.py" for name in ("cells", "statistics")),
-            *(f"commands/{name}.py" for name in ("phase_list", "phase_runs")),
-            *(f"commands/collection/{name}.py" for name in ("pair_choice", "verdicts")),
+            *(f"commands/{name}.py" for name in ("cells", "comparison_report", "phase_list", "phases")),
+            "commands/collection/pairs.py",
         ],
         suites=["closed_form", "laws"],
         modules=[
             "posttrain.behaviours",
             "posttrain.variance",
-            *(f"posttrain.commands.{name}" for name in ("collection", "comparison", "phase_list", "phase_runs")),
+            *(
+                f"posttrain.commands.{name}"
+                for name in ("collection", "cells", "comparison_report", "phase_list", "phases")
+            ),
         ],
     ),
     Group(

@@ -9,7 +9,7 @@ import pytest
 
 from posttrain.commands.arguments import split_arguments
 from posttrain.commands.collect import PROGRAM
-from posttrain.commands.collection.verdicts import verdict_by_reward
+from posttrain.commands.collection.pairs import verdict_by_reward
 from posttrain.commands.flags import flag_types, given_flags
 from posttrain.config import CollectConfig
 from posttrain.config.reading import checked_sections

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.commands.collection.ballot_server import PAGE, TOKEN_HEADER
-from posttrain.commands.collection.terminal_ballot import ask_in_terminal, pair_text
+from posttrain.commands.collection.ballot import PAGE, TOKEN_HEADER, ask_in_terminal, pair_text
 from tests.support.comparisons import ballot, written_pair
 from tests.support.hostile_texts import HOSTILE
 from tests.support.voted import asked, state, token_of, voting

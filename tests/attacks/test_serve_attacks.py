@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import pytest
 
 from posttrain.commands.serving import completion_service
+from posttrain.commands.serving.completion_service import HttpServer, serving
 from posttrain.commands.serving.http_base import is_loopback
-from posttrain.commands.serving.http_server import HttpServer, serving
 from posttrain.generation.engine import SamplingTimeout
 from posttrain.generation.in_process import InProcessSampling
 from posttrain.models.loading.model_folder import load_policy

@@ -13,18 +13,30 @@ import torch
 import yaml
 from matplotlib.figure import Figure
 
-from posttrain.commands.comparison.cell_runs import accuracy_curve, kept_result, recipe_digest
-from posttrain.commands.comparison.cells import Budget, Cell, make_cells, read_budget, variant_names
-from posttrain.commands.comparison.comparison_report import (
+from posttrain.commands.cells import (
+    Budget,
+    Cell,
+    accuracy_curve,
+    drift_of,
+    kept_result,
+    make_cells,
+    model_of_run,
+    read_budget,
+    recipe_digest,
+    variant_names,
+)
+from posttrain.commands.comparison_report import (
+    CellResult,
     draw_curves_of_variants,
     draw_ends_of_variants,
     markdown_table,
     mean_curve,
+    mean_over_seeds,
+    student_quantile,
     style,
+    variant_results,
     write_comparison,
 )
-from posttrain.commands.comparison.drift import drift_of, model_of_run
-from posttrain.commands.comparison.statistics import CellResult, mean_over_seeds, student_quantile, variant_results
 from posttrain.config import load_recipe
 from posttrain.errors import RunError
 from posttrain.options.model import AdapterOptions, ModelOptions

@@ -7,8 +7,8 @@ import pytest
 
 import posttrain
 from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig
+from posttrain.options.algorithm import CriticOptions, TeacherOptions
 from posttrain.options.collect import CollectOptions, LlmJudgeOptions, PersonJudgeOptions
-from posttrain.options.critic import CriticOptions, TeacherOptions
 from posttrain.options.dataset import (
     DatasetOptions,
     GeneratedOptions,

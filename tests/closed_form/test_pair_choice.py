@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from posttrain.commands.collection.pair_choice import ChosenPairs, choose_pairs, lot
+from posttrain.commands.collection.pairs import ChosenPairs, choose_pairs, lot
 from posttrain.options.collect import CollectOptions
 from tests.support.comparisons import written_prompt
 

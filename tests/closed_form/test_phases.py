@@ -7,9 +7,8 @@ import pytest
 import yaml
 
 from posttrain.cli import main
-from posttrain.commands.phase_checks import require_startable
-from posttrain.commands.phase_list import read_phases, with_phase_folders
-from posttrain.commands.phase_runs import phase_rows
+from posttrain.commands.phase_list import read_phases, require_startable, with_phase_folders
+from posttrain.commands.phases import phase_rows
 from posttrain.config import Config, SftConfig
 from tests.support.refusals import refused
 

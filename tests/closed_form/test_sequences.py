@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from posttrain.batch import completions_of
-from posttrain.commands.tracing.trace_table import with_gaps
+from posttrain.commands.trace_table import with_gaps
 from posttrain.errors import RunError
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout, TokenSequence

@@ -15,7 +15,7 @@ from posttrain.models.memory.memory_plan import MemoryPlan
 from posttrain.models.memory.model_shape import recipe_shape
 from posttrain.models.policy import as_policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.critic import TeacherOptions
+from posttrain.options.algorithm import TeacherOptions
 from posttrain.options.model import ModelOptions
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
 from posttrain.runs.named_inputs import named_files

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.commands.collection.verdicts import (
+from posttrain.commands.collection.pairs import (
     agreement,
     length_summary,
     order_summary,

@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.commands.collection.ballot import CHOICES, Ballot, StaleVote
-from posttrain.commands.collection.ballot_server import PAGE, ask_on_pages
-from posttrain.commands.collection.collection_folder import VOTES, CollectionFolder
-from posttrain.commands.collection.verdicts import standing_votes
+from posttrain.commands.collection.ballot import CHOICES, PAGE, Ballot, StaleVote, ask_on_pages
+from posttrain.commands.collection.collection import VOTES, CollectionFolder
+from posttrain.commands.collection.pairs import standing_votes
 from posttrain.errors import RunError
 from posttrain.runs import files
 from tests.support.comparisons import ballot, written_pair, written_pairs

@@ -12,10 +12,10 @@ import yaml
 import posttrain
 from posttrain.binding import code_digest
 from posttrain.cli import main
+from posttrain.commands.cells import Cell
 from posttrain.commands.comparison.cell_runs import kept_result, recipe_digest
-from posttrain.commands.comparison.cells import Cell
 from posttrain.commands.phase_list import Phase
-from posttrain.commands.phase_runs import finished
+from posttrain.commands.phases import finished
 from posttrain.runs.named_inputs import named_files
 from posttrain.runs.run_inputs import RunInputs
 from tests.closed_form.test_comparison import result

@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 from posttrain.cli import main
-from posttrain.commands.comparison import cell_runs
-from posttrain.commands.comparison.cells import Cell
-from posttrain.commands.comparison.drift import Drift
+from posttrain.commands import cells
+from posttrain.commands.cells import Cell, Drift
 from tests.support.commands import refusal
 from tests.support.refusals import mentions
 from tests.support.runs import save_tiny_model, tiny_recipe
@@ -64,7 +63,7 @@ def test_every_cell_has_the_same_budget_and_a_stopped_comparison_goes_on_with_th
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[Sequence[str]] = []
-    monkeypatch.setattr(cell_runs, "run_posttrain", in_process(calls))
+    monkeypatch.setattr(cells, "run_posttrain", in_process(calls))
     assert compare(place, "whole") == 0
     told = capsys.readouterr().out
     mentions(told, "[4/4] rloo seed 1", "| rloo | 0, 1 |")
@@ -80,7 +79,7 @@ def test_every_cell_has_the_same_budget_and_a_stopped_comparison_goes_on_with_th
     assert compare(place, "whole") == 0  # all is finished
     assert len(calls) == 4
 
-    monkeypatch.setattr(cell_runs, "run_posttrain", in_process(calls, stop=lambda number: number == 6))
+    monkeypatch.setattr(cells, "run_posttrain", in_process(calls, stop=lambda number: number == 6))
     assert compare(place, "stopped", "--seeds", "1") == 130  # in the second cell
     assert compare(place, "stopped", "--seeds", "1") == 0
     assert lasting(place, "stopped") == whole[:2]
@@ -90,18 +89,18 @@ def test_a_cell_that_was_stopped_does_not_go_on_under_another_recipe(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[Sequence[str]] = []
-    monkeypatch.setattr(cell_runs, "run_posttrain", in_process(calls))
+    monkeypatch.setattr(cells, "run_posttrain", in_process(calls))
 
     def stopped(cell: Cell) -> Drift:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cell_runs, "kl_to_start", stopped)
+    monkeypatch.setattr(cells, "kl_to_start", stopped)
     one = ("--seeds", "1", "--run.threads", "1")
     assert compare(place, "begun", *one) == 130  # the run is over, and nothing kept of it yet
     assert compare(place, "begun", *one, "--update.learning-rate", "1e-3") == 2
     assert "grpo-seed-0: was begun by another recipe than grpo seed 0 has now" in capsys.readouterr().err
     monkeypatch.undo()
-    monkeypatch.setattr(cell_runs, "run_posttrain", in_process(calls))
+    monkeypatch.setattr(cells, "run_posttrain", in_process(calls))
     (place / "begun").rename(place / "moved")
     assert compare(place, "moved", *one) == 0
     assert [command[0] for command in calls] == ["rl", "rl"]  # one for each cell: the first was finished

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.commands.serving.http_server import serving
+from posttrain.commands.serving.completion_service import serving
 from posttrain.errors import RunError, UserError
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import as_policy

@@ -15,7 +15,7 @@ import yaml
 from safetensors.torch import load_file
 
 from posttrain.cli import main
-from posttrain.commands import phase_runs
+from posttrain.commands import phases
 from posttrain.config.recipes import find_recipe
 from tests.support.accidents import Accident
 from tests.support.commands import refusal
@@ -71,7 +71,7 @@ def test_policy_optimiser_and_reference_go_on_as_stated_and_a_stopped_recipe_goe
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[Sequence[str]] = []
-    monkeypatch.setattr(phase_runs, "run_posttrain", in_process(calls, lambda number: number == 2))
+    monkeypatch.setattr(phases, "run_posttrain", in_process(calls, lambda number: number == 2))
     assert phases(place, "out") == 130  # before the second phase has begun
     assert phases(place, "out") == 0
     said = capsys.readouterr().out
@@ -107,7 +107,7 @@ def test_policy_optimiser_and_reference_go_on_as_stated_and_a_stopped_recipe_goe
 
 def test_a_finished_phase_of_another_recipe_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = place / "changed"
-    monkeypatch.setattr(phase_runs, "run_posttrain", in_process([], lambda number: number == 2))
+    monkeypatch.setattr(phases, "run_posttrain", in_process([], lambda number: number == 2))
     assert phases(place, "changed") == 130  # in the second phase
     content = yaml.safe_load((place / "phases.yaml").read_text())
     content["phases"][0]["sections"]["sft"]["num_epochs"] = 3
@@ -121,7 +121,7 @@ def test_a_finished_phase_of_another_recipe_is_refused(place: Path, monkeypatch:
     assert "2-reward: was made of an earlier result of phase rows" in refusal(*command)
     shutil.rmtree(folder / "phases" / "2-reward")
     calls: list[Sequence[str]] = []
-    monkeypatch.setattr(phase_runs, "run_posttrain", in_process(calls, lambda number: number == 2))
+    monkeypatch.setattr(phases, "run_posttrain", in_process(calls, lambda number: number == 2))
     assert main(command) == 130
     assert [call[0] for call in calls] == ["sft", "rl"]
 
@@ -223,7 +223,7 @@ def run_here(command: Sequence[str], *, name: str, log: Path) -> None:
 def test_the_bundled_hybrid_recipe_goes_on_to_the_same_bits_where_it_was_stopped_inside_its_last_phase(
     hybrid: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phase_runs, "run_posttrain", run_here)
+    monkeypatch.setattr(phases, "run_posttrain", run_here)
     command = ["phases", "small.yaml", "--folder", "out"]
     assert main(command) == 0
     last = hybrid / "out" / "phases" / "5-diverse"

@@ -9,7 +9,7 @@ import yaml
 
 import posttrain
 from posttrain.cli import main
-from posttrain.commands.serving import http_server
+from posttrain.commands.serving import completion_service
 from posttrain.errors import UserError
 from tests.support.commands import printed, refusal
 from tests.support.refusals import mentions, refused
@@ -77,7 +77,7 @@ def test_a_run_is_asked_traced_and_served(trained: tuple[Path, str], monkeypatch
     assert "rewards of the group: " in out
 
     served: list[str] = []
-    monkeypatch.setattr(http_server.HttpServer, "serve_forever", lambda self: served.append(self.service.name))
+    monkeypatch.setattr(completion_service.HttpServer, "serve_forever", lambda self: served.append(self.service.name))
     assert main(["serve", f"{run}/", "--port", "0"]) == 0
     assert served == [run]
 

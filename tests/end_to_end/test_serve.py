@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.commands.serving.completion_service import added_texts
-from posttrain.commands.serving.http_server import HttpServer, serving
+from posttrain.commands.serving.completion_service import HttpServer, added_texts, serving
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 from tests.support.commands import refusal

@@ -11,8 +11,7 @@ import pytest
 from posttrain.algorithms.table import build_algorithm
 from posttrain.cli import main
 from posttrain.commands.arguments import layers_for_model, split_arguments
-from posttrain.commands.tracing.trace_table import Crediting, traced
-from posttrain.commands.tracing.traced_run import TracedRun, traced_run
+from posttrain.commands.trace_table import Crediting, TracedRun, traced, traced_run
 from posttrain.config import Config, build
 from posttrain.runs.rollout_file import read_rollouts
 from posttrain.training.caller_objects import CallerObjects

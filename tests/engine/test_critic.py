@@ -17,7 +17,7 @@ from posttrain.models.classifiers.heads import ValueHead
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy
-from posttrain.options.critic import CriticOptions
+from posttrain.options.algorithm import CriticOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Finish, Group
@@ -199,7 +199,7 @@ def test_a_trunk_of_its_own_learns_and_leaves_the_output_layer_alone() -> None:
 
 def test_a_trunk_of_its_own_learns_however_the_options_came_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` copies a large policy; what `through_trunk` says is about a trunk that is shared."""
-    monkeypatch.setattr("posttrain.options.critic.LARGE", 1)
+    monkeypatch.setattr("posttrain.options.algorithm.LARGE", 1)
     stages = stages_with(ppo("auto", critic={"fit_steps": 0, "through_trunk": False}), critic_reward)
     critic = stages.learner.critic
     assert critic is not None

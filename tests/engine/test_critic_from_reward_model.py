@@ -13,7 +13,7 @@ from posttrain.models.classifiers.saved_classifier import TextReading, save_clas
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.critic import CriticOptions
+from posttrain.options.algorithm import CriticOptions
 from posttrain.options.model import ModelOptions
 from posttrain.records import Finish
 from posttrain.training.critic import Critic, save_critic

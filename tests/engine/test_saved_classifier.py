@@ -16,7 +16,7 @@ from posttrain.models.conversation_masks import Masking
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.critic import TeacherOptions
+from posttrain.options.algorithm import TeacherOptions
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.options.pairs import PairOptions

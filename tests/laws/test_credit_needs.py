@@ -15,7 +15,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.errors import RunError
 from posttrain.needs import CREDIT_NEEDS, NEED_OF
-from posttrain.options.critic import CriticOptions
+from posttrain.options.algorithm import CriticOptions
 from posttrain.runs.progress import Clock
 from posttrain.training.credited_step import PROVIDERS
 from posttrain.training.reference import FrozenCopy, Teacher

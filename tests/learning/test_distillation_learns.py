@@ -9,7 +9,7 @@ from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
-from posttrain.options.critic import TeacherOptions
+from posttrain.options.algorithm import TeacherOptions
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Grades
 from posttrain.runs.progress import Clock

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.commands.collection.ballot import Ballot
-from posttrain.commands.collection.pair_choice import Pair, SampledCompletion, SampledPrompt, choose_pairs
+from posttrain.commands.collection.pairs import Pair, SampledCompletion, SampledPrompt, choose_pairs
 from posttrain.options.collect import CollectOptions
 from posttrain.records import Finish
 from posttrain.runs.files import LineJournal

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from posttrain.commands.serving.http_server import HttpServer, serving
+from posttrain.commands.serving.completion_service import HttpServer, serving
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from posttrain.commands.collection.ballot import Ballot
-from posttrain.commands.collection.ballot_server import TOKEN_HEADER, BallotServer
+from posttrain.commands.collection.ballot import TOKEN_HEADER, Ballot, BallotServer
 
 Answer = tuple[int, Mapping[str, str], bytes]
 """Status, headers by their names in small letters, and body."""

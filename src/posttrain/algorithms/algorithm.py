@@ -15,8 +15,8 @@ from posttrain.algorithms.reward_shaping import RewardScaling
 from posttrain.algorithms.terms import KlTerm, LossTerm, TokenView, needs_of, total_loss
 from posttrain.errors import UserError
 from posttrain.needs import CREDIT_NEEDS, KEPT_FOR_TERMS, Need
+from posttrain.options.algorithm import CriticOptions, TeacherOptions
 from posttrain.options.bounds import Bounded, PositiveInt
-from posttrain.options.critic import CriticOptions, TeacherOptions
 from posttrain.options.training import ONE_PASS, Passes
 from posttrain.records import Grades, Group
 

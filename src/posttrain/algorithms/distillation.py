@@ -28,8 +28,8 @@ from posttrain.algorithms.terms import KlTerm, LossTerm, TokenView, kl_term, pol
 from posttrain.algorithms.token_weights import WEIGHTINGS, Weighting
 from posttrain.errors import UserError
 from posttrain.needs import Need
+from posttrain.options.algorithm import TeacherOptions
 from posttrain.options.bounds import NonNegativeFloat, PositiveFloat, Share, refuse_unread, within_bounds
-from posttrain.options.critic import TeacherOptions
 
 Horizon = Literal["token", "completion"]
 

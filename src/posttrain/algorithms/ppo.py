@@ -32,8 +32,8 @@ from posttrain.algorithms.token_weights import WEIGHTINGS, Weighting
 from posttrain.algorithms.value_terms import DEFAULT_VALUE_LOSS, ValueLossOptions, entropy_term, value_term
 from posttrain.errors import UserError
 from posttrain.needs import Need
+from posttrain.options.algorithm import DEFAULT_CRITIC, CriticOptions
 from posttrain.options.bounds import NonNegativeFloat, Share, refuse_unread, within_bounds
-from posttrain.options.critic import DEFAULT_CRITIC, CriticOptions
 from posttrain.options.training import Passes
 
 Baseline = Literal["critic", "leave_one_out", "none"]

@@ -1,9 +1,10 @@
 """`posttrain chat`: ask a model by hand and see its whole answer, tags included."""
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from posttrain.commands.arguments import (
     LOADING,
@@ -19,6 +20,10 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import BUNDLED, ModelOptions
 from posttrain.options.rollout import SamplingOptions
 from posttrain.options.task import TASK_OPTIONS
+
+if TYPE_CHECKING:
+    from posttrain.models.rendering import TokenizerRenderer
+    from posttrain.records import Prompt
 
 HINTS = {
     BUNDLED: "The bundled model knows one kind of question: Use all of 11, 25, 11 to make 25.",
@@ -94,7 +99,6 @@ def typed(hint: str) -> Iterator[str]:
 
 def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", how: DatasetOptions, seed: int) -> None:
     """Load the model, then answer each question as it comes."""
-    from posttrain.commands.tracing.typed_prompt import typed_prompt
     from posttrain.generation.groups import sample_groups
     from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
     from posttrain.generation.request import GroupRequest
@@ -125,3 +129,28 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", h
             outcomes = grade(groups, [reward_function(countdown)]).outcomes
             verdict = ", " + ", ".join(rows[0][0] for rows in outcomes.values())
         print(f"[{rollout.num_sampled} tokens, ended by {rollout.finish}{verdict}]\n")
+
+
+COUNTDOWN = re.compile(r"Use (all|some) of ([0-9]+(?:, [0-9]+)*) to make ([0-9]+)\.")
+"""A Countdown problem as the bundled model knows it; an answer to it can be graded."""
+AS_TYPED = DatasetOptions()
+ASKED = "asked"
+"""The id of a typed prompt; problems of a task have others."""
+
+
+def typed_prompt(text: str, renderer: "TokenizerRenderer", how: DatasetOptions = AS_TYPED) -> "Prompt":
+    """A typed question as a prompt, made as from a dataset's row, except that `auto` means the chat template, if any.
+
+    A Countdown problem on one line is rendered as the bundled model was trained, unless `how` says otherwise, and has
+    the columns that graders read.
+    """
+    from posttrain.tasks.prompt_content import prompt_content
+
+    if how == AS_TYPED and (match := COUNTDOWN.fullmatch(text.strip())):
+        quantifier, numbers, target = match.groups()
+        rule = "all" if quantifier == "all" else "subset"
+        columns = {"numbers": tuple(map(int, numbers.split(", "))), "target": int(target), "rule": rule}
+        return renderer.render(text.strip() + "\n", id=ASKED, columns=columns)
+    if how.prompt_format == "auto":
+        how = replace(how, prompt_format="chat" if renderer.template else "plain")
+    return renderer.render(prompt_content(text, how, ASKED), id=ASKED, prefill=how.prefill)

@@ -99,10 +99,10 @@ def ask_people(collection: "Collection", switches: CollectSwitches) -> None:
     assert isinstance(judge, PersonJudgeOptions)
     ballots = [collection.ballot(rater) for rater in switches.rater]
     if switches.terminal:
-        from posttrain.commands.collection.terminal_ballot import ask_in_terminal
+        from posttrain.commands.collection.ballot import ask_in_terminal
 
         ask_in_terminal(ballots[0], judge.question)
         return
-    from posttrain.commands.collection.ballot_server import ask_on_pages
+    from posttrain.commands.collection.ballot import ask_on_pages
 
     ask_on_pages(ballots, judge.question, port=switches.port, stopping=lambda: bool(collection.interruption))

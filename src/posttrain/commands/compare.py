@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     given = split_arguments(rest)
     first, _ = given.first("RECIPE", PROGRAM)
     recipes = given.positional or [first]
-    from posttrain.commands.comparison.cells import make_cells, read_budget, variant_names
+    from posttrain.commands.cells import make_cells, read_budget, variant_names
 
     variants: dict[str, Config] = {}
     for name, recipe in zip(variant_names(recipes), recipes, strict=True):
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         for cell in cells:
             print(f"  {cell.name:30} {cell.config.algorithm}")
         return 0
-    from posttrain.commands.comparison.cell_runs import run_comparison
+    from posttrain.commands.cells import run_comparison
     from posttrain.runs.interruption import GOES_ON, stopped_with_a_word
 
     with stopped_with_a_word(lambda: GOES_ON):

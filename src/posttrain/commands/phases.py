@@ -1,11 +1,27 @@
-"""`posttrain phases`: the phases of one recipe, one after another, each using what earlier ones made."""
+"""`posttrain phases`: the phases of one recipe, one after another, each in its own process.
 
-from collections.abc import Sequence
+Finished ones are kept, and one that was begun is resumed.  The report is phases.json, and phases.md with a row for each
+measure of each phase.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from posttrain.commands.arguments import TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec, read_flags
+from posttrain.config import as_recipe
+from posttrain.errors import UserError
+from posttrain.runs.files import write_atomically
+from posttrain.runs.folder import sole_writer
+from posttrain.runs.interruption import run_posttrain
+from posttrain.runs.named_inputs import changed_since
+from posttrain.runs.same_recipe import changed_options, first_changes
+
+if TYPE_CHECKING:
+    from posttrain.commands.phase_list import Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the unfinished phases, and print the report."""
     recipe, flags = split_arguments(arguments).only("RECIPE", PROGRAM)
     _, switches = read_flags(flags, PROGRAM, {})
-    from posttrain.commands.phase_checks import require_startable
-    from posttrain.commands.phase_list import read_phases
+    from posttrain.commands.phase_list import read_phases, require_startable
 
     folder = Path(switches.folder)
     phases = read_phases(recipe, folder, trust_code=switches.trust_code)
@@ -41,10 +56,122 @@ def main(arguments: Sequence[str]) -> int:
             taken = ", ".join(sorted(phase.takes_over())) or "nothing of an earlier phase"
             print(f"{phase.number}. {phase.name:16} posttrain {phase.command:12} takes over {taken}")
         return 0
-    from posttrain.commands.phase_runs import run_phases
     from posttrain.runs.interruption import GOES_ON, stopped_with_a_word
 
     with stopped_with_a_word(lambda: GOES_ON):
         report = run_phases(phases, folder)
     print(f"\n{report}\n{folder} has it as Markdown and as JSON.")
     return 0
+
+
+HEADS = ("phase", "command", "measure", "before", "after", "steps", "minutes", "memory GB")
+REMEDY = "Delete it and those of the phases after it, or keep these phases in another folder."
+
+
+def run_phases(phases: "Sequence[Phase]", folder: Path, tell: Callable[[str], None] = print) -> str:
+    with sole_writer(folder):
+        results: list[dict[str, Any]] = []
+        earlier: dict[str, Phase] = {}
+        for phase in phases:
+            config = phase.config(earlier)
+            done = finished(phase, config)
+            tell(f"[{phase.number}/{len(phases)}] {phase.name}: {'finished already' if done else phase.folder}")
+            if not done:
+                refuse_made_before(phase, phases[phase.number :])
+                run_phase(phase, config)
+            summary = json.loads((phase.folder / "summary.json").read_text(encoding="utf-8"))
+            results.append(
+                {"name": phase.name, "command": phase.command, "folder": str(phase.folder), "summary": summary}
+            )
+            earlier[phase.name] = phase
+            write_report(folder, results)
+        return (folder / "phases.md").read_text(encoding="utf-8")
+
+
+def finished(phase: "Phase", config: Any) -> bool:
+    """Whether a phase has been run to its end.  Raises UserError if its run was begun by another recipe."""
+    kept = phase_recipe_file(phase)
+    changed = changed_options(kept, config) if phase.folder.is_dir() and kept.is_file() else []
+    if changed:
+        rule = f"was begun by another recipe than phase {phase.name} has now: {first_changes(changed)}"
+        raise UserError(f"{phase.folder}: {rule}.  {REMEDY}")
+    done = (phase.folder / "summary.json").is_file()
+    if done and (changed := changed_since(phase.folder, config)):
+        raise UserError(f"{phase.folder}: phase {phase.name} is finished, and {first_changes(changed)}.  {REMEDY}")
+    return done
+
+
+def refuse_made_before(phase: "Phase", later: "Sequence[Phase]") -> None:
+    """Raise UserError if a phase is to be run again whose result a later phase was made of."""
+    for each in later:
+        if each.folder.is_dir() and phase.name in each.names_taken_over():
+            rule = f"was made of an earlier result of phase {phase.name}, which is to be run again"
+            raise UserError(f"{each.folder}: {rule}.  {REMEDY}")
+
+
+def run_phase(phase: "Phase", config: Any) -> None:
+    recipe = phase_recipe_file(phase)
+    recipe.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(recipe, as_recipe(config).encode())
+    begun = (phase.folder / "config.yaml").is_file()
+    command = ["--resume", str(phase.folder)] if begun else [str(recipe)]
+    run_posttrain([phase.command, *command], name=f"phase {phase.name}", log=recipe.with_suffix(".log"))
+
+
+def phase_recipe_file(phase: "Phase") -> Path:
+    """The recipe that a phase was begun with, next to its folder."""
+    return phase.folder.parent / f"{phase.folder.name}.yaml"
+
+
+def write_report(folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
+    """Write phases.json and phases.md."""
+    table = "\n".join(
+        [
+            f"| {' | '.join(HEADS)} |",
+            f"| {' | '.join('---' if head in HEADS[:3] else '---:' for head in HEADS)} |",
+            *(f"| {' | '.join(row)} |" for result in results for row in phase_rows(result)),
+        ]
+    )
+    write_atomically(folder / "phases.json", (json.dumps(list(results), indent=1) + "\n").encode())
+    write_atomically(folder / "phases.md", (table + "\n").encode())
+
+
+def phase_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    """A row for each measure of a phase before and after; one without a measure if there is none."""
+    summary = result["summary"]
+    seconds = summary.get("seconds")  # by stage, or of the whole run
+    total = seconds["total"] if isinstance(seconds, Mapping) else seconds
+    names = [result["name"], result["command"]]
+    cost = [
+        str(summary.get("steps", "")),
+        "" if total is None else f"{total / 60:.1f}",
+        f"{summary['peak_memory_bytes'] / 1e9:.2f}" if "peak_memory_bytes" in summary else "",
+    ]
+    for row in list(measures_of(summary.get("before") or {}, summary.get("after") or {})) or [["", "", ""]]:
+        yield [*names, *row, *cost]
+        names, cost = ["", ""], ["", "", ""]
+
+
+def measures_of(before: Mapping[str, Any], after: Mapping[str, Any], source: str = "") -> Iterator[list[str]]:
+    """Name, value before and value after of each measure; then those of each source of a mixture."""
+    for name in after:
+        if interval_of(after, name) and isinstance(after[name], float):
+            called = name.replace("_", " ") + (f", {source}" if source else "")
+            yield [called, result_with_interval(before, name), result_with_interval(after, name)]
+    earlier = before.get("sources") or {}
+    for name, results in (after.get("sources") or {}).items():
+        yield from measures_of(earlier.get(name) or {}, results, name)
+
+
+def result_with_interval(results: Mapping[str, Any], name: str) -> str:
+    value, interval = results.get(name), interval_of(results, name)
+    if not isinstance(value, float):
+        return ""
+    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else f"{value:.3f}"
+
+
+def interval_of(results: Mapping[str, Any], name: str) -> Sequence[float] | None:
+    """The interval of a result: a pair in summaries, two numbers in the metrics of pairs."""
+    found: Sequence[float] | None = results.get(f"{name}_interval")
+    low, high = results.get(f"{name}_low"), results.get(f"{name}_high")
+    return found or (None if low is None or high is None else (low, high))

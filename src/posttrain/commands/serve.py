@@ -58,8 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     config, switches = configured(ServeConfig, [model_layer(model)], flags, PROGRAM)
     require_model(config.model)
     token = token_of(switches)
-    from posttrain.commands.serving.completion_service import Service
-    from posttrain.commands.serving.http_server import listening
+    from posttrain.commands.serving.completion_service import Service, listening
     from posttrain.models.loading.model_folder import load_policy
     from posttrain.models.rendering import renderer_of
 

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"command line: --sample = {switches.sample}: must be less than rollout.group_size = {size}")
     picture = picture_file(switches.picture) if switches.picture else None
     from posttrain.algorithms.table import build_algorithm
-    from posttrain.commands.tracing.trace_table import (
+    from posttrain.commands.trace_table import (
         NO_RUN,
         Crediting,
         algorithms_beside,
@@ -74,8 +74,8 @@ def main(arguments: Sequence[str]) -> int:
         sampled_group,
         table,
         traced,
+        traced_run,
     )
-    from posttrain.commands.tracing.traced_run import traced_run
     from posttrain.training.caller_objects import CallerObjects
     from posttrain.training.session import open_session
 

@@ -30,7 +30,7 @@ from posttrain.models.loading.saving import require_loadable, save_policy, whole
 from posttrain.models.model_outputs import trunk as without_output_layer
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.gradients import gradients_in_place
-from posttrain.options.critic import CriticOptions
+from posttrain.options.algorithm import CriticOptions
 from posttrain.options.model import ModelOptions
 from posttrain.records import Group, Rollout
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes, untied

@@ -26,7 +26,7 @@ from posttrain.models.loading.construction import linear_matrices
 from posttrain.models.loading.model_folder import load_beside
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.options.critic import PLACES, TeacherOptions
+from posttrain.options.algorithm import PLACES, TeacherOptions
 from posttrain.records import Grades, Group, Prompt
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from math import comb
 from typing import Any
 
+from posttrain.commands.collection.ballot import barred
 from posttrain.commands.collection.judge_answers import LlmJudge
-from posttrain.commands.collection.pair_choice import SampledPrompt, choose_pairs
+from posttrain.commands.collection.pairs import SampledPrompt, choose_pairs
 from posttrain.commands.collection.prompt_sampler import PairObjects, PromptSampler
-from posttrain.commands.collection.terminal_ballot import barred
 from posttrain.config import CollectConfig
 from posttrain.options.collect import LlmJudgeOptions, RewardJudgeOptions
 from posttrain.runs.folder import resume_command, shown

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from posttrain.binding import bind
-from posttrain.commands.collection.pair_choice import Pair, lot
+from posttrain.commands.collection.pairs import Pair, lot
 from posttrain.config.recipes import parse_yaml
 from posttrain.errors import UserError
 from posttrain.options.collect import LlmJudgeOptions

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from posttrain.binding import bind
-from posttrain.commands.collection.pair_choice import SampledPrompt, sampled_prompts
+from posttrain.commands.collection.pairs import SampledPrompt, sampled_prompts
 from posttrain.config.recipes import short_reward
 from posttrain.config.sections import CollectConfig
 from posttrain.errors import UserError

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
 
+
 LINE_CHARACTERS = 30
 """Of a panel's text, before it is broken."""
 

@@ -1,4 +1,4 @@
-"""What expects the rewards of an actor-critic algorithm: the section `algorithm.critic` of a recipe."""
+"""The options inside the `algorithm` section that are records: an actor-critic's critic, and the teacher of distillation."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -1,0 +1,347 @@
+"""What `posttrain compare` runs: variants of one task, each by several seeds, at an equal budget, each in its own process.
+
+The result of a finished cell is kept, so that a comparison continues where it stopped.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+from jaxtyping import Float64
+from torch import Tensor
+
+from posttrain.commands.comparison_report import (
+    CellResult,
+    accuracy,
+    cell_accuracy,
+    quantity,
+    write_comparison,
+)
+from posttrain.config import Config, as_recipe
+from posttrain.errors import RunError, UserError
+from posttrain.generation.groups import sample_groups
+from posttrain.generation.request import GroupRequest
+from posttrain.generation.streams import StreamKey
+from posttrain.models.loading.model_folder import load_policy
+from posttrain.options.bounds import value_at
+from posttrain.options.dataset import DatasetOptions
+from posttrain.options.model import ModelOptions, is_adapter_folder, run_model
+from posttrain.options.rollout import SamplingParams
+from posttrain.records import Rollout
+from posttrain.runs.files import read_metrics, write_atomically
+from posttrain.runs.folder import sole_writer
+from posttrain.runs.interruption import run_posttrain
+from posttrain.runs.named_inputs import changed_since
+from posttrain.runs.same_recipe import changed_options, first_changes
+from posttrain.runs.summary import headline
+from posttrain.tasks.base import held_out_prompts, training_prompts
+from posttrain.training.session import open_session
+from posttrain.training.update import group_logprobs
+
+MEASURED_ALIKE = (
+    *("model", "task", "evaluation", "sandbox"),
+    *("run.seed", "run.threads", "rollout.max_completion_tokens"),
+)
+"""Sections and options that decide what is measured, and where training starts: the same in every variant."""
+NO_STEP_LIMIT = 1_000_000
+"""Steps of a cell that its budget ends."""
+BUDGET_FORMS = "tokens=200000, minutes=3, or both: tokens=200000,minutes=3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What every cell may use up; the first that is used up ends it, after the step in progress."""
+
+    tokens: int | None = None
+    """Completion tokens sampled to train on, including those of groups that dynamic sampling dropped."""
+    minutes: float | None = None
+    """Wall time of the run, evaluations included."""
+
+    def __bool__(self) -> bool:
+        return self.tokens is not None or self.minutes is not None
+
+    def __str__(self) -> str:
+        given = ((self.tokens, "tokens"), (self.minutes, "minutes"))
+        return (
+            " or ".join(f"{value:,} {unit}" for value, unit in given if value is not None) or "the recipes' own steps"
+        )
+
+
+def read_budget(text: str) -> Budget:
+    """The budget that a flag gives, such as `tokens=200000` or `minutes=3`; an empty text is none."""
+    kinds: Mapping[str, type[int] | type[float]] = {"tokens": int, "minutes": float}
+    given: dict[str, int | float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.strip().partition("=")
+        if name in given:
+            raise UserError(f"budget {text}: {name} is given twice.  Use {BUDGET_FORMS}.")
+        try:
+            given[name] = kinds[name](value.replace("_", ""))
+        except (KeyError, ValueError):
+            raise UserError(f"budget {text}: {part.strip()!r} is not a budget.  Use {BUDGET_FORMS}.") from None
+        if not given[name] > 0:
+            raise UserError(f"budget {text}: {name} must be greater than 0.")
+    return Budget(**given)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run of the comparison: a variant with a seed."""
+
+    variant: str
+    seed: int
+    config: Config
+    """With the seed, the budget and the folder of this cell."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.run.folder)
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant} seed {self.seed}"
+
+    @property
+    def recipe(self) -> str:
+        """The recipe of the run, every option written out."""
+        return as_recipe(self.config)
+
+
+def variant_names(recipes: Sequence[str]) -> list[str]:
+    """The names of the variants: those of their files, without folder and ending."""
+    names = [
+        re.sub(r"[^\w.+-]", "_", Path(recipe).name.removesuffix(".yaml").removesuffix(".yml")) for recipe in recipes
+    ]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two recipes are called {name}.  Rename one: variants are told apart by their names.")
+    return names
+
+
+def make_cells(variants: Mapping[str, Config], *, seeds: int, budget: Budget, folder: Path) -> list[Cell]:
+    """All cells, every variant with the first seed before any with the second: a part of them is a fair comparison too.
+
+    Raises UserError if the variants cannot be compared, or do not fit a budget.
+    """
+    (first, wanted), *_ = variants.items()
+    by_reward = isinstance(wanted.task, Mapping) or wanted.task.name == DatasetOptions.name
+    alike = (*MEASURED_ALIKE, *(("rewards",) if by_reward else ()))
+    for name, config in variants.items():
+        for option in alike:
+            require_same(option, {first: wanted, name: config})
+        require_suits(name, config, budget)
+
+    def config_of(config: Config, name: str, seed: int) -> Config:
+        place = folder / "cells" / f"{name}-seed-{seed}"
+        run = replace(config.run, seed=seed, folder=str(place), overwrite=False)
+        if budget:
+            run = replace(run, num_steps=NO_STEP_LIMIT, token_limit=budget.tokens, time_limit_minutes=budget.minutes)
+        return replace(config, run=run)
+
+    return [
+        Cell(variant=name, seed=seed, config=config_of(config, name, seed))
+        for seed in range(wanted.run.seed, wanted.run.seed + seeds)
+        for name, config in variants.items()
+    ]
+
+
+def require_same(option: str, configs: Mapping[str, Config]) -> None:
+    """Refuse a difference in what decides how results are measured."""
+    values = {name: value_at(config, option) for name, config in configs.items()}
+    first = next(iter(values.values()))
+    if any(value != first for value in values.values()):
+        shown = "\n".join(f"    {name}: {value}" for name, value in values.items())
+        rule = f"{option} differs between {' and '.join(values)}: their results could not be compared"
+        raise UserError(f"{rule}.\n{shown}\n  Give all variants the same, such as by --base.")
+
+
+def require_suits(name: str, config: Config, budget: Budget) -> None:
+    """Refuse a data set without held-out rows, and what ends a run, or its learning rate, by another measure."""
+    task, run, update = config.task, config.run, config.update
+    if isinstance(task, DatasetOptions) and not (task.held_out_path or task.held_out_split or task.held_out_share):
+        rule = "nothing is held out, and held-out accuracy is compared"
+        raise UserError(f"{name}: task.held_out_share = 0: {rule}.  Use a share above 0, or set task.held_out_path.")
+    if budget and run.early_stop_evaluations is not None:
+        given = f"run.early_stop_evaluations = {run.early_stop_evaluations}"
+        raise UserError(f"{name}: {given} may end a run before its budget of {budget}.  Leave it out, or the budget.")
+    if budget and update.schedule != "constant":
+        rule = f"falls to zero at run.num_steps, and a budget of {budget} ends runs earlier or later"
+        raise UserError(f"{name}: update.schedule = {update.schedule} {rule}.  Use constant, or leave the budget out.")
+
+
+RESULT = "cell.json"
+
+
+def run_comparison(cells: Sequence[Cell], budget: Budget, folder: Path, tell: Callable[[str], None] = print) -> str:
+    """Run the cells one after another and write comparison.json, .md and .png after each; returns the table.
+
+    Finished cells are not run again, and one that was begun continues from its last checkpoint.
+    """
+    with sole_writer(folder):
+        results = {cell.name: result for cell in cells if (result := kept_result(cell)) is not None}
+        if results:
+            tell(f"{len(results)} of {len(cells)} cells are finished already.")
+        for number, cell in enumerate(cells, start=1):
+            if cell.name in results:
+                continue
+            tell(f"[{number}/{len(cells)}] {cell.name}: {cell.folder}")
+            result = results[cell.name] = run_cell(cell)
+            change = f"{cell_accuracy(result, result.before):.3f} → {accuracy(result):.3f}"
+            cost = f"{result.steps} steps, {result.sampled_tokens:,} tokens, {result.training_seconds:.0f} s"
+            tell(f"    held-out {quantity([result])} {change} in {cost}")
+            write_comparison(folder, [results[each.name] for each in cells if each.name in results], str(budget))
+        return write_comparison(folder, [results[each.name] for each in cells], str(budget))
+
+
+def recipe_digest(cell: Cell) -> str:
+    """The digest of a cell's recipe, whatever folder its run is kept in."""
+    return hashlib.sha256(cell.recipe.replace(str(cell.folder), "FOLDER").encode()).hexdigest()
+
+
+def cell_recipe_file(cell: Cell) -> Path:
+    """The recipe that a cell was begun with, next to its folder."""
+    return cell.folder.parent / f"{cell.folder.name}.yaml"
+
+
+def kept_result(cell: Cell) -> CellResult | None:
+    """The result of a finished cell.  Raises UserError if it was begun, or made, by another recipe."""
+    file = cell.folder / RESULT
+    if not file.is_file():
+        if (cell.folder / "config.yaml").is_file():
+            require_recipe_of_now(cell, f"{cell.folder}: was begun")
+        return None
+    try:
+        result = CellResult(**json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{file}: is not the result of a cell ({error}).  Delete {cell.folder}.") from None
+    if result.recipe_digest != recipe_digest(cell):  # it also differs if options were added since
+        require_recipe_of_now(cell, f"{file}: was made")
+    if changed := changed_since(cell.folder, cell.config):
+        raise UserError(f"{file}: {cell.name} is finished, and {first_changes(changed)}.  {remedy(cell)}")
+    return result
+
+
+def require_recipe_of_now(cell: Cell, what: str) -> None:
+    kept = next((each for each in (cell_recipe_file(cell), cell.folder / "config.yaml") if each.is_file()), None)
+    changed = [f"{cell_recipe_file(cell)} is gone"] if kept is None else changed_options(kept, cell.config)
+    if changed:
+        rule = f"{what} by another recipe than {cell.name} has now: {first_changes(changed)}"
+        raise UserError(f"{rule}.  {remedy(cell)}")
+
+
+def remedy(cell: Cell) -> str:
+    return f"Delete {cell.folder} to run it again, or keep this comparison in another folder."
+
+
+def run_cell(cell: Cell) -> CellResult:
+    """Run a cell to its end, or resume it, in its own process: its peak of memory is then its own.
+
+    Raises RunError if the run fails.
+    """
+    if not (cell.folder / "summary.json").is_file():
+        cell.folder.parent.mkdir(parents=True, exist_ok=True)
+        recipe = cell_recipe_file(cell)
+        write_atomically(recipe, cell.recipe.encode())
+        begun = (cell.folder / "config.yaml").is_file()
+        command = ["rl", "--resume", str(cell.folder)] if begun else ["rl", str(recipe)]
+        run_posttrain(command, name=cell.name, log=cell.folder.parent / f"{cell.folder.name}.cell.log")
+    result = cell_result(cell, asdict(kl_to_start(cell)))
+    write_atomically(cell.folder / RESULT, json.dumps(asdict(result), indent=1).encode())
+    return result
+
+
+def cell_result(cell: Cell, kl: Mapping[str, float]) -> CellResult:
+    """The result in the run folder of a cell."""
+    summary = json.loads((cell.folder / "summary.json").read_text(encoding="utf-8"))
+    seconds = summary["seconds"]
+    return CellResult(
+        variant=cell.variant,
+        seed=cell.seed,
+        recipe_digest=recipe_digest(cell),
+        **{name: summary[name] for name in ("before", "after", "steps", "peak_memory_bytes", "device", "versions")},
+        sampled_tokens=summary["tokens"]["sampled"],
+        seconds=seconds["total"],
+        training_seconds=seconds["total"] - seconds.get("evaluate", 0.0),
+        kl=kl,
+        curve=list(accuracy_curve(read_metrics(cell.folder / "metrics.jsonl"))),
+    )
+
+
+def accuracy_curve(records: Sequence[Mapping[str, object]]) -> Iterator[tuple[int, float, float]]:
+    """(tokens sampled so far, seconds of training so far, held-out accuracy) wherever it was measured."""
+
+    def number(record: Mapping[str, object], name: str, otherwise: float = 0.0) -> float:
+        value = record.get(name)
+        return float(value) if isinstance(value, int | float) else otherwise
+
+    tokens, seconds = 0, 0.0
+    for record in records:
+        tokens = int(number(record, "num_sampled_tokens", tokens))
+        seconds += number(record, "step_time") - number(record, "seconds/evaluate")
+        if (found := headline(record, "eval/")) is not None:
+            yield tokens, seconds, found[1]
+
+
+PROMPTS = 64
+SAMPLES = 4
+"""Completions of each prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """KL(π‖π₀) from completions of π at temperature 1, in nats."""
+
+    per_completion: float
+    per_completion_error: float
+    """Standard error of the mean over completions."""
+    per_token: float
+    """The same sum over the number of tokens."""
+
+
+def kl_to_start(cell: Cell) -> Drift:
+    """The KL of a finished cell's policy to its start.
+
+    KL(π‖π₀) = E_{y ~ π} Σ_t log π(y_t) - log π₀(y_t)      k1: unbiased, of a completion as a whole
+    """
+    config = cell.config
+    with open_session(replace(config, model=model_of_run(config.model, cell.folder)), inference=True) as session:
+        session.load_weights()
+        prompts = held_out_prompts(session.task)[:PROMPTS] or training_prompts(session.task, 1, range(PROMPTS))
+        request = GroupRequest(
+            group_size=SAMPLES,
+            max_completion_tokens=config.rollout.max_completion_tokens,
+            sampling=SamplingParams(),
+            key=StreamKey(cell.seed, "kl to start", 0),
+        )
+        groups = sample_groups(session.engine, prompts, request)
+    start = load_policy(config.model, seed=cell.seed, inference=True)
+    logprobs = group_logprobs(start, groups, temperature=1.0, max_tokens=config.update.tokens_per_microbatch)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return drift_of(rollouts, logprobs)
+
+
+def drift_of(rollouts: Sequence[Rollout], start_logprobs: Float64[Tensor, " token"]) -> Drift:
+    """The estimate from completions of π and the log-probs under π₀ of all their sampled tokens, in order."""
+    lengths = [rollout.num_sampled for rollout in rollouts]
+    of_start = [part.sum().item() for part in start_logprobs.split(lengths)]
+    ratios = [sum(rollout.logprobs) - other for rollout, other in zip(rollouts, of_start, strict=True)]
+    return Drift(
+        per_completion=fmean(ratios),
+        per_completion_error=stdev(ratios) / math.sqrt(len(ratios)),
+        per_token=sum(ratios) / sum(lengths),
+    )
+
+
+def model_of_run(began: ModelOptions, run: Path) -> ModelOptions:
+    """The saved model of a run, loaded as it was trained: in 4 bits only with an adapter over such a base.
+
+    The revision is of the hub model that the run began with, and the template is saved with the run's model.
+    """
+    folder = run_model(run)
+    bits = began.quantization if is_adapter_folder(folder) else None
+    return replace(began, path=str(folder), revision="", chat_template="", adapter=None, quantization=bits)
