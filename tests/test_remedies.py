@@ -6,7 +6,6 @@ command line has a remedy for both.  Options by their dotted names are in test_o
 
 import ast
 import builtins
-import importlib
 import inspect
 import re
 import tomllib
@@ -20,6 +19,7 @@ import posttrain
 from posttrain.cli import COMMANDS
 from posttrain.config.sections import section_names
 from posttrain.options.reward import RewardSettings
+from tests.support.commands import program_of
 from tests.support.pages import attribute
 from tests.test_option_names import KINDS, SOURCE, options_named, records
 
@@ -149,8 +149,7 @@ def all_texts() -> tuple[Text, ...]:
 @cache
 def known_flags() -> frozenset[str]:
     """The flags without a dot, of all commands."""
-    modules = [importlib.import_module(f"posttrain.commands.{module}") for module, _ in COMMANDS.values()]
-    switches = [module.PROGRAM.switches for module in modules if hasattr(module, "PROGRAM")]
+    switches = [program_of(command).switches for command in COMMANDS]
     names = {field.name.replace("_", "-") for each in switches for field in fields(each)}
     return frozenset(names | SECTIONS | FLAGS_OF_ALL)
 

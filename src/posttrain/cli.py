@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from importlib import import_module
 
 COMMANDS = {
-    "rl": ("rl", "train a model by reward"),
-    "sft": ("sft", "train a model on your rows, or a small one from scratch"),
-    "dpo": ("dpo", "train a model on pairs of answers of which one is better"),
-    "reward-model": ("reward_model", "train a reward model on pairs of answers"),
+    "rl": ("train.rl", "train a model by reward"),
+    "sft": ("train.sft", "train a model on your rows, or a small one from scratch"),
+    "dpo": ("train.dpo", "train a model on pairs of answers of which one is better"),
+    "reward-model": ("train.reward_model", "train a reward model on pairs of answers"),
     "collect": ("collect", "make pairs of completions and have them judged: by rewards, a language model or people"),
     "irl": ("irl", "find the reward behind demonstrations"),
     "phases": ("phases", "run phases of one recipe one after another, such as sft, reward model, rl"),
@@ -27,7 +27,7 @@ COMMANDS = {
     "doctor": ("doctor", "show what this machine has, and whether it can run programs safely"),
     "config": ("config", "print the recipe that recipes and flags make"),
 }
-"""Name -> module in posttrain.commands, and what it does."""
+"""Name -> module in posttrain.commands, with its function unless that is `main`; and what it does."""
 
 USAGE = """usage: posttrain COMMAND [ARGUMENTS]
 
@@ -70,8 +70,9 @@ def run_named_command(command: str, arguments: Sequence[str]) -> int:
     from posttrain.errors import HelpShown, UserError, exit_call
 
     atexit.register(gc.freeze)  # the interpreter would look for garbage in all of torch: 1.3 s at the end of a command
+    module, _, function = COMMANDS[command][0].partition(".")
     try:
-        return int(import_module(f"posttrain.commands.{COMMANDS[command][0]}").main(arguments))
+        return int(getattr(import_module(f"posttrain.commands.{module}"), function or "main")(arguments))
     except UserError as error:
         return complain(error.command, error.exit_code)
     except KeyboardInterrupt as stop:

@@ -126,7 +126,7 @@ def test_rewards_may_differ_only_where_the_task_has_a_measure_of_its_own() -> No
 def test_a_rate_that_falls_with_the_steps_does_not_go_with_a_budget() -> None:
     falling = {"grpo": load_recipe(update={"schedule": "linear"})}
     with refused("update.schedule = linear falls to zero at run.num_steps"):
-        make_cells(falling, seeds=1, budget=Budget(minutes=1), folder=Path())
+        make_cells(falling, seeds=1, budget=Budget(minutes=1.0), folder=Path())
     assert make_cells(falling, seeds=1, budget=Budget(), folder=Path())
 
 

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import is_dataclass
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -19,7 +18,7 @@ from posttrain.commands.serve import ServeConfig
 from posttrain.config import Config, IrlConfig, SftConfig
 from posttrain.config.reading import checked_sections
 from posttrain.config.recipes import merge, parse_yaml
-from tests.support.commands import called, printed, refusal
+from tests.support.commands import called, printed, program_of, refusal
 from tests.support.refusals import mentions
 from tests.support.runs import Ended
 
@@ -178,9 +177,8 @@ def test_the_help_of_rl_says_what_each_field_says_and_shows_the_recipe_s_values(
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "check-task"])  # its help is one text
 def test_no_help_of_a_flag_breaks_off_within_a_line(command: str) -> None:
-    module = import_module(f"posttrain.commands.{COMMANDS[command][0]}")
     kind = {"sft": SftConfig, "irl": IrlConfig, "chat": ChatConfig, "serve": ServeConfig}.get(command, Config)
-    parser = help_record(checked_sections(kind, merge([])), module.PROGRAM)
+    parser = help_record(checked_sections(kind, merge([])), program_of(command))
     assert [text for text in helps(parser) if "\n" in text] == []
 
 

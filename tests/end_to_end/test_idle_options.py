@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from importlib import import_module
 from inspect import getsource
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -17,9 +16,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from posttrain.cli import COMMANDS, main
-from posttrain.commands import arguments, training_runs
+from posttrain.commands import arguments
 from posttrain.errors import UserError
-from tests.support.commands import printed, refusal
+from tests.support.commands import module_of, printed, program_of, refusal
 from tests.support.option_reads import leaves, recorded_reads
 from tests.support.pictures import save_blank
 from tests.support.runs import save_tiny_model
@@ -106,7 +105,7 @@ def test_an_option_is_read_or_refused(scenario: str, place: Path, monkeypatch: p
     with recorded_reads() as read:
         assert main(command) == 0
     (config,) = built
-    takes = module_of(command[0]).PROGRAM.reads
+    takes = program_of(command[0]).reads
     idle = {
         path
         for path, option in leaves(config)
@@ -127,11 +126,6 @@ def refused(config: Any, path: list[str]) -> bool:
     except UserError:
         return True
     return False
-
-
-def module_of(command: str) -> Any:
-    """The module of a command."""
-    return import_module(f"posttrain.commands.{COMMANDS[command][0]}")
 
 
 def changed(config: Any, path: list[str]) -> Any:
@@ -167,9 +161,8 @@ def test_every_command_has_a_run_here_or_a_reason() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_reads_its_switches(command: str) -> None:
-    module = module_of(command)
-    source = "".join(map(getsource, (module, training_runs, arguments.SplitArguments)))  # which knows of --trust-code
-    for switch in fields(module.PROGRAM.switches) if "PROGRAM" in vars(module) else ():
+    source = "".join(map(getsource, (module_of(command), arguments.SplitArguments)))  # which knows of --trust-code
+    for switch in fields(program_of(command).switches):
         named = rf'"{switch.name}"|switches\.{switch.name}\b|--{switch.name}\b'
         assert re.search(named, source), f"{command} does not read --{switch.name}"
 

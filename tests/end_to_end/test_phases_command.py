@@ -63,7 +63,7 @@ def in_process(calls: list[Sequence[str]], stop: Callable[[int], bool]) -> Calla
     return run
 
 
-def phases(place: Path, folder: str, *more: str) -> int:
+def run_phases(place: Path, folder: str, *more: str) -> int:
     return main(["phases", str(place / "phases.yaml"), "--folder", str(place / folder), *more])
 
 
@@ -72,8 +72,8 @@ def test_policy_optimiser_and_reference_go_on_as_stated_and_a_stopped_recipe_goe
 ) -> None:
     calls: list[Sequence[str]] = []
     monkeypatch.setattr(phases, "run_posttrain", in_process(calls, lambda number: number == 2))
-    assert phases(place, "out") == 130  # before the second phase has begun
-    assert phases(place, "out") == 0
+    assert run_phases(place, "out") == 130  # before the second phase has begun
+    assert run_phases(place, "out") == 0
     said = capsys.readouterr().out
     assert "[1/3] rows: finished already" in said
     assert [call[0] for call in calls] == ["sft", "rl", "rl", "rl"]
@@ -108,7 +108,7 @@ def test_policy_optimiser_and_reference_go_on_as_stated_and_a_stopped_recipe_goe
 def test_a_finished_phase_of_another_recipe_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = place / "changed"
     monkeypatch.setattr(phases, "run_posttrain", in_process([], lambda number: number == 2))
-    assert phases(place, "changed") == 130  # in the second phase
+    assert run_phases(place, "changed") == 130  # in the second phase
     content = yaml.safe_load((place / "phases.yaml").read_text())
     content["phases"][0]["sections"]["sft"]["num_epochs"] = 3
     (place / "changed.yaml").write_text(yaml.safe_dump(content))
@@ -127,7 +127,7 @@ def test_a_finished_phase_of_another_recipe_is_refused(place: Path, monkeypatch:
 
 
 def test_a_dry_run_says_what_each_phase_takes_over(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert phases(place, "dry", "--dry-run") == 0
+    assert run_phases(place, "dry", "--dry-run") == 0
     said = capsys.readouterr().out
     assert "1. rows             posttrain sft          takes over nothing of an earlier phase" in said
     assert "3. more             posttrain rl           takes over phase:reward, phase:rows, run:reward" in said

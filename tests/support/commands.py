@@ -1,10 +1,25 @@
 """Commands in the process of the test: what one prints, and what one says where it ends with an error."""
 
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
 from io import StringIO
+from types import ModuleType
 
-from posttrain.cli import main
+from posttrain.cli import COMMANDS, main
+from posttrain.commands.flags import CommandSpec
 from tests.support.runs import Ended
+
+
+def module_of(command: str) -> ModuleType:
+    return import_module(f"posttrain.commands.{COMMANDS[command][0].partition('.')[0]}")
+
+
+def program_of(command: str) -> CommandSpec:
+    """The usage and switches of a command."""
+    module = module_of(command)
+    program = module.PROGRAMS[command] if "PROGRAMS" in vars(module) else module.PROGRAM
+    assert isinstance(program, CommandSpec)
+    return program
 
 
 def called(*argv: object) -> Ended:

@@ -35,7 +35,7 @@ PRELOADED = [
     "posttrain.training.dpo.dpo_run",
     "posttrain.training.reward_model.reward_run",
     "posttrain.runs.curves",
-    "posttrain.commands.rl",
+    "posttrain.commands.train",
     "matplotlib.figure",
     "pandas",  # which pyarrow looks for
     "pyarrow.parquet",

@@ -1,6 +1,6 @@
-"""What `posttrain compare` runs: variants of one task, each by several seeds, at an equal budget, each in its own process.
+"""What `posttrain compare` runs: variants of one task, each by several seeds, at an equal budget.
 
-The result of a finished cell is kept, so that a comparison continues where it stopped.
+Each cell is a process.  The result of a finished one is kept, so that a comparison continues where it stopped.
 """
 
 import hashlib
@@ -279,12 +279,12 @@ def accuracy_curve(records: Sequence[Mapping[str, object]]) -> Iterator[tuple[in
         value = record.get(name)
         return float(value) if isinstance(value, int | float) else otherwise
 
-    tokens, seconds = 0, 0.0
+    tokens = seconds = 0.0
     for record in records:
-        tokens = int(number(record, "num_sampled_tokens", tokens))
+        tokens = number(record, "num_sampled_tokens", tokens)
         seconds += number(record, "step_time") - number(record, "seconds/evaluate")
         if (found := headline(record, "eval/")) is not None:
-            yield tokens, seconds, found[1]
+            yield int(tokens), seconds, found[1]
 
 
 PROMPTS = 64

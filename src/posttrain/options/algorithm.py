@@ -1,4 +1,4 @@
-"""The options inside the `algorithm` section that are records: an actor-critic's critic, and the teacher of distillation."""
+"""Records inside the `algorithm` section: the critic of an actor-critic, and the teacher of distillation."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

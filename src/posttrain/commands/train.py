@@ -1,0 +1,130 @@
+"""The commands that train a model: `posttrain rl`, `sft`, `reward-model` and `dpo`."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from posttrain.commands.arguments import INTERRUPTED, TrustSwitch, configured, require_model, resumed, split_arguments
+from posttrain.commands.flags import CommandSpec
+from posttrain.config import Config, DpoConfig, RewardModelConfig, SftConfig, TrainingConfig
+from posttrain.options.bounds import NonNegativeInt
+from posttrain.options.model import ModelOptions
+from posttrain.runs.interruption import stopped_while_loading
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSwitches(TrustSwitch):
+    """Switches of the commands that train."""
+
+    dry_run: bool = False
+    """Show the plan, with seconds per step from one timed step, and the first completions, rows or pairs; train
+    nothing."""
+    resume: str = ""
+    """Continue the run in this folder from its last checkpoint."""
+    from_step: int | None = None
+    """With --resume: continue from the checkpoint of this step; later results are removed."""
+    accept_changes: bool = False
+    """With --resume: continue although model, rows, rewards or files have changed; inputs.json notes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlSwitches(TrainingSwitches):
+    """Switches of `posttrain rl`."""
+
+    show_prompts: NonNegativeInt = 0
+    """Show this many prompts as the model reads them, and train nothing; with --dry-run also its answers and their
+    rewards."""
+
+
+PROGRAMS = {
+    "rl": CommandSpec(
+        name="posttrain rl [RECIPE.yaml ...]",
+        description="Train a model by reward.  Recipes are files or names of bundled ones, later ones overriding"
+        " earlier; flags override them all.  The options of the task and of the algorithm depend on their names.",
+        switches=RlSwitches(),
+    ),
+    "sft": CommandSpec(
+        name="posttrain sft [RECIPE.yaml ...]",
+        description="Train a model on rows of your own (`--model.path MODEL --task.path ROWS`), or a small one from"
+        " nothing on demonstrations of its task.  `posttrain rl` can continue from it.",
+        switches=TrainingSwitches(),
+    ),
+    "reward-model": CommandSpec(
+        name="posttrain reward-model [RECIPE.yaml ...]",
+        description="Train a reward model on rows with `chosen` and `rejected` (`--model.path MODEL --task.path PAIRS`)."
+        "  `posttrain rl --rewards RUN/model` trains by it.",
+        switches=TrainingSwitches(),
+    ),
+    "dpo": CommandSpec(
+        name="posttrain dpo [RECIPE.yaml ...]",
+        description="Train a model on pairs of answers (`--model.path MODEL --task.path ROWS`, each row with `chosen`"
+        " and `rejected`), or, with --dpo.rounds, on pairs of its own answers, judged by rewards.",
+        switches=TrainingSwitches(),
+    ),
+}
+TRAINS: dict[str, tuple[type[TrainingConfig], str, str, str]] = {
+    "rl": (Config, "posttrain.training.rl", "train", "show_rl_plan"),
+    "sft": (SftConfig, "posttrain.training.sft.sft_run", "train_sft", "show_sft_plan"),
+    "reward-model": (
+        *(RewardModelConfig, "posttrain.training.reward_model.reward_run"),
+        *("train_reward_model", "show_reward_plan"),
+    ),
+    "dpo": (DpoConfig, "posttrain.training.dpo.dpo_run", "train_dpo", "show_dpo_plan"),
+}
+"""By command: its config, and the module, imported when needed, with the functions that train and that show the plan."""
+
+
+def run_training(command: str, arguments: Sequence[str]) -> int:
+    """Read the recipe, or that of the resumed run; then train, or show prompts or the plan."""
+    kind, module, train, show = TRAINS[command]
+    given = split_arguments(arguments)
+    folder = given.switch("resume")
+    with stopped_while_loading(folder, command):
+        if folder:
+            config, switches = resumed(kind, folder, given, PROGRAMS[command])
+        else:
+            config, switches = configured(kind, given.recipes(), given.flags, PROGRAMS[command])
+            if isinstance(config.model, ModelOptions):
+                require_model(config.model)
+        more: dict[str, Any] = {"recipe": " ".join(given.positional)} if isinstance(config, Config) else {}
+        if isinstance(config, Config) and switches.dry_run:
+            more["show_prompts"] = switches.show_prompts or 1
+        elif isinstance(config, Config) and switches.show_prompts:
+            show_prompts(config, switches.show_prompts)
+            return 0
+        functions = import_module(module)
+        if switches.dry_run:
+            getattr(functions, show)(config, **more)
+            return 0
+        start = {"from_step": switches.from_step, "accept_changes": switches.accept_changes}
+        run = getattr(functions, train)(config, resume=bool(folder), **start, **more)
+        return INTERRUPTED if run.interrupted else 0
+
+
+rl, sft, reward_model, dpo = (partial(run_training, command) for command in TRAINS)
+
+
+def show_prompts(config: Config, count: int) -> None:
+    """Print the first prompts, step after step, as the model reads them; its weights are not loaded."""
+    from posttrain.models.loading.model_folder import load_tokenizer
+    from posttrain.models.rendering import TokenizerRenderer
+    from posttrain.runs.prompt_preview import Reader, prompt_preview_lines
+    from posttrain.tasks.base import training_prompts
+    from posttrain.tasks.task_registry import load_task
+
+    model, size = config.model, config.rollout.prompts_per_step
+    tokenizer, stop_ids = load_tokenizer(model)
+    renderer = TokenizerRenderer(tokenizer, template_options=model.template_options)
+    task = load_task(config.task, renderer, seed=config.run.seed, prompts_per_step=size)
+    reader = Reader(
+        tokenizer=tokenizer,
+        stop_ids=stop_ids,
+        template_file=model.chat_template,
+        template_options=model.template_options,
+    )
+    steps = range(1, 1 + math.ceil(count / size))
+    prompts = [prompt for step in steps for prompt in training_prompts(task, step, range(size))]
+    print("\n".join(prompt_preview_lines(prompts[:count], reader)))
