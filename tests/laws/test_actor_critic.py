@@ -9,7 +9,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.course import compute_log_probs, grpo_step
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy
-from posttrain.options.adapter import AdapterOptions
+from posttrain.options.model import AdapterOptions
 from posttrain.options.training import Passes, UpdateOptions
 from posttrain.records import Group
 from posttrain.runs.progress import Clock

@@ -54,8 +54,8 @@ PROGRAMS = {
     ),
     "reward-model": CommandSpec(
         name="posttrain reward-model [RECIPE.yaml ...]",
-        description="Train a reward model on rows with `chosen` and `rejected` (`--model.path MODEL --task.path PAIRS`)."
-        "  `posttrain rl --rewards RUN/model` trains by it.",
+        description="Train a reward model on rows with `chosen` and `rejected` (`--model.path MODEL --task.path"
+        " PAIRS`).  `posttrain rl --rewards RUN/model` trains by it.",
         switches=TrainingSwitches(),
     ),
     "dpo": CommandSpec(
@@ -74,7 +74,7 @@ TRAINS: dict[str, tuple[type[TrainingConfig], str, str, str]] = {
     ),
     "dpo": (DpoConfig, "posttrain.training.dpo.dpo_run", "train_dpo", "show_dpo_plan"),
 }
-"""By command: its config, and the module, imported when needed, with the functions that train and that show the plan."""
+"""By command: its config, and the functions that train and that show the plan, with their module."""
 
 
 def run_training(command: str, arguments: Sequence[str]) -> int:
