@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import UserError
-from posttrain.options.row_source import GeneratorOptions
+from posttrain.options.dataset import GeneratorOptions
 from posttrain.rewards.exact_match import scorer_of
 from posttrain.sandbox.inside import plain
 from posttrain.schemas import did_you_mean

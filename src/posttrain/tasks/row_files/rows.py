@@ -11,7 +11,7 @@ from pathlib import Path
 
 from posttrain.binding import digest_of
 from posttrain.errors import UserError
-from posttrain.options.row_source import RowSourceOptions
+from posttrain.options.dataset import RowSourceOptions
 from posttrain.tasks.row_files.file_rows import (
     HUB_NAME,
     Found,
