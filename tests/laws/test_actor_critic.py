@@ -1,4 +1,4 @@
-"""What PPO has in common with the other rows, and what its passes over a step may do."""
+"""What PPO has in common with the other rows, what its passes over a step may do, and the course's step beside it."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""GAE against sums written out, its two ends, and the mistakes that others make at gaps and with NaN."""
+"""Credit per token: GAE against sums written out, what other rules come to, and that none is a bias."""
 
 import itertools
 import math

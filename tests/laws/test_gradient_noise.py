@@ -1,4 +1,4 @@
-"""The noise of gradients: without bias over a small population, and of a policy the one that enumeration gives."""
+"""The noise of gradients over what can be enumerated; groups of several sizes against all that can be drawn."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Every entry of the table in posttrain/kl.py, by enumerating the vocabulary of a small softmax."""
+"""Every estimator of KL, by enumerating a small softmax; and corrections for samples of another policy."""
 
 import itertools
 import math

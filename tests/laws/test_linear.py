@@ -1,4 +1,7 @@
-"""A matrix packed in another order gives the same products."""
+"""Layers that are packed, fused or written in place give the same products and gradients as the plain ones."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 from collections.abc import Iterator
 from contextlib import nullcontext

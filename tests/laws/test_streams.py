@@ -1,4 +1,7 @@
-"""Random numbers that are functions of (seed, purpose, step, draw, sample, position)."""
+"""Random numbers as functions of (seed, purpose, step, draw, sample, position), and which row of a mixture a draw is."""
+
+from collections import Counter
+from itertools import accumulate
 
 from collections import Counter
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""Iterations give up on what has no end, never on what takes long; and they stop where they are as exact as asked."""
+"""Iterations give up on what has no end, never on what takes long; and planning at its limits, up to episodes next to endless."""
 
 import numpy as np
 import pytest

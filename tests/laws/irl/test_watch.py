@@ -1,4 +1,4 @@
-"""What a fit shows while it goes on, and how it says that it has not converged."""
+"""How a fit goes on: by which solver, what it shows meanwhile, and how it says that it has not converged."""
 
 import warnings
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A network learns the reward of demonstrations, and generalises it to states where it has seen nobody."""
+"""A network learns a reward and generalises it; a learner that sees only a recovered reward learns what was meant."""
 
 import gymnasium
 import numpy as np
