@@ -82,10 +82,57 @@ def course_demonstrations() -> Demonstrations:
     return sample_demonstrations(course_world(), course_expert(), num_episodes=200, rng=np.random.default_rng(11))
 
 
+PER_STATE = LinearReward(features=np.eye(25))
+
+
+def fit_course(fitter: Any, reward: LinearReward = PER_STATE, shown: Demonstrations | None = None, **given: Any) -> Any:
+    """A fit of those demonstrations, or of others; one weight per state unless the reward says otherwise."""
+    return fitter.fit(course_world(), reward, shown or course_demonstrations(), **given)
+
+
 def course_fit(discount: float, **given: Any) -> Fit:
     """One weight per state, from those demonstrations."""
-    reward = LinearReward(features=np.eye(25))
-    return MaxCausalEntIRL(discount=discount, **given).fit(course_world(), reward, course_demonstrations())
+    return fit_course(MaxCausalEntIRL(discount=discount, **given))
+
+
+def of_table(table: ndarray, *, start: Any = 0, ends: Any = ()) -> TabularMDP:
+    """A world from P(s'|s,a) with axes state, action, next."""
+    return TabularMDP.from_dense(table, layout="state action next", start=start, terminal=ends)
+
+
+def features_of(mdp: TabularMDP, rng: np.random.Generator, place: str = "state") -> LinearReward:
+    """Three features, the first of which is 1 in every step, so that a step can have a cost."""
+    rows = mdp.num_states * (mdp.num_actions if place == "state_action" else 1)
+    return LinearReward(features=np.column_stack([np.ones(rows), rng.normal(size=(rows, 2))]), on=place)
+
+
+def uniform_policy(mdp: TabularMDP) -> ndarray:
+    return np.full((mdp.num_states, mdp.num_actions), 1 / mdp.num_actions)
+
+
+def aimless(mdp: TabularMDP, num_episodes: int, rng: Any = 0, **given: Any) -> Demonstrations:
+    """Walks of the uniform policy."""
+    return sample_demonstrations(mdp, uniform_policy(mdp), num_episodes=num_episodes, rng=rng, **given)
+
+
+def moments_of(
+    fitter: MaxCausalEntIRL, mdp: TabularMDP, reward: LinearReward, weights: ndarray
+) -> tuple[ndarray, ndarray]:
+    """Exact features of the soft-optimal policy of some weights, and that policy."""
+    setting = fitter.setting(reward.bound(mdp), mdp.start)
+    plan = setting.plan(weights)
+    return setting.totals(plan, plan.visits(setting.sources())), plan.policy
+
+
+def refitted(
+    fitter: MaxCausalEntIRL, mdp: TabularMDP, reward: LinearReward, weights: ndarray, *, within: float = 1e-6
+) -> tuple[ndarray, Fit]:
+    """The policy of some weights, and a fit of its exact moments, which must match them."""
+    moments, policy = moments_of(fitter, mdp, reward, weights)
+    fit = fitter.fit_moments(mdp, reward, moments)
+    assert fit.converged
+    assert fit.gap + fit.gap_error <= within
+    return policy, fit
 
 
 def dense_transitions(mdp: TabularMDP) -> ndarray:
@@ -101,3 +148,12 @@ def slopes(function, at: ndarray, *, step: float = 1e-5) -> ndarray:
         nudge[index] = step
         rows.append((function(at + nudge) - function(at - nudge)) / (2 * step))
     return np.array(rows)
+
+
+def assert_derivatives(objective: Any, weights: ndarray) -> None:
+    """Gradient and Hessian are central differences, to 10⁻⁶ of the largest entry."""
+    point = objective.at(weights)
+    gradient = slopes(lambda w: np.array(objective.at(w).value), weights)
+    np.testing.assert_allclose(point.gradient, gradient, rtol=0, atol=1e-6 * np.abs(gradient).max())
+    hessian = slopes(lambda w: objective.at(w).gradient, weights)
+    np.testing.assert_allclose(point.hessian, hessian, rtol=0, atol=1e-6 * np.abs(hessian).max())

@@ -5,16 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.irl.comparison import (
-    epic_distance,
-    expected_value_difference,
-    policy_divergence,
-    policy_value,
-    transfer_loss,
-)
-from posttrain.irl.grids import GridWorld, IcyGridWorld
-from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.planning import value_iteration
+from posttrain import irl
+from posttrain.irl.comparison import policy_value
 from tests.support.irl_worlds import GOAL, course_fit, course_rewards, random_world
 from tests.support.refusals import refused
 
@@ -31,19 +23,19 @@ def test_shaping_changes_neither_what_is_done_nor_what_is_best(seed, discount) -
     potential = np.where(mdp.terminal, 0.0, rng.normal(size=6) * 3)
     shaped = reward + discount * (mdp.transitions @ potential).reshape(6, 3) - potential[:, None]
     other = rng.normal(size=(6, 3))
-    assert policy_divergence(mdp, reward, shaped, discount=discount) == pytest.approx(0, abs=1e-9)
-    assert policy_divergence(mdp, reward, other, discount=discount) > 1e-3
-    assert policy_divergence(mdp, other, shaped, discount=discount) == pytest.approx(
-        policy_divergence(mdp, other, reward, discount=discount), rel=1e-6, abs=1e-9
+    assert irl.policy_divergence(mdp, reward, shaped, discount=discount) == pytest.approx(0, abs=1e-9)
+    assert irl.policy_divergence(mdp, reward, other, discount=discount) > 1e-3
+    assert irl.policy_divergence(mdp, other, shaped, discount=discount) == pytest.approx(
+        irl.policy_divergence(mdp, other, reward, discount=discount), rel=1e-6, abs=1e-9
     )
-    assert transfer_loss(mdp, reward, shaped, discount=discount) == pytest.approx(0, abs=1e-8)
-    assert transfer_loss(mdp, reward, -reward, discount=discount) > 1e-3
+    assert irl.transfer_loss(mdp, reward, shaped, discount=discount) == pytest.approx(0, abs=1e-8)
+    assert irl.transfer_loss(mdp, reward, -reward, discount=discount) > 1e-3
 
 
 def test_the_divergence_is_the_mean_log_ratio_of_an_episode() -> None:
     """Two soft policies in one state: π = (3/4, 1/4) and (1/2, 1/2); action 0 ends, action 1 stays."""
     table = np.array([[[0.0, 1.0], [1.0, 0.0]], [[0, 1.0], [0, 1.0]]])
-    mdp = TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[1])
+    mdp = irl.TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[1])
 
     def reward(stay: float) -> np.ndarray:
         """Q(0,0) = 0 and Q(0,1) = r + V with V = -log(1 - stay): r = log(stay / (1 - stay)) - V = log(stay)."""
@@ -51,36 +43,36 @@ def test_the_divergence_is_the_mean_log_ratio_of_an_episode() -> None:
 
     # Each visit of the state costs KL = 3/4 log(3/2) + 1/4 log(1/2); visits of the first policy are 1/(1 - 1/4).
     expected = 4 / 3 * (0.75 * np.log(1.5) + 0.25 * np.log(0.5))
-    assert policy_divergence(mdp, reward(0.25), reward(0.5), discount=1.0) == pytest.approx(expected, rel=1e-9)
+    assert irl.policy_divergence(mdp, reward(0.25), reward(0.5), discount=1.0) == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_divergence_is_in_nats_whatever_the_unit_of_rewards() -> None:
     rng = np.random.default_rng(0)
     mdp = random_world(rng)
     first, second = rng.normal(size=(2, 6, 3))
-    assert policy_divergence(mdp, 3 * first, 3 * second, discount=0.9, temperature=3.0) == pytest.approx(
-        policy_divergence(mdp, first, second, discount=0.9), rel=1e-9
+    assert irl.policy_divergence(mdp, 3 * first, 3 * second, discount=0.9, temperature=3.0) == pytest.approx(
+        irl.policy_divergence(mdp, first, second, discount=0.9), rel=1e-9
     )
 
 
 def test_the_value_difference_is_what_wandering_costs() -> None:
     """On a dry 2 × 2 grid at -1 a step (the end pays 0), the best way takes 2 steps."""
-    grid, reward = GridWorld(2), np.array([-1.0, -1.0, -1.0, 0.0])
+    grid, reward = irl.GridWorld(2), np.array([-1.0, -1.0, -1.0, 0.0])
     uniform = np.full((4, 4), 0.25)
     # Steps from the corner: u = 1 + u/2 + v/2, from its neighbours: v = 1 + v/2 + u/4: u = 8, v = 6.
     assert policy_value(grid, reward, uniform, discount=1.0) == pytest.approx(-8)
-    assert expected_value_difference(grid, reward, uniform, discount=1.0) == pytest.approx(6)
+    assert irl.expected_value_difference(grid, reward, uniform, discount=1.0) == pytest.approx(6)
 
 
 def test_a_reward_learned_on_slippery_ice_is_worth_as_much_on_drier_ice() -> None:
     """Learn with slip .2 and discount .9, then plan with what was learned where slip is .4."""
     fit = course_fit(0.9)
-    elsewhere = IcyGridWorld(5, slip=0.4, terminal=[GOAL])
+    elsewhere = irl.IcyGridWorld(5, slip=0.4, terminal=[GOAL])
     reward = np.where(np.arange(25) == GOAL, 10.0, course_rewards())  # a goal that pays 1 for ever, at discount .9
-    best = float(elsewhere.start @ value_iteration(elsewhere, reward, discount=0.9))
-    loss = transfer_loss(elsewhere, reward, fit.reward, discount=0.9)
+    best = float(elsewhere.start @ irl.value_iteration(elsewhere, reward, discount=0.9))
+    loss = irl.transfer_loss(elsewhere, reward, fit.reward, discount=0.9)
     assert 0 <= loss < 0.05 * best
-    assert transfer_loss(elsewhere, reward, -fit.reward, discount=0.9) > 0.5 * best
+    assert irl.transfer_loss(elsewhere, reward, -fit.reward, discount=0.9) > 0.5 * best
 
 
 @few
@@ -90,31 +82,33 @@ def test_epic_sees_neither_shaping_nor_scale_nor_a_constant(seed, discount) -> N
     reward, other = rng.normal(size=(2, 5, 3, 5))
     potential = rng.normal(size=5) * 4
     shaped = 2.5 * reward + discount * potential[None, None, :] - potential[:, None, None] + 1.7
-    assert epic_distance(reward, shaped, discount=discount) == pytest.approx(0, abs=1e-7)
-    assert epic_distance(reward, -shaped, discount=discount) == pytest.approx(1, abs=1e-9)
-    apart = epic_distance(reward, other, discount=discount)
+    assert irl.epic_distance(reward, shaped, discount=discount) == pytest.approx(0, abs=1e-7)
+    assert irl.epic_distance(reward, -shaped, discount=discount) == pytest.approx(1, abs=1e-9)
+    apart = irl.epic_distance(reward, other, discount=discount)
     assert 0.1 < apart < 1
-    assert apart == pytest.approx(epic_distance(other, shaped, discount=discount), abs=1e-9)
+    assert apart == pytest.approx(irl.epic_distance(other, shaped, discount=discount), abs=1e-9)
     third = rng.normal(size=(5, 3, 5))
-    assert apart <= epic_distance(reward, third, discount=discount) + epic_distance(third, other, discount=discount)
+    assert apart <= irl.epic_distance(reward, third, discount=discount) + irl.epic_distance(
+        third, other, discount=discount
+    )
 
 
 def test_epic_takes_rewards_of_pairs_as_rewards_of_whatever_follows_and_refuses_constants() -> None:
     rng = np.random.default_rng(0)
     pairs, other = rng.normal(size=(2, 4, 2))
     whole = np.repeat(pairs[:, :, None], 4, axis=2)
-    assert epic_distance(whole, other, discount=0.9) == pytest.approx(epic_distance(pairs, other, discount=0.9))
+    assert irl.epic_distance(whole, other, discount=0.9) == pytest.approx(irl.epic_distance(pairs, other, discount=0.9))
     potential = rng.normal(size=4)
     constant = 3 + 0.9 * potential[None, None, :] - np.repeat(potential[:, None, None], 2, axis=1)
     with refused("constant up to potential shaping"):
-        epic_distance(constant, whole, discount=0.9)
+        irl.epic_distance(constant, whole, discount=0.9)
     hidden = 0.9 * 1e8 * np.arange(4.0)[None, None, :] - 1e8 * np.arange(4.0)[:, None, None] + np.zeros((4, 2, 4))
     for nothing in (hidden, np.full((4, 2), -3e8)):
         with refused("constant up to potential shaping"):
-            epic_distance(nothing, whole, discount=0.9)
-    assert epic_distance(1e-13 * pairs, pairs, discount=0.9) == pytest.approx(0, abs=1e-7), "small, but no constant"
+            irl.epic_distance(nothing, whole, discount=0.9)
+    assert irl.epic_distance(1e-13 * pairs, pairs, discount=0.9) == pytest.approx(0, abs=1e-7), "small, but no constant"
     with refused("same states"):
-        epic_distance(pairs[:3], other, discount=0.9)
+        irl.epic_distance(pairs[:3], other, discount=0.9)
 
 
 @few
@@ -141,10 +135,10 @@ def test_epic_is_what_its_definition_says_term_by_term(seed, discount, shapes) -
     one, two = (canonical(reward) for reward in rewards)
     if discount == 0 and "s" in shapes:  # nothing but shaping is left
         with refused("constant up to potential shaping"):
-            epic_distance(*rewards, discount=discount)
+            irl.epic_distance(*rewards, discount=discount)
         return
     expected = np.sqrt((1 - np.corrcoef(one, two)[0, 1]) / 2)
-    assert epic_distance(*rewards, discount=discount) == pytest.approx(expected, abs=1e-9)
+    assert irl.epic_distance(*rewards, discount=discount) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -158,4 +152,4 @@ def test_epic_is_what_its_definition_says_term_by_term(seed, discount, shapes) -
 )
 def test_what_is_no_reward_has_no_epic_distance(other, discount, message) -> None:
     with refused(message):
-        epic_distance(np.array([[1.0, 2], [0, 3], [5, 1]]), other, discount=discount)
+        irl.epic_distance(np.array([[1.0, 2], [0, 3], [5, 1]]), other, discount=discount)

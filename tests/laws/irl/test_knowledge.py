@@ -5,17 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.irl.causal import MaxCausalEntIRL
-from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.episode_sampling import sample_demonstrations
-from posttrain.irl.features import LinearReward
-from posttrain.irl.grids import GridWorld, IcyGridWorld
-from posttrain.irl.mdp import TabularMDP
+from posttrain import irl
 from posttrain.irl.objectives import Dual
-from posttrain.irl.planning import Problem, soft_policy_iteration
-from posttrain.irl.preferences import JointObjective, fit_jointly
-from posttrain.irl.uncertainty import confidence_intervals, identifiability
-from tests.support.irl_worlds import GOAL, course_demonstrations, course_fit, random_world, slopes
+from posttrain.irl.preferences import JointObjective
+from tests.support import irl_worlds as worlds
 from tests.support.refusals import refused
 
 SEEDS = st.integers(0, 10_000)
@@ -23,34 +16,36 @@ few = settings(max_examples=25)
 
 
 def test_at_discount_1_the_goal_is_the_one_weight_that_nothing_depends_on() -> None:
-    report = identifiability(course_fit(1.0))
+    report = irl.identifiability(worlds.course_fit(1.0))
     assert report.rank == 24
-    assert np.flatnonzero(~report.identified).tolist() == [GOAL]
-    assert np.abs(report.free[:, 0]).argmax() == GOAL
+    assert np.flatnonzero(~report.identified).tolist() == [worlds.GOAL]
+    assert np.abs(report.free[:, 0]).argmax() == worlds.GOAL
 
 
 def test_with_a_discount_a_cost_of_steps_trades_off_against_the_worth_of_the_end() -> None:
     """c in every step is c/(1 - γ) in all; as much more at the end changes nothing: the direction (1, .., 1, 10)."""
-    report = identifiability(course_fit(0.9))
+    report = irl.identifiability(worlds.course_fit(0.9))
     assert report.rank == 24
-    direction = np.where(np.arange(25) == GOAL, 10.0, 1.0)
+    direction = np.where(np.arange(25) == worlds.GOAL, 10.0, 1.0)
     np.testing.assert_allclose(np.abs(report.free[:, 0]), direction / np.linalg.norm(direction), rtol=1e-6)
     assert not report.identified.any()
 
 
 def test_the_reported_curvatures_are_those_of_the_dual_without_its_penalty() -> None:
-    fit = course_fit(0.9, temperature=0.5, l2=0.01)
+    fit = worlds.course_fit(0.9, temperature=0.5, l2=0.01)
     expected = np.linalg.eigvalsh(fit.point.hessian - 0.01 * np.eye(25))
-    np.testing.assert_allclose(identifiability(fit).curvatures, expected[::-1], rtol=0, atol=1e-9 * expected[-1])
+    np.testing.assert_allclose(irl.identifiability(fit).curvatures, expected[::-1], rtol=0, atol=1e-9 * expected[-1])
 
 
 @pytest.mark.parametrize("unit", [1e-3, 1e3])
 def test_what_is_identified_does_not_depend_on_the_unit_of_features(unit) -> None:
-    world = IcyGridWorld(5, slip=0.2, terminal=[GOAL])
-    irl = MaxCausalEntIRL(discount=1.0, l2=1e-3 * unit**2, tolerance=1e-8 * unit)
-    report = identifiability(irl.fit(world, LinearReward(features=unit * np.eye(25)), course_demonstrations()))
+    world = irl.IcyGridWorld(5, slip=0.2, terminal=[worlds.GOAL])
+    fitter = irl.MaxCausalEntIRL(discount=1.0, l2=1e-3 * unit**2, tolerance=1e-8 * unit)
+    report = irl.identifiability(
+        fitter.fit(world, irl.LinearReward(features=unit * np.eye(25)), worlds.course_demonstrations())
+    )
     assert report.rank == 24
-    assert np.flatnonzero(~report.identified).tolist() == [GOAL]
+    assert np.flatnonzero(~report.identified).tolist() == [worlds.GOAL]
 
 
 @few
@@ -60,16 +55,16 @@ def test_weights_move_along_free_directions_without_changing_any_policy_and_alon
 ) -> None:
     """Features with a copy, with a sum of two others, and with a constant more than full shaping can hide."""
     rng = np.random.default_rng(seed)
-    mdp = random_world(rng)
+    mdp = worlds.random_world(rng)
     rows = mdp.num_states * (mdp.num_actions if place == "state_action" else 1)
     base = np.column_stack([np.ones(rows), rng.normal(size=(rows, 2))])
     features = np.column_stack([base, base[:, 1], base[:, 1] + base[:, 2]])
-    irl = MaxCausalEntIRL(discount=discount, l2=1e-3)
-    reward, truth = LinearReward(features=features, on=place), np.array([-4.0, 0.5, -0.5, 0.3, 0.2])
-    given_setting = irl.setting(reward.bound(mdp), mdp.start)
+    fitter = irl.MaxCausalEntIRL(discount=discount, l2=1e-3)
+    reward, truth = irl.LinearReward(features=features, on=place), np.array([-4.0, 0.5, -0.5, 0.3, 0.2])
+    given_setting = fitter.setting(reward.bound(mdp), mdp.start)
     plan = given_setting.plan(truth)
-    fit = irl.fit_moments(mdp, reward, given_setting.totals(plan, plan.visits(mdp.start)))
-    report = identifiability(fit)
+    fit = fitter.fit_moments(mdp, reward, given_setting.totals(plan, plan.visits(mdp.start)))
+    report = irl.identifiability(fit)
     assert report.rank == 3
     assert report.identified.tolist() == [True, False, False, False, False]
     moved = fit.setting.plan(fit.weights + 0.1 * report.free @ rng.normal(size=2)).policy
@@ -84,29 +79,29 @@ def test_weights_move_along_free_directions_without_changing_any_policy_and_alon
 def test_the_unit_of_a_feature_decides_nothing(seed, discount, l2) -> None:
     """A column for each of a constant, two features, a copy of one in another unit, and nothing but zeros."""
     rng = np.random.default_rng(seed)
-    mdp = random_world(rng)
+    mdp = worlds.random_world(rng)
     base = np.column_stack([np.ones(18), rng.normal(size=(18, 2))])
     columns, truth = np.column_stack([base, base[:, 1], np.zeros(18)]), np.array([-4.0, 0.5, -0.5, 0.0, 0.0])
     units = np.array([1.0, 1e6, 1e-6, 1e3, 1.0])
-    irl = MaxCausalEntIRL(discount=discount, l2=l2)
-    plain, scaled = (LinearReward(features=columns * unit, on="state_action") for unit in (1.0, units))
-    given_setting = irl.setting(plain.bound(mdp), mdp.start)
+    fitter = irl.MaxCausalEntIRL(discount=discount, l2=l2)
+    plain, scaled = (irl.LinearReward(features=columns * unit, on="state_action") for unit in (1.0, units))
+    given_setting = fitter.setting(plain.bound(mdp), mdp.start)
     plan = given_setting.plan(truth)
     moments = given_setting.totals(plan, plan.visits(mdp.start))
-    fits = [irl.fit_moments(mdp, plain, moments), irl.fit_moments(mdp, scaled, moments * units)]
+    fits = [fitter.fit_moments(mdp, plain, moments), fitter.fit_moments(mdp, scaled, moments * units)]
     assert all(fit.converged and fit.num_iterations < 30 for fit in fits)
-    walks = sample_demonstrations(mdp, plan.policy, num_episodes=50, rng=rng)
+    walks = irl.sample_demonstrations(mdp, plan.policy, num_episodes=50, rng=rng)
     for fit, unit in zip(fits, (1.0, units), strict=True):
-        report = identifiability(fit)
+        report = irl.identifiability(fit)
         assert report.rank == 3
         assert report.identified.tolist() == [True, False, True, False, False]
         np.testing.assert_allclose(report.free.T @ report.free, np.eye(2), rtol=0, atol=1e-12)
         assert np.abs(columns * unit @ report.free).max() < 1e-6
-        intervals = confidence_intervals(fit, walks)
+        intervals = irl.confidence_intervals(fit, walks)
         assert np.isinf(intervals.low).tolist() == [False, True, False, True, True]
         if l2 == 0:
             reach = (intervals.high - intervals.low)[[0, 2]] * (np.ones(5) * unit)[[0, 2]]
-            first = confidence_intervals(fits[0], walks)
+            first = irl.confidence_intervals(fits[0], walks)
             np.testing.assert_allclose(reach, (first.high - first.low)[[0, 2]], rtol=1e-5)
 
 
@@ -117,53 +112,53 @@ def test_the_likelihood_identifies_what_was_chosen_even_where_no_reward_is_carri
     """
     table = np.zeros((3, 2, 3))
     table[0, :, 1] = table[1, :, 2] = 1
-    mdp = TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[2])
-    reward = LinearReward(features=np.eye(6)[:, [3]], on="state_action")
-    walks = Demonstrations.from_transitions([[(0, 0, 1), (1, 1, 2)]] * 3 + [[(0, 0, 1), (1, 0, 2)]])
+    mdp = irl.TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[2])
+    reward = irl.LinearReward(features=np.eye(6)[:, [3]], on="state_action")
+    walks = irl.Demonstrations.from_transitions([[(0, 0, 1), (1, 1, 2)]] * 3 + [[(0, 0, 1), (1, 0, 2)]])
     fits = {
-        objective: MaxCausalEntIRL(objective=objective, discount=0.0, l2=0.0).fit(mdp, reward, walks)
+        objective: irl.MaxCausalEntIRL(objective=objective, discount=0.0, l2=0.0).fit(mdp, reward, walks)
         for objective in ("dual", "likelihood")
     }
-    assert not identifiability(fits["dual"]).identified.any()
-    assert identifiability(fits["likelihood"]).identified.all()
+    assert not irl.identifiability(fits["dual"]).identified.any()
+    assert irl.identifiability(fits["likelihood"]).identified.all()
     # Three of four took it: θ = log 3, with the variance 1/(n p (1 - p)) = 1/(4 · 3/4 · 1/4) of a logit.
     assert fits["likelihood"].weights[0] == pytest.approx(np.log(3))
-    intervals = confidence_intervals(fits["likelihood"], walks, level=0.95)
+    intervals = irl.confidence_intervals(fits["likelihood"], walks, level=0.95)
     assert intervals.high[0] - intervals.low[0] == pytest.approx(2 * 1.959964 * (4 / 3) ** 0.5, rel=1e-6)
 
 
-def preferences(rng, features, truth, mdp, *, num_pairs: int) -> tuple[Demonstrations, Demonstrations]:
+def preferences(rng, features, truth, mdp, *, num_pairs: int) -> tuple[irl.Demonstrations, irl.Demonstrations]:
     """Pairs of aimless walks of up to 4 steps from one start, the one of more worth preferred as Bradley-Terry say."""
     aimless = np.full((mdp.num_states, mdp.num_actions), 1 / mdp.num_actions)
-    walks = sample_demonstrations(mdp, aimless, num_episodes=4 * num_pairs, rng=rng, max_steps=4)
+    walks = irl.sample_demonstrations(mdp, aimless, num_episodes=4 * num_pairs, rng=rng, max_steps=4)
     worth = features.per_episode(walks, 0.9) @ truth
     order = np.argsort(walks.states[walks.first_visits], kind="stable")
     starts, listed = walks.states[walks.first_visits], list(walks)
     pairs = [(one, two) for one, two in order.reshape(-1, 2) if starts[one] == starts[two]][:num_pairs]
     won = [(one, two) if rng.random() < 1 / (1 + np.exp(worth[two] - worth[one])) else (two, one) for one, two in pairs]
     first, second = zip(*won, strict=True)
-    return tuple(Demonstrations.from_episodes(listed[index] for index in side) for side in (first, second))
+    return tuple(irl.Demonstrations.from_episodes(listed[index] for index in side) for side in (first, second))
 
 
 @pytest.mark.parametrize("objective", ["dual", "likelihood", "joint"])
 def test_intervals_cover_the_truth_as_often_as_they_say(objective) -> None:
     """60 data sets of 200 episodes: of intervals at level .8, between .66 and .94 cover (2.7 standard errors)."""
     rng = np.random.default_rng(7)
-    mdp = random_world(rng)
-    reward = LinearReward(features=np.column_stack([np.ones(18), 2 * rng.normal(size=(18, 2))]), on="state_action")
+    mdp = worlds.random_world(rng)
+    reward = irl.LinearReward(features=np.column_stack([np.ones(18), 2 * rng.normal(size=(18, 2))]), on="state_action")
     truth = np.array([-1.0, 0.6, -0.4])
     num_episodes = 60 if objective == "joint" else 200
-    irl = MaxCausalEntIRL(objective="dual" if objective == "joint" else objective, discount=0.9, l2=1e-9)
-    policy = irl.setting(reward.bound(mdp), mdp.start).plan(truth).policy
+    fitter = irl.MaxCausalEntIRL(objective="dual" if objective == "joint" else objective, discount=0.9, l2=1e-9)
+    policy = fitter.setting(reward.bound(mdp), mdp.start).plan(truth).policy
     covered = np.zeros(3)
     for _ in range(60):
-        walks = sample_demonstrations(mdp, policy, num_episodes=num_episodes, rng=rng)
+        walks = irl.sample_demonstrations(mdp, policy, num_episodes=num_episodes, rng=rng)
         if objective == "joint":
             compared = preferences(rng, reward.bound(mdp), truth, mdp, num_pairs=200)
-            fit = fit_jointly(irl, mdp, reward, walks, compared)
+            fit = irl.fit_jointly(fitter, mdp, reward, walks, compared)
         else:
-            fit = irl.fit(mdp, reward, walks)
-        intervals = confidence_intervals(fit, walks, level=0.8)
+            fit = fitter.fit(mdp, reward, walks)
+        intervals = irl.confidence_intervals(fit, walks, level=0.8)
         covered += (intervals.low <= truth) & (truth <= intervals.high)
     assert np.all(np.abs(covered / 60 - 0.8) <= 0.14)
 
@@ -181,17 +176,17 @@ def test_intervals_of_one_choice_are_those_of_its_frequency(objective, l2) -> No
     """
     table = np.zeros((3, 2, 3))
     table[:, :, 2] = 1
-    mdp = TabularMDP.from_dense(table, layout="state action next", start=[0.5, 0.5, 0.0], terminal=[2])
-    reward = LinearReward(features=np.array([[1.0], [0], [6], [5], [0], [0]]), on="state_action")
-    walks = Demonstrations.from_transitions([[(n % 2, int(n >= 30), 2)] for n in range(100)])
+    mdp = irl.TabularMDP.from_dense(table, layout="state action next", start=[0.5, 0.5, 0.0], terminal=[2])
+    reward = irl.LinearReward(features=np.array([[1.0], [0], [6], [5], [0], [0]]), on="state_action")
+    walks = irl.Demonstrations.from_transitions([[(n % 2, int(n >= 30), 2)] for n in range(100)])
     tau = 0.5
-    fit = MaxCausalEntIRL(objective=objective, discount=0.9, temperature=tau, l2=l2).fit(mdp, reward, walks)
+    fit = irl.MaxCausalEntIRL(objective=objective, discount=0.9, temperature=tau, l2=l2).fit(mdp, reward, walks)
     p = fit.policy[0, 0]
     bend, spread = {
         "dual": (p * (1 - p) / tau + l2, 0.3 * (1 - p) ** 2 + 0.7 * p**2),
         "likelihood": (p * (1 - p) / tau**2 + l2, p * (1 - p) / tau**2),
     }[objective]
-    intervals = confidence_intervals(fit, walks, level=0.8)
+    intervals = irl.confidence_intervals(fit, walks, level=0.8)
     reach = 1.2815515655446004 * np.sqrt(spread / 100) / bend  # a tenth of the normal distribution lies beyond 1.28
     assert intervals.low == pytest.approx(fit.weights - reach, rel=1e-6)
     assert intervals.high == pytest.approx(fit.weights + reach, rel=1e-6)
@@ -199,37 +194,37 @@ def test_intervals_of_one_choice_are_those_of_its_frequency(objective, l2) -> No
 
 
 def test_what_is_not_identified_has_no_bounded_interval() -> None:
-    intervals = confidence_intervals(course_fit(1.0), course_demonstrations())
-    assert intervals.low[GOAL] == -np.inf
-    assert intervals.high[GOAL] == np.inf
-    assert np.isfinite(np.delete(intervals.low, GOAL)).all()
+    intervals = irl.confidence_intervals(worlds.course_fit(1.0), worlds.course_demonstrations())
+    assert intervals.low[worlds.GOAL] == -np.inf
+    assert intervals.high[worlds.GOAL] == np.inf
+    assert np.isfinite(np.delete(intervals.low, worlds.GOAL)).all()
     for level in (95.0, 1.0, 0.0):
         with refused(f"level = {level}"):
-            confidence_intervals(course_fit(1.0), course_demonstrations(), level=level)
+            irl.confidence_intervals(worlds.course_fit(1.0), worlds.course_demonstrations(), level=level)
 
 
 @few
 @given(seed=SEEDS, temperature=st.sampled_from([0.5, 2.0]))
 def test_derivatives_of_the_joint_objective(seed, temperature) -> None:
     rng = np.random.default_rng(seed)
-    mdp = random_world(rng)
-    reward = LinearReward(features=np.column_stack([np.ones(6), rng.normal(size=(6, 2))]))
-    irl = MaxCausalEntIRL(discount=0.9, temperature=temperature)
-    dual = Dual(irl.setting(reward.bound(mdp), mdp.start), rng.normal(size=3))
+    mdp = worlds.random_world(rng)
+    reward = irl.LinearReward(features=np.column_stack([np.ones(6), rng.normal(size=(6, 2))]))
+    fitter = irl.MaxCausalEntIRL(discount=0.9, temperature=temperature)
+    dual = Dual(fitter.setting(reward.bound(mdp), mdp.start), rng.normal(size=3))
     joint = JointObjective(dual, rng.normal(size=(8, 3)) * 3, 5)
     weights = rng.normal(size=3)
     point = joint.at(weights)
-    gradient = slopes(lambda w: np.array(joint.at(w).value), weights)
+    gradient = worlds.slopes(lambda w: np.array(joint.at(w).value), weights)
     np.testing.assert_allclose(point.gradient, gradient, rtol=0, atol=1e-6 * np.abs(gradient).max())
-    hessian = slopes(lambda w: joint.at(w).gradient, weights)
+    hessian = worlds.slopes(lambda w: joint.at(w).gradient, weights)
     np.testing.assert_allclose(point.hessian, hessian, rtol=0, atol=1e-6 * np.abs(hessian).max())
 
 
 def test_a_comparison_weighs_as_much_as_a_demonstration() -> None:
     """Of N demonstrations the dual is τ/N times a negative log-likelihood, and so is what a comparison adds."""
-    rng, mdp = np.random.default_rng(0), GridWorld(3)
-    irl = MaxCausalEntIRL(discount=0.9, temperature=0.5)
-    dual = Dual(irl.setting(LinearReward(features=np.eye(9)).bound(mdp), mdp.start), rng.normal(size=9))
+    rng, mdp = np.random.default_rng(0), irl.GridWorld(3)
+    fitter = irl.MaxCausalEntIRL(discount=0.9, temperature=0.5)
+    dual = Dual(fitter.setting(irl.LinearReward(features=np.eye(9)).bound(mdp), mdp.start), rng.normal(size=9))
     weights, differences = rng.normal(size=9), rng.normal(size=(4, 9))
     added = JointObjective(dual, differences, 20).at(weights).value - dual.at(weights).value
     preferred = 1 / (1 + np.exp(-differences @ weights / 0.5))
@@ -238,8 +233,8 @@ def test_a_comparison_weighs_as_much_as_a_demonstration() -> None:
 
 def test_one_theta_explains_both_walks_and_preferences_between_paths() -> None:
     """In a deterministic world the log-odds of two whole paths from one start are those of Bradley and Terry."""
-    grid, reward = GridWorld(3), -2 - 0.2 * np.arange(9.0)
-    plan = soft_policy_iteration(Problem(mdp=grid, reward=reward, discount=1.0, temperature=0.7))
+    grid, reward = irl.GridWorld(3), -2 - 0.2 * np.arange(9.0)
+    plan = irl.soft_policy_iteration(irl.Problem(mdp=grid, reward=reward, discount=1.0, temperature=0.7))
     short, long = [(0, 0), (1, 0), (2, 2), (5, 2)], [(0, 2), (3, 3), (0, 0), (1, 2), (4, 2), (7, 0)]
     odds = sum(np.log(plan.policy[s, a]) for s, a in short) - sum(np.log(plan.policy[s, a]) for s, a in long)
     returns = sum(reward[s] for s, _ in short) - sum(reward[s] for s, _ in long)
@@ -252,63 +247,63 @@ def test_preferences_settle_what_demonstrations_cannot() -> None:
     Every episode ends once, so at discount 1 the demonstrations leave the ends' common worth open; comparisons of
     episodes from one start, some of which were cut off before the end, fix it.
     """
-    grid = GridWorld(3)
+    grid = irl.GridWorld(3)
     features = np.column_stack([np.ones(9), np.arange(9) == 8, np.arange(9) == 4]).astype(float)
     features[8, 0] = 0
-    reward, truth = LinearReward(features=features), np.array([-2.0, 3.0, 0.5])
-    irl = MaxCausalEntIRL(discount=1.0, l2=1e-3)
-    policy = irl.setting(reward.bound(grid), grid.start).plan(truth).policy
-    walks = sample_demonstrations(grid, policy, num_episodes=300, rng=np.random.default_rng(0))
-    alone = irl.fit(grid, reward, walks)
+    reward, truth = irl.LinearReward(features=features), np.array([-2.0, 3.0, 0.5])
+    fitter = irl.MaxCausalEntIRL(discount=1.0, l2=1e-3)
+    policy = fitter.setting(reward.bound(grid), grid.start).plan(truth).policy
+    walks = irl.sample_demonstrations(grid, policy, num_episodes=300, rng=np.random.default_rng(0))
+    alone = fitter.fit(grid, reward, walks)
     assert abs(alone.weights[1]) < 1e-6  # the goal: not identified
     rng = np.random.default_rng(1)
     cut = [
         episode
         for steps in (2, 3, 4, 5)
-        for episode in sample_demonstrations(grid, policy, num_episodes=400, rng=rng, max_steps=steps)
+        for episode in irl.sample_demonstrations(grid, policy, num_episodes=400, rng=rng, max_steps=steps)
     ]
-    totals = reward.bound(grid).per_episode(Demonstrations.from_episodes(cut), 1.0) @ truth
+    totals = reward.bound(grid).per_episode(irl.Demonstrations.from_episodes(cut), 1.0) @ truth
     order, wins, others = rng.permutation(len(cut)), [], []
     for one, two in order.reshape(-1, 2):
         pair = [cut[one], cut[two]]
         first = rng.random() < 1 / (1 + np.exp(totals[two] - totals[one]))
         wins.append(pair[0 if first else 1])
         others.append(pair[1 if first else 0])
-    comparisons = Demonstrations.from_episodes(wins), Demonstrations.from_episodes(others)
-    joint = fit_jointly(irl, grid, reward, walks, comparisons)
+    comparisons = irl.Demonstrations.from_episodes(wins), irl.Demonstrations.from_episodes(others)
+    joint = irl.fit_jointly(fitter, grid, reward, walks, comparisons)
     assert joint.converged
     np.testing.assert_allclose(joint.weights, truth, rtol=0, atol=0.4)
-    assert not identifiability(alone).identified[1]
-    assert identifiability(joint).identified.all()
-    intervals = confidence_intervals(joint, walks, level=0.99)
+    assert not irl.identifiability(alone).identified[1]
+    assert irl.identifiability(joint).identified.all()
+    intervals = irl.confidence_intervals(joint, walks, level=0.99)
     assert np.all((intervals.low < truth) & (truth < intervals.high))
     assert np.all(intervals.high - intervals.low < 1.5)
-    turned = fit_jointly(irl, grid, reward, walks, comparisons[::-1])
+    turned = irl.fit_jointly(fitter, grid, reward, walks, comparisons[::-1])
     assert turned.weights[1] < joint.weights[1] - 1
 
 
 def test_comparisons_that_do_not_pair_up_are_refused() -> None:
-    grid, reward = GridWorld(3, start=np.full(9, 1 / 9)), LinearReward(features=np.eye(9))
-    one, two = Demonstrations.from_transitions([[(7, 0, 8)]]), Demonstrations.from_transitions([[(5, 2, 8)]])
-    irl = MaxCausalEntIRL()
+    grid, reward = irl.GridWorld(3, start=np.full(9, 1 / 9)), irl.LinearReward(features=np.eye(9))
+    one, two = irl.Demonstrations.from_transitions([[(7, 0, 8)]]), irl.Demonstrations.from_transitions([[(5, 2, 8)]])
+    fitter = irl.MaxCausalEntIRL()
     with refused("comparison 0 starts in states 7 and 5"):
-        fit_jointly(irl, grid, reward, one, (one, two))
-    both = Demonstrations.from_transitions([[(7, 0, 8)], [(5, 2, 8)]])
+        irl.fit_jointly(fitter, grid, reward, one, (one, two))
+    both = irl.Demonstrations.from_transitions([[(7, 0, 8)], [(5, 2, 8)]])
     with refused("2 preferred episodes for 1 others"):
-        fit_jointly(irl, grid, reward, one, (both, one))
-    cut = Demonstrations.from_transitions([[(4, 0, 5)]], terminated=False)
+        irl.fit_jointly(fitter, grid, reward, one, (both, one))
+    cut = irl.Demonstrations.from_transitions([[(4, 0, 5)]], terminated=False)
     with refused("demonstration 0 was truncated in state 5"):
-        fit_jointly(irl, grid, reward, cut, (one, one))
+        irl.fit_jointly(fitter, grid, reward, cut, (one, one))
     with refused("use objective='dual'"):
-        fit_jointly(MaxCausalEntIRL(objective="likelihood"), grid, reward, one, (one, one))
-    longer = Demonstrations.from_transitions([[(7, 1, 6), (6, 0, 7), (7, 0, 8)]])
+        irl.fit_jointly(irl.MaxCausalEntIRL(objective="likelihood"), grid, reward, one, (one, one))
+    longer = irl.Demonstrations.from_transitions([[(7, 1, 6), (6, 0, 7), (7, 0, 8)]])
     with refused("other episode of comparison 0 has 3 actions; the horizon is 2"):
-        fit_jointly(MaxCausalEntIRL(horizon=2), grid, reward, one, (one, longer))
+        irl.fit_jointly(irl.MaxCausalEntIRL(horizon=2), grid, reward, one, (one, longer))
 
 
 @pytest.mark.parametrize("objective", ["dual", "likelihood"])
 def test_intervals_are_those_of_the_demonstrations_that_were_fitted(objective) -> None:
-    fit, shown = course_fit(0.9, objective=objective), [*course_demonstrations()]
+    fit, shown = worlds.course_fit(0.9, objective=objective), [*worlds.course_demonstrations()]
     for others in (shown * 10, shown[:-1], shown[1:] + shown[1:2]):
         with refused("demonstrations are not the 200 of the fit"):
-            confidence_intervals(fit, Demonstrations.from_episodes(others))
+            irl.confidence_intervals(fit, irl.Demonstrations.from_episodes(others))

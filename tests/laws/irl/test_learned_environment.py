@@ -14,19 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy import ndarray
 
+from posttrain import irl
 from posttrain.irl.comparison import policy_value
 from posttrain.irl.counting import in_world
-from posttrain.irl.demonstrations import Demonstrations, Episode
-from posttrain.irl.features import LinearReward, Place
-from posttrain.irl.grids import GridWorld
-from posttrain.irl.gymnasium_table import read_gymnasium
-from posttrain.irl.mdp import TabularMDP
+from posttrain.irl.features import Place
 from posttrain.irl_runs.environment import LearnedReward, TabularEnvironment
 from tests.support.irl_worlds import Zeros, newest, random_world
 from tests.support.refusals import refused
 
 
-def walked(env: gymnasium.Env, rng: np.random.Generator) -> tuple[Episode, list[float]]:
+def walked(env: gymnasium.Env, rng: np.random.Generator) -> tuple[irl.Episode, list[float]]:
     """An episode of random actions, and what each paid."""
     observation, _ = env.reset(seed=int(rng.integers(2**31)))
     states, actions, rewards = [observation], [], []
@@ -36,14 +33,14 @@ def walked(env: gymnasium.Env, rng: np.random.Generator) -> tuple[Episode, list[
         observation, reward, terminated, truncated, _ = env.step(actions[-1])
         states.append(observation)
         rewards.append(reward)
-    return Episode(states, actions, terminated=terminated, truncated=truncated), rewards
+    return irl.Episode(states, actions, terminated=terminated, truncated=truncated), rewards
 
 
 def discounted(rewards: Sequence[float], discount: float) -> float:
     return sum(discount**time * reward for time, reward in enumerate(rewards))
 
 
-def features_on(place: Place, mdp: TabularMDP, rng: np.random.Generator) -> ndarray:
+def features_on(place: Place, mdp: irl.TabularMDP, rng: np.random.Generator) -> ndarray:
     rows = mdp.num_states * (mdp.num_actions if place == "state_action" else 1)
     return rng.normal(size=(rows, 3))
 
@@ -60,11 +57,11 @@ def test_the_discounted_return_of_an_episode_is_its_features_times_the_weights(
 ) -> None:
     rng = np.random.default_rng(seed)
     mdp = random_world(rng, num_ends=2)
-    features = LinearReward(features=features_on(place, mdp, rng), on=place).bound(mdp)
+    features = irl.LinearReward(features=features_on(place, mdp, rng), on=place).bound(mdp)
     weights = rng.normal(size=3)
     env = TimeLimit(TabularEnvironment(mdp), limit)
     episode, rewards = walked(LearnedReward(env, mdp, features.rewards(weights), discount=discount), rng)
-    known = in_world(Demonstrations.from_episodes([episode]), mdp)
+    known = in_world(irl.Demonstrations.from_episodes([episode]), mdp)
     # Counting and planning are tied together by the gradient laws: whoever pays like this can be trained on.
     paid = float(features.per_episode(known, discount)[0] @ weights)
     assert discounted(rewards, discount) == pytest.approx(paid, abs=1e-12)
@@ -74,7 +71,7 @@ def test_the_discounted_return_of_an_episode_is_its_features_times_the_weights(
 def test_the_mean_return_of_many_episodes_is_the_value_of_the_policy(place: Place) -> None:
     rng = np.random.default_rng(0)
     mdp, discount = random_world(rng, num_ends=2), 0.9
-    features = LinearReward(features=features_on(place, mdp, rng), on=place).bound(mdp)
+    features = irl.LinearReward(features=features_on(place, mdp, rng), on=place).bound(mdp)
     reward = features.rewards(rng.normal(size=3))
     env = LearnedReward(TabularEnvironment(mdp), mdp, reward, discount=discount)
     returns = [discounted(walked(env, rng)[1], discount) for _ in range(3000)]
@@ -87,7 +84,7 @@ def test_the_mean_return_of_many_episodes_is_the_value_of_the_policy(place: Plac
 
 def test_states_that_gymnasium_numbers_with_gaps_are_found_and_its_own_reward_is_kept() -> None:
     env = gymnasium.make(newest("Taxi"))
-    mdp = read_gymnasium(env)
+    mdp = irl.read_gymnasium(env)
     assert mdp.num_states < int(mdp.states.max()) + 1, "some numbers are never reached"
     reward = np.arange(mdp.num_states, dtype=float)
     learned = LearnedReward(env, mdp, reward, discount=0.9)
@@ -111,7 +108,7 @@ def test_environments_pass_the_checks_of_gymnasium() -> None:
 
 def lake(reward: ndarray) -> LearnedReward:
     env = gymnasium.make("FrozenLake-v1", map_name="4x4")
-    return LearnedReward(env, read_gymnasium(env), reward, discount=0.9)
+    return LearnedReward(env, irl.read_gymnasium(env), reward, discount=0.9)
 
 
 def test_an_environment_made_again_from_its_spec_pays_the_same() -> None:
@@ -158,7 +155,7 @@ def test_an_action_that_a_table_does_not_have_is_refused(action: int) -> None:
 
 
 def test_an_episode_never_begins_where_none_does() -> None:
-    env = TabularEnvironment(GridWorld(3, start=[0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
+    env = TabularEnvironment(irl.GridWorld(3, start=[0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
     env.np_random = Zeros()
     assert env.reset()[0] == 1
 
@@ -172,11 +169,11 @@ def test_a_seed_makes_the_same_episode_again() -> None:
 
 def test_a_world_that_is_not_that_of_the_environment_is_refused() -> None:
     lake = gymnasium.make("FrozenLake-v1", map_name="8x8")
-    small = read_gymnasium(gymnasium.make("FrozenLake-v1", map_name="4x4"))
+    small = irl.read_gymnasium(gymnasium.make("FrozenLake-v1", map_name="4x4"))
     learned = LearnedReward(lake, small, np.zeros(16), discount=1.0, state_of=lambda seen: int(seen) + 99)
     with refused("the environment is in state 99, which the world"):
         learned.reset(seed=0)
-    endless = TabularMDP.from_dense(np.full((64, 4, 64), 1 / 64), layout="state action next", start=0, terminal=[])
+    endless = irl.TabularMDP.from_dense(np.full((64, 4, 64), 1 / 64), layout="state action next", start=0, terminal=[])
     learned = LearnedReward(lake, endless, np.zeros(64), discount=0.9)
     with refused("ends an episode in state … which is not terminal"):
         walked(learned, np.random.default_rng(0))

@@ -4,24 +4,10 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
+from posttrain import irl
 from posttrain.irl import paths, planning
-from posttrain.irl.causal import MaxCausalEntIRL
-from posttrain.irl.divergence import Divergence
-from posttrain.irl.episode_sampling import sample_demonstrations
-from posttrain.irl.features import LinearReward
-from posttrain.irl.finite_horizon import soft_finite_horizon
-from posttrain.irl.grids import GridWorld, IcyGridWorld
-from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.occupancies import occupancy
 from posttrain.irl.paths import path_partition
-from posttrain.irl.planning import (
-    UNBOUNDED,
-    Problem,
-    StallDetector,
-    soft_policy_iteration,
-    soft_value_iteration,
-    value_iteration,
-)
+from posttrain.irl.planning import UNBOUNDED, StallDetector
 from tests.support.irl_worlds import chain, dense_transitions, random_world
 from tests.support.refusals import refused
 
@@ -54,49 +40,51 @@ def test_the_scale_of_a_problem_is_the_reward_or_the_entropy_of_a_step_whichever
     reward = np.zeros(9)
     reward[3], reward[5] = -7.0, 2.0
     scales = [
-        Problem(mdp=GridWorld(3), reward=given, discount=1.0, temperature=temperature).scale
+        irl.Problem(mdp=irl.GridWorld(3), reward=given, discount=1.0, temperature=temperature).scale
         for given, temperature in ((reward, 1.0), (reward, 10.0), (np.zeros(9), 0.5))
     ]
     assert scales == pytest.approx([7.0, 10 * np.log(4), 0.5 * np.log(4)])
 
 
-def lingering(*stays: float) -> TabularMDP:
+def lingering(*stays: float) -> irl.TabularMDP:
     """States in each of which one stays with some probability, and else comes to an end; a single action."""
     size = len(stays)
     table = np.zeros((size + 1, 1, size + 1))
     table[range(size), 0, range(size)] = stays
     table[:, 0, size] += 1 - table.sum(axis=(1, 2))
     start = [*np.full(size, 1 / size), 0.0]
-    return TabularMDP.from_dense(table, layout="state action next", start=start, terminal=[size])
+    return irl.TabularMDP.from_dense(table, layout="state action next", start=start, terminal=[size])
 
 
 @pytest.mark.parametrize(("discount", "stay"), [(1.0, 0.95), (0.95, 1 - 1e-12)])
 @pytest.mark.parametrize("cost", [3e-6, 3.0, 3e6])
 def test_sweeps_stop_within_the_tolerance_and_as_soon_as_they_are_there(discount, stay, cost) -> None:
     """V_k = -c (1 - ρᵏ)/(1 - ρ) with ρ = .95: values of 20 c, known to a thousandth of that and no better than it."""
-    problem = Problem(mdp=lingering(stay), reward=np.array([-cost, 0.0]), discount=discount)
-    error = abs(soft_value_iteration(problem, tolerance=1e-3).values[0] + 20 * cost)
+    problem = irl.Problem(mdp=lingering(stay), reward=np.array([-cost, 0.0]), discount=discount)
+    error = abs(irl.soft_value_iteration(problem, tolerance=1e-3).values[0] + 20 * cost)
     assert 0.9e-3 * 20 * cost < error < 1.001e-3 * 20 * cost
-    assert soft_value_iteration(problem).values[0] == pytest.approx(-20 * cost, rel=1e-10)
+    assert irl.soft_value_iteration(problem).values[0] == pytest.approx(-20 * cost, rel=1e-10)
 
 
 def test_with_a_discount_a_part_that_settles_soon_does_not_hide_one_that_does_not() -> None:
     """Changes of the first shrink tenfold a sweep, while the second's, as yet too small to show, go on for hundreds."""
     discount = 0.99
-    problem = Problem(mdp=lingering(0.1 / discount, 1 - 1e-12), reward=np.array([-1.0, -0.005, 0.0]), discount=discount)
-    values = soft_value_iteration(problem, tolerance=1e-3).values
+    problem = irl.Problem(
+        mdp=lingering(0.1 / discount, 1 - 1e-12), reward=np.array([-1.0, -0.005, 0.0]), discount=discount
+    )
+    values = irl.soft_value_iteration(problem, tolerance=1e-3).values
     np.testing.assert_allclose(values, [-1 / 0.9, -0.5, 0], rtol=0, atol=1.2e-3)
 
 
-def by_policies(mdp: TabularMDP, reward: ndarray) -> ndarray:
-    return soft_policy_iteration(Problem(mdp=mdp, reward=reward, discount=1.0)).values
+def by_policies(mdp: irl.TabularMDP, reward: ndarray) -> ndarray:
+    return irl.soft_policy_iteration(irl.Problem(mdp=mdp, reward=reward, discount=1.0)).values
 
 
-def by_sweeps(mdp: TabularMDP, reward: ndarray) -> ndarray:
-    return soft_value_iteration(Problem(mdp=mdp, reward=reward, discount=1.0)).values
+def by_sweeps(mdp: irl.TabularMDP, reward: ndarray) -> ndarray:
+    return irl.soft_value_iteration(irl.Problem(mdp=mdp, reward=reward, discount=1.0)).values
 
 
-def by_paths(mdp: TabularMDP, reward: ndarray) -> ndarray:
+def by_paths(mdp: irl.TabularMDP, reward: ndarray) -> ndarray:
     return path_partition(mdp, reward).values
 
 
@@ -112,22 +100,22 @@ def test_values_far_above_a_steps_reward_settle(solve) -> None:
 def test_values_near_infinity_are_those_of_the_geometric_series(solve, short_of_it) -> None:
     """One stays or ends: Z = e^r (Z + 1), so V = r - log(1 - e^r), and steps towards it only halve at first."""
     table = np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]])
-    mdp = TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[1])
+    mdp = irl.TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[1])
     reward = np.array([np.log1p(-short_of_it), 0.0])
     assert solve(mdp, reward)[0] == pytest.approx(reward[0] - np.log(short_of_it), abs=1e-8)
 
 
-def uniform_values(mdp: TabularMDP, worth: ndarray, reward: ndarray) -> ndarray:
+def uniform_values(mdp: irl.TabularMDP, worth: ndarray, reward: ndarray) -> ndarray:
     """V = worth + Σ P V over uniform actions, solved densely; an end is worth its reward."""
     going = dense_transitions(mdp).mean(axis=1)
     return np.linalg.solve(np.eye(mdp.num_states) - going, np.where(mdp.terminal, reward, worth))
 
 
 def test_planning_begins_with_the_uniform_policy_and_each_solve_improves_on_it(monkeypatch) -> None:
-    rng, seen, sweep = np.random.default_rng(3), [], Problem.sweep
-    monkeypatch.setattr(Problem, "sweep", lambda self, values: (seen.append(values), sweep(self, values))[1])
+    rng, seen, sweep = np.random.default_rng(3), [], irl.Problem.sweep
+    monkeypatch.setattr(irl.Problem, "sweep", lambda self, values: (seen.append(values), sweep(self, values))[1])
     mdp, reward = random_world(rng), -3 - rng.exponential(size=(6, 3))
-    plan = soft_policy_iteration(Problem(mdp=mdp, reward=reward, discount=1.0, temperature=2.0))
+    plan = irl.soft_policy_iteration(irl.Problem(mdp=mdp, reward=reward, discount=1.0, temperature=2.0))
     worth = reward.mean(axis=1) + 2 * np.log(3)  # a step's reward and its entropy
     np.testing.assert_allclose(seen[0], uniform_values(mdp, worth, np.zeros(6)), rtol=1e-12)
     assert len(seen) > 3
@@ -145,24 +133,24 @@ def test_paths_begin_with_the_uniform_choice_and_each_solve_improves_on_it(monke
 
 
 def test_from_its_own_solution_planning_takes_one_solve(monkeypatch) -> None:
-    mdp, solves = IcyGridWorld(4), []
+    mdp, solves = irl.IcyGridWorld(4), []
     reward = -2 - np.random.default_rng(0).exponential(size=16)
-    problem = Problem(mdp=mdp, reward=reward, discount=1.0)
-    solved, partition = soft_policy_iteration(problem).values, path_partition(mdp, reward).values
+    problem = irl.Problem(mdp=mdp, reward=reward, discount=1.0)
+    solved, partition = irl.soft_policy_iteration(problem).values, path_partition(mdp, reward).values
     for module, name in ((planning, "policy_system"), (paths, "resolvent")):
         real = getattr(module, name)
         monkeypatch.setattr(
             module, name, lambda *given, real=real, **named: (solves.append(given), real(*given, **named))[1]
         )
     misplaced = np.where(mdp.terminal, 7.0, 0.0)  # what a guess says of ends is not used
-    soft_policy_iteration(problem, guess=solved + misplaced)
+    irl.soft_policy_iteration(problem, guess=solved + misplaced)
     path_partition(mdp, reward, guess=partition + misplaced)
     assert len(solves) == 2
 
 
 def test_value_iteration_stops_where_no_sweep_changes_more_than_the_tolerance() -> None:
     """V_k = -20 (1 - .95ᵏ): changes of .95ᵏ fall below a hundredth at k = 90, 20 · .95⁹⁰ = .198 from the end."""
-    values = value_iteration(lingering(0.95), np.array([-1.0, 0.0]), discount=1.0, tolerance=0.01)
+    values = irl.value_iteration(lingering(0.95), np.array([-1.0, 0.0]), discount=1.0, tolerance=0.01)
     assert values[0] == pytest.approx(-20 * (1 - 0.95**91), rel=1e-12)
 
 
@@ -171,29 +159,33 @@ def test_with_one_action_values_are_what_it_earns(temperature) -> None:
     """No choice, so no entropy: along 0, 1, 2, 3 the rewards 5, 7, 11 and, on arriving, 13."""
     reward = np.array([5.0, 7.0, 11.0, 13.0])
     expected = [5 + 0.5 * (7 + 0.5 * (11 + 0.5 * 13)), 7 + 0.5 * (11 + 0.5 * 13), 11 + 0.5 * 13, 13]
-    problem = Problem(mdp=chain(4, ends=True), reward=reward, discount=0.5, temperature=temperature)
-    for plan in (soft_policy_iteration, soft_value_iteration):
+    problem = irl.Problem(mdp=chain(4, ends=True), reward=reward, discount=0.5, temperature=temperature)
+    for plan in (irl.soft_policy_iteration, irl.soft_value_iteration):
         np.testing.assert_allclose(plan(problem).values, expected, rtol=1e-12)
         assert plan(problem).policy.tolist() == [[1.0]] * 4
-    finite = soft_finite_horizon(problem, horizon=2)
+    finite = irl.soft_finite_horizon(problem, horizon=2)
     np.testing.assert_allclose(finite.values[0], [5 + 0.5 * 7, *expected[1:]], rtol=1e-12)
-    whole = Problem(mdp=chain(4, ends=True), reward=reward, discount=1.0, temperature=temperature)
-    np.testing.assert_allclose(soft_policy_iteration(whole).values, [36, 31, 24, 13], rtol=1e-12)
+    whole = irl.Problem(mdp=chain(4, ends=True), reward=reward, discount=1.0, temperature=temperature)
+    np.testing.assert_allclose(irl.soft_policy_iteration(whole).values, [36, 31, 24, 13], rtol=1e-12)
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.9, 1.0])
 def test_where_every_state_is_terminal_an_episode_is_over_as_it_starts(discount) -> None:
-    mdp = TabularMDP.from_dense(
+    mdp = irl.TabularMDP.from_dense(
         np.full((2, 3, 2), 0.5), layout="state action next", start=[0.5, 0.5], terminal=[True, True]
     )
-    problem = Problem(mdp=mdp, reward=np.array([2.0, 3.0]), discount=discount)
-    assert soft_policy_iteration(problem).values.tolist() == soft_value_iteration(problem).values.tolist() == [2, 3]
-    assert value_iteration(mdp, problem.reward, discount=discount).tolist() == [2, 3]
-    assert soft_finite_horizon(problem, horizon=3).values.tolist() == [[2, 3]] * 4
+    problem = irl.Problem(mdp=mdp, reward=np.array([2.0, 3.0]), discount=discount)
+    assert (
+        irl.soft_policy_iteration(problem).values.tolist()
+        == irl.soft_value_iteration(problem).values.tolist()
+        == [2, 3]
+    )
+    assert irl.value_iteration(mdp, problem.reward, discount=discount).tolist() == [2, 3]
+    assert irl.soft_finite_horizon(problem, horizon=3).values.tolist() == [[2, 3]] * 4
     policy = np.full((2, 3), 1 / 3)
-    assert occupancy(mdp, policy, discount=discount).tolist() == [0.5, 0.5]
-    shown = sample_demonstrations(mdp, policy, num_episodes=3, rng=np.random.default_rng(0))
-    assert MaxCausalEntIRL(discount=discount).fit(mdp, LinearReward(features=np.eye(2)), shown).gap == 0
+    assert irl.occupancy(mdp, policy, discount=discount).tolist() == [0.5, 0.5]
+    shown = irl.sample_demonstrations(mdp, policy, num_episodes=3, rng=np.random.default_rng(0))
+    assert irl.MaxCausalEntIRL(discount=discount).fit(mdp, irl.LinearReward(features=np.eye(2)), shown).gap == 0
 
 
 def test_small_rewards_are_planned_as_exactly_beside_large_ones_as_alone() -> None:
@@ -204,9 +196,9 @@ def test_small_rewards_are_planned_as_exactly_beside_large_ones_as_alone() -> No
     table[:40, :, :40], table[40, :, 40] = alone, 1
     reward = np.append(1e-3 * rng.normal(size=(40, 3)), np.full((1, 3), 1e3), axis=0)
     few, all_of_them = (
-        soft_policy_iteration(
-            Problem(
-                mdp=TabularMDP.from_dense(each, layout="state action next", start=0),
+        irl.soft_policy_iteration(
+            irl.Problem(
+                mdp=irl.TabularMDP.from_dense(each, layout="state action next", start=0),
                 reward=reward[: len(each)],
                 discount=0.99,
                 temperature=1e-6,
@@ -223,7 +215,7 @@ def test_what_an_action_in_a_terminal_state_would_earn_makes_no_value_less_exact
     mdp = random_world(rng)
     reward = rng.normal(size=(6, 3))
     vast = np.where(mdp.terminal[:, None], 1e15, reward)
-    plain, other = (soft_policy_iteration(Problem(mdp=mdp, reward=r, discount=0.9)) for r in (reward, vast))
+    plain, other = (irl.soft_policy_iteration(irl.Problem(mdp=mdp, reward=r, discount=0.9)) for r in (reward, vast))
     np.testing.assert_array_equal(plain.values, other.values)
 
 
@@ -233,9 +225,9 @@ def test_value_iteration_settles_however_near_one_the_discount_is(discount, pay)
     """In a circle that can be taken either way: one way pays 1 on each step, the other 3 on one of its four."""
     table = np.zeros((4, 2, 4))
     table[range(4), 0, [1, 2, 3, 0]] = table[range(4), 1, [3, 0, 1, 2]] = 1
-    circle = TabularMDP.from_dense(table, layout="state action next", start=0)
+    circle = irl.TabularMDP.from_dense(table, layout="state action next", start=0)
     reward = pay * np.array([[1.0, 0], [1, 0], [1, 3], [1, 0]])
-    values = value_iteration(circle, reward, discount=discount)
+    values = irl.value_iteration(circle, reward, discount=discount)
     # Back and forth between 2 and 1, earning 3 and 1, beats the circle's 1 and 1.
     best = pay * (3 + discount) / (1 - discount**2)
     assert values[2] == pytest.approx(best, rel=1e-10)
@@ -249,36 +241,36 @@ def test_a_walk_that_takes_its_time_is_not_mistaken_for_one_without_end() -> Non
     for state in range(length):
         table[state, 0, [max(state - 1, 0), state + 1]] = 0.5
     table[length, 0, length] = 1
-    mdp = TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[length])
+    mdp = irl.TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[length])
     place = np.arange(length + 1)
     reward = np.where(mdp.terminal, 0.0, -1.0)
     expected = place * (place + 1.0) - length * (length + 1)
-    np.testing.assert_allclose(value_iteration(mdp, reward, discount=1.0), expected, rtol=1e-9, atol=1e-6)
-    problem = Problem(mdp=mdp, reward=reward, discount=1.0)
-    np.testing.assert_allclose(soft_policy_iteration(problem).values, expected, rtol=1e-9, atol=1e-6)
-    with refused("Use soft_policy_iteration", error=Divergence):
-        soft_value_iteration(problem)
+    np.testing.assert_allclose(irl.value_iteration(mdp, reward, discount=1.0), expected, rtol=1e-9, atol=1e-6)
+    problem = irl.Problem(mdp=mdp, reward=reward, discount=1.0)
+    np.testing.assert_allclose(irl.soft_policy_iteration(problem).values, expected, rtol=1e-9, atol=1e-6)
+    with refused("Use soft_policy_iteration", error=irl.Divergence):
+        irl.soft_value_iteration(problem)
 
 
 def test_sweeps_that_have_not_settled_say_what_would(monkeypatch) -> None:
     monkeypatch.setattr(planning, "MAX_SWEEPS", 100)
-    problem = Problem(mdp=GridWorld(3, terminal=()), reward=np.arange(9.0), discount=0.999, temperature=0.5)
-    with refused("discount 0.999 and temperature 0.5: … Use soft_policy_iteration", error=Divergence):
-        soft_value_iteration(problem)
+    problem = irl.Problem(mdp=irl.GridWorld(3, terminal=()), reward=np.arange(9.0), discount=0.999, temperature=0.5)
+    with refused("discount 0.999 and temperature 0.5: … Use soft_policy_iteration", error=irl.Divergence):
+        irl.soft_value_iteration(problem)
 
 
 def test_episodes_so_long_that_rounding_would_show_are_an_error() -> None:
     """Stay or end, at a cost c for each step: V = log Z = -log(e^c - 1), and an episode takes 1/(1 - e^-c) steps."""
     table = np.zeros((2, 2, 2))
     table[0, [0, 1], [0, 1]] = 1
-    mdp = TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[1])
+    mdp = irl.TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[1])
     for cost in (1e-2, 1e-4, 1e-6):
-        plan = soft_policy_iteration(Problem(mdp=mdp, reward=np.array([-cost, 0.0]), discount=1.0))
+        plan = irl.soft_policy_iteration(irl.Problem(mdp=mdp, reward=np.array([-cost, 0.0]), discount=1.0))
         assert plan.values[0] == pytest.approx(-np.log(np.expm1(cost)), rel=1e-9)
         paths = path_partition(mdp, np.array([-cost, 0.0]))
         assert paths.values[0] == pytest.approx(-np.log(np.expm1(cost)), rel=1e-9)
     for cost in (1e-10, 1e-12, 1e-14, 0.0):
-        with refused("discount 1.0 and temperature 1.0", error=Divergence):
-            soft_policy_iteration(Problem(mdp=mdp, reward=np.array([-cost, 0.0]), discount=1.0))
-        with refused("the partition function over paths is infinite", error=Divergence):
+        with refused("discount 1.0 and temperature 1.0", error=irl.Divergence):
+            irl.soft_policy_iteration(irl.Problem(mdp=mdp, reward=np.array([-cost, 0.0]), discount=1.0))
+        with refused("the partition function over paths is infinite", error=irl.Divergence):
             path_partition(mdp, np.array([-cost, 0.0]))

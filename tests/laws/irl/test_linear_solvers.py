@@ -4,33 +4,26 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
+from posttrain import irl
 from posttrain.irl import linear_solvers
-from posttrain.irl.causal import MaxCausalEntIRL
-from posttrain.irl.divergence import Divergence
-from posttrain.irl.episode_sampling import sample_demonstrations
-from posttrain.irl.features import LinearReward
-from posttrain.irl.grids import IcyGridWorld, tiles
 from posttrain.irl.linear_solvers import IterativeSolver, lu_factors, width
 from posttrain.irl.linear_systems import policy_system
-from posttrain.irl.maxent import MaxEntIRL
-from posttrain.irl.mdp import TabularMDP, state_graph
-from posttrain.irl.occupancies import occupancy
+from posttrain.irl.mdp import state_graph
 from posttrain.irl.paths import path_partition
-from posttrain.irl.planning import Problem, soft_policy_iteration, value_iteration
 from tests.support.irl_worlds import random_world
 from tests.support.refusals import refused
 
 
-def anywhere(num_states: int, *, num_actions: int = 2, end: float = 0.01) -> TabularMDP:
+def anywhere(num_states: int, *, num_actions: int = 2, end: float = 0.01) -> irl.TabularMDP:
     """Each action leads to three states that lie anywhere, or with the probability `end` to the last, which ends."""
     rng, pairs = np.random.default_rng(0), num_states * num_actions
     shares = np.column_stack([rng.dirichlet(np.ones(3), pairs) * (1 - end), np.full(pairs, end)])
     following = np.column_stack([rng.integers(0, num_states - 1, (pairs, 3)), np.full(pairs, num_states - 1)])
     table = csr_array((shares.ravel(), (np.repeat(np.arange(pairs), 4), following.ravel())), shape=(pairs, num_states))
-    return TabularMDP.from_sparse(table, num_actions=num_actions, start=0, terminal=[num_states - 1])
+    return irl.TabularMDP.from_sparse(table, num_actions=num_actions, start=0, terminal=[num_states - 1])
 
 
-def uniform(world: TabularMDP) -> np.ndarray:
+def uniform(world: irl.TabularMDP) -> np.ndarray:
     return np.full((world.num_states, world.num_actions), 1 / world.num_actions)
 
 
@@ -65,35 +58,35 @@ def test_what_no_iteration_settles_is_factorised_or_said_to_diverge(monkeypatch)
     )  # a ring is narrow
     world = anywhere(900, end=1e-6)
     wide = policy_system(world, uniform(world), 1.0)
-    with refused("900 states did not settle in 6 times 2 iterations, and its factors would", error=Divergence):
+    with refused("900 states did not settle in 6 times 2 iterations, and its factors would", error=irl.Divergence):
         wide.solve(np.ones(900))
 
 
-def tree(depth: int) -> TabularMDP:
+def tree(depth: int) -> irl.TabularMDP:
     """Two actions, each to a child of its own; leaves lead to the end."""
     size = 2 ** (depth + 1)
     inner = np.arange(size - 1)
     children = np.where(2 * inner + 2 < size - 1, 2 * inner[:, None].repeat(2, 1).T + [[1], [2]], size - 1).T
     rows = np.arange(2 * (size - 1))
     table = csr_array((np.ones(len(rows)), (rows, children.ravel())), shape=(2 * size, size))
-    return TabularMDP.from_sparse(table, num_actions=2, start=0, terminal=[size - 1])
+    return irl.TabularMDP.from_sparse(table, num_actions=2, start=0, terminal=[size - 1])
 
 
-def dry_cube(side: int) -> TabularMDP:
+def dry_cube(side: int) -> irl.TabularMDP:
     """Three dimensions, in each of which an action leads on; the last corner ends."""
     size = side**3
     places = np.array(np.unravel_index(np.arange(size), (side,) * 3))
     beside = [np.minimum(places + np.eye(3, dtype=int)[:, [axis]], side - 1) for axis in range(3)]
     columns = np.stack([np.ravel_multi_index(tuple(there), (side,) * 3) for there in beside], axis=1).ravel()
     table = csr_array((np.ones(3 * size), (np.arange(3 * size), columns)), shape=(3 * size, size))
-    return TabularMDP.from_sparse(table, num_actions=3, start=0, terminal=[size - 1])
+    return irl.TabularMDP.from_sparse(table, num_actions=3, start=0, terminal=[size - 1])
 
 
-def ring(size: int) -> TabularMDP:
+def ring(size: int) -> irl.TabularMDP:
     """One action leads round and round, the other anywhere."""
     columns = np.column_stack([(np.arange(size) + 1) % size, np.random.default_rng(0).integers(0, size, size)]).ravel()
     table = csr_array((np.ones(2 * size), (np.arange(2 * size), columns)), shape=(2 * size, size))
-    return TabularMDP.from_sparse(table, num_actions=2, start=0)
+    return irl.TabularMDP.from_sparse(table, num_actions=2, start=0)
 
 
 @pytest.mark.parametrize(("make", "discount"), [(lambda: tree(10), 1.0), (lambda: dry_cube(13), 1.0),
@@ -106,7 +99,7 @@ def test_policies_that_are_all_but_certain_are_solved_from_one_state(make, disco
     world = make()
     assert world.wide
     reward = -1 - np.random.default_rng(1).random(world.num_states)
-    plan = soft_policy_iteration(Problem(mdp=world, reward=reward, discount=discount, temperature=temperature))
+    plan = irl.soft_policy_iteration(irl.Problem(mdp=world, reward=reward, discount=discount, temperature=temperature))
     best = np.eye(world.num_actions)[plan.policy.argmax(axis=1)]
     for policy in (plan.policy, best):
         exact = lu_factors(policy_system(world, policy, discount).matrix)
@@ -119,14 +112,14 @@ def test_policies_that_are_all_but_certain_are_solved_from_one_state(make, disco
 def test_a_policy_that_never_ends_diverges_in_a_wide_world_too() -> None:
     """Rewards of 1 a step at discount 1, where an action may be chosen that ends an episode once in 10¹³ steps."""
     world = anywhere(900, end=1e-13)
-    with refused("hardly ever end", error=Divergence):
-        soft_policy_iteration(Problem(mdp=world, reward=np.ones(900), discount=1.0))
+    with refused("hardly ever end", error=irl.Divergence):
+        irl.soft_policy_iteration(irl.Problem(mdp=world, reward=np.ones(900), discount=1.0))
 
 
 def test_flat_worlds_are_narrow_and_others_wide() -> None:
-    assert 30 <= width(state_graph(IcyGridWorld(30))) <= 60
-    assert not IcyGridWorld(30).wide
-    assert not IcyGridWorld(320).wide, "a square is what factors are for, however large"
+    assert 30 <= width(state_graph(irl.IcyGridWorld(30))) <= 60
+    assert not irl.IcyGridWorld(30).wide
+    assert not irl.IcyGridWorld(320).wide, "a square is what factors are for, however large"
     assert anywhere(900).wide
     assert not random_world(np.random.default_rng(0), num_states=40).wide, "small"
 
@@ -136,42 +129,44 @@ def test_a_world_of_hubs_is_wide() -> None:
     rng, size = np.random.default_rng(0), 700
     places = (np.repeat(np.arange(size), 300), rng.integers(0, size, 300 * size))
     table = csr_array((np.full(300 * size, 1 / 300), places), shape=(size, size))
-    assert TabularMDP.from_sparse(table, num_actions=1, start=0).wide
+    assert irl.TabularMDP.from_sparse(table, num_actions=1, start=0).wide
 
 
 def test_a_singular_system_is_a_divergence_wherever_it_is_met() -> None:
     """A way out of probability 10⁻¹⁷ is none in double precision, though the table names it."""
-    world = TabularMDP.from_sparse(csr_array([[1.0, 1e-17], [0, 0]]), num_actions=1, start=0, terminal=[1])
+    world = irl.TabularMDP.from_sparse(csr_array([[1.0, 1e-17], [0, 0]]), num_actions=1, start=0, terminal=[1])
     for asked in (
         lambda: path_partition(world, np.zeros(2)),
-        lambda: value_iteration(world, np.array([-1.0, 0.0]), discount=1.0),
-        lambda: soft_policy_iteration(Problem(mdp=world, reward=np.array([-1.0, 0.0]), discount=1.0)),
-        lambda: occupancy(world, np.ones((2, 1)), discount=1.0),
+        lambda: irl.value_iteration(world, np.array([-1.0, 0.0]), discount=1.0),
+        lambda: irl.soft_policy_iteration(irl.Problem(mdp=world, reward=np.array([-1.0, 0.0]), discount=1.0)),
+        lambda: irl.occupancy(world, np.ones((2, 1)), discount=1.0),
     ):
-        with pytest.raises(Divergence):
+        with pytest.raises(irl.Divergence):
             asked()
 
 
 def test_a_state_to_which_all_return_separates_nothing() -> None:
     """Every step may end at once, or lead back to the start: the grid below is as flat as it was."""
-    grid, pairs = IcyGridWorld(40, terminal=()), np.arange(6400)
+    grid, pairs = irl.IcyGridWorld(40, terminal=()), np.arange(6400)
     places = (np.tile(pairs, 2), np.repeat([0, 1599], 6400))
     table = 0.9 * grid.transitions + csr_array((np.full(12800, 0.05), places), shape=(6400, 1600))
-    hubs = TabularMDP.from_sparse(table, num_actions=4, start=0, terminal=[1599])
+    hubs = irl.TabularMDP.from_sparse(table, num_actions=4, start=0, terminal=[1599])
     assert width(state_graph(hubs)) <= 80
     assert not hubs.wide
 
 
-@pytest.mark.parametrize("irl", [MaxCausalEntIRL(), MaxCausalEntIRL(discount=0.9, solver="lbfgs"), MaxEntIRL()])
-def test_a_fit_is_the_same_by_iteration(irl, monkeypatch) -> None:
-    world, reward = IcyGridWorld(8), LinearReward(features=tiles(8, 4))
-    shown = sample_demonstrations(world, uniform(world), num_episodes=20, rng=np.random.default_rng(0))
-    exact = irl.fit(world, reward, shown)
+@pytest.mark.parametrize(
+    "fitter", [irl.MaxCausalEntIRL(), irl.MaxCausalEntIRL(discount=0.9, solver="lbfgs"), irl.MaxEntIRL()]
+)
+def test_a_fit_is_the_same_by_iteration(fitter, monkeypatch) -> None:
+    world, reward = irl.IcyGridWorld(8), irl.LinearReward(features=irl.tiles(8, 4))
+    shown = irl.sample_demonstrations(world, uniform(world), num_episodes=20, rng=np.random.default_rng(0))
+    exact = fitter.fit(world, reward, shown)
     monkeypatch.setattr(linear_solvers, "NARROW", 5)
     monkeypatch.setattr(linear_solvers, "SQUARE", 0.5)
-    thick = IcyGridWorld(8)
+    thick = irl.IcyGridWorld(8)
     assert thick.wide
-    found = irl.fit(thick, reward, shown)
+    found = fitter.fit(thick, reward, shown)
     np.testing.assert_allclose(found.weights, exact.weights, atol=1e-6)
     np.testing.assert_allclose(found.policy, exact.policy, atol=1e-8)
 
@@ -182,7 +177,7 @@ def path_of(states: list[int], num_states: int) -> csr_array:
 
 
 def test_a_width_counts_steps_from_an_end_of_the_largest_part() -> None:
-    assert width(state_graph(IcyGridWorld(30))) == 30, "from a corner, whatever the probabilities"
+    assert width(state_graph(irl.IcyGridWorld(30))) == 30, "from a corner, whatever the probabilities"
     assert width(path_of([3, 1, 0, 2, 4], 5)) == 1, "though the first state is its middle"
     assert width(path_of([*range(5), *range(9, 4, -1)], 10)) == 1, "and steps lead one way only"
     beside = path_of([0, 1], 32) + csr_array((np.ones(27), ([2] * 27, range(3, 30))), shape=(32, 32))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.irl.divergence import Divergence
+from posttrain import irl
 from posttrain.irl.minimisers import (
     NEWTON_WEIGHTS,
     Point,
@@ -36,7 +36,7 @@ class Known:
 
     def at(self, weights: np.ndarray, guess: None = None) -> Point[None]:
         if weights[0] <= self.edge:
-            raise Divergence("beyond the edge")
+            raise irl.Divergence("beyond the edge")
         x, y = weights
         return Point(
             weights=weights,

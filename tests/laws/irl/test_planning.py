@@ -7,20 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.irl.divergence import Divergence
-from posttrain.irl.finite_horizon import soft_finite_horizon
-from posttrain.irl.grids import GridWorld, IcyGridWorld
-from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.occupancies import finite_occupancy, occupancy
+from posttrain import irl
 from posttrain.irl.paths import path_partition
-from posttrain.irl.planning import (
-    Problem,
-    action_values,
-    greedy_policy,
-    soft_policy_iteration,
-    soft_value_iteration,
-    value_iteration,
-)
 from tests.support.irl_worlds import chain, dense_transitions, random_world
 from tests.support.refusals import refused
 
@@ -30,7 +18,7 @@ TEMPERATURES = st.sampled_from([0.2, 1.0, 3.0])
 few = settings(max_examples=30)
 
 
-def costs(rng: np.random.Generator, mdp: TabularMDP, temperature: float, *, per_action: bool = True) -> np.ndarray:
+def costs(rng: np.random.Generator, mdp: irl.TabularMDP, temperature: float, *, per_action: bool = True) -> np.ndarray:
     """Rewards below the entropy that a step can add, so that values are finite at discount 1."""
     shape = (mdp.num_states, mdp.num_actions) if per_action else mdp.num_states
     return -temperature * (np.log(mdp.num_actions) + 0.1 + rng.exponential(size=shape))
@@ -42,20 +30,20 @@ def test_policy_iteration_finds_what_sweeps_find(seed, discount, temperature, pe
     rng = np.random.default_rng(seed)
     mdp = random_world(rng)
     reward = costs(rng, mdp, temperature, per_action=per_action)
-    problem = Problem(mdp=mdp, reward=reward, discount=discount, temperature=temperature)
-    sweeps, solves = soft_value_iteration(problem), soft_policy_iteration(problem)
+    problem = irl.Problem(mdp=mdp, reward=reward, discount=discount, temperature=temperature)
+    sweeps, solves = irl.soft_value_iteration(problem), irl.soft_policy_iteration(problem)
     np.testing.assert_allclose(solves.values, sweeps.values, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(solves.policy, sweeps.policy, rtol=1e-8, atol=1e-10)
-    guessed = soft_policy_iteration(problem, guess=rng.normal(size=mdp.num_states) * 10)
+    guessed = irl.soft_policy_iteration(problem, guess=rng.normal(size=mdp.num_states) * 10)
     np.testing.assert_allclose(guessed.values, sweeps.values, rtol=1e-9, atol=1e-9)
 
 
 def test_a_guess_that_leads_into_a_corner_for_ever_does_no_harm() -> None:
     """Values that make the corner away from the goal seem a million better: its policy never leaves, at discount 1."""
-    grid = GridWorld(3)
-    problem = Problem(mdp=grid, reward=np.full(9, -3.0), discount=1.0)
-    misled = soft_policy_iteration(problem, guess=np.where(np.arange(9) == 0, 1e6, 0.0))
-    np.testing.assert_allclose(misled.values, soft_policy_iteration(problem).values, rtol=1e-12)
+    grid = irl.GridWorld(3)
+    problem = irl.Problem(mdp=grid, reward=np.full(9, -3.0), discount=1.0)
+    misled = irl.soft_policy_iteration(problem, guess=np.where(np.arange(9) == 0, 1e6, 0.0))
+    np.testing.assert_allclose(misled.values, irl.soft_policy_iteration(problem).values, rtol=1e-12)
     paths = path_partition(grid, problem.reward, guess=np.where(np.arange(9) == 0, 1e6, 0.0))
     np.testing.assert_allclose(paths.values, path_partition(grid, problem.reward).values, rtol=1e-12)
 
@@ -68,11 +56,11 @@ def test_soft_values_are_the_reward_and_entropy_of_their_policy_and_no_other_pol
     rng = np.random.default_rng(seed)
     mdp = random_world(rng)
     reward = costs(rng, mdp, temperature, per_action=False)
-    plan = soft_policy_iteration(Problem(mdp=mdp, reward=reward, discount=discount, temperature=temperature))
+    plan = irl.soft_policy_iteration(irl.Problem(mdp=mdp, reward=reward, discount=discount, temperature=temperature))
 
     def worth(policy: np.ndarray) -> float:
         """Σ_s D(s) (r(s) + τ H(π(·|s))), ends paying their reward on arrival."""
-        visits = occupancy(mdp, policy, discount=discount)
+        visits = irl.occupancy(mdp, policy, discount=discount)
         entropy = -(policy * np.log(policy)).sum(axis=1)
         return float(visits @ (reward + temperature * np.where(mdp.terminal, 0, entropy)))
 
@@ -91,8 +79,8 @@ def test_finite_horizons_equal_the_recursion_of_imitation_where_no_state_ends(
     rng = np.random.default_rng(seed)
     mdp = random_world(rng, num_ends=0)
     reward, table = rng.normal(size=mdp.num_states), dense_transitions(mdp)
-    plan = soft_finite_horizon(
-        Problem(mdp=mdp, reward=reward * temperature, discount=discount, temperature=temperature), horizon=horizon
+    plan = irl.soft_finite_horizon(
+        irl.Problem(mdp=mdp, reward=reward * temperature, discount=discount, temperature=temperature), horizon=horizon
     )
     values = np.zeros(mdp.num_states)
     policies = []
@@ -106,11 +94,11 @@ def test_finite_horizons_equal_the_recursion_of_imitation_where_no_state_ends(
     for policy in policies:
         visits.append(discount * np.einsum("s,sa,san->n", visits[-1], policy, table))
     np.testing.assert_allclose(
-        finite_occupancy(mdp, plan.policy, discount=discount, horizon=horizon), visits, rtol=0, atol=1e-9
+        irl.finite_occupancy(mdp, plan.policy, discount=discount, horizon=horizon), visits, rtol=0, atol=1e-9
     )
 
 
-def every_path(mdp: TabularMDP, state: int, steps: int):
+def every_path(mdp: irl.TabularMDP, state: int, steps: int):
     """Paths (states, actions) of at most so many steps from a state, with the chance of their dynamics."""
     table = dense_transitions(mdp)
 
@@ -132,8 +120,8 @@ def test_values_and_visits_with_a_horizon_are_those_of_enumerated_paths(seed, te
     rng = np.random.default_rng(seed)
     mdp, horizon = random_world(rng, num_states=3, num_actions=2), 4
     reward = rng.normal(size=3)
-    plan = soft_finite_horizon(
-        Problem(mdp=mdp, reward=reward, discount=discount, temperature=temperature), horizon=horizon
+    plan = irl.soft_finite_horizon(
+        irl.Problem(mdp=mdp, reward=reward, discount=discount, temperature=temperature), horizon=horizon
     )
     total, visits, value = 0.0, np.zeros((horizon + 1, 3)), 0.0
     for states, actions, chance in every_path(mdp, 0, horizon):
@@ -181,27 +169,27 @@ def test_value_iteration_finds_the_best_of_all_deterministic_policies(seed, disc
     rng = np.random.default_rng(seed)
     mdp = random_world(rng, num_states=4, num_actions=2)
     reward = -rng.exponential(size=(4, 2))
-    values = value_iteration(mdp, reward, discount=discount, tolerance=1e-13)
+    values = irl.value_iteration(mdp, reward, discount=discount, tolerance=1e-13)
     worths = []
     for choice in itertools.product(range(2), repeat=3):
         policy = np.eye(2)[[*choice, 0]]
-        visits = occupancy(mdp, policy, discount=discount)
+        visits = irl.occupancy(mdp, policy, discount=discount)
         worths.append(float((visits[:, None] * policy * np.where(mdp.terminal[:, None], 0, reward)).sum()))
     assert mdp.start @ values == pytest.approx(max(worths), rel=1e-9)
-    greedy = greedy_policy(mdp, action_values(mdp, reward, values, discount=discount))
-    visits = occupancy(mdp, greedy, discount=discount)
+    greedy = irl.greedy_policy(mdp, irl.action_values(mdp, reward, values, discount=discount))
+    visits = irl.occupancy(mdp, greedy, discount=discount)
     worth = (visits[:, None] * greedy * np.where(mdp.terminal[:, None], 0, reward)).sum()
     assert worth == pytest.approx(max(worths), rel=1e-9)
 
 
 @pytest.mark.parametrize("slip", [0.0, 0.3])
 def test_a_grid_that_is_its_own_mirror_image_gets_a_policy_that_is_too(slip) -> None:
-    grid = IcyGridWorld(4, slip=slip)
+    grid = irl.IcyGridWorld(4, slip=slip)
     y, x = np.divmod(np.arange(16), 4)
     reward = -1.5 - 0.3 * np.sin(x + y) * np.cos(x - y)  # the same at (x, y) and (y, x)
     mirror, swapped = x * 4 + y, [2, 3, 0, 1]  # +x ↔ +y, -x ↔ -y
     for discount in (0.9, 1.0):
-        plan = soft_policy_iteration(Problem(mdp=grid, reward=reward, discount=discount))
+        plan = irl.soft_policy_iteration(irl.Problem(mdp=grid, reward=reward, discount=discount))
         np.testing.assert_allclose(plan.policy, plan.policy[mirror][:, swapped], rtol=0, atol=1e-12)
         assert np.abs(plan.policy[1] - plan.policy[4]).max() > 0.01  # not because it is all the same
 
@@ -216,7 +204,7 @@ def test_potential_shaping_leaves_the_policy_as_it_was(seed, discount, temperatu
     potential = np.where(mdp.terminal, 0.0, rng.normal(size=mdp.num_states) * 5)
     gain = discount * (mdp.transitions @ potential).reshape(reward.shape) - potential[:, None]
     plain, shaped = (
-        soft_policy_iteration(Problem(mdp=mdp, reward=r, discount=discount, temperature=temperature))
+        irl.soft_policy_iteration(irl.Problem(mdp=mdp, reward=r, discount=discount, temperature=temperature))
         for r in (reward, reward + gain)
     )
     np.testing.assert_allclose(plain.policy, shaped.policy, rtol=1e-7, atol=1e-9)
@@ -229,16 +217,19 @@ def test_a_constant_added_to_every_step_changes_no_policy_where_episodes_do_not_
     rng = np.random.default_rng(seed)
     mdp = random_world(rng, num_ends=0)
     reward = rng.normal(size=mdp.num_states)
-    a, b = (Problem(mdp=mdp, reward=r, discount=0.9, temperature=temperature) for r in (reward, reward + shift))
-    np.testing.assert_allclose(soft_policy_iteration(a).policy, soft_policy_iteration(b).policy, rtol=0, atol=1e-9)
-    finite_a, finite_b = (soft_finite_horizon(problem, horizon=7).policy for problem in (a, b))
+    a, b = (irl.Problem(mdp=mdp, reward=r, discount=0.9, temperature=temperature) for r in (reward, reward + shift))
+    np.testing.assert_allclose(
+        irl.soft_policy_iteration(a).policy, irl.soft_policy_iteration(b).policy, rtol=0, atol=1e-9
+    )
+    finite_a, finite_b = (irl.soft_finite_horizon(problem, horizon=7).policy for problem in (a, b))
     np.testing.assert_allclose(finite_a, finite_b, rtol=0, atol=1e-9)
 
 
 def test_where_episodes_end_a_constant_per_step_does_change_the_policy() -> None:
-    grid = GridWorld(3)
+    grid = irl.GridWorld(3)
     slow, fast = (
-        soft_policy_iteration(Problem(mdp=grid, reward=np.full(9, cost), discount=1.0)).policy for cost in (-1.5, -5.0)
+        irl.soft_policy_iteration(irl.Problem(mdp=grid, reward=np.full(9, cost), discount=1.0)).policy
+        for cost in (-1.5, -5.0)
     )
     assert np.abs(slow - fast).max() > 0.1
 
@@ -254,75 +245,78 @@ def test_where_episodes_end_a_constant_per_step_does_change_the_policy() -> None
 def test_rewards_up_to_a_thousand_never_overflow(seed, scale, discount, temperature, sign) -> None:
     """Finite values and a policy, or at discount 1 an error that says why: never NaN, never a warning."""
     rng = np.random.default_rng(seed)
-    mdp = IcyGridWorld(4, slip=float(rng.choice([0.0, 0.3])))
+    mdp = irl.IcyGridWorld(4, slip=float(rng.choice([0.0, 0.3])))
     low, high = {"costs": (-scale, 0.0), "prizes": (0.0, scale), "both": (-scale, scale)}[sign]
     reward = rng.uniform(low, high, size=16)
-    problem = Problem(mdp=mdp, reward=reward, discount=discount, temperature=temperature)
+    problem = irl.Problem(mdp=mdp, reward=reward, discount=discount, temperature=temperature)
     with np.errstate(over="raise", invalid="raise", divide="raise"):
         try:
-            plan = soft_policy_iteration(problem)
-        except Divergence:
+            plan = irl.soft_policy_iteration(problem)
+        except irl.Divergence:
             assert discount == 1
         else:
             assert np.isfinite(plan.values).all()
             np.testing.assert_allclose(plan.policy.sum(axis=1), 1, rtol=1e-12)
             again, _ = problem.sweep(plan.values)
             np.testing.assert_allclose(again, plan.values, rtol=1e-6, atol=1e-9 * scale)
-        finite = soft_finite_horizon(problem, horizon=50)
+        finite = irl.soft_finite_horizon(problem, horizon=50)
         assert np.isfinite(finite.values).all()
         try:
             partition = path_partition(mdp, reward)
-        except Divergence:
+        except irl.Divergence:
             assert reward.max() > -np.log(4)
         else:
             assert np.isfinite(partition.values).all()
             assert np.isfinite(partition.policy()).all()
 
 
-@pytest.mark.parametrize("plan", [soft_policy_iteration, soft_value_iteration])
+@pytest.mark.parametrize("plan", [irl.soft_policy_iteration, irl.soft_value_iteration])
 def test_a_problem_that_diverges_is_an_error_naming_discount_and_temperature(plan) -> None:
-    problem = Problem(mdp=GridWorld(3), reward=np.zeros(9), discount=1.0, temperature=0.7)
-    with refused("discount 1.0 and temperature 0.7", error=Divergence):
+    problem = irl.Problem(mdp=irl.GridWorld(3), reward=np.zeros(9), discount=1.0, temperature=0.7)
+    with refused("discount 1.0 and temperature 0.7", error=irl.Divergence):
         plan(problem)
-    endless = Problem(mdp=GridWorld(3, terminal=()), reward=np.full(9, -9.0), discount=1.0)
-    with refused("discount 1.0 … 9 states can never … first 0 … give it a way out", error=Divergence):
+    endless = irl.Problem(mdp=irl.GridWorld(3, terminal=()), reward=np.full(9, -9.0), discount=1.0)
+    with refused("discount 1.0 … 9 states can never … first 0 … give it a way out", error=irl.Divergence):
         plan(endless)
     walled = np.zeros((3, 1, 3))  # 0 leads to 1, the end; 2, where no episode comes, to itself
     walled[[0, 2], 0, [1, 2]] = 1
-    mdp = TabularMDP.from_dense(walled, layout="state action next", start=0, terminal=[1])
-    with refused("can never reach a terminal state, first 2 … leave it out of the world", error=Divergence):
-        plan(Problem(mdp=mdp, reward=np.full(3, -1.0), discount=1.0))
+    mdp = irl.TabularMDP.from_dense(walled, layout="state action next", start=0, terminal=[1])
+    with refused("can never reach a terminal state, first 2 … leave it out of the world", error=irl.Divergence):
+        plan(irl.Problem(mdp=mdp, reward=np.full(3, -1.0), discount=1.0))
 
 
 def test_a_long_way_is_not_mistaken_for_one_without_end() -> None:
     length = 3000  # in 3000 sweeps from zero every sweep changes some value by 1, and then none does
-    values = value_iteration(chain(length, ends=True), np.full(length, -1.0), discount=1.0)
+    values = irl.value_iteration(chain(length, ends=True), np.full(length, -1.0), discount=1.0)
     np.testing.assert_allclose(values, np.arange(length) - float(length))
 
 
 def test_value_iteration_that_diverges_is_an_error_naming_the_discount() -> None:
-    with refused("discount 1.0", error=Divergence):
-        value_iteration(GridWorld(3, terminal=()), np.ones(9), discount=1.0)
+    with refused("discount 1.0", error=irl.Divergence):
+        irl.value_iteration(irl.GridWorld(3, terminal=()), np.ones(9), discount=1.0)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda g: Problem(mdp=g, reward=np.zeros(8), discount=0.9), "shape (8,); use (9,)"),
-        (lambda g: Problem(mdp=g, reward=np.where(np.arange(9) == 3, np.nan, 0), discount=0.9), "nan at (3)"),
-        (lambda g: Problem(mdp=g, reward=np.zeros(9), discount=1.1), "discount = 1.1"),
-        (lambda g: Problem(mdp=g, reward=np.zeros(9), discount=0.9, temperature=0.0), "temperature = 0.0"),
-        (lambda g: soft_finite_horizon(Problem(mdp=g, reward=np.zeros(9), discount=1.0), horizon=0), "horizon = 0"),
-        (lambda g: action_values(g, np.full(9, np.nan), np.zeros(9), discount=0.9), "reward has nan at (0"),
-        (lambda g: action_values(g, np.zeros(9), np.zeros(9), discount=2.0), "discount = 2.0"),
-        (lambda g: value_iteration(g, np.zeros(9), discount=1.1), "discount = 1.1"),
-        (lambda g: occupancy(g, np.full((9, 4), 0.25), discount=-0.1), "discount = -0.1"),
-        (lambda g: finite_occupancy(g, np.full((9, 4), 0.25), discount=1.5, horizon=3), "discount = 1.5"),
-        (lambda g: occupancy(g, np.full((9, 3), 1 / 3), discount=0.9), "shape (9, 3); use (9, 4)"),
-        (lambda g: occupancy(g, np.tile([1.5, -0.5, 0, 0], (9, 1)), discount=0.9), "of state 0: [ 1.5 -0.5"),
+        (lambda g: irl.Problem(mdp=g, reward=np.zeros(8), discount=0.9), "shape (8,); use (9,)"),
+        (lambda g: irl.Problem(mdp=g, reward=np.where(np.arange(9) == 3, np.nan, 0), discount=0.9), "nan at (3)"),
+        (lambda g: irl.Problem(mdp=g, reward=np.zeros(9), discount=1.1), "discount = 1.1"),
+        (lambda g: irl.Problem(mdp=g, reward=np.zeros(9), discount=0.9, temperature=0.0), "temperature = 0.0"),
+        (
+            lambda g: irl.soft_finite_horizon(irl.Problem(mdp=g, reward=np.zeros(9), discount=1.0), horizon=0),
+            "horizon = 0",
+        ),
+        (lambda g: irl.action_values(g, np.full(9, np.nan), np.zeros(9), discount=0.9), "reward has nan at (0"),
+        (lambda g: irl.action_values(g, np.zeros(9), np.zeros(9), discount=2.0), "discount = 2.0"),
+        (lambda g: irl.value_iteration(g, np.zeros(9), discount=1.1), "discount = 1.1"),
+        (lambda g: irl.occupancy(g, np.full((9, 4), 0.25), discount=-0.1), "discount = -0.1"),
+        (lambda g: irl.finite_occupancy(g, np.full((9, 4), 0.25), discount=1.5, horizon=3), "discount = 1.5"),
+        (lambda g: irl.occupancy(g, np.full((9, 3), 1 / 3), discount=0.9), "shape (9, 3); use (9, 4)"),
+        (lambda g: irl.occupancy(g, np.tile([1.5, -0.5, 0, 0], (9, 1)), discount=0.9), "of state 0: [ 1.5 -0.5"),
         (lambda g: path_partition(g, np.full(9, np.nan)), "nan at (0"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(make, message) -> None:
     with refused(message):
-        make(GridWorld(3))
+        make(irl.GridWorld(3))

@@ -7,13 +7,8 @@ import torch
 from gymnasium.wrappers import TimeLimit
 from numpy import ndarray
 
-from posttrain.irl.causal import MaxCausalEntIRL
-from posttrain.irl.comparison import expected_value_difference, policy_value
-from posttrain.irl.episode_sampling import sample_demonstrations
-from posttrain.irl.features import LinearReward
-from posttrain.irl.grids import IcyGridWorld
-from posttrain.irl.gymnasium_table import read_gymnasium
-from posttrain.irl.planning import Problem, action_values, greedy_policy, soft_policy_iteration, value_iteration
+from posttrain import irl
+from posttrain.irl.comparison import policy_value
 from posttrain.irl_runs.environment import LearnedReward, TabularEnvironment
 from posttrain.neural_irl import NeuralIRL
 from tests.support.irl_worlds import random_world, slopes
@@ -22,11 +17,11 @@ from tests.support.refusals import refused
 
 def fitted(*, shuffled: bool):
     """A 5 × 5 grid whose reward falls with the distance from a spot, shown to the network as coordinates."""
-    world = IcyGridWorld(5, slip=0.2, terminal=())
+    world = irl.IcyGridWorld(5, slip=0.2, terminal=())
     y, x = np.divmod(np.arange(25), 5)
     reward = -((x - 3.0) ** 2 + (y - 1.0) ** 2) / 4
-    policy = soft_policy_iteration(Problem(mdp=world, reward=reward, discount=0.9)).policy
-    walks = sample_demonstrations(world, policy, num_episodes=60, rng=np.random.default_rng(0), max_steps=60)
+    policy = irl.soft_policy_iteration(irl.Problem(mdp=world, reward=reward, discount=0.9)).policy
+    walks = irl.sample_demonstrations(world, policy, num_episodes=60, rng=np.random.default_rng(0), max_steps=60)
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)).double()
     inputs = torch.tensor(np.stack([x, y], axis=1) / 4)
@@ -54,11 +49,11 @@ def test_the_networks_gradient_is_that_of_the_dual(horizon, temperature) -> None
     """Central differences in every parameter.  Fitting for two steps takes one, whose gradient the network keeps."""
     rng = np.random.default_rng(0)
     mdp = random_world(rng)
-    walks = sample_demonstrations(
+    walks = irl.sample_demonstrations(
         mdp, rng.dirichlet(np.ones(3), 6), num_episodes=30, rng=rng, max_steps=horizon or 1000
     )
-    irl = NeuralIRL(discount=0.9, horizon=horizon, temperature=temperature, num_steps=2)
-    dual = irl.state_dual(mdp, walks)
+    fitter = NeuralIRL(discount=0.9, horizon=horizon, temperature=temperature, num_steps=2)
+    dual = fitter.state_dual(mdp, walks)
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
     inputs = torch.randn(6, 3, dtype=torch.float64)
@@ -71,7 +66,7 @@ def test_the_networks_gradient_is_that_of_the_dual(horizon, temperature) -> None
     before = torch.nn.utils.parameters_to_vector(network.parameters()).detach().numpy().copy()
     expected = slopes(value, before)
     value(before)
-    irl.fit(mdp, network, inputs, walks)
+    fitter.fit(mdp, network, inputs, walks)
     taken = np.concatenate([parameter.grad.numpy().ravel() for parameter in network.parameters()])
     np.testing.assert_allclose(taken, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
@@ -91,8 +86,8 @@ def test_settings_of_no_problem_are_refused_at_once(given, message) -> None:
 
 
 def test_a_network_that_gives_no_reward_for_each_state_is_refused() -> None:
-    world = IcyGridWorld(3, terminal=())
-    walks = sample_demonstrations(
+    world = irl.IcyGridWorld(3, terminal=())
+    walks = irl.sample_demonstrations(
         world, np.full((9, 4), 0.25), num_episodes=1, rng=np.random.default_rng(0), max_steps=3
     )
     with refused("gives 18 rewards for 9 states"):
@@ -103,8 +98,8 @@ def test_a_network_that_gives_no_reward_for_each_state_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:.* demonstrations are truncated")
 def test_it_stops_at_the_last_step_or_at_the_tolerance_and_shows_each_to_who_watches() -> None:
-    world = IcyGridWorld(3, terminal=())
-    walks = sample_demonstrations(
+    world = irl.IcyGridWorld(3, terminal=())
+    walks = irl.sample_demonstrations(
         world, np.full((9, 4), 0.25), num_episodes=5, rng=np.random.default_rng(0), max_steps=9
     )
     network, seen = torch.nn.Linear(9, 1, bias=False).double(), []
@@ -125,15 +120,15 @@ def test_it_stops_at_the_last_step_or_at_the_tolerance_and_shows_each_to_who_wat
 @pytest.mark.filterwarnings("ignore:.* demonstrations are truncated")
 def test_a_reward_for_each_state_moves_by_its_own_visits() -> None:
     """With one free number per state Adam's first step is ± the learning rate: up where demonstrations were oftener."""
-    world = IcyGridWorld(3, terminal=())
-    walks = sample_demonstrations(
+    world = irl.IcyGridWorld(3, terminal=())
+    walks = irl.sample_demonstrations(
         world, np.full((9, 4), 0.25), num_episodes=5, rng=np.random.default_rng(0), max_steps=9
     )
     network = torch.nn.Linear(9, 1, bias=False).double()
     torch.nn.init.zeros_(network.weight)
-    irl = NeuralIRL(discount=0.9, num_steps=2, learning_rate=0.05, weight_decay=0.0)
-    fit = irl.fit(world, network, torch.eye(9, dtype=torch.float64), walks)
-    dual = irl.state_dual(world, walks)
+    fitter = NeuralIRL(discount=0.9, num_steps=2, learning_rate=0.05, weight_decay=0.0)
+    fit = fitter.fit(world, network, torch.eye(9, dtype=torch.float64), walks)
+    dual = fitter.state_dual(world, walks)
     np.testing.assert_allclose(fit.reward, -0.05 * np.sign(dual.at(np.zeros(9)).gradient), rtol=1e-5)
     with refused("demonstration 0 was truncated"):
         NeuralIRL(discount=1.0).state_dual(world, walks)
@@ -161,16 +156,16 @@ def q_learning(env: gymnasium.Env, *, discount: float, num_episodes: int) -> nda
 
 
 def test_q_learning_on_the_recovered_reward_goes_where_the_expert_wanted() -> None:
-    world = IcyGridWorld(4, slip=0.1)
-    expert = soft_policy_iteration(Problem(mdp=world, reward=EXPERT_REWARD, discount=0.9, temperature=0.5))
-    shown = sample_demonstrations(world, expert.policy, num_episodes=500, rng=np.random.default_rng(0))
-    irl = MaxCausalEntIRL(objective="likelihood", discount=0.9, temperature=0.5)
-    fit = irl.fit(world, LinearReward(features=np.eye(16)), shown)
+    world = irl.IcyGridWorld(4, slip=0.1)
+    expert = irl.soft_policy_iteration(irl.Problem(mdp=world, reward=EXPERT_REWARD, discount=0.9, temperature=0.5))
+    shown = irl.sample_demonstrations(world, expert.policy, num_episodes=500, rng=np.random.default_rng(0))
+    fitter = irl.MaxCausalEntIRL(objective="likelihood", discount=0.9, temperature=0.5)
+    fit = fitter.fit(world, irl.LinearReward(features=np.eye(16)), shown)
 
     def lost(reward: ndarray) -> float:
         env = LearnedReward(TimeLimit(TabularEnvironment(world), 60), world, reward, discount=0.9)
-        policy = greedy_policy(world, q_learning(env, discount=0.9, num_episodes=1500))
-        return expected_value_difference(world, EXPERT_REWARD, policy, discount=0.9)
+        policy = irl.greedy_policy(world, q_learning(env, discount=0.9, num_episodes=1500))
+        return irl.expected_value_difference(world, EXPERT_REWARD, policy, discount=0.9)
 
     assert lost(fit.reward) < 0.25
     # The control: the same numbers, dealt to other states.
@@ -181,16 +176,16 @@ def test_on_a_frozen_lake_of_gymnasium_q_learning_acts_as_the_expert_who_was_wat
     def lake() -> gymnasium.Env:
         return gymnasium.make("FrozenLake-v1", map_name="4x4", max_episode_steps=200)
 
-    mdp = read_gymnasium(lake())
-    best = value_iteration(mdp, mdp.rewards, discount=0.99)
-    expert = greedy_policy(mdp, action_values(mdp, mdp.rewards, best, discount=0.99))
-    shown = sample_demonstrations(mdp, expert, num_episodes=300, rng=np.random.default_rng(0))
-    irl = MaxCausalEntIRL(objective="likelihood", discount=0.99)
-    fit = irl.fit(mdp, LinearReward(features=np.eye(16)), shown)
+    mdp = irl.read_gymnasium(lake())
+    best = irl.value_iteration(mdp, mdp.rewards, discount=0.99)
+    expert = irl.greedy_policy(mdp, irl.action_values(mdp, mdp.rewards, best, discount=0.99))
+    shown = irl.sample_demonstrations(mdp, expert, num_episodes=300, rng=np.random.default_rng(0))
+    fitter = irl.MaxCausalEntIRL(objective="likelihood", discount=0.99)
+    fit = fitter.fit(mdp, irl.LinearReward(features=np.eye(16)), shown)
 
     def earned(reward: ndarray) -> float:
         env = LearnedReward(lake(), mdp, reward, discount=0.99)
-        policy = greedy_policy(mdp, q_learning(env, discount=0.99, num_episodes=3000))
+        policy = irl.greedy_policy(mdp, q_learning(env, discount=0.99, num_episodes=3000))
         return policy_value(mdp, mdp.rewards, policy, discount=0.99)
 
     by_expert = policy_value(mdp, mdp.rewards, expert, discount=0.99)
