@@ -1,5 +1,6 @@
 """Small worlds and the course's set-up, for the tests of inverse RL."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -10,9 +11,9 @@ from scipy.sparse import csr_array
 
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.course import expert_policy
-from posttrain.irl.demonstrations import Demonstrations
+from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.episode_sampling import sample_demonstrations
-from posttrain.irl.features import LinearReward
+from posttrain.irl.features import Features, LinearReward
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl.mdp import TabularMDP
@@ -113,6 +114,19 @@ def uniform_policy(mdp: TabularMDP) -> ndarray:
 def aimless(mdp: TabularMDP, num_episodes: int, rng: Any = 0, **given: Any) -> Demonstrations:
     """Walks of the uniform policy."""
     return sample_demonstrations(mdp, uniform_policy(mdp), num_episodes=num_episodes, rng=rng, **given)
+
+
+def preferred(
+    episodes: Sequence[Episode], features: Features, truth: ndarray, discount: float, rng: np.random.Generator
+) -> tuple[Demonstrations, Demonstrations]:
+    """Episodes in pairs from one start, of which the one of more worth wins as often as Bradley and Terry say."""
+    worth = features.per_episode(Demonstrations.from_episodes(episodes), discount) @ truth
+    starts = [int(episode.states[0]) for episode in episodes]
+    order = sorted(rng.permutation(len(episodes)), key=starts.__getitem__)
+    pairs = [(one, two) for one, two in zip(order[::2], order[1::2], strict=False) if starts[one] == starts[two]]
+    won = [(one, two) if rng.random() < 1 / (1 + np.exp(worth[two] - worth[one])) else (two, one) for one, two in pairs]
+    wins, others = (Demonstrations.from_episodes(episodes[index] for index in side) for side in zip(*won, strict=True))
+    return wins, others
 
 
 def moments_of(

@@ -1,4 +1,4 @@
-"""What can and cannot be known from behaviour, and what preferences add."""
+"""What can and cannot be known from behaviour: free directions, and intervals that cover as often as they say."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain import irl
-from posttrain.irl.objectives import Dual
-from posttrain.irl.preferences import JointObjective
 from tests.support import irl_worlds as worlds
 from tests.support.refusals import refused
 
@@ -39,11 +37,8 @@ def test_the_reported_curvatures_are_those_of_the_dual_without_its_penalty() -> 
 
 @pytest.mark.parametrize("unit", [1e-3, 1e3])
 def test_what_is_identified_does_not_depend_on_the_unit_of_features(unit) -> None:
-    world = irl.IcyGridWorld(5, slip=0.2, terminal=[worlds.GOAL])
     fitter = irl.MaxCausalEntIRL(discount=1.0, l2=1e-3 * unit**2, tolerance=1e-8 * unit)
-    report = irl.identifiability(
-        fitter.fit(world, irl.LinearReward(features=unit * np.eye(25)), worlds.course_demonstrations())
-    )
+    report = irl.identifiability(worlds.fit_course(fitter, irl.LinearReward(features=unit * np.eye(25))))
     assert report.rank == 24
     assert np.flatnonzero(~report.identified).tolist() == [worlds.GOAL]
 
@@ -56,21 +51,17 @@ def test_weights_move_along_free_directions_without_changing_any_policy_and_alon
     """Features with a copy, with a sum of two others, and with a constant more than full shaping can hide."""
     rng = np.random.default_rng(seed)
     mdp = worlds.random_world(rng)
-    rows = mdp.num_states * (mdp.num_actions if place == "state_action" else 1)
-    base = np.column_stack([np.ones(rows), rng.normal(size=(rows, 2))])
-    features = np.column_stack([base, base[:, 1], base[:, 1] + base[:, 2]])
+    base = worlds.features_of(mdp, rng, place).features
+    reward = irl.LinearReward(features=np.column_stack([base, base[:, 1], base[:, 1] + base[:, 2]]), on=place)
     fitter = irl.MaxCausalEntIRL(discount=discount, l2=1e-3)
-    reward, truth = irl.LinearReward(features=features, on=place), np.array([-4.0, 0.5, -0.5, 0.3, 0.2])
-    given_setting = fitter.setting(reward.bound(mdp), mdp.start)
-    plan = given_setting.plan(truth)
-    fit = fitter.fit_moments(mdp, reward, given_setting.totals(plan, plan.visits(mdp.start)))
+    moments, _ = worlds.moments_of(fitter, mdp, reward, np.array([-4.0, 0.5, -0.5, 0.3, 0.2]))
+    fit = fitter.fit_moments(mdp, reward, moments)
     report = irl.identifiability(fit)
     assert report.rank == 3
     assert report.identified.tolist() == [True, False, False, False, False]
     moved = fit.setting.plan(fit.weights + 0.1 * report.free @ rng.normal(size=2)).policy
     np.testing.assert_allclose(moved, fit.policy, rtol=0, atol=1e-7)
-    others = np.linalg.svd(report.free.T)[2][2:]
-    for direction in others:
+    for direction in np.linalg.svd(report.free.T)[2][2:]:
         assert np.abs(fit.setting.plan(fit.weights + 0.1 * direction).policy - fit.policy).max() > 1e-5
 
 
@@ -80,17 +71,15 @@ def test_the_unit_of_a_feature_decides_nothing(seed, discount, l2) -> None:
     """A column for each of a constant, two features, a copy of one in another unit, and nothing but zeros."""
     rng = np.random.default_rng(seed)
     mdp = worlds.random_world(rng)
-    base = np.column_stack([np.ones(18), rng.normal(size=(18, 2))])
+    base = worlds.features_of(mdp, rng, "state_action").features
     columns, truth = np.column_stack([base, base[:, 1], np.zeros(18)]), np.array([-4.0, 0.5, -0.5, 0.0, 0.0])
     units = np.array([1.0, 1e6, 1e-6, 1e3, 1.0])
     fitter = irl.MaxCausalEntIRL(discount=discount, l2=l2)
     plain, scaled = (irl.LinearReward(features=columns * unit, on="state_action") for unit in (1.0, units))
-    given_setting = fitter.setting(plain.bound(mdp), mdp.start)
-    plan = given_setting.plan(truth)
-    moments = given_setting.totals(plan, plan.visits(mdp.start))
+    moments, policy = worlds.moments_of(fitter, mdp, plain, truth)
     fits = [fitter.fit_moments(mdp, plain, moments), fitter.fit_moments(mdp, scaled, moments * units)]
     assert all(fit.converged and fit.num_iterations < 30 for fit in fits)
-    walks = irl.sample_demonstrations(mdp, plan.policy, num_episodes=50, rng=rng)
+    walks = irl.sample_demonstrations(mdp, policy, num_episodes=50, rng=rng)
     for fit, unit in zip(fits, (1.0, units), strict=True):
         report = irl.identifiability(fit)
         assert report.rank == 3
@@ -112,32 +101,18 @@ def test_the_likelihood_identifies_what_was_chosen_even_where_no_reward_is_carri
     """
     table = np.zeros((3, 2, 3))
     table[0, :, 1] = table[1, :, 2] = 1
-    mdp = irl.TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[2])
-    reward = irl.LinearReward(features=np.eye(6)[:, [3]], on="state_action")
+    mdp, reward = worlds.of_table(table, ends=[2]), irl.LinearReward(features=np.eye(6)[:, [3]], on="state_action")
     walks = irl.Demonstrations.from_transitions([[(0, 0, 1), (1, 1, 2)]] * 3 + [[(0, 0, 1), (1, 0, 2)]])
-    fits = {
-        objective: irl.MaxCausalEntIRL(objective=objective, discount=0.0, l2=0.0).fit(mdp, reward, walks)
+    dual, likelihood = (
+        irl.MaxCausalEntIRL(objective=objective, discount=0.0, l2=0.0).fit(mdp, reward, walks)
         for objective in ("dual", "likelihood")
-    }
-    assert not irl.identifiability(fits["dual"]).identified.any()
-    assert irl.identifiability(fits["likelihood"]).identified.all()
+    )
+    assert not irl.identifiability(dual).identified.any()
+    assert irl.identifiability(likelihood).identified.all()
     # Three of four took it: θ = log 3, with the variance 1/(n p (1 - p)) = 1/(4 · 3/4 · 1/4) of a logit.
-    assert fits["likelihood"].weights[0] == pytest.approx(np.log(3))
-    intervals = irl.confidence_intervals(fits["likelihood"], walks, level=0.95)
+    assert likelihood.weights[0] == pytest.approx(np.log(3))
+    intervals = irl.confidence_intervals(likelihood, walks, level=0.95)
     assert intervals.high[0] - intervals.low[0] == pytest.approx(2 * 1.959964 * (4 / 3) ** 0.5, rel=1e-6)
-
-
-def preferences(rng, features, truth, mdp, *, num_pairs: int) -> tuple[irl.Demonstrations, irl.Demonstrations]:
-    """Pairs of aimless walks of up to 4 steps from one start, the one of more worth preferred as Bradley-Terry say."""
-    aimless = np.full((mdp.num_states, mdp.num_actions), 1 / mdp.num_actions)
-    walks = irl.sample_demonstrations(mdp, aimless, num_episodes=4 * num_pairs, rng=rng, max_steps=4)
-    worth = features.per_episode(walks, 0.9) @ truth
-    order = np.argsort(walks.states[walks.first_visits], kind="stable")
-    starts, listed = walks.states[walks.first_visits], list(walks)
-    pairs = [(one, two) for one, two in order.reshape(-1, 2) if starts[one] == starts[two]][:num_pairs]
-    won = [(one, two) if rng.random() < 1 / (1 + np.exp(worth[two] - worth[one])) else (two, one) for one, two in pairs]
-    first, second = zip(*won, strict=True)
-    return tuple(irl.Demonstrations.from_episodes(listed[index] for index in side) for side in (first, second))
 
 
 @pytest.mark.parametrize("objective", ["dual", "likelihood", "joint"])
@@ -154,7 +129,9 @@ def test_intervals_cover_the_truth_as_often_as_they_say(objective) -> None:
     for _ in range(60):
         walks = irl.sample_demonstrations(mdp, policy, num_episodes=num_episodes, rng=rng)
         if objective == "joint":
-            compared = preferences(rng, reward.bound(mdp), truth, mdp, num_pairs=200)
+            compared = worlds.preferred(
+                [*worlds.aimless(mdp, 400, rng, max_steps=4)], reward.bound(mdp), truth, 0.9, rng
+            )
             fit = irl.fit_jointly(fitter, mdp, reward, walks, compared)
         else:
             fit = fitter.fit(mdp, reward, walks)
@@ -174,12 +151,9 @@ def test_intervals_of_one_choice_are_those_of_its_frequency(objective, l2) -> No
     and the deviation is √(J/100)/H.  The second state has the feature five times over whatever one does: that is where
     episodes start and no surprise.
     """
-    table = np.zeros((3, 2, 3))
-    table[:, :, 2] = 1
-    mdp = irl.TabularMDP.from_dense(table, layout="state action next", start=[0.5, 0.5, 0.0], terminal=[2])
+    mdp = worlds.of_table(np.tile(np.eye(3)[2], (3, 2, 1)), start=[0.5, 0.5, 0.0], ends=[2])
     reward = irl.LinearReward(features=np.array([[1.0], [0], [6], [5], [0], [0]]), on="state_action")
-    walks = irl.Demonstrations.from_transitions([[(n % 2, int(n >= 30), 2)] for n in range(100)])
-    tau = 0.5
+    walks, tau = irl.Demonstrations.from_transitions([[(n % 2, int(n >= 30), 2)] for n in range(100)]), 0.5
     fit = irl.MaxCausalEntIRL(objective=objective, discount=0.9, temperature=tau, l2=l2).fit(mdp, reward, walks)
     p = fit.policy[0, 0]
     bend, spread = {
@@ -194,111 +168,14 @@ def test_intervals_of_one_choice_are_those_of_its_frequency(objective, l2) -> No
 
 
 def test_what_is_not_identified_has_no_bounded_interval() -> None:
-    intervals = irl.confidence_intervals(worlds.course_fit(1.0), worlds.course_demonstrations())
+    fit, shown = worlds.course_fit(1.0), worlds.course_demonstrations()
+    intervals = irl.confidence_intervals(fit, shown)
     assert intervals.low[worlds.GOAL] == -np.inf
     assert intervals.high[worlds.GOAL] == np.inf
     assert np.isfinite(np.delete(intervals.low, worlds.GOAL)).all()
     for level in (95.0, 1.0, 0.0):
         with refused(f"level = {level}"):
-            irl.confidence_intervals(worlds.course_fit(1.0), worlds.course_demonstrations(), level=level)
-
-
-@few
-@given(seed=SEEDS, temperature=st.sampled_from([0.5, 2.0]))
-def test_derivatives_of_the_joint_objective(seed, temperature) -> None:
-    rng = np.random.default_rng(seed)
-    mdp = worlds.random_world(rng)
-    reward = irl.LinearReward(features=np.column_stack([np.ones(6), rng.normal(size=(6, 2))]))
-    fitter = irl.MaxCausalEntIRL(discount=0.9, temperature=temperature)
-    dual = Dual(fitter.setting(reward.bound(mdp), mdp.start), rng.normal(size=3))
-    joint = JointObjective(dual, rng.normal(size=(8, 3)) * 3, 5)
-    weights = rng.normal(size=3)
-    point = joint.at(weights)
-    gradient = worlds.slopes(lambda w: np.array(joint.at(w).value), weights)
-    np.testing.assert_allclose(point.gradient, gradient, rtol=0, atol=1e-6 * np.abs(gradient).max())
-    hessian = worlds.slopes(lambda w: joint.at(w).gradient, weights)
-    np.testing.assert_allclose(point.hessian, hessian, rtol=0, atol=1e-6 * np.abs(hessian).max())
-
-
-def test_a_comparison_weighs_as_much_as_a_demonstration() -> None:
-    """Of N demonstrations the dual is τ/N times a negative log-likelihood, and so is what a comparison adds."""
-    rng, mdp = np.random.default_rng(0), irl.GridWorld(3)
-    fitter = irl.MaxCausalEntIRL(discount=0.9, temperature=0.5)
-    dual = Dual(fitter.setting(irl.LinearReward(features=np.eye(9)).bound(mdp), mdp.start), rng.normal(size=9))
-    weights, differences = rng.normal(size=9), rng.normal(size=(4, 9))
-    added = JointObjective(dual, differences, 20).at(weights).value - dual.at(weights).value
-    preferred = 1 / (1 + np.exp(-differences @ weights / 0.5))
-    assert added == pytest.approx(-0.5 / 20 * np.log(preferred).sum(), rel=1e-9)
-
-
-def test_one_theta_explains_both_walks_and_preferences_between_paths() -> None:
-    """In a deterministic world the log-odds of two whole paths from one start are those of Bradley and Terry."""
-    grid, reward = irl.GridWorld(3), -2 - 0.2 * np.arange(9.0)
-    plan = irl.soft_policy_iteration(irl.Problem(mdp=grid, reward=reward, discount=1.0, temperature=0.7))
-    short, long = [(0, 0), (1, 0), (2, 2), (5, 2)], [(0, 2), (3, 3), (0, 0), (1, 2), (4, 2), (7, 0)]
-    odds = sum(np.log(plan.policy[s, a]) for s, a in short) - sum(np.log(plan.policy[s, a]) for s, a in long)
-    returns = sum(reward[s] for s, _ in short) - sum(reward[s] for s, _ in long)
-    assert odds == pytest.approx(returns / 0.7, rel=1e-9)
-
-
-def test_preferences_settle_what_demonstrations_cannot() -> None:
-    """Two ends, each with a feature, reached from separate starts: demonstrations never compare them with a step.
-
-    Every episode ends once, so at discount 1 the demonstrations leave the ends' common worth open; comparisons of
-    episodes from one start, some of which were cut off before the end, fix it.
-    """
-    grid = irl.GridWorld(3)
-    features = np.column_stack([np.ones(9), np.arange(9) == 8, np.arange(9) == 4]).astype(float)
-    features[8, 0] = 0
-    reward, truth = irl.LinearReward(features=features), np.array([-2.0, 3.0, 0.5])
-    fitter = irl.MaxCausalEntIRL(discount=1.0, l2=1e-3)
-    policy = fitter.setting(reward.bound(grid), grid.start).plan(truth).policy
-    walks = irl.sample_demonstrations(grid, policy, num_episodes=300, rng=np.random.default_rng(0))
-    alone = fitter.fit(grid, reward, walks)
-    assert abs(alone.weights[1]) < 1e-6  # the goal: not identified
-    rng = np.random.default_rng(1)
-    cut = [
-        episode
-        for steps in (2, 3, 4, 5)
-        for episode in irl.sample_demonstrations(grid, policy, num_episodes=400, rng=rng, max_steps=steps)
-    ]
-    totals = reward.bound(grid).per_episode(irl.Demonstrations.from_episodes(cut), 1.0) @ truth
-    order, wins, others = rng.permutation(len(cut)), [], []
-    for one, two in order.reshape(-1, 2):
-        pair = [cut[one], cut[two]]
-        first = rng.random() < 1 / (1 + np.exp(totals[two] - totals[one]))
-        wins.append(pair[0 if first else 1])
-        others.append(pair[1 if first else 0])
-    comparisons = irl.Demonstrations.from_episodes(wins), irl.Demonstrations.from_episodes(others)
-    joint = irl.fit_jointly(fitter, grid, reward, walks, comparisons)
-    assert joint.converged
-    np.testing.assert_allclose(joint.weights, truth, rtol=0, atol=0.4)
-    assert not irl.identifiability(alone).identified[1]
-    assert irl.identifiability(joint).identified.all()
-    intervals = irl.confidence_intervals(joint, walks, level=0.99)
-    assert np.all((intervals.low < truth) & (truth < intervals.high))
-    assert np.all(intervals.high - intervals.low < 1.5)
-    turned = irl.fit_jointly(fitter, grid, reward, walks, comparisons[::-1])
-    assert turned.weights[1] < joint.weights[1] - 1
-
-
-def test_comparisons_that_do_not_pair_up_are_refused() -> None:
-    grid, reward = irl.GridWorld(3, start=np.full(9, 1 / 9)), irl.LinearReward(features=np.eye(9))
-    one, two = irl.Demonstrations.from_transitions([[(7, 0, 8)]]), irl.Demonstrations.from_transitions([[(5, 2, 8)]])
-    fitter = irl.MaxCausalEntIRL()
-    with refused("comparison 0 starts in states 7 and 5"):
-        irl.fit_jointly(fitter, grid, reward, one, (one, two))
-    both = irl.Demonstrations.from_transitions([[(7, 0, 8)], [(5, 2, 8)]])
-    with refused("2 preferred episodes for 1 others"):
-        irl.fit_jointly(fitter, grid, reward, one, (both, one))
-    cut = irl.Demonstrations.from_transitions([[(4, 0, 5)]], terminated=False)
-    with refused("demonstration 0 was truncated in state 5"):
-        irl.fit_jointly(fitter, grid, reward, cut, (one, one))
-    with refused("use objective='dual'"):
-        irl.fit_jointly(irl.MaxCausalEntIRL(objective="likelihood"), grid, reward, one, (one, one))
-    longer = irl.Demonstrations.from_transitions([[(7, 1, 6), (6, 0, 7), (7, 0, 8)]])
-    with refused("other episode of comparison 0 has 3 actions; the horizon is 2"):
-        irl.fit_jointly(irl.MaxCausalEntIRL(horizon=2), grid, reward, one, (one, longer))
+            irl.confidence_intervals(fit, shown, level=level)
 
 
 @pytest.mark.parametrize("objective", ["dual", "likelihood"])

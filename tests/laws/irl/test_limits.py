@@ -1,4 +1,4 @@
-"""Iterations give up on what has no end, never on what takes long; and planning at its limits, up to episodes next to endless."""
+"""Iterations give up on what has no end, never on what takes long; and planning where it is hardest."""
 
 import numpy as np
 import pytest
@@ -8,32 +8,35 @@ from posttrain import irl
 from posttrain.irl import paths, planning
 from posttrain.irl.paths import path_partition
 from posttrain.irl.planning import UNBOUNDED, StallDetector
-from tests.support.irl_worlds import chain, dense_transitions, random_world
+from tests.support.irl_worlds import aimless, chain, dense_transitions, of_table, random_world, uniform_policy
 from tests.support.refusals import refused
 
 
-def sweeps_until_stuck(detector: StallDetector, shrinking: float, *, most: int = 20_000) -> int | None:
-    """How many sweeps of changes 1, ρ, ρ², ... are watched before they are given up."""
-    change = 1.0
-    for sweep in range(1, most + 1):
-        if detector.stuck(change):
-            return sweep
-        change *= shrinking
-    return None
+def sweeps_until_stuck(num_states: int, shrinking: float) -> int | None:
+    """How many of 20,000 sweeps of changes 1, ρ, ρ², ... are watched before they are given up."""
+    detector = StallDetector(num_states)
+    return next((sweep for sweep in range(1, 20_001) if detector.stuck(shrinking ** (sweep - 1))), None)
 
 
-@pytest.mark.parametrize(("num_states", "window"), [(10, 1000), (3000, 6000)])
-def test_changes_that_do_not_shrink_are_given_up_after_two_windows(num_states: int, window: int) -> None:
-    """A chain of S states takes S sweeps of equal change before it settles, so a window is at least 2 S."""
-    assert sweeps_until_stuck(StallDetector(num_states), 1.0) == 2 * window
-    assert sweeps_until_stuck(StallDetector(num_states), 1.0001) == 2 * window
+@pytest.mark.parametrize(
+    ("num_states", "shrinking", "given_up"),
+    [
+        (10, 1.0, 2000),
+        (10, 1.0001, 2000),
+        (3000, 1.0, 12_000),
+        (3000, 1.0001, 12_000),
+        (10, 0.5, None),
+        (10, 0.999, None),
+        (10, 1 - 2 / UNBOUNDED, None),
+        (10, 1 - 0.5 / UNBOUNDED, 2000),
+    ],
+)
+def test_changes_are_given_up_after_two_windows_if_they_would_never_be_small(num_states, shrinking, given_up) -> None:
+    """A chain of S states takes S sweeps of equal change before it settles, so a window is at least 2 S.
 
-
-def test_changes_that_shrink_are_given_up_only_where_they_never_would_be_small() -> None:
-    """Over a window of n sweeps ρⁿ < 1 - n/10⁹ is enough: episodes of 10⁹ steps are too long for double precision."""
-    for shrinking in (0.5, 0.999, 1 - 2 / UNBOUNDED):
-        assert sweeps_until_stuck(StallDetector(10), shrinking) is None
-    assert sweeps_until_stuck(StallDetector(10), 1 - 0.5 / UNBOUNDED) == 2000
+    Over a window of n sweeps ρⁿ < 1 - n/10⁹ is enough: episodes of 10⁹ steps are too long for double precision.
+    """
+    assert sweeps_until_stuck(num_states, shrinking) == given_up
 
 
 def test_the_scale_of_a_problem_is_the_reward_or_the_entropy_of_a_step_whichever_is_more() -> None:
@@ -48,12 +51,9 @@ def test_the_scale_of_a_problem_is_the_reward_or_the_entropy_of_a_step_whichever
 
 def lingering(*stays: float) -> irl.TabularMDP:
     """States in each of which one stays with some probability, and else comes to an end; a single action."""
-    size = len(stays)
-    table = np.zeros((size + 1, 1, size + 1))
-    table[range(size), 0, range(size)] = stays
-    table[:, 0, size] += 1 - table.sum(axis=(1, 2))
-    start = [*np.full(size, 1 / size), 0.0]
-    return irl.TabularMDP.from_dense(table, layout="state action next", start=start, terminal=[size])
+    table = np.diag([*stays, 0.0])[:, None]
+    table[:, 0, -1] += 1 - table.sum(axis=(1, 2))
+    return of_table(table, start=[*np.full(len(stays), 1 / len(stays)), 0.0], ends=[len(stays)])
 
 
 @pytest.mark.parametrize(("discount", "stay"), [(1.0, 0.95), (0.95, 1 - 1e-12)])
@@ -88,21 +88,18 @@ def by_paths(mdp: irl.TabularMDP, reward: ndarray) -> ndarray:
     return path_partition(mdp, reward).values
 
 
-@pytest.mark.parametrize("solve", [by_policies, by_sweeps, by_paths])
+def by_values(mdp: irl.TabularMDP, reward: ndarray) -> ndarray:
+    return irl.value_iteration(mdp, reward, discount=1.0)
+
+
+@pytest.mark.parametrize("solve", [by_policies, by_sweeps, by_paths, by_values])
 def test_values_far_above_a_steps_reward_settle(solve) -> None:
-    """3,000 steps of -1234.567 add up to -3.7 · 10⁶, whose rounding is far above that of a step."""
+    """3,000 steps of -1234.567 add up to -3.7 · 10⁶, whose rounding is far above that of a step.
+
+    In 3,000 sweeps every sweep changes some value as much as the first did, and then none does.
+    """
     values = solve(chain(3000, ends=True), np.full(3000, -1234.567))
     np.testing.assert_allclose(values, -1234.567 * (3000 - np.arange(3000.0)), rtol=1e-11)
-
-
-@pytest.mark.parametrize("solve", [by_policies, by_paths])
-@pytest.mark.parametrize("short_of_it", [1e-1, 1e-3, 1e-6])
-def test_values_near_infinity_are_those_of_the_geometric_series(solve, short_of_it) -> None:
-    """One stays or ends: Z = e^r (Z + 1), so V = r - log(1 - e^r), and steps towards it only halve at first."""
-    table = np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]])
-    mdp = irl.TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[1])
-    reward = np.array([np.log1p(-short_of_it), 0.0])
-    assert solve(mdp, reward)[0] == pytest.approx(reward[0] - np.log(short_of_it), abs=1e-8)
 
 
 def uniform_values(mdp: irl.TabularMDP, worth: ndarray, reward: ndarray) -> ndarray:
@@ -171,9 +168,7 @@ def test_with_one_action_values_are_what_it_earns(temperature) -> None:
 
 @pytest.mark.parametrize("discount", [0.0, 0.9, 1.0])
 def test_where_every_state_is_terminal_an_episode_is_over_as_it_starts(discount) -> None:
-    mdp = irl.TabularMDP.from_dense(
-        np.full((2, 3, 2), 0.5), layout="state action next", start=[0.5, 0.5], terminal=[True, True]
-    )
+    mdp = of_table(np.full((2, 3, 2), 0.5), start=[0.5, 0.5], ends=[True, True])
     problem = irl.Problem(mdp=mdp, reward=np.array([2.0, 3.0]), discount=discount)
     assert (
         irl.soft_policy_iteration(problem).values.tolist()
@@ -182,9 +177,8 @@ def test_where_every_state_is_terminal_an_episode_is_over_as_it_starts(discount)
     )
     assert irl.value_iteration(mdp, problem.reward, discount=discount).tolist() == [2, 3]
     assert irl.soft_finite_horizon(problem, horizon=3).values.tolist() == [[2, 3]] * 4
-    policy = np.full((2, 3), 1 / 3)
-    assert irl.occupancy(mdp, policy, discount=discount).tolist() == [0.5, 0.5]
-    shown = irl.sample_demonstrations(mdp, policy, num_episodes=3, rng=np.random.default_rng(0))
+    assert irl.occupancy(mdp, uniform_policy(mdp), discount=discount).tolist() == [0.5, 0.5]
+    shown = aimless(mdp, 3)
     assert irl.MaxCausalEntIRL(discount=discount).fit(mdp, irl.LinearReward(features=np.eye(2)), shown).gap == 0
 
 
@@ -197,12 +191,7 @@ def test_small_rewards_are_planned_as_exactly_beside_large_ones_as_alone() -> No
     reward = np.append(1e-3 * rng.normal(size=(40, 3)), np.full((1, 3), 1e3), axis=0)
     few, all_of_them = (
         irl.soft_policy_iteration(
-            irl.Problem(
-                mdp=irl.TabularMDP.from_dense(each, layout="state action next", start=0),
-                reward=reward[: len(each)],
-                discount=0.99,
-                temperature=1e-6,
-            )
+            irl.Problem(mdp=of_table(each), reward=reward[: len(each)], discount=0.99, temperature=1e-6)
         )
         for each in (alone, table)
     )
@@ -225,9 +214,8 @@ def test_value_iteration_settles_however_near_one_the_discount_is(discount, pay)
     """In a circle that can be taken either way: one way pays 1 on each step, the other 3 on one of its four."""
     table = np.zeros((4, 2, 4))
     table[range(4), 0, [1, 2, 3, 0]] = table[range(4), 1, [3, 0, 1, 2]] = 1
-    circle = irl.TabularMDP.from_dense(table, layout="state action next", start=0)
     reward = pay * np.array([[1.0, 0], [1, 0], [1, 3], [1, 0]])
-    values = irl.value_iteration(circle, reward, discount=discount)
+    values = irl.value_iteration(of_table(table), reward, discount=discount)
     # Back and forth between 2 and 1, earning 3 and 1, beats the circle's 1 and 1.
     best = pay * (3 + discount) / (1 - discount**2)
     assert values[2] == pytest.approx(best, rel=1e-10)
@@ -237,19 +225,16 @@ def test_value_iteration_settles_however_near_one_the_discount_is(discount, pay)
 def test_a_walk_that_takes_its_time_is_not_mistaken_for_one_without_end() -> None:
     """One step up or down, each as likely, and at 0 up or none: from i to n it takes n(n + 1) - i(i + 1) steps."""
     length = 300
-    table = np.zeros((length + 1, 1, length + 1))
-    for state in range(length):
-        table[state, 0, [max(state - 1, 0), state + 1]] = 0.5
-    table[length, 0, length] = 1
-    mdp = irl.TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[length])
     place = np.arange(length + 1)
+    table = np.zeros((length + 1, 1, length + 1))
+    table[place[:-1], 0, np.maximum(place[:-1] - 1, 0)] = table[place[:-1], 0, place[1:]] = 0.5
+    mdp = of_table(table, ends=[length])
     reward = np.where(mdp.terminal, 0.0, -1.0)
     expected = place * (place + 1.0) - length * (length + 1)
-    np.testing.assert_allclose(irl.value_iteration(mdp, reward, discount=1.0), expected, rtol=1e-9, atol=1e-6)
-    problem = irl.Problem(mdp=mdp, reward=reward, discount=1.0)
-    np.testing.assert_allclose(irl.soft_policy_iteration(problem).values, expected, rtol=1e-9, atol=1e-6)
+    for solve in (by_values, by_policies):
+        np.testing.assert_allclose(solve(mdp, reward), expected, rtol=1e-9, atol=1e-6)
     with refused("Use soft_policy_iteration", error=irl.Divergence):
-        irl.soft_value_iteration(problem)
+        by_sweeps(mdp, reward)
 
 
 def test_sweeps_that_have_not_settled_say_what_would(monkeypatch) -> None:
@@ -259,18 +244,17 @@ def test_sweeps_that_have_not_settled_say_what_would(monkeypatch) -> None:
         irl.soft_value_iteration(problem)
 
 
-def test_episodes_so_long_that_rounding_would_show_are_an_error() -> None:
+@pytest.mark.parametrize(
+    ("solve", "words"),
+    [(by_policies, "discount 1.0 and temperature 1.0"), (by_paths, "the partition function over paths is infinite")],
+)
+def test_episodes_so_long_that_rounding_would_show_are_an_error(solve, words) -> None:
     """Stay or end, at a cost c for each step: V = log Z = -log(e^c - 1), and an episode takes 1/(1 - e^-c) steps."""
     table = np.zeros((2, 2, 2))
     table[0, [0, 1], [0, 1]] = 1
-    mdp = irl.TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[1])
-    for cost in (1e-2, 1e-4, 1e-6):
-        plan = irl.soft_policy_iteration(irl.Problem(mdp=mdp, reward=np.array([-cost, 0.0]), discount=1.0))
-        assert plan.values[0] == pytest.approx(-np.log(np.expm1(cost)), rel=1e-9)
-        paths = path_partition(mdp, np.array([-cost, 0.0]))
-        assert paths.values[0] == pytest.approx(-np.log(np.expm1(cost)), rel=1e-9)
+    mdp = of_table(table, ends=[1])
+    for cost in (1e-1, 1e-2, 1e-4, 1e-6):  # steps towards the last only halve at first
+        assert solve(mdp, np.array([-cost, 0.0]))[0] == pytest.approx(-np.log(np.expm1(cost)), rel=1e-9)
     for cost in (1e-10, 1e-12, 1e-14, 0.0):
-        with refused("discount 1.0 and temperature 1.0", error=irl.Divergence):
-            irl.soft_policy_iteration(irl.Problem(mdp=mdp, reward=np.array([-cost, 0.0]), discount=1.0))
-        with refused("the partition function over paths is infinite", error=irl.Divergence):
-            path_partition(mdp, np.array([-cost, 0.0]))
+        with refused(words, error=irl.Divergence):
+            solve(mdp, np.array([-cost, 0.0]))

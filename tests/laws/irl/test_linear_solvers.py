@@ -10,28 +10,34 @@ from posttrain.irl.linear_solvers import IterativeSolver, lu_factors, width
 from posttrain.irl.linear_systems import policy_system
 from posttrain.irl.mdp import state_graph
 from posttrain.irl.paths import path_partition
-from tests.support.irl_worlds import random_world
+from tests.support.irl_worlds import aimless, random_world, uniform_policy
 from tests.support.refusals import refused
+
+
+def leading(columns: np.ndarray, num_actions: int, *, shares: np.ndarray | None = None, ends: bool) -> irl.TabularMDP:
+    """Each pair of state and action leads to each state of its row, as often unless `shares` say how often."""
+    pairs, ways = columns.shape
+    shares = np.full(columns.shape, 1 / ways) if shares is None else shares
+    places, num_states = (np.repeat(np.arange(pairs), ways), columns.ravel()), pairs // num_actions
+    table = csr_array((shares.ravel(), places), shape=(pairs, num_states))
+    return irl.TabularMDP.from_sparse(
+        table, num_actions=num_actions, start=0, terminal=[num_states - 1] if ends else []
+    )
 
 
 def anywhere(num_states: int, *, num_actions: int = 2, end: float = 0.01) -> irl.TabularMDP:
     """Each action leads to three states that lie anywhere, or with the probability `end` to the last, which ends."""
     rng, pairs = np.random.default_rng(0), num_states * num_actions
     shares = np.column_stack([rng.dirichlet(np.ones(3), pairs) * (1 - end), np.full(pairs, end)])
-    following = np.column_stack([rng.integers(0, num_states - 1, (pairs, 3)), np.full(pairs, num_states - 1)])
-    table = csr_array((shares.ravel(), (np.repeat(np.arange(pairs), 4), following.ravel())), shape=(pairs, num_states))
-    return irl.TabularMDP.from_sparse(table, num_actions=num_actions, start=0, terminal=[num_states - 1])
-
-
-def uniform(world: irl.TabularMDP) -> np.ndarray:
-    return np.full((world.num_states, world.num_actions), 1 / world.num_actions)
+    columns = np.column_stack([rng.integers(0, num_states - 1, (pairs, 3)), np.full(pairs, num_states - 1)])
+    return leading(columns, num_actions, shares=shares, ends=True)
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.9, 0.99, 1.0])
 @pytest.mark.parametrize("direction", ["N", "T"])
 def test_iterations_solve_what_factors_solve(discount, direction) -> None:
     world = anywhere(900)
-    wide = policy_system(world, uniform(world), discount)
+    wide = policy_system(world, uniform_policy(world), discount)
     assert isinstance(wide, IterativeSolver)
     right = np.random.default_rng(1).normal(size=(900, 3)) * [1.0, 1e-200, 1e200]
     right[:, 0] *= np.arange(900) % 7 == 0
@@ -53,40 +59,33 @@ def test_what_no_iteration_settles_is_factorised_or_said_to_diverge(monkeypatch)
     right = np.random.default_rng(0).normal(size=size)
     np.testing.assert_array_equal(IterativeSolver(matrix).solve(right), lu_factors(matrix).solve(right))
     monkeypatch.setattr(linear_solvers, "LARGEST_FACTORED", size - 1)
-    np.testing.assert_array_equal(
-        IterativeSolver(matrix).solve(right), lu_factors(matrix).solve(right)
-    )  # a ring is narrow
+    # A ring is narrow.
+    np.testing.assert_array_equal(IterativeSolver(matrix).solve(right), lu_factors(matrix).solve(right))
     world = anywhere(900, end=1e-6)
-    wide = policy_system(world, uniform(world), 1.0)
+    wide = policy_system(world, uniform_policy(world), 1.0)
     with refused("900 states did not settle in 6 times 2 iterations, and its factors would", error=irl.Divergence):
         wide.solve(np.ones(900))
 
 
 def tree(depth: int) -> irl.TabularMDP:
     """Two actions, each to a child of its own; leaves lead to the end."""
-    size = 2 ** (depth + 1)
-    inner = np.arange(size - 1)
-    children = np.where(2 * inner + 2 < size - 1, 2 * inner[:, None].repeat(2, 1).T + [[1], [2]], size - 1).T
-    rows = np.arange(2 * (size - 1))
-    table = csr_array((np.ones(len(rows)), (rows, children.ravel())), shape=(2 * size, size))
-    return irl.TabularMDP.from_sparse(table, num_actions=2, start=0, terminal=[size - 1])
+    children = np.arange(2 ** (depth + 2))[:, None] + 1
+    end = 2 ** (depth + 1) - 1
+    return leading(np.where(children < end, children, end), 2, ends=True)
 
 
 def dry_cube(side: int) -> irl.TabularMDP:
     """Three dimensions, in each of which an action leads on; the last corner ends."""
-    size = side**3
-    places = np.array(np.unravel_index(np.arange(size), (side,) * 3))
+    places = np.array(np.unravel_index(np.arange(side**3), (side,) * 3))
     beside = [np.minimum(places + np.eye(3, dtype=int)[:, [axis]], side - 1) for axis in range(3)]
-    columns = np.stack([np.ravel_multi_index(tuple(there), (side,) * 3) for there in beside], axis=1).ravel()
-    table = csr_array((np.ones(3 * size), (np.arange(3 * size), columns)), shape=(3 * size, size))
-    return irl.TabularMDP.from_sparse(table, num_actions=3, start=0, terminal=[size - 1])
+    columns = np.stack([np.ravel_multi_index(tuple(there), (side,) * 3) for there in beside], axis=1)
+    return leading(columns.reshape(-1, 1), 3, ends=True)
 
 
 def ring(size: int) -> irl.TabularMDP:
     """One action leads round and round, the other anywhere."""
-    columns = np.column_stack([(np.arange(size) + 1) % size, np.random.default_rng(0).integers(0, size, size)]).ravel()
-    table = csr_array((np.ones(2 * size), (np.arange(2 * size), columns)), shape=(2 * size, size))
-    return irl.TabularMDP.from_sparse(table, num_actions=2, start=0)
+    columns = np.column_stack([(np.arange(size) + 1) % size, np.random.default_rng(0).integers(0, size, size)])
+    return leading(columns.reshape(-1, 1), 2, ends=False)
 
 
 @pytest.mark.parametrize(("make", "discount"), [(lambda: tree(10), 1.0), (lambda: dry_cube(13), 1.0),
@@ -126,10 +125,7 @@ def test_flat_worlds_are_narrow_and_others_wide() -> None:
 
 def test_a_world_of_hubs_is_wide() -> None:
     """Every state leads to 300 others: each is a hub, and each counts."""
-    rng, size = np.random.default_rng(0), 700
-    places = (np.repeat(np.arange(size), 300), rng.integers(0, size, 300 * size))
-    table = csr_array((np.full(300 * size, 1 / 300), places), shape=(size, size))
-    assert irl.TabularMDP.from_sparse(table, num_actions=1, start=0).wide
+    assert leading(np.random.default_rng(0).integers(0, 700, (700, 300)), 1, ends=False).wide
 
 
 def test_a_singular_system_is_a_divergence_wherever_it_is_met() -> None:
@@ -160,7 +156,7 @@ def test_a_state_to_which_all_return_separates_nothing() -> None:
 )
 def test_a_fit_is_the_same_by_iteration(fitter, monkeypatch) -> None:
     world, reward = irl.IcyGridWorld(8), irl.LinearReward(features=irl.tiles(8, 4))
-    shown = irl.sample_demonstrations(world, uniform(world), num_episodes=20, rng=np.random.default_rng(0))
+    shown = aimless(world, 20)
     exact = fitter.fit(world, reward, shown)
     monkeypatch.setattr(linear_solvers, "NARROW", 5)
     monkeypatch.setattr(linear_solvers, "SQUARE", 0.5)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from posttrain import irl
 from posttrain.irl.comparison import policy_value
-from tests.support.irl_worlds import chain, dense_transitions, newest, random_world
+from tests.support.irl_worlds import chain, dense_transitions, newest, of_table, random_world
 from tests.support.refusals import refused
 
 SEEDS = st.integers(0, 10_000)
@@ -59,14 +59,13 @@ def test_an_episode_too_long_to_count_is_an_error() -> None:
     """From state i one goes on with probability p and back with 1 - p: some ((1 - p)/p)^19 visits before the end."""
     table = np.zeros((20, 2, 20))
     table[range(20), 0, [0, *range(19)]] = table[range(20), 1, [*range(1, 20), 19]] = 1
-    ladder = irl.TabularMDP.from_dense(table, layout="state action next", start=0, terminal=[19])
+    ladder = of_table(table, ends=[19])
     for up in (0.1, 0.01):  # 10^18 visits and more, where solves gave negative numbers
         with refused("discount 1.0: an episode of this policy visits some state 1e+09", error=irl.Divergence):
             irl.occupancy(ladder, np.tile([1 - up, up], (20, 1)), discount=1.0)
     visits = irl.occupancy(ladder, np.tile([0.6, 0.4], (20, 1)), discount=1.0)
     assert visits[19] == pytest.approx(1, abs=1e-10)
-    stays = np.array([[[1.0, 1e-17]], [[0.0, 1.0]]])  # adds up to 1 as it is rounded
-    mdp = irl.TabularMDP.from_dense(stays, layout="state action next", start=0, terminal=[1])
+    mdp = of_table(np.array([[[1.0, 1e-17]], [[0.0, 1.0]]]), ends=[1])  # adds up to 1 as it is rounded
     with refused("discount 1.0", error=irl.Divergence):
         irl.occupancy(mdp, np.ones((2, 1)), discount=1.0)
 
@@ -88,30 +87,9 @@ def test_no_horizon_at_all_leaves_the_start() -> None:
     assert irl.finite_occupancy(chain(3, ends=True), np.ones((3, 1)), discount=0.5, horizon=0).tolist() == [[1, 0, 0]]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda g: irl.occupancy(g, np.full((9, 4), 0.3), discount=0.9), "policy of state 0: [0.3"),
-        (lambda g: irl.finite_occupancy(g, np.full((9, 4), 0.3), discount=0.9, horizon=2), "policy of state 0"),
-        (lambda g: irl.finite_occupancy(g, np.stack([UNIFORM, UNIFORM * np.nan]), discount=1.0, horizon=2), "state 0"),
-        (lambda g: irl.finite_occupancy(g, UNIFORM[:8], discount=1.0, horizon=2), "shape (8, 4); use (9, 4)"),
-        (lambda g: irl.finite_occupancy(g, UNIFORM, discount=1.0, horizon=-1), "horizon = -1"),
-        (
-            lambda g: irl.finite_occupancy(g, np.stack([UNIFORM] * 2), discount=1.0, horizon=3),
-            "2 steps, and the horizon is 3",
-        ),
-    ],
-)
-def test_what_is_no_policy_is_refused_naming_the_state(make, message) -> None:
-    with refused(message):
-        make(irl.GridWorld(3))
-
-
 def test_states_that_were_left_out_in_reading_keep_their_numbers_in_errors() -> None:
     mdp = irl.read_gymnasium(gymnasium.make(newest("CliffWalking")))  # 38 of 48 states; the last is the goal
-    reward = np.zeros(38)
-    reward[37] = np.nan
     with refused("the reward has nan at (47)"):
-        irl.Problem(mdp=mdp, reward=reward, discount=0.9)
+        irl.Problem(mdp=mdp, reward=np.where(np.arange(38) == 37, np.nan, 0.0), discount=0.9)
     with refused("the reward has inf at (47, 2)"):
         irl.Problem(mdp=mdp, reward=np.where(np.arange(152).reshape(38, 4) == 150, np.inf, 0.0), discount=0.9)

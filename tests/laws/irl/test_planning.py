@@ -1,6 +1,7 @@
-"""Soft planning, occupancies and path probabilities against sweeps, dense solves and enumeration."""
+"""Soft planning, path probabilities and their refusals, against sweeps, dense solves and enumeration."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 
 from posttrain import irl
 from posttrain.irl.paths import path_partition
-from tests.support.irl_worlds import chain, dense_transitions, random_world
+from tests.support.irl_worlds import dense_transitions, of_table, random_world
 from tests.support.refusals import refused
 
+TWO_STEPS = np.full((2, 9, 4), 0.25)
 SEEDS = st.integers(0, 10_000)
 DISCOUNTS = st.sampled_from([0.0, 0.5, 0.95, 1.0])
 TEMPERATURES = st.sampled_from([0.2, 1.0, 3.0])
@@ -40,12 +42,10 @@ def test_policy_iteration_finds_what_sweeps_find(seed, discount, temperature, pe
 
 def test_a_guess_that_leads_into_a_corner_for_ever_does_no_harm() -> None:
     """Values that make the corner away from the goal seem a million better: its policy never leaves, at discount 1."""
-    grid = irl.GridWorld(3)
-    problem = irl.Problem(mdp=grid, reward=np.full(9, -3.0), discount=1.0)
-    misled = irl.soft_policy_iteration(problem, guess=np.where(np.arange(9) == 0, 1e6, 0.0))
-    np.testing.assert_allclose(misled.values, irl.soft_policy_iteration(problem).values, rtol=1e-12)
-    paths = path_partition(grid, problem.reward, guess=np.where(np.arange(9) == 0, 1e6, 0.0))
-    np.testing.assert_allclose(paths.values, path_partition(grid, problem.reward).values, rtol=1e-12)
+    grid, reward, guess = irl.GridWorld(3), np.full(9, -3.0), np.where(np.arange(9) == 0, 1e6, 0.0)
+    problem = irl.Problem(mdp=grid, reward=reward, discount=1.0)
+    for solve in (partial(irl.soft_policy_iteration, problem), partial(path_partition, grid, reward)):
+        np.testing.assert_allclose(solve(guess=guess).values, solve().values, rtol=1e-12)
 
 
 @few
@@ -79,9 +79,8 @@ def test_finite_horizons_equal_the_recursion_of_imitation_where_no_state_ends(
     rng = np.random.default_rng(seed)
     mdp = random_world(rng, num_ends=0)
     reward, table = rng.normal(size=mdp.num_states), dense_transitions(mdp)
-    plan = irl.soft_finite_horizon(
-        irl.Problem(mdp=mdp, reward=reward * temperature, discount=discount, temperature=temperature), horizon=horizon
-    )
+    problem = irl.Problem(mdp=mdp, reward=reward * temperature, discount=discount, temperature=temperature)
+    plan = irl.soft_finite_horizon(problem, horizon=horizon)
     values = np.zeros(mdp.num_states)
     policies = []
     for _ in range(horizon):
@@ -93,9 +92,8 @@ def test_finite_horizons_equal_the_recursion_of_imitation_where_no_state_ends(
     visits = [mdp.start]
     for policy in policies:
         visits.append(discount * np.einsum("s,sa,san->n", visits[-1], policy, table))
-    np.testing.assert_allclose(
-        irl.finite_occupancy(mdp, plan.policy, discount=discount, horizon=horizon), visits, rtol=0, atol=1e-9
-    )
+    counted = irl.finite_occupancy(mdp, plan.policy, discount=discount, horizon=horizon)
+    np.testing.assert_allclose(counted, visits, rtol=0, atol=1e-9)
 
 
 def every_path(mdp: irl.TabularMDP, state: int, steps: int):
@@ -120,9 +118,8 @@ def test_values_and_visits_with_a_horizon_are_those_of_enumerated_paths(seed, te
     rng = np.random.default_rng(seed)
     mdp, horizon = random_world(rng, num_states=3, num_actions=2), 4
     reward = rng.normal(size=3)
-    plan = irl.soft_finite_horizon(
-        irl.Problem(mdp=mdp, reward=reward, discount=discount, temperature=temperature), horizon=horizon
-    )
+    problem = irl.Problem(mdp=mdp, reward=reward, discount=discount, temperature=temperature)
+    plan = irl.soft_finite_horizon(problem, horizon=horizon)
     total, visits, value = 0.0, np.zeros((horizon + 1, 3)), 0.0
     for states, actions, chance in every_path(mdp, 0, horizon):
         choices = [plan.policy[t, states[t], action] for t, action in enumerate(actions)]
@@ -170,16 +167,15 @@ def test_value_iteration_finds_the_best_of_all_deterministic_policies(seed, disc
     mdp = random_world(rng, num_states=4, num_actions=2)
     reward = -rng.exponential(size=(4, 2))
     values = irl.value_iteration(mdp, reward, discount=discount, tolerance=1e-13)
-    worths = []
-    for choice in itertools.product(range(2), repeat=3):
-        policy = np.eye(2)[[*choice, 0]]
+
+    def worth(policy: np.ndarray) -> float:
         visits = irl.occupancy(mdp, policy, discount=discount)
-        worths.append(float((visits[:, None] * policy * np.where(mdp.terminal[:, None], 0, reward)).sum()))
-    assert mdp.start @ values == pytest.approx(max(worths), rel=1e-9)
+        return float((visits[:, None] * policy * np.where(mdp.terminal[:, None], 0, reward)).sum())
+
+    best = max(worth(np.eye(2)[[*choice, 0]]) for choice in itertools.product(range(2), repeat=3))
+    assert mdp.start @ values == pytest.approx(best, rel=1e-9)
     greedy = irl.greedy_policy(mdp, irl.action_values(mdp, reward, values, discount=discount))
-    visits = irl.occupancy(mdp, greedy, discount=discount)
-    worth = (visits[:, None] * greedy * np.where(mdp.terminal[:, None], 0, reward)).sum()
-    assert worth == pytest.approx(max(worths), rel=1e-9)
+    assert worth(greedy) == pytest.approx(best, rel=1e-9)
 
 
 @pytest.mark.parametrize("slip", [0.0, 0.3])
@@ -272,26 +268,16 @@ def test_rewards_up_to_a_thousand_never_overflow(seed, scale, discount, temperat
 
 @pytest.mark.parametrize("plan", [irl.soft_policy_iteration, irl.soft_value_iteration])
 def test_a_problem_that_diverges_is_an_error_naming_discount_and_temperature(plan) -> None:
-    problem = irl.Problem(mdp=irl.GridWorld(3), reward=np.zeros(9), discount=1.0, temperature=0.7)
-    with refused("discount 1.0 and temperature 0.7", error=irl.Divergence):
-        plan(problem)
-    endless = irl.Problem(mdp=irl.GridWorld(3, terminal=()), reward=np.full(9, -9.0), discount=1.0)
-    with refused("discount 1.0 … 9 states can never … first 0 … give it a way out", error=irl.Divergence):
-        plan(endless)
     walled = np.zeros((3, 1, 3))  # 0 leads to 1, the end; 2, where no episode comes, to itself
     walled[[0, 2], 0, [1, 2]] = 1
-    mdp = irl.TabularMDP.from_dense(walled, layout="state action next", start=0, terminal=[1])
-    with refused("can never reach a terminal state, first 2 … leave it out of the world", error=irl.Divergence):
-        plan(irl.Problem(mdp=mdp, reward=np.full(3, -1.0), discount=1.0))
-
-
-def test_a_long_way_is_not_mistaken_for_one_without_end() -> None:
-    length = 3000  # in 3000 sweeps from zero every sweep changes some value by 1, and then none does
-    values = irl.value_iteration(chain(length, ends=True), np.full(length, -1.0), discount=1.0)
-    np.testing.assert_allclose(values, np.arange(length) - float(length))
-
-
-def test_value_iteration_that_diverges_is_an_error_naming_the_discount() -> None:
+    for mdp, cost, words in (
+        (irl.GridWorld(3), 0.0, "discount 1.0 and temperature 0.7"),
+        (irl.GridWorld(3, terminal=()), 9.0, "discount 1.0 … 9 states can never … first 0 … give it a way out"),
+        (of_table(walled, ends=[1]), 1.0, "can never reach a terminal state, first 2 … leave it out of the world"),
+    ):
+        problem = irl.Problem(mdp=mdp, reward=np.full(mdp.num_states, -cost), discount=1.0, temperature=0.7)
+        with refused(words, error=irl.Divergence):
+            plan(problem)
     with refused("discount 1.0", error=irl.Divergence):
         irl.value_iteration(irl.GridWorld(3, terminal=()), np.ones(9), discount=1.0)
 
@@ -315,8 +301,14 @@ def test_value_iteration_that_diverges_is_an_error_naming_the_discount() -> None
         (lambda g: irl.occupancy(g, np.full((9, 3), 1 / 3), discount=0.9), "shape (9, 3); use (9, 4)"),
         (lambda g: irl.occupancy(g, np.tile([1.5, -0.5, 0, 0], (9, 1)), discount=0.9), "of state 0: [ 1.5 -0.5"),
         (lambda g: path_partition(g, np.full(9, np.nan)), "nan at (0"),
+        (lambda g: irl.occupancy(g, np.full((9, 4), 0.3), discount=0.9), "policy of state 0: [0.3"),
+        (lambda g: irl.finite_occupancy(g, np.full((9, 4), 0.3), discount=0.9, horizon=2), "policy of state 0"),
+        (lambda g: irl.finite_occupancy(g, TWO_STEPS * [[[1]], [[np.nan]]], discount=1.0, horizon=2), "state 0"),
+        (lambda g: irl.finite_occupancy(g, TWO_STEPS[0, :8], discount=1.0, horizon=2), "shape (8, 4); use (9, 4)"),
+        (lambda g: irl.finite_occupancy(g, TWO_STEPS[0], discount=1.0, horizon=-1), "horizon = -1"),
+        (lambda g: irl.finite_occupancy(g, TWO_STEPS, discount=1.0, horizon=3), "2 steps, and the horizon is 3"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(make, message) -> None:
+def test_what_cannot_be_planned_or_walked_is_refused(make, message) -> None:
     with refused(message):
         make(irl.GridWorld(3))
