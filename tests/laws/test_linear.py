@@ -3,9 +3,6 @@
 from collections.abc import Iterator
 from contextlib import nullcontext
 
-from collections.abc import Iterator
-from contextlib import nullcontext
-
 import pytest
 import torch
 import torch.nn.functional as F

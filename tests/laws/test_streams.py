@@ -3,9 +3,6 @@
 from collections import Counter
 from itertools import accumulate
 
-from collections import Counter
-from itertools import accumulate
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Preferences find the reward behind them, alone or beside demonstrations: in closed form, as a minimum, from samples."""
+"""Preferences find the reward behind them, alone or beside demonstrations: in closed form and from samples."""
 
 import numpy as np
 import pytest
