@@ -1,4 +1,4 @@
-"""Random numbers as functions of (seed, purpose, step, draw, sample, position), and which row of a mixture a draw is."""
+"""Random numbers are functions of (seed, purpose, step, draw, sample, position); which row of a mixture a draw is."""
 
 from collections import Counter
 from itertools import accumulate
