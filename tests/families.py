@@ -17,8 +17,7 @@ import torch
 import transformers
 
 from tests.support.every_family import every_label
-from tests.support.family_exports import exports
-from tests.support.family_measures import FAULT, Route, distances, probed, saved
+from tests.support.family_measures import FAULT, Route, distances, exports, probed, saved
 from tests.support.family_page import PAGE, Measured, exported, page
 
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)

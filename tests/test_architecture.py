@@ -12,7 +12,7 @@ import pytest
 
 from tests.equivalent_mutants import EQUIVALENT
 from tests.mutations import mutants
-from tests.support.many_files import one_test_of
+from tests.support.pages import one_test_of
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "posttrain"

@@ -12,7 +12,7 @@ from posttrain.config.reading import COMMAND_OF
 from posttrain.config.sections import section_names, section_schema, variants_of
 from posttrain.options.reward import RewardOptions
 from posttrain.schemas import Schema, record_class, unwrapped
-from tests.support.many_files import one_test_of
+from tests.support.pages import one_test_of
 
 SOURCE = Path(__file__).parents[1] / "src" / "posttrain"
 KINDS = (*COMMAND_OF, ChatConfig)

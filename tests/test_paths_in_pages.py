@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.many_files import one_test_of
-from tests.support.pages import attribute, blocks
+from tests.support.pages import attribute, blocks, one_test_of
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "posttrain"

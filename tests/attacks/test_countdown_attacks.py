@@ -11,7 +11,7 @@ from posttrain.rewards.countdown.grader import countdown, countdown_last
 from posttrain.rewards.countdown.step_rewards import CountdownSteps
 from posttrain.rewards.format import graded_format, last_format, strict_format
 from posttrain.rewards.grading.answers import ProcessReward
-from tests.support.corpus import built, read
+from tests.support.hostile_texts import built, read
 
 ATTACKS = read("countdown.jsonl")
 GRADERS = {"strict": countdown, "last": countdown_last}

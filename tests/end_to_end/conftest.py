@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.fit_places import finished
-from tests.support.pictures import blank_pictures
+from tests.support.pictures import blank_pictures, unchecked_shapes
 from tests.support.runs import save_tiny_model
-from tests.support.shapes import unchecked_shapes
 
 __all__ = ["blank_pictures", "finished", "unchecked_shapes"]
 

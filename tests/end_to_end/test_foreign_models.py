@@ -20,8 +20,7 @@ from posttrain.models.policy import as_policy
 from posttrain.runs.alarms import GAP, GAP_LIMIT
 from posttrain.trl import SFTConfig, SFTTrainer
 from tests.support.families import family_model
-from tests.support.family_exports import apart, few_steps, loaded, read_by_peft
-from tests.support.family_measures import saved
+from tests.support.family_measures import apart, few_steps, loaded, read_by_peft, saved
 from tests.support.refusals import mentions, refused
 from tests.support.runs import tiny_recipe
 

@@ -21,7 +21,7 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.rendering import renderer_of
 from posttrain.options.model import ModelOptions
 from posttrain.records import Finish, Prompt
-from tests.support.engine_server import EngineServer, engine_server
+from tests.support.engines import EngineServer, engine_server
 from tests.support.pages import blocks, write_files
 from tests.support.refusals import refused
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe

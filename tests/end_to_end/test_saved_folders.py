@@ -25,8 +25,8 @@ from posttrain.trl import RewardConfig, RewardTrainer
 from posttrain.trl.saved_models import save_into_checkpoint, save_model_folder
 from tests.support.commands import refusal
 from tests.support.families import family_policy
-from tests.support.family_exports import apart, few_steps, loaded, read_by_peft, read_by_transformers
-from tests.support.quantised_folders import in_4_bits, in_8_bits, in_fp8, in_mxfp4
+from tests.support.family_measures import apart, few_steps, loaded, read_by_peft, read_by_transformers
+from tests.support.model_folders import in_4_bits, in_8_bits, in_fp8, in_mxfp4
 from tests.support.refusals import mentions, refused
 from tests.support.runs import save_tiny_model
 

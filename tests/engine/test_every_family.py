@@ -13,7 +13,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from posttrain.models.policy import as_policy
 from tests.support.every_family import BESIDES, NOT_BUILT, VARIANTS, every_label, small_config, small_model
 from tests.support.families import CONTEXT
-from tests.support.family_exports import Exports, exports
 from tests.support.family_measures import (
     CACHED,
     FAST,
@@ -22,8 +21,10 @@ from tests.support.family_measures import (
     RECOMPUTED,
     REFUSED,
     Distances,
+    Exports,
     Route,
     distances,
+    exports,
     probed,
     quick_route,
     saved,

@@ -1,30 +1,37 @@
-"""What becomes of a family: which pass trains and samples it, and how far that is from the library's own model."""
+"""What becomes of a family: which pass it takes, how far that is from the library, and what reads it again."""
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from posttrain.algorithms.table import build_algorithm
+from posttrain.cli import main
 from posttrain.errors import UserError
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import engine_in_parity
 from posttrain.models.context import fix_angles, own_context
 from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.saving import save_adapter, save_policy
 from posttrain.models.loading.text_part import is_wrapper
 from posttrain.models.policy import Policy, as_policy
+from posttrain.options.adapter import AdapterOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import SamplingParams
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
 from posttrain.training.update import Objective, group_logprobs, update
+from tests.support.adapted import fill
 from tests.support.every_family import small_model
 from tests.support.families import CONTEXT
-from tests.support.tiny import batch_of, plain_logprobs, request, some_prompts, tokenizer, weights
+from tests.support.tiny import VOCAB, batch_of, plain_logprobs, request, some_prompts, tokenizer, weights
 
 FAST, CACHED, RECOMPUTED, REFUSED = "fast", "plain with a cache", "plain without a cache", "refused"
 FAULT = "fault"
@@ -82,18 +89,12 @@ def saved(label: str, folder: Path) -> Path:
     return folder
 
 
-def loaded(folder: Path, dtype: str) -> Policy:
-    """As a recipe would load it."""
-    options: Any = {"path": str(folder), "device": "cpu", "dtype": dtype, "context": CONTEXT}
-    return load_policy(ModelOptions(**options))
-
-
 def quick_route(label: str, folder: Path) -> Route:
     """The way that a row's model takes before anything is sampled; only models of several parts go through a folder."""
     try:
         model = small_model(label)
         if is_wrapper(model.config) or model.config.is_encoder_decoder:
-            return route_of(loaded(saved(label, folder), "float32"))
+            return route_of(loaded(saved(label, folder)))
         return route_of(as_policy(model, tokenizer(), context=CONTEXT))
     except UserError as error:
         return refused(error, folder)
@@ -107,7 +108,7 @@ def refused(error: UserError, folder: Path) -> Route:
 def probed(folder: Path, dtype: str) -> tuple[Policy | None, Route]:
     """What a run makes of a folder before its first step."""
     try:
-        policy = engine_in_parity(loaded(folder, dtype), max_rows=3, longest=CONTEXT).policy
+        policy = engine_in_parity(loaded(folder, dtype=dtype), max_rows=3, longest=CONTEXT).policy
     except UserError as error:
         return None, refused(error, folder)
     return policy, route_of(policy)
@@ -161,3 +162,98 @@ def two_updates(policy: Policy, groups: list[Group]) -> bool:
         update(policy, optimizer, batch, Objective(algorithm=algorithm, temperature=TEMPERATURE), options, 1e-3)
     after = weights(policy)
     return bool(after.isfinite().all()) and not torch.equal(before, after)
+
+
+FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, Warning)
+"""What reading may raise; UserError is a ValueError."""
+TOKENS = torch.arange(60).reshape(3, 20) * 7 % (VOCAB - 4) + 2
+
+
+@dataclass(frozen=True, slots=True)
+class Exports:
+    """Greatest |difference| of log-probs from the policy that was saved, in nats, or what was said instead."""
+
+    model: float | str
+    """RUN/model read by transformers."""
+    adapter: float | str
+    """RUN/adapter read by peft over the library's own model."""
+    again: float | str
+    """RUN/adapter read by us."""
+    merged: float | str
+    """RUN/model with the adapter merged into it, read by transformers."""
+
+
+def exports(folder: Path, out: Path) -> Exports:
+    """Save what a run saves over the model in a folder, with weights that are not those of the start, and read it."""
+    whole = loaded(folder)
+    save_policy(whole, out / "model")
+    model = said_or(lambda: apart(whole.model, read_by_transformers(out / "model")))
+    try:
+        policy = loaded(folder, adapter=AdapterOptions(rank=2))
+    except UserError as error:
+        refusal = str(error).replace(str(folder), "FOLDER")
+        return Exports(model, refusal, refusal, refusal)
+    fill(policy.model, size=0.05)
+    save_adapter(policy, out / "adapter")
+    save_policy(policy, out / "merged")
+    return Exports(
+        model,
+        said_or(lambda: apart(policy.model, read_by_peft(folder, out / "adapter"))),
+        said_or(lambda: apart(policy.model, loaded(out / "adapter").model)),
+        said_or(lambda: apart(policy.model, read_by_transformers(out / "merged"))),
+    )
+
+
+def loaded(folder: Path, **options: Any) -> Policy:
+    """As a recipe would load it."""
+    return load_policy(ModelOptions(path=str(folder), device="cpu", context=CONTEXT, **options))
+
+
+def few_steps(base: Path, run: Path, *flags: str) -> int:
+    """The real command: two steps of supervised training, at a learning rate that moves log-probs by tenths."""
+    rows = run.parent / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1", "completion": "2"}\n{"prompt": "2+1", "completion": "3"}\n')
+    command = ["sft", "--model.path", str(base), "--model.context", str(CONTEXT), "--task.path", str(rows)]
+    command += ["--run.num-steps", "2", "--sft.rows-per-batch", "2", "--task.held-out-share", "0"]
+    return main([*command, "--sft.learning-rate", ".1", "--run.threads", "1", "--run.folder", str(run), *flags])
+
+
+def said_or(measure: Callable[[], float]) -> float | str:
+    """A distance, or the first words of what was raised in its place."""
+    try:
+        return measure()
+    except FAULTS as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def read_by_transformers(folder: Path) -> PreTrainedModel:
+    """The model of a folder, known to have every weight in it and no other."""
+    model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    others = {kind: sorted(names) for kind, names in found.items() if names}
+    if others:
+        raise AssertionError(f"{others}")
+    return model
+
+
+def read_by_peft(folder: Path, adapter: Path) -> nn.Module:
+    """The library's own model of a folder, whole, under the adapter; a warning of peft is an error."""
+    kind: Any = AutoModelForImageTextToText if is_wrapper(AutoConfig.from_pretrained(folder)) else AutoModelForCausalLM
+    model = kind.from_pretrained(folder, dtype=torch.float32)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        return peft.PeftModel.from_pretrained(model, adapter)
+
+
+@torch.no_grad()
+def apart(ours: nn.Module, theirs: nn.Module) -> float:
+    """Greatest |difference| of log-probs, in nats."""
+    some, others = logprobs(ours), logprobs(theirs)
+    return (some - others).abs().nan_to_num(nan=torch.inf).max().item()
+
+
+def logprobs(model: Any) -> Tensor:
+    """log π of every token behind each of the rows."""
+    model.eval()
+    fix_angles(model.get_base_model() if isinstance(model, peft.PeftModel) else model, CONTEXT)
+    made: Tensor = model(input_ids=TOKENS, use_cache=False).logits
+    return made.double().log_softmax(-1)

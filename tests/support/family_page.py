@@ -6,8 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.every_family import NOT_BUILT
-from tests.support.family_exports import Exports
-from tests.support.family_measures import CACHED, FAST, FAULT, NOT_EAGER, RECOMPUTED, REFUSED, ROUTES, Distances, Route
+from tests.support.family_measures import (
+    CACHED,
+    FAST,
+    FAULT,
+    NOT_EAGER,
+    RECOMPUTED,
+    REFUSED,
+    ROUTES,
+    Distances,
+    Exports,
+    Route,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """# Families of models

@@ -1,4 +1,8 @@
-"""Completions that try to be more than text, on a page and in a terminal."""
+"""Completions that try to be more than text, on a page and in a terminal, and the corpora of tests/attacks."""
+
+import json
+from pathlib import Path
+from typing import Any
 
 HOSTILE = {
     "a script": "<script>fetch('/vote', {method: 'POST'})</script>",
@@ -24,3 +28,21 @@ HOSTILE = {
     "line separators": "a\u2028b\u2029c",
     "tags": "\U000e0041\U000e0042",
 }
+
+
+ATTACKS = Path(__file__).parents[1] / "attacks"
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    """The lines of a corpus."""
+    return [json.loads(line) for line in (ATTACKS / name).read_text(encoding="utf-8").splitlines()]
+
+
+def built(recipe: Any) -> str:
+    """The text that a recipe stands for: a string, one repeated, or a list of these."""
+    match recipe:
+        case str():
+            return recipe
+        case {"repeat": [text, times]}:
+            return str(text) * times
+    return "".join(map(built, recipe))

@@ -1,8 +1,8 @@
-"""Pages whose blocks are programs, files and commands: reading them, and running what they say."""
+"""Pages whose blocks are programs, files and commands: reading them, and running what they say; rules over many files."""
 
 import importlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -86,3 +86,31 @@ def pattern_of(row: str, probes: Collection[str]) -> str:
     read = "|".join(map(re.escape, probes)) or "(?!)"  # without a probe, no name
     holes = {part: f"(?:{read})" if part == "<probe>" else "[^/]+" for part in re.findall(r"<\w+>", row)}
     return "".join(holes.get(part) or re.escape(part) for part in re.split(r"(<\w+>)", row))
+
+
+ROOT = Path(__file__).parents[2]
+
+Rule = Callable[[Path], None]
+
+
+def one_test_of(paths: Sequence[Path]) -> Callable[[Rule], Callable[[], None]]:
+    """The rule, which takes a path and fails where the file breaks it, as a test that names all the files that do."""
+
+    def test_of(rule: Rule) -> Callable[[], None]:
+        def test() -> None:
+            broken = [told for path in paths if (told := breach(rule, path))]
+            assert not broken, "\n\n".join(broken)
+
+        test.__name__, test.__doc__, test.__module__ = rule.__name__, rule.__doc__, rule.__module__
+        return test
+
+    return test_of
+
+
+def breach(rule: Rule, path: Path) -> str:
+    """What the rule says against a file; nothing where the file keeps it."""
+    try:
+        rule(path)
+    except (AssertionError, AttributeError, ImportError) as error:
+        return f"{path.relative_to(ROOT)}: {type(error).__name__}: {error}"
+    return ""

@@ -1,10 +1,11 @@
-"""Pictures that are not drawn: matplotlib takes half the time of a very short run, and few tests look at its curves."""
+"""What tests of runs go without: matplotlib takes half the time of a short run, checks of shapes half of a tiny step."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from jaxtyping import config
 from matplotlib.figure import Figure
 
 BLANK = b"\x89PNG\r\n\x1a\n"
@@ -29,3 +30,11 @@ def width_and_height(picture: Path) -> tuple[int, int]:
     head = picture.read_bytes()[:24]
     assert head.startswith(BLANK + b"\0\0\0\x0dIHDR"), "this picture was not drawn"
     return int.from_bytes(head[16:20]), int.from_bytes(head[20:24])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unchecked_shapes() -> Iterator[None]:
+    """For a `conftest.py`: the tests of its folder run as a user's program does; laws and engine check every shape."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)

@@ -10,8 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from tests.support.family_exports import apart, read_by_peft
-from tests.support.family_measures import saved
+from tests.support.family_measures import apart, read_by_peft, saved
 from tests.support.refusals import mentions, refused
 from tests.support.trl_trainers import KINDS, PAIRS, Kind, trainer, weights
 
