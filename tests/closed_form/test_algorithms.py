@@ -8,23 +8,17 @@ import torch
 
 from posttrain.algorithms.advantages import group_centred, group_zscore
 from posttrain.algorithms.algorithm import Resample
-from posttrain.algorithms.credit import Evidence, mean_of_rollouts
+from posttrain.algorithms.credit import mean_of_rollouts
 from posttrain.algorithms.reward_shaping import Overlong, overlong_punishment
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.algorithms.terms import KlTerm, TokenView
-from posttrain.batch import TokenColumns
 from posttrain.needs import Need
 from tests.support.refusals import refused
-from tests.support.sequences import known
+from tests.support.sequences import doubles, evidence_of, view_of
 from tests.support.tiny import advantage, gradient
 
 REWARDS = torch.tensor([[1, 0, 0, 0], [2, 4, 2, 4]], dtype=torch.float64)
 LENGTHS = torch.tensor([1, 3, 4])
-
-
-def values(*numbers: float) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.float64)
-
 
 ROOT3 = math.sqrt(3)
 CENTRED = [[0.75, -0.25, -0.25, -0.25], [-1, 1, -1, 1]]
@@ -153,7 +147,7 @@ def test_a_ratio_of_the_completion_is_an_option_of_grpo_and_of_cispo() -> None:
     ids=str,
 )
 def test_the_token_weights_of_an_algorithm(config, expected) -> None:
-    # Lengths 1, 3, 4 under a limit of 10; see test_token_weights.py.
+    # Lengths 1, 3, 4 under a limit of 10; see test_advantages.py.
     by_hand = {
         "mean_over_tokens": [1 / 8] * 3,
         "mean_over_sequences": [1 / 3, 1 / 9, 1 / 12],
@@ -167,14 +161,8 @@ def test_the_token_weights_of_an_algorithm(config, expected) -> None:
 
 def tokens_seen(ratios: list[float], advantages: list[float], reference: list[float] | None = None) -> TokenView:
     """Tokens of one completion, at these ratios to behaviour log-probs of 0."""
-    columns = TokenColumns(
-        advantages=values(*advantages),
-        weights=torch.ones(len(ratios), dtype=torch.float64),
-        behaviour_logprobs=torch.zeros(len(ratios), dtype=torch.float64),
-        known=known(reference_logprobs=None if reference is None else values(*reference)),
-    )
-    rollout = torch.zeros(len(ratios), dtype=torch.int64)
-    return TokenView(logprobs=values(*ratios).log(), rollout=rollout, columns=columns)
+    columns = {"advantages": doubles(*advantages), "reference_logprobs": reference and doubles(*reference)}
+    return view_of(doubles(*ratios).log(), torch.zeros(len(ratios), dtype=torch.int64), **columns)
 
 
 def test_clipped_tokens_are_those_of_the_algorithms_own_range_and_level() -> None:
@@ -191,56 +179,36 @@ def test_clipped_tokens_are_those_of_the_algorithms_own_range_and_level() -> Non
 
 def credit(config: dict[str, object], rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """The advantage of each completion, [prompt group], under a limit of 100 tokens."""
-    evidence = Evidence(
-        rewards=rewards,
-        scores=rewards[None],
-        weights=torch.ones(1, dtype=torch.float64),
-        lengths=lengths,
-        max_completion_tokens=100,
-    )
-    return mean_of_rollouts(build_algorithm(config).credit(evidence).advantages, lengths)
+    found = build_algorithm(config).credit(evidence_of(rewards, lengths, limit=100))
+    return mean_of_rollouts(found.advantages, lengths)
 
 
 def test_overlong_completions_lose_reward_over_the_last_stretch() -> None:
-    # Limit 100, buffer .2: from 80 tokens on, 1/20 per token; penalty 2 doubles it.
-    rewards = torch.tensor([[1, 1, 1], [0, math.nan, 0]], dtype=torch.float64)
-    lengths = torch.tensor([[10, 80, 85], [90, 95, 100]])
-    expected = torch.tensor([[1, 1, 0.75], [-0.5, math.nan, -1]], dtype=torch.float64)
-    shaped = overlong_punishment(rewards, lengths, max_completion_tokens=100, overlong=Overlong())
-    torch.testing.assert_close(shaped, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
-    harsher = overlong_punishment(
-        rewards, lengths, max_completion_tokens=100, overlong=Overlong(buffer=0.2, penalty=2.0)
-    )
-    torch.testing.assert_close(harsher - rewards, 2 * (expected - rewards), rtol=1e-12, atol=1e-12, equal_nan=True)
-    assert shaped.dtype == rewards.dtype
-
-
-def test_the_punishment_is_whole_at_the_limit_and_no_more_beyond_it() -> None:
-    # Twice the buffer past its start is 120 tokens, where the equation clips.
-    rewards, lengths = torch.tensor([[1.0, 1.0]]).double(), torch.tensor([[100, 120]])
-    shaped = overlong_punishment(rewards, lengths, max_completion_tokens=100, overlong=Overlong())
-    assert shaped.tolist() == [pytest.approx([0.0, 0.0], abs=1e-12)]
+    # Limit 100, buffer .2: from 80 tokens on, 1/20 per token, and no more beyond 100; penalty 2 doubles it.
+    rewards = doubles([1, 1, 1, 1], [0, math.nan, 0, 0])
+    lengths = torch.tensor([[10, 80, 85, 120], [90, 95, 100, 100]])
+    expected = doubles([1, 1, 0.75, 0], [-0.5, math.nan, -1, -1])
+    for overlong, factor in ((Overlong(), 1), (Overlong(buffer=0.2, penalty=2.0), 2)):
+        shaped = overlong_punishment(rewards, lengths, max_completion_tokens=100, overlong=overlong)
+        taken = factor * (expected - rewards)
+        torch.testing.assert_close(shaped - rewards, taken, rtol=1e-12, atol=1e-12, equal_nan=True)
+        assert shaped.dtype == rewards.dtype
 
 
 def test_dapo_standardises_the_rewards_that_its_punishment_leaves() -> None:
     # Limit 100, buffer .2: 85 tokens cost 1/4, 90 cost 1/2, 100 cost 1.
-    rewards = torch.tensor([[2, 1, 1], [0, math.nan, 0.5]], dtype=torch.float64)
+    rewards, left = doubles([2, 1, 1], [0, math.nan, 0.5]), doubles([2, 1, 0.75], [-0.5, math.nan, -0.5])
     lengths = torch.tensor([[10, 80, 85], [90, 95, 100]])
-    left = torch.tensor([[2, 1, 0.75], [-0.5, math.nan, -0.5]], dtype=torch.float64)
     torch.testing.assert_close(credit({"name": "dapo"}, rewards, lengths), group_zscore(left), rtol=1e-12, atol=1e-12)
-
-
-def test_a_wider_buffer_starts_earlier() -> None:
-    # Limit 100, buffer .5: at 75 tokens, half of it.  Of 1, .5 and 0 the deviation is √(1/6).
+    # Buffer .5: at 75 tokens, half of it.  Of 1, .5 and 0 the deviation is √(1/6).
     config = {"name": "dapo", "overlong": {"buffer": 0.5}}
-    advantages = credit(config, torch.tensor([[1.0, 1, 0]]).double(), torch.tensor([[50, 75, 50]]))
+    advantages = credit(config, doubles([1, 1, 0]), torch.tensor([[50, 75, 50]]))
     assert advantages[0].tolist() == pytest.approx([math.sqrt(1.5), 0, -math.sqrt(1.5)], abs=1e-12)
 
 
 def test_only_dapo_resamples_and_shapes_and_can_be_told_not_to() -> None:
     def shapes(config: dict[str, object]) -> bool:
-        rewards = torch.tensor([[1.0, 0, 0]]).double()
-        short, long = (credit(config, rewards, torch.tensor([[10, 10, last]])) for last in (10, 100))
+        short, long = (credit(config, doubles([1, 0, 0]), torch.tensor([[10, 10, last]])) for last in (10, 100))
         return not torch.equal(short, long)
 
     for name in ALGORITHMS:
@@ -250,7 +218,9 @@ def test_only_dapo_resamples_and_shapes_and_can_be_told_not_to() -> None:
         assert name == "ppo" or shapes({"name": name}) == (name == "dapo")  # with a critic credit hangs on tokens
     assert build_algorithm({"name": "dapo", "resample": None}).resample is None
     assert not shapes({"name": "dapo", "overlong": None})
-    assert build_algorithm({"name": "dapo", "resample": {"max_rounds": 7}}).resample == Resample(max_rounds=7)
+    for rounds in (1, 7):
+        made = build_algorithm({"name": "dapo", "resample": {"max_rounds": rounds}})
+        assert made.resample == Resample(max_rounds=rounds)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -275,23 +245,10 @@ def test_the_ratio_is_to_the_behaviour_policy_unless_the_recipe_says_reference(n
     for choice, ratio in (({}, 1.0002), ({"ratio_to": "behaviour"}, 1.0002), ({"ratio_to": "reference"}, 1.0003)):
         algorithm = build_algorithm({"name": name, **choice})
         assert algorithm.uses_reference == (choice == {"ratio_to": "reference"})
-        logprobs = values(1.0002).log().requires_grad_()
+        logprobs = doubles(1.0002).log().requires_grad_()
         seen = tokens_seen([1.0002], [1], reference=[math.log(1.0002) - math.log(1.0003)])
         algorithm.loss(replace(seen, logprobs=logprobs)).sum().backward()
         assert logprobs.grad.item() == pytest.approx(-ratio, rel=1e-12)
-
-
-def test_the_kl_term_is_k3_in_the_loss_by_default() -> None:
-    algorithm = build_algorithm({"name": "grpo", "kl": {"coefficient": 1}})
-    assert algorithm.kl_penalty is None
-    _, kl = algorithm.terms
-    assert (kl.name, kl.coefficient) == ("kl", 1.0)
-    # At x = log 2: e^-x - 1 + x.
-    assert kl.per_token(tokens_seen([2], [1], reference=[0])).item() == pytest.approx(math.log(2) - 0.5, rel=1e-12)
-
-
-def test_a_single_round_of_resampling_can_be_asked_for() -> None:
-    assert build_algorithm({"name": "dapo", "resample": {"max_rounds": 1}}).resample == Resample(max_rounds=1)
 
 
 def test_an_algorithm_of_ones_own_is_what_its_function_returns(tmp_path) -> None:
@@ -313,22 +270,45 @@ def test_the_same_options_build_the_same_function_as_calling_it() -> None:
     assert torch.equal(advantage(built, REWARDS), group_centred(REWARDS))
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_every_one_token_estimator_can_stand_in_either_place(estimator) -> None:
-    kl = {"coefficient": 1, "estimator": estimator}
+@pytest.mark.parametrize(
+    ("asked", "at_log_2"),
+    [("k1", math.log(2)), ("k2", math.log(2) ** 2 / 2), ("k3", math.log(2) - 0.5), (None, math.log(2) - 0.5)],
+)
+def test_every_one_token_estimator_can_stand_in_either_place_and_k3_is_the_default(asked, at_log_2) -> None:
+    kl = {"coefficient": 1} | ({"estimator": asked} if asked else {})
     in_reward = build_algorithm({"name": "rloo", "kl": {**kl, "place": "reward"}})
-    assert in_reward.kl_penalty == KlTerm(coefficient=1.0, estimator=estimator, place="reward")
+    assert in_reward.kl_penalty == KlTerm(coefficient=1.0, estimator=asked or "k3", place="reward")
     assert [term.name for term in in_reward.terms] == ["policy"]
-    in_loss = build_algorithm({"name": "rloo", "kl": {**kl, "place": "loss"}})
-    assert in_loss.kl_penalty is None
-    seen = tokens_seen([2], [1], reference=[0])
-    by_hand = {"k1": math.log(2), "k2": math.log(2) ** 2 / 2, "k3": math.log(2) - 0.5}
-    assert in_loss.terms[1].per_token(seen).item() == pytest.approx(by_hand[estimator], rel=1e-12)
+    for place in ({"place": "loss"}, {}):
+        in_loss = build_algorithm({"name": "rloo", "kl": {**kl, **place}})
+        assert in_loss.kl_penalty is None
+        _, term = in_loss.terms
+        assert (term.name, term.coefficient) == ("kl", 1.0)
+        assert term.per_token(tokens_seen([2], [1], reference=[0])).item() == pytest.approx(at_log_2, rel=1e-12)
 
 
 def test_the_full_divergence_can_stand_in_the_loss() -> None:
     algorithm = build_algorithm({"name": "rloo", "kl": {"coefficient": 1, "estimator": "full"}})
     assert algorithm.kl_penalty is None
     assert algorithm.terms[1].needs == algorithm.needs == {Need.FULL_KL}
-    whole = values(0.125)
+    whole = doubles(0.125)
     assert algorithm.terms[1].per_token(replace(tokens_seen([2], [1]), known={"full_kl": whole})) is whole
+
+
+def test_rloo_can_clip_the_whole_importance_weight() -> None:
+    # Product 1.5; without clip_high the bounds are 1 - clip_low and 1 + clip_low.
+    config = {"name": "rloo", "token_weights": "mean_over_sequences", "clip_low": 0.6}
+    assert gradient(config, [3, 0.5], [1, 1]) == pytest.approx([-3, -3], rel=1e-12)
+    assert gradient(config | {"clip_low": 0.4}, [3, 0.5], [1, 1]) == [0, 0]
+    assert gradient(config | {"clip_low": 0.4, "clip_high": 0.6}, [3, 0.5], [1, 1]) == pytest.approx([-3, -3])
+    assert gradient(config | {"clip_high": 0.1}, [0.3, 1], [-1, -1]) == [0, 0]
+    assert gradient(config | {"clip_high": 0.1}, [0.5, 1], [-1, -1]) == pytest.approx([1, 1], rel=1e-12)
+
+
+@pytest.mark.parametrize(("mask", "expected"), [(True, 0.25), (False, -0.25)])
+def test_a_truncated_completion_of_rloo_earns_no_token_rewards_where_it_is_masked(mask, expected) -> None:
+    # Rewards 1 and 1, penalties of .5 for a cut completion and .25 for a whole one: 1 against .75, or .5 against .75.
+    evidence = evidence_of([[1, 1]], truncated=torch.tensor([[True, False]]), token_rewards=doubles(-0.5, -0.25))
+    algorithm = build_algorithm({"name": "rloo", "mask_truncated": mask})
+    assert algorithm.masks_truncated == mask
+    assert algorithm.credit(evidence).advantages.tolist() == [expected, -expected]

@@ -1,29 +1,38 @@
 """Rules between the options of a section: what has no effect or contradicts is refused by option, value and remedy."""
 
+import importlib
+import pkgutil
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from math import inf, nan
+from typing import Annotated, Any
 
 import pytest
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 import posttrain
-from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig
-from posttrain.options.algorithm import CriticOptions, TeacherOptions
+import posttrain.options
+from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig, RewardModelConfig, SftConfig
+from posttrain.errors import UserError
+from posttrain.options.adapter import AdapterOptions
+from posttrain.options.bounds import Bounded, NonEmptyStr, PositiveFloat, PositiveInt, Share, bounds_of
 from posttrain.options.collect import CollectOptions, LlmJudgeOptions, PersonJudgeOptions
-from posttrain.options.dataset import (
-    DatasetOptions,
-    GeneratedOptions,
-    GeneratorOptions,
-    MixtureSourceOptions,
-    RowSourceOptions,
-)
+from posttrain.options.critic import CriticOptions
+from posttrain.options.dataset import DatasetOptions, GeneratedOptions
+from posttrain.options.grading import GradingOptions
 from posttrain.options.irl import IcyGridOptions, SampledOptions
-from posttrain.options.model import AdapterOptions, ModelOptions, NewModelOptions
+from posttrain.options.model import ModelOptions
+from posttrain.options.new_model import NewModelOptions
 from posttrain.options.pairs import RewardTrainingOptions
-from posttrain.options.reward import GradingOptions, RewardOptions
+from posttrain.options.reward import RewardOptions
 from posttrain.options.rollout import RolloutOptions
+from posttrain.options.row_source import GeneratorOptions, MixtureSourceOptions, RowSourceOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import ArithmeticOptions, CountdownOptions, SentencesOptions
+from posttrain.options.teacher import TeacherOptions
 from posttrain.options.training import ReferenceOptions, RunOptions, SftOptions
+from posttrain.rewards.code.code_reward import CodeReward
+from posttrain.rewards.judge_reward import JudgeReward
 from tests.support.refusals import refused
 
 Given = dict[str, Any]
@@ -211,3 +220,160 @@ def test_options_of_sections_that_do_not_go_together_are_refused(
 def test_every_class_with_rules_has_a_row_for_each_of_them() -> None:
     for options, cases in SECTIONS.items():
         assert len(cases) >= len(vars(options).get("rules", ())), options
+
+
+KINDS = {"sft": SftConfig, "reward_model": RewardModelConfig, "dpo": DpoConfig}
+ROUNDS: dict[str, Any] = {"rounds": 2}
+OF_ROWS = "is only for", "Leave it out", "max_length"
+
+
+def dataset(**options: object) -> dict[str, Any]:
+    return {"task": {"name": "dataset", **options}}
+
+
+REFUSED: dict[str, list[tuple[dict[str, Any], tuple[str, ...]]]] = {
+    "all": [
+        (dataset(prefill="<think>"), ("task.prefill = <think>", *OF_ROWS)),
+        (dataset(over_long="skip"), ("task.over_long = skip", *OF_ROWS)),
+        (dataset(max_prompt_tokens=9), ("task.max_prompt_tokens = 9", *OF_ROWS)),
+        (dataset(last_assistant_message="drop"), ("task.last_assistant_message = drop", *OF_ROWS)),
+        (dataset(sources=[{"path": "a.jsonl", "weight": 2}]), ("task.sources", "weights", "Leave the weights out")),
+        (dataset(name="programs"), ("task", "rows")),
+        ({"run": {"num_steps": 0}}, ("run.num_steps = 0", "Use at least 1")),
+        ({"run": {"token_limit": 10}}, ("run.token_limit = 10", "posttrain rl", "Leave it out")),
+        ({"run": {"early_stop_evaluations": 2}}, ("run.early_stop_evaluations = 2", "posttrain rl", "Leave it out")),
+        ({"tracker": {"project": "p"}}, ("tracker.project = p", "run.report_to")),
+    ],
+    "sft": [
+        ({"sft": {"num_epochs": 1}, "run": {"num_steps": 7}}, ("run.num_steps = 7", "sft.num_epochs = 1", "null")),
+        ({"run": {"time_limit_minutes": 3}}, ("run.time_limit_minutes = 3.0", "posttrain rl")),
+        ({"sft": {"split_turns": True, "loss_on": "all"}}, ("split_turns = true", "loss_on = all")),
+        ({"sft": {"num_demonstrations": 3}}, ("sft.num_demonstrations = 3", "Leave it out")),
+        ({"sft": {"eval_size": 3}}, ("sft.eval_size = 3", "task.held_out_size")),
+        ({"demonstrator": {"max_tries": 1}}, ("demonstrator", "Leave the section out")),
+        ({"task": {"name": "countdown"}, "sft": {"long_rows": "cut"}}, ("sft.long_rows = cut", "Leave it out")),
+        ({"task": {"name": "arithmetic"}, "demonstrator": {"max_tries": 1}}, ("demonstrator", "countdown")),
+        ({"model": {"hidden_size": 8, "path": "x"}}, ("model.hidden_size: no such field",)),
+        ({"model": {"hidden_size": 8, "dtype": "bfloat16"}}, ("model.dtype: no such field",)),
+    ],
+    "reward_model": [
+        ({"run": {"num_steps": 7}}, ("run.num_steps = 7", "reward_model.num_epochs = 1", "null")),
+        ({"run": {"time_limit_minutes": 1}}, ("run.time_limit_minutes = 1.0", "posttrain rl")),
+        ({"task": {"name": "countdown"}}, ("task.name = countdown", "task.path")),
+        (
+            {"model": {"adapter": {}}, "reward_model": {"weight_decay": 0.1}},
+            ("reward_model.weight_decay = 0.1", "reward_model.decay_adapter = true"),
+        ),
+    ],
+    "dpo": [
+        ({"run": {"num_steps": 7}}, ("run.num_steps = 7", "dpo.num_epochs = 1", "null")),
+        ({"dpo": ROUNDS, "run": {"num_steps": 7}}, ("run.num_steps = 7", "dpo.steps_per_round = 16", "Leave it out")),
+        ({"dpo": ROUNDS | {"num_epochs": 3}}, ("dpo.num_epochs = 3.0", "dpo.rounds = 0", "Leave it out")),
+        ({"dpo": ROUNDS | {"eval_every": 3}}, ("dpo.eval_every = 3", "dpo.rounds = 0", "Leave it out")),
+        ({"dpo": ROUNDS, "rollout": {"prompts_per_step": 8}}, ("rollout.prompts_per_step = 8", "prompts_per_round")),
+        ({"dpo": ROUNDS, "rollout": {"group_size": 1}}, ("rollout.group_size = 1", "Use at least 2")),
+        ({"dpo": {"prompts_per_round": 8}}, ("dpo.prompts_per_round = 8", "Leave it out")),
+        ({"rewards": ["graded_format"]}, ("rewards", "dpo.rounds = 0", "Leave it out")),
+        ({"rollout": {"group_size": 4}}, ("rollout", "dpo.rounds = 0", "Leave it out")),
+        ({"task": {"name": "countdown"}}, ("task", "chosen and rejected", "task.path")),
+        ({"dpo": {"loss": "kto"}}, ("dpo.loss",)),
+    ],
+}
+OF_KINDS = [
+    (kind, sections, names)
+    for group, cases in REFUSED.items()
+    for kind in (KINDS if group == "all" else [group])
+    for sections, names in cases
+]
+
+
+@pytest.mark.parametrize(("kind", "sections", "names"), OF_KINDS)
+def test_what_does_not_go_together_is_refused_by_option_value_and_remedy(
+    kind: str, sections: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    with pytest.raises(UserError) as refusal:
+        posttrain.load_recipe(kind=KINDS[kind], **{**dataset(), **sections})
+    for name in names:
+        assert name in str(refusal.value)
+
+
+def bounded_classes() -> Iterator[Any]:
+    for module in pkgutil.iter_modules(posttrain.options.__path__, "posttrain.options."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, type) and is_dataclass(value) and value.__module__ == module.name:
+                yield value
+    yield from (CodeReward, JudgeReward)
+
+
+def beyond(bounds: tuple[object, ...]) -> list[object]:
+    """Values just outside of each bound, and NaN where they are of numbers."""
+    outside: list[object] = []
+    for bound in bounds:
+        match bound:
+            case Ge(ge=least):
+                outside += [least - 1, nan]
+            case Gt(gt=above):
+                outside += [above, nan]
+            case Le(le=most):
+                outside.append(most + 1)
+            case Lt(lt=below):
+                outside.append(below)
+            case MinLen():
+                outside.append("")
+    return outside
+
+
+CASES = [
+    pytest.param(options, name, value, id=f"{options.__name__}.{name}={value}")
+    for options in bounded_classes()
+    for name, (bounds, _) in bounds_of(options).items()
+    for value in beyond(bounds)
+]
+
+
+def test_there_are_bounds() -> None:
+    assert len(CASES) > 200
+
+
+@pytest.mark.parametrize(("options", "name", "value"), CASES)
+def test_what_is_out_of_bounds_is_refused_by_name_and_value(options: Any, name: str, value: object) -> None:
+    given = {each.name: "" for each in fields(options) if each.default is MISSING and each.default_factory is MISSING}
+    given |= {each: "x" for each, (bounds, _) in bounds_of(options).items() if MinLen(1) in bounds}
+    with pytest.raises(UserError) as refused:
+        options(**{**given, name: value})
+    assert str(refused.value).startswith(f"{name} = {value!r}: must be "), refused.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example(Bounded):
+    rank: PositiveInt = 1
+    limit: PositiveInt | None = None
+    rate: PositiveFloat = 1.0
+    share: Share = 0.5
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    folder: NonEmptyStr = "runs/example"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rank": 0}, "rank = 0: must be at least 1"),
+        ({"limit": 0}, "limit = 0: must be at least 1, or null"),
+        ({"rate": inf}, "rate = inf: must be a finite number greater than 0"),
+        ({"share": 1.5}, "share = 1.5: must be at least 0 and at most 1"),
+        ({"dropout": 1.0}, "dropout = 1.0: must be at least 0 and less than 1"),
+        ({"folder": ""}, "folder = '': must be non-empty"),
+    ],
+)
+def test_the_rule_is_in_plain_words(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        Example(**given)
+    assert str(refused.value) == says
+
+
+def test_what_is_at_a_bound_is_taken() -> None:
+    assert Example(rank=1, limit=None, share=1, dropout=0).share == 1
+
+
+def test_every_class_with_bounds_checks_them() -> None:
+    assert [options for options in bounded_classes() if bounds_of(options) and not issubclass(options, Bounded)] == []

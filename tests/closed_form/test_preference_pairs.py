@@ -1,24 +1,30 @@
 """Rows with two answers as pairs of tokens: every format, what follows an answer, and which rows make no pair."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from posttrain.errors import RunError
 from posttrain.models.conversation_masks import Masking
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions, RewardTrainingOptions
-from posttrain.records import Preference, Prompt, TokenSequence
+from posttrain.records import Grades, Preference, Prompt, TokenSequence
 from posttrain.tasks.preference_set import PreferenceSet, preference_set
 from posttrain.tasks.row_files.rows import BadRows, GivenRows
+from posttrain.training.dpo.round_pairs import pair_tensors, pairs_from, ranked_pairs, sampled_round
+from posttrain.training.reward_model.pair_scores import pair_microbatches, read_lengths
 from tests.support.conversations import CHATML, OPENING, THOUGHTLESS, WORDY, chat_tokenizer, turns
 from tests.support.dataset_rows import json_lines
 from tests.support.refusals import refused
+from tests.support.tiny import written_group
 
 ASKED = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
 SAID = "<|im_end|>"
@@ -242,3 +248,116 @@ def test_the_plan_names_the_columns_that_nothing_reads() -> None:
     assert pairs_of([row]).described()[1] == "row format preference; columns that are not read: input, system, margin"
     asked = {name: value for name, value in row.items() if name not in ("prompt", "margin")} | {"instruction": "a"}
     assert pairs_of([asked]).described()[1] == "row format preference"
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("rewards", "most", "expected"),
+    [
+        ([0.2, 1.0, 0.0, 0.5], 1, [(1, 2)]),
+        # 1 with 0, then .5 with .2; with an odd group the one in the middle is left over.
+        ([0.2, 1.0, 0.0, 0.5], 9, [(1, 2), (3, 0)]),
+        ([0.2, 1.0, 0.0, 0.5, 0.3], 9, [(1, 2), (3, 0)]),
+        ([1.0, 1.0, 1.0, 0.0], 9, [(0, 3)]),  # the next two are equal
+        ([0.0, 1.0, 0.0, 1.0], 1, [(1, 2)]),  # the first of the best with the last of the worst
+        ([0.5, 0.5], 9, []),
+        ([NAN, 0.5, NAN, 0.25], 9, [(1, 3)]),
+        ([NAN, 0.5], 9, []),
+        ([NAN, NAN], 9, []),
+    ],
+)
+def test_the_best_goes_with_the_worst(rewards: list[float], most: int, expected: list[tuple[int, int]]) -> None:
+    assert ranked_pairs(rewards, most) == expected
+
+
+GROUPS = [
+    written_group([1, 2], [[3, 5], [4, 4, 5], [7, 5]], name="a", draw=0),
+    written_group([9], [[3, 5], [4, 5], [8, 5]], name="b", draw=1),
+    written_group([2], [[6, 5], [6, 5], [7, 5]], name="c", draw=2),
+]
+REWARDS = torch.tensor([[0.5, 1.0, 0.25], [1.0, 1.0, 1.0], [1.0, 0.0, NAN]], dtype=torch.float64)
+GRADES = Grades(names=("r",), scores=REWARDS[None], weights=torch.ones(1, dtype=torch.float64), rewards=REWARDS)
+
+
+def test_ties_and_equal_answers_make_no_pair_and_are_counted() -> None:
+    """Group b earned the same throughout; the judge told apart two completions of group c that are one text."""
+    made = sampled_round(3, GROUPS, GRADES, 2)
+    (pair,) = made.pairs
+    assert (pair.prompt.tokens, pair.chosen.tokens, pair.rejected.tokens, pair.margin) == (
+        (1, 2),
+        (4, 4, 5),
+        (7, 5),
+        0.75,
+    )
+    assert pair.where == "round 3, prompt a, samples 1 and 2"
+    assert made.num_tied == 2
+    torch.testing.assert_close(
+        made.sides, torch.tensor([[NAN, 1, -1], [NAN] * 3, [NAN] * 3], dtype=torch.float64), equal_nan=True
+    )
+    metrics = made.metrics()
+    told = {name: metrics[name] for name in ("round", "pairs/num", "pairs/frac_tied", "pairs/reward_gap", "reward")}
+    # (.5 + 1 + .25 + 1 + 1 + 1 + 1 + 0) / 8
+    assert told == {
+        "round": 3,
+        "pairs/num": 1,
+        "pairs/frac_tied": pytest.approx(2 / 3),
+        "pairs/reward_gap": 0.75,
+        "reward": pytest.approx(5.75 / 8),
+    }
+
+
+def test_a_round_of_ties_has_no_gap() -> None:
+    made = sampled_round(1, GROUPS[1:2], GRADES.select([1]), 1)
+    assert made.pairs == []
+    assert "pairs/reward_gap" not in made.metrics()
+
+
+def test_sampled_pairs_go_through_a_checkpoint() -> None:
+    pairs = sampled_round(1, GROUPS, GRADES, 1).pairs
+    (again,) = pairs_from(pair_tensors(pairs), ["somewhere"])
+    assert (again.prompt.tokens, again.chosen.tokens, again.rejected.tokens) == ((1, 2), (4, 4, 5), (7, 5))
+    assert again.where == "somewhere"
+    given = replace(pairs[0], rejected=TokenSequence(tokens=(7, 5), sampled=(False, True)))
+    (again,) = pairs_from(pair_tensors([given]), ["somewhere"])
+    assert (again.chosen.sampled, again.rejected.sampled) == ((True, True, True), (False, True))
+    assert pairs_from(pair_tensors([]), []) == []
+
+
+def pair(prompt: tuple[int, ...], chosen: int, rejected: int) -> Preference:
+    asked = Prompt(id="p", text="", tokens=prompt)
+    answers = [TokenSequence.one_turn((token,) * count) for token, count in ((7, chosen), (8, rejected))]
+    return Preference(prompt=asked, chosen=answers[0], rejected=answers[1], where="rows:1")
+
+
+LONG, SHORT, OTHER = (1, 2, 3, 4), (5,), (6, 6)
+PAIRS = [
+    pair(LONG, 2, 1),  # 4 + 3 tokens, 6 wide
+    pair(SHORT, 1, 1),  # 1 + 2, 2 wide
+    pair(LONG, 1, 5),  # 4 + 6, or 6 beside the first; 9 wide
+    pair(OTHER, 3, 3),  # 2 + 6, 5 wide
+]
+"""By their prompts' widest pair, and then by their own: the second, the fourth, the first, the third."""
+
+
+@pytest.mark.parametrize(
+    ("budget", "padded", "expected"),
+    [
+        (1000, False, [[1, 3, 0, 2]]),
+        (24, False, [[1, 3, 0, 2]]),  # 3 + 8 + 7 + 6: the long prompt counts once
+        (23, False, [[1, 3, 0], [2]]),
+        (17, False, [[1, 3], [0, 2]]),  # 11, and 7 + 6
+        (13, False, [[1, 3], [0, 2]]),
+        (12, False, [[1, 3], [0], [2]]),
+        (1, False, [[1], [3], [0], [2]]),
+        (72, True, [[1, 3, 0, 2]]),  # 4 pairs, 8 rows of 9
+        (71, True, [[1, 3, 0], [2]]),  # 6 rows of 6
+        (36, True, [[1, 3, 0], [2]]),
+        (35, True, [[1, 3], [0], [2]]),  # 4 rows of 5; the two long ones would be 4 rows of 9
+        (20, True, [[1, 3], [0], [2]]),
+        (19, True, [[1], [3], [0], [2]]),
+    ],
+)
+def test_as_many_pairs_as_fit_go_together(budget: int, padded: bool, expected: list[list[int]]) -> None:
+    assert [*pair_microbatches(PAIRS, budget, lengths=read_lengths, padded=padded)] == expected

@@ -1,4 +1,4 @@
-"""Pages whose blocks are programs, files and commands: reading them, and running what they say; rules over many files."""
+"""Pages whose blocks are programs, files and commands: reading and running them; and rules over many files."""
 
 import importlib
 import re

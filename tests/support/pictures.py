@@ -1,4 +1,4 @@
-"""What tests of runs go without: matplotlib takes half the time of a short run, checks of shapes half of a tiny step."""
+"""What tests of runs go without: pictures take half the time of a short run, checks of shapes half of a tiny step."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -26,10 +26,8 @@ from transformers import (
 )
 
 from posttrain.algorithms.algorithm import Algorithm
-from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
-from posttrain.algorithms.terms import TokenView
-from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, sampled_columns
+from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
 from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.models.forward import SharedPromptForward
@@ -41,7 +39,7 @@ from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.training.metrics import update_metrics
 from posttrain.training.update import Objective, update
 from tests.support.decoders import DECODER_CLASSES, exact_norm, make_exact
-from tests.support.sequences import known
+from tests.support.sequences import evidence_of, known, view_of
 
 VOCAB, STOP_IDS = 24, (5, 11)
 DECODERS = ("qwen3", "llama", "qwen2")
@@ -240,15 +238,7 @@ BY_REWARD = [name for name in ALGORITHMS if name not in ("distill", "ppo")]
 
 def advantage(algorithm: Algorithm, rewards: Tensor) -> Tensor:
     """What the algorithm makes of rewards, [prompt group], where every completion has one token."""
-    ones = torch.ones(rewards.shape, dtype=torch.long)
-    evidence = Evidence(
-        rewards=rewards.double(),
-        scores=rewards.double()[None],
-        weights=torch.ones(1, dtype=torch.float64),
-        lengths=ones,
-        max_completion_tokens=16,
-    )
-    return algorithm.credit(evidence).advantages.view_as(rewards)
+    return algorithm.credit(evidence_of(rewards)).advantages.view_as(rewards)
 
 
 def token_loss(
@@ -262,13 +252,9 @@ def token_loss(
     proximal: Tensor | None = None,
 ) -> Tensor:
     """The algorithm's loss of every token, [token], all its terms together."""
-    columns = TokenColumns(
-        advantages=advantages,
-        weights=torch.ones_like(advantages),
-        behaviour_logprobs=behaviour,
-        known=known(reference_logprobs=reference, proximal_logprobs=proximal),
-    )
-    return algorithm.loss(TokenView(logprobs=logprobs, rollout=rollout, columns=columns))
+    columns = {"advantages": advantages, "behaviour_logprobs": behaviour, "weights": torch.ones_like(advantages)}
+    columns |= {"reference_logprobs": reference, "proximal_logprobs": proximal}
+    return algorithm.loss(view_of(logprobs, rollout, **columns))
 
 
 def gradient_of_update(

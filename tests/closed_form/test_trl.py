@@ -1,18 +1,25 @@
-"""What each field of a GRPOConfig sets of our Config, and TRL's defaults where a script leaves them out."""
+"""The facade of TRL: what each field of a config sets, its batches, its log and its parser."""
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import HfArgumentParser
 
+from posttrain import trl
 from posttrain.algorithms.table import build_algorithm
 from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
-from posttrain.trl import GRPOConfig, RLOOConfig
+from posttrain.records import Grades
+from posttrain.trl import GRPOConfig, ModelConfig, RLOOConfig, ScriptArguments, TrlParser
 from posttrain.trl.configs.batch_arithmetic import RunLength, batch_plan
 from posttrain.trl.configs.recipe import rl_config
+from posttrain.trl.log_entries import Entry, logged_by, share_without_deviation, taken_entry, token_entry
 
 KL = {"algorithm.kl.coefficient": 0.04, "algorithm.kl.estimator": "k3", "algorithm.kl.importance": "token"}
 
@@ -190,3 +197,173 @@ def test_a_former_name_of_a_field_is_answered_with_todays(config: Any, former: s
     with pytest.raises(UserError) as error:
         config(**{former: 4})
     assert all(each in str(error.value) for each in (config.__name__, repr(former), f"`{now}`"))
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "trl.md").read_text(encoding="utf-8")
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.partition("| per device |")[2].partition("\n\n")[0].splitlines()[2:]
+]
+FIELDS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_generations",
+    "steps_per_generation",
+    "generation_batch_size",
+    "num_iterations",
+)
+
+
+def test_the_page_works_twelve_cases() -> None:
+    assert len(ROWS) == 12
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row[:6]))
+def test_a_worked_case_is_what_comes_out(row: list[str]) -> None:
+    given = {name: int(cell) for name, cell in zip(FIELDS, row, strict=False) if cell}
+    plan = batch_plan(GRPOConfig(**given))
+    assert f"{plan.prompts_per_step} × {plan.group_size}" == row[6]
+    assert f"{plan.epochs_per_step} × {plan.minibatches_per_epoch}" == row[7]
+    assert str(plan.updates_per_epoch(100)) == row[8]
+
+
+def test_epochs_and_max_steps_count_updates() -> None:
+    args = GRPOConfig(
+        per_device_train_batch_size=8, gradient_accumulation_steps=2, num_generations=4, num_train_epochs=1.5
+    )
+    plan = batch_plan(args)  # 4 prompts an update; of 30 rows TRL takes 7 chunks of 4 and drops 2
+    assert (plan.updates_per_epoch(30), plan.num_updates(args, 30)) == (7, 11)  # ⌈1.5 · 7⌉
+    assert plan.num_updates(GRPOConfig(max_steps=5), 30) == 5
+
+
+def test_several_updates_of_a_step_are_taken_whole() -> None:
+    plan = batch_plan(GRPOConfig(steps_per_generation=4, max_steps=6))
+    assert (plan.updates_per_step, plan.num_steps(6)) == (4, 2)
+
+
+def test_a_group_that_trl_would_tear_apart_is_one_update_and_that_is_said() -> None:
+    plan = batch_plan(GRPOConfig(per_device_train_batch_size=2, num_generations=8, steps_per_generation=4))
+    assert (plan.prompts_per_step, plan.minibatches_per_epoch) == (1, 1)
+    assert plan.notes == (
+        "TRL would take 4 updates on parts of 1 group of 8; a group stays whole here, so there is 1.",
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"steps_per_generation": 4},  # TRL takes 4 updates on one group; one here
+        {"steps_per_generation": 1, "gradient_accumulation_steps": 4},  # TRL refuses a generation batch of 1
+        {"steps_per_generation": 1, "gradient_accumulation_steps": 4, "num_iterations": 2},
+        {"steps_per_generation": 4, "num_iterations": 3},
+        {"per_device_train_batch_size": 2, "steps_per_generation": 4},
+        {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2, "steps_per_generation": 1},
+    ],
+)
+def test_an_epoch_asks_every_prompt_about_once_however_groups_are_kept_whole(given: dict[str, int]) -> None:
+    args = GRPOConfig(**{"per_device_train_batch_size": 1, "num_generations": 4, "num_train_epochs": 1, **given})
+    plan = batch_plan(args)
+    prompts = plan.num_steps(plan.num_updates(args, 120)) * plan.prompts_per_step
+    assert prompts == 120
+
+
+def test_a_batch_smaller_than_a_group_is_rounded_up_and_that_is_said() -> None:
+    plan = batch_plan(GRPOConfig(per_device_train_batch_size=1, num_generations=2))
+    assert plan.notes == ("1 completions are not a whole number of groups of 2: a step has 2, those of 1 prompt.",)
+
+
+FIRST, SECOND = [[1.0, 0.0], [1.0, 1.0]], [[0.0, 1.0], [0.5, 0.5]]
+"""Scores of two functions, each over two groups of two."""
+
+
+def grades(*weights: float) -> Grades:
+    scores, counts = torch.tensor([FIRST, SECOND], dtype=torch.float64), torch.tensor(weights, dtype=torch.float64)
+    return Grades(
+        names=("first", "second"), scores=scores, weights=counts, rewards=(counts[:, None, None] * scores).sum(dim=0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "weights", "share"),
+    [
+        ({}, (1, 1), 1.0),  # sums 1, 1 and 1.5, 1.5
+        ({}, (1, 0.5), 0.5),  # 1, .5 and 1.25, 1.25
+        ({"scale_rewards": "batch"}, (1, 1), 0.0),  # 1, 1, 1.5, 1.5 differ
+        ({"multi_objective_aggregation": "normalize_then_sum"}, (1, 1), 1.0),  # z and -z; nothing differs in group 2
+        ({"multi_objective_aggregation": "normalize_then_sum"}, (1, 0.5), 0.0),  # z - z/2: all four have a deviation
+        ({"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "batch"}, (1, 0.5), 0.0),
+    ],
+)
+def test_the_share_without_deviation_is_of_what_is_divided(given, weights, share) -> None:
+    assert share_without_deviation(grades(*weights), logged_by(GRPOConfig(**given)).zero_deviation) == share
+
+
+def test_shares_of_clipped_tokens_are_of_all_tokens_and_have_the_name_of_the_loss() -> None:
+    ours = {"kl": 0.1, "clip_ratio/low_mean": 0.2, "clip_ratio/high_mean": 0.4, "clip_ratio/region_mean": 0.6}
+    assert token_entry(ours, logged_by(GRPOConfig()), trained_share=0.5) == {
+        "kl": 0.1, "clip_ratio/low_mean": 0.1, "clip_ratio/high_mean": 0.2, "clip_ratio/region_mean": 0.3,
+    }  # fmt: skip
+    cispo = logged_by(GRPOConfig(loss_type="cispo", epsilon_high=5.0))
+    assert token_entry(ours, cispo, trained_share=0.5) == {"kl": 0.1, "cispo_clip_ratio": 0.2}
+
+
+def test_an_entry_of_several_steps_has_means_and_of_counts_the_last() -> None:
+    steps: list[Entry] = [
+        {"reward": 1.0, "num_tokens": 10.0, "learning_rate": 0.3, "grad_norm": 2.0, "kl": None},
+        {"reward": 2.0, "num_tokens": 40.0, "learning_rate": 0.1, "grad_norm": 4.0, "kl": 0.5},
+    ]
+    assert taken_entry(steps) == {"reward": 1.5, "num_tokens": 40.0, "learning_rate": 0.1, "grad_norm": 4.0, "kl": 0.5}
+    assert taken_entry(steps) == {}
+
+
+STORED = json.loads((Path(__file__).parents[1] / "data" / "trl_fields.json").read_text(encoding="utf-8"))
+PARTS = (ScriptArguments, GRPOConfig, ModelConfig)
+
+
+def config(folder: Path, text: str) -> str:
+    file = folder / "config.yaml"
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+def test_the_command_line_goes_over_the_file_and_the_file_over_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSTTRAIN_TRIED", "before")
+    file = config(
+        tmp_path,
+        "dataset_name: rows\nlearning_rate: 5e-6\nmax_steps: 7\nlora_r: 4\nmodel_init_kwargs: {revision: main}\n"
+        "env: {POSTTRAIN_TRIED: 1}\n",
+    )
+    line = ["--max_steps", "9", "--config", file, "--use_peft"]
+    script, args, of_model = TrlParser(PARTS).parse_args_and_config(line)
+    assert (script.dataset_name, script.dataset_train_split) == ("rows", "train")
+    assert (args.learning_rate, args.max_steps, args.num_generations) == (5e-6, 9, 8)  # YAML reads 5e-6 as text
+    assert args.model_init_kwargs == {"revision": "main"}
+    assert (of_model.lora_r, of_model.use_peft) == (4, True)
+    import os
+
+    assert os.environ["POSTTRAIN_TRIED"] == "1"
+    assert TrlParser(GRPOConfig).parse_args_and_config([])[0].max_steps == -1
+
+
+def test_what_is_no_field_comes_back_where_that_is_asked_for(tmp_path: Path) -> None:
+    line = ["--config", config(tmp_path, "max_step: 3"), "--more", "x"]
+    *_, rest = TrlParser(PARTS).parse_args_and_config(line, return_remaining_strings=True)
+    assert rest == ["--max_step", "3", "--more", "x"]
+    made = TrlParser(PARTS).parse_args_and_config(line[:2], fail_with_unknown_args=False)
+    assert made[1].max_steps == -1
+
+
+@pytest.mark.parametrize("parser", [HfArgumentParser, TrlParser])
+@pytest.mark.parametrize("config", [name for name in STORED if name.endswith("Config")])
+def test_every_switch_of_trl_is_a_flag_with_and_without_a_value(config: str, parser: Any) -> None:
+    made = parser(getattr(trl, config))
+    for name, default in STORED[config].items():
+        if isinstance(default, bool):
+            said = {(f"--{name}",): True, (f"--{name}", "true"): True, (f"--{name}", "false"): False}
+            for line, value in said.items():
+                assert getattr(made.parse_args(line), name) is value
+            if default:
+                (args,) = made.parse_args_into_dataclasses([f"--no_{name}"])
+                assert getattr(args, name) is False

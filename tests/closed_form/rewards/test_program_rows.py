@@ -2,13 +2,15 @@
 
 import json
 import warnings
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from posttrain.commands.check_task import main
-from posttrain.rewards.code.code_reward import CodeReward
+from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
 from posttrain.rewards.code.unit_tests import CallTests, read_tests
 from posttrain.rewards.grading.resources import default_resources
 from posttrain.tasks.programs_task import program_row
@@ -157,3 +159,135 @@ def test_check_task_looks_at_rows_of_programs(tmp_path: Path, capsys: pytest.Cap
     for name in ("code", "programs"):
         with refused("rows.jsonl:1: tests: the setup raises ModuleNotFoundError"):
             main([name, "--rows", str(file)])
+
+
+ROWS: list[dict[str, Any]] = [
+    json.loads(line) for line in (files("posttrain") / "assets" / "programs.jsonl").read_text("utf-8").splitlines()
+]
+FAST = CodeReward(cpu_seconds=0.15)
+
+
+def outcomes(sources: list[str]) -> list[str]:
+    found = FAST(
+        completions=[f"```python\n{source}\n```" for source in sources],
+        finish_reasons=["stop"] * len(sources),
+        tests=[row["tests"] for row in ROWS],
+    )
+    return [str(getattr(one, "outcome", one)) for one in found]
+
+
+def test_there_are_enough_of_every_kind_with_names_of_their_own() -> None:
+    assert len(ROWS) >= 30
+    assert len({row["id"] for row in ROWS}) == len({row["prompt"] for row in ROWS}) == len(ROWS)
+    kinds = [row["tests"]["kind"] for row in ROWS]
+    assert all(kinds.count(kind) >= 8 for kind in ("stdio", "calls", "asserts"))
+
+
+def test_each_is_solved_by_its_solution() -> None:
+    assert outcomes([row["solution"] for row in ROWS]) == [CodeOutcome.PASSED] * len(ROWS)
+
+
+def constant(row: dict[str, Any]) -> str:
+    """The right answer to a row's first test, whatever is asked."""
+    tests = row["tests"]
+    if tests["kind"] == "stdio":
+        return f"print({tests['cases'][0]['output']!r}, end='')"
+    if tests["kind"] == "calls":
+        return f"def {tests['entry']}(*args):\n    return {tests['cases'][0]['expected']!r}"
+    names = [tests["entry"]] if isinstance(tests["entry"], str) else tests["entry"]
+    return "\n".join(f"def {name}(*args):\n    return None" for name in names)
+
+
+@pytest.mark.parametrize("cheat", ["empty", "constant", "endless"])
+def test_none_is_solved_by_a_cheap_guess(cheat: str) -> None:
+    sources = {"empty": "pass", "endless": "while True: pass"}
+    programs = [sources.get(cheat) or constant(row) for row in ROWS]
+    assert CodeOutcome.PASSED not in outcomes(programs)
+
+
+ADD = "def add(a, b):\n    return a + b\n"
+PRINTS = "a, b = map(int, input().split())\nprint(a + b)\n"
+
+LAYOUTS: dict[str, tuple[dict[str, Any], str]] = {
+    "our_own": ({"prompt": "Add.", "tests": {"kind": "stdio", "cases": [{"input": "1 2", "output": "3"}]}}, PRINTS),
+    "our_own_as_text": (
+        {
+            "prompt": "Add.",
+            "tests": json.dumps({"kind": "calls", "entry": "add", "cases": [{"args": [1, 2], "expected": 3}]}),
+        },
+        ADD,
+    ),
+    "human_eval": (
+        {
+            "task_id": "X/0",
+            "prompt": 'def add(a, b):\n    """Add."""\n',
+            "entry_point": "add",
+            "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate('a', 'b') == 'ab'\n",
+            "canonical_solution": "    return a + b\n",
+        },
+        ADD,
+    ),
+    "mbpp": (
+        {"text": "Add two numbers.", "test_list": ["assert add(1, 2) == 3", "assert sorted([add(1, 1)]) == [2]"]},
+        ADD,
+    ),
+    "mbpp_with_imports": (
+        {
+            "prompt": "Add two numbers.",
+            "test_imports": ["import math"],
+            "test_list": ["assert math.isclose(add(0.1, 0.2), 0.3)"],
+        },
+        ADD,
+    ),
+    "apps_stdio": ({"question": "Add.", "input_output": json.dumps({"inputs": ["1 2\n"], "outputs": ["3\n"]})}, PRINTS),
+    "apps_lines": ({"question": "Add.", "input_output": {"inputs": [["1 2"]], "outputs": [["3"]]}}, PRINTS),
+    "apps_calls": (
+        {"question": "Add.", "input_output": {"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [3, 7]}},
+        ADD,
+    ),
+    "contest": (
+        {
+            "description": "Add.",
+            "public_tests": {"input": ["1 2"], "output": ["3"]},
+            "private_tests": {"input": ["3 4"], "output": ["7"]},
+            "generated_tests": {"input": [], "output": []},
+        },
+        PRINTS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_is_read_and_its_problem_can_be_solved_and_failed(name: str) -> None:
+    columns, solution = LAYOUTS[name]
+    row = program_row(DatasetRow("here:1", columns))
+    assert isinstance(row.columns["prompt"], str)
+    found = CodeReward(cpu_seconds=0.5)(
+        completions=[f"```python\n{source}\n```" for source in (solution, "def add(a, b): return -1")],
+        finish_reasons=["stop"] * 2,
+        tests=[row.columns["tests"]] * 2,
+    )
+    assert [getattr(one, "outcome", one) for one in found] == [CodeOutcome.PASSED, CodeOutcome.WRONG]
+    # What the tests were made of is gone: a reward sees it once.
+    assert not {"test", "test_list", "input_output", "public_tests"} & set(row.columns)
+
+
+def test_a_function_that_only_asserts_name_is_named_in_the_prompt() -> None:
+    row = program_row(DatasetRow("here:1", LAYOUTS["mbpp"][0]))
+    assert "`add`" in str(row.columns["prompt"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"prompt": "Add."}, "none of tests"),
+        ({"prompt": "Add.", "tests": {"kind": "stdio", "cases": []}}, "tests = []"),
+        ({"prompt": "Add.", "tests": {"kind": "odd"}}, "odd"),
+        ({"prompt": "Add.", "tests": "not json"}, "JSONDecodeError"),
+        ({"text": "Add.", "test_list": ["assert add(1) == 1", "assert sub(1) == 1"]}, "no one function"),
+        ({"question": "Add.", "input_output": {"inputs": ["1"], "outputs": []}}, "shorter"),
+    ],
+)
+def test_a_row_in_no_layout_is_named_with_its_place(columns: dict[str, Any], says: str) -> None:
+    with refused(f"here:7 … {says}"):
+        program_row(DatasetRow("here:7", columns))

@@ -1,18 +1,23 @@
 """An optimiser of the caller's: the rates of its groups, by the options' schedule or by a scheduler of its own."""
 
+import hashlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from posttrain.algorithms.table import build_algorithm
+from posttrain.errors import RunError
 from posttrain.options.training import UpdateOptions
 from posttrain.runs.checkpoint import Checkpoint
+from posttrain.runs.tensor_state import frozen_digest, frozen_state, require_same_frozen
 from posttrain.training.learner import Learner, LearnerSettings
-from posttrain.training.optimizer import OwnOptimizer
+from posttrain.training.optimizer import OwnOptimizer, standing_still
 from posttrain.training.session import trained_by_reward
+from tests.support.refusals import refused
 from tests.support.tiny import tiny_policy
 
 
@@ -84,3 +89,64 @@ def test_every_update_has_its_rate_and_so_have_those_after_a_checkpoint(schedule
         again = learner_with(scheduled=scheduled)
         trained_by_reward(again).restore(saved)
         assert [again.next_rate(update) for update in range(2 * step, 6)] == pytest.approx(rates[2 * step :])
+
+
+def share(weight: Tensor, rate: float, *, frozen: Tensor | None = None) -> float:
+    parts = [nn.Parameter(weight)]
+    if frozen is not None:
+        parts.append(nn.Parameter(frozen, requires_grad=False))
+    return standing_still(parts, rate)
+
+
+def test_one_in_bfloat16_moves_by_half_the_spacing_below_it() -> None:
+    # Below 1 numbers of 8 bits lie 2^-8 apart, so that 1 - rate is rounded to 1 for a rate below 2^-9.
+    # The rule asks for a whole spacing, eps · 2^(e-2) with e = 1 and eps = 2^-7: 2^-8, and a step of just that moves.
+    one = torch.ones(1, dtype=torch.bfloat16)
+    assert share(one, 2.0**-8) == 0
+    assert share(one, 2.0**-8 * 0.999) == 1
+
+
+def test_the_share_is_of_the_trained_weights() -> None:
+    # Of 1, 2, 4 and 0 a step of 2^-8 moves 1; from 2 on the spacing is twice as wide, and 0 always moves.
+    weights = torch.tensor([1.0, 2.0, 4.0, 0.0], dtype=torch.bfloat16)
+    frozen = torch.full((12,), 4.0, dtype=torch.bfloat16)
+    assert share(weights, 2.0**-8, frozen=frozen) == 2 / 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_weight_as_wide_as_float32_counts_as_moved(dtype: torch.dtype) -> None:
+    assert share(torch.ones(3, dtype=dtype), 1e-30) == 0
+
+
+def test_without_trained_weights_none_stands_still() -> None:
+    assert standing_still([], 1e-3) == 0
+
+
+def half_frozen() -> nn.Module:
+    """Eight layers, of which the last alone learns."""
+    module = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(8)))
+    for number, layer in enumerate(module):
+        layer.weight.data.fill_(number / 4)
+        layer.weight.requires_grad_(number == 7)
+    return module
+
+
+def test_the_digest_is_of_every_frozen_tensor_in_the_order_of_names() -> None:
+    expected = hashlib.sha256()
+    for number in range(7):
+        expected.update(f"{number}.weight torch.float32 [2, 2]\n".encode())
+        expected.update(np.full((2, 2), number / 4, dtype=np.float32).tobytes())
+    assert frozen_digest(half_frozen()) == expected.hexdigest()
+
+
+def test_two_bases_are_told_by_name_and_digest_and_one_without_frozen_parts_by_that() -> None:
+    first, second = half_frozen(), half_frozen()
+    second[0].weight.data.add_(1)
+    states = {name: frozen_state(module, name) for name, module in (("first", first), ("second", second))}
+    short = {name: frozen_digest(module)[:16] for name, module in (("first", first), ("second", second))}
+    require_same_frozen(states["first"], states["first"])
+    said = f"over first .SHA-256 {short['first']}., and this is second .SHA-256 {short['second']}.\\."
+    with pytest.raises(RunError, match=said):
+        require_same_frozen(states["second"], states["first"])
+    with refused("and this is a model without frozen parts.", error=RunError):
+        require_same_frozen(frozen_state(nn.Linear(1, 1), "whole"), states["first"])
