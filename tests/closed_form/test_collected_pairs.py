@@ -1,4 +1,4 @@
-"""Which pairs are made of a prompt's completions, and which completions are in none."""
+"""Which pairs are made of a prompt's completions, and what rewards, answers and votes on them add up to."""
 
 from typing import Any
 

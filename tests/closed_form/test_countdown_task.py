@@ -1,4 +1,4 @@
-"""The Countdown task: what prompts say, what they carry, and which options are refused."""
+"""The Countdown task: what prompts say and carry, and what counts as a try of a search."""
 
 from collections.abc import Mapping
 from typing import Any

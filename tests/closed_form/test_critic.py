@@ -1,4 +1,4 @@
-"""What actor-critics remember from step to step: the KL's coefficient, and when the critic has learned alone enough."""
+"""Critics: how a value head begins, what actor-critics remember, and what is told of values and of the KL."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What stands at the end of a run: a table that makes sense for rewards of any kind, and without held-out rows."""
+"""The table at the end of a run, for rewards of any kind, and what a task's probe may measure."""
 
 import json
 from dataclasses import replace

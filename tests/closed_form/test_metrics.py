@@ -1,4 +1,4 @@
-"""Metrics of hand-made records, against values worked out by hand, and against the list in docs/metrics.md."""
+"""Metrics of hand-made records and of updates, by hand, and against the list in docs/metrics.md."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""An optimiser of the caller's: the rates of its groups, by the options' schedule or by a scheduler of its own."""
+"""Optimisers: a caller's own rates, weights that a step leaves where they are, and what is said of frozen ones."""
 
 import hashlib
 from pathlib import Path

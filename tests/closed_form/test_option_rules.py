@@ -1,4 +1,4 @@
-"""Rules between the options of a section: what has no effect or contradicts is refused by option, value and remedy."""
+"""Options: bounds of each, rules between those of a section or a config; refused by option, value and remedy."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Rows with two answers as pairs of tokens: every format, what follows an answer, and which rows make no pair."""
+"""Rows with two answers and ranked completions as pairs of tokens, and which pairs go through a model together."""
 
 import json
 import math

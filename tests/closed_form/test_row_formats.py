@@ -1,4 +1,4 @@
-"""Rows in each of the usual formats: which it is, what it holds, and what is said of a row that is none."""
+"""Rows in each of the usual formats, rows of none, and prompts that are too long."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The task of sentences: its beginnings, its reward, its probe, and the texts that models learn before."""
+"""The task of sentences: its beginnings and reward, what full stops are for, and the texts that models learn before."""
 
 import re
 from collections.abc import Mapping

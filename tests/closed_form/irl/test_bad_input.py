@@ -1,4 +1,4 @@
-"""What a function of inverse RL cannot use is refused in a message, whichever argument it is given as."""
+"""What inverse RL cannot use is refused in a message; what it can use is what it plainly means."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Files of a person's own, of every wrong kind: worlds, demonstrations and features, each refused by what is wrong."""
+"""Files of inverse RL: a person's own of every wrong kind, and the folder of a run."""
 
 import json
 import math

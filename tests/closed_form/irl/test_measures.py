@@ -1,4 +1,4 @@
-"""What a recovered reward is worth, on a dry 2 × 2 grid at -1 a step, where everything can be worked out by hand."""
+"""What a recovered reward is worth, on a dry 2 × 2 grid at -1 a step, and pictures of worlds and rewards."""
 
 from pathlib import Path
 

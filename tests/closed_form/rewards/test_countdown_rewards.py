@@ -1,4 +1,4 @@
-"""The Countdown and format reward functions, at the cases that their definition turns on."""
+"""The Countdown, format and process reward functions, at the cases that their definition turns on."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The reward for mathematical answers: where the answer is, what is exact, what is refused."""
+"""The reward for mathematical answers: where the answer is, what is exact or refused, what a gold answer may be."""
 
 import sys
 import warnings

@@ -1,4 +1,4 @@
-"""Short mathematical answers as exact values, and what is left to others."""
+"""What is read in a text: numbers as exact values, programs, and the word of a judge."""
 
 import time
 from fractions import Fraction as F

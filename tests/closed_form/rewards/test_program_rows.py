@@ -1,4 +1,4 @@
-"""Tests of programs that are broken themselves: each is named, by its row and its key, before anything is trained."""
+"""Rows of programs: tests that are broken themselves, layouts of others, and the problems of the package."""
 
 import json
 import warnings

@@ -1,4 +1,4 @@
-"""What a reward model reads, which of its numbers is the score, and what is said of a folder that cannot score."""
+"""Reward models: what they read, which number is the score, folders that cannot score, and several as one reward."""
 
 import json
 from pathlib import Path
