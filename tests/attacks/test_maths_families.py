@@ -20,7 +20,7 @@ from posttrain.rewards.math_reward import MathsReward, quickly
 from posttrain.rewards.parsing.exact_numbers import exact
 from posttrain.rewards.parsing.final_answers import last_number
 from posttrain.rewards.parsing.units import COUNTED, UNITS, unit_of
-from tests.support.corpus import built, read
+from tests.support.hostile_texts import built, read
 from tests.support.timing import idle_milliseconds, milliseconds
 
 QUICK = MathsReward(symbolic=False)

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
-from posttrain.commands.collection.pair_choice import ChosenPairs, choose_pairs, lot
-from posttrain.commands.collection.verdicts import (
+from posttrain.commands.collection.pairs import (
+    ChosenPairs,
     agreement,
+    choose_pairs,
     length_summary,
+    lot,
     order_summary,
     rater_summary,
     standing_votes,

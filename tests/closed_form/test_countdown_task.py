@@ -10,7 +10,7 @@ from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.countdown.grader import Countdown, Outcome
 from posttrain.rewards.grading.grade import grade
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages
-from posttrain.tasks.countdown.problems import held_out
+from posttrain.tasks.countdown_problems import held_out
 from posttrain.tasks.countdown_task import CountdownTask, Search, chat_prompt, compact, search, search_statistics
 
 

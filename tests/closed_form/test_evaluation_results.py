@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.options.grading import GradingOptions
-from posttrain.options.reward import RewardOptions
+from posttrain.options.reward import GradingOptions, RewardOptions
 from posttrain.records import Grades
 from posttrain.rewards.grading.function import reward_function
 from posttrain.rewards.reward_registry import load_reward

@@ -14,22 +14,23 @@ import posttrain
 import posttrain.options
 from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig, RewardModelConfig, SftConfig
 from posttrain.errors import UserError
-from posttrain.options.adapter import AdapterOptions
+from posttrain.options.algorithm import CriticOptions, TeacherOptions
 from posttrain.options.bounds import Bounded, NonEmptyStr, PositiveFloat, PositiveInt, Share, bounds_of
 from posttrain.options.collect import CollectOptions, LlmJudgeOptions, PersonJudgeOptions
-from posttrain.options.critic import CriticOptions
-from posttrain.options.dataset import DatasetOptions, GeneratedOptions
-from posttrain.options.grading import GradingOptions
+from posttrain.options.dataset import (
+    DatasetOptions,
+    GeneratedOptions,
+    GeneratorOptions,
+    MixtureSourceOptions,
+    RowSourceOptions,
+)
 from posttrain.options.irl import IcyGridOptions, SampledOptions
-from posttrain.options.model import ModelOptions
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions, NewModelOptions
 from posttrain.options.pairs import RewardTrainingOptions
-from posttrain.options.reward import RewardOptions
+from posttrain.options.reward import GradingOptions, RewardOptions
 from posttrain.options.rollout import RolloutOptions
-from posttrain.options.row_source import GeneratorOptions, MixtureSourceOptions, RowSourceOptions
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.options.task import ArithmeticOptions, CountdownOptions, SentencesOptions
-from posttrain.options.teacher import TeacherOptions
 from posttrain.options.training import ReferenceOptions, RunOptions, SftOptions
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.judge_reward import JudgeReward

@@ -22,8 +22,7 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.saving import save_adapter, save_policy
 from posttrain.models.loading.text_part import is_wrapper
 from posttrain.models.policy import Policy, as_policy
-from posttrain.options.adapter import AdapterOptions
-from posttrain.options.model import ModelOptions
+from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.options.rollout import SamplingParams
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group

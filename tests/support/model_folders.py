@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
 
 from posttrain.models.loading.new_model import new_model, new_tokenizer
-from posttrain.options.new_model import NewModelOptions
+from posttrain.options.model import NewModelOptions
 from tests.support.families import family_model
 from tests.support.tiny import tiny_model, tokenizer
 
