@@ -31,7 +31,7 @@ from posttrain.options.model import AdapterOptions
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Example, TokenSequence
 from posttrain.training.optimizer import apply_gradients, new_optimizer
-from posttrain.training.sft.supervised import accumulate_examples, learned_tokens
+from posttrain.training.sft.sft_run import accumulate_examples, learned_tokens
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,13 @@ GROUPS = [
         files=[
             "models/classifiers/heads.py",
             "training/critic.py",
-            "training/actor_critic_state.py",
+            "training/credited_step.py",
             "training/reference.py",
         ],
         suites=["closed_form", "laws", "engine", "learning"],
         modules=[
             "posttrain.models.classifiers.heads",
-            *(f"posttrain.training.{name}" for name in ("critic", "actor_critic_state", "warm_start", "teacher")),
+            *(f"posttrain.training.{name}" for name in ("critic", "credited_step", "warm_start", "teacher")),
             "tests.support.stages",
         ],
     ),

@@ -47,7 +47,7 @@ ENTRY_POINTS = {
     "posttrain.training.dpo.dpo_run.train_dpo",
     "posttrain.commands.collection.collection.collect",
     "posttrain.rewards.grading.grade.grade",
-    "posttrain.course.one_group.grpo_step",
+    "posttrain.course.grpo_step",
     "posttrain.trl.grpo_trainer.__init__",
     "posttrain.trl.sft_trainer.__init__",
     "posttrain.trl.dpo_trainer.__init__",

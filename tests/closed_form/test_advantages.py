@@ -15,10 +15,12 @@ from posttrain.algorithms.advantages import (
     leave_one_out,
     over_mean,
     raw,
+    scores_differ,
+    sums_differ,
+    totals_differ,
 )
-from posttrain.algorithms.aggregation import scores_differ, sums_differ, totals_differ
+from posttrain.algorithms.losses import constant_length, mean_over_sequences, mean_over_tokens, sum_over_sequence
 from posttrain.algorithms.table import build_algorithm
-from posttrain.algorithms.token_weights import constant_length, mean_over_sequences, mean_over_tokens, sum_over_sequence
 from posttrain.records import Finish, Grades, Marks
 from tests.support.sequences import doubles, grades_of, resampled
 from tests.support.tiny import batch_of, written_group

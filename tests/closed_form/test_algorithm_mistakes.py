@@ -12,9 +12,9 @@ from torch import Tensor
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Credit, Evidence, per_rollout
+from posttrain.algorithms.losses import mean_over_tokens
 from posttrain.algorithms.table import grpo
 from posttrain.algorithms.terms import KlTerm, LossTerm, TokenView, kl_term
-from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.errors import RunError
 from posttrain.needs import Need
 from tests.support.refusals import refused

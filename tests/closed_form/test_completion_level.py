@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from posttrain.algorithms.losses import mean_over_sequences
 from posttrain.algorithms.table import build_algorithm
-from posttrain.algorithms.token_weights import mean_over_sequences
 from tests.support.tiny import token_loss
 
 COURSE = {

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from posttrain.course import (
+    ALGORITHM,
     calc_kl_penalty,
     compute_advantages,
     compute_group_advantages,
@@ -14,7 +15,6 @@ from posttrain.course import (
     create_grpo_training_episodes,
     grpo_sequence_loss,
 )
-from posttrain.course.one_group import ALGORITHM
 from posttrain.rewards.countdown.grader import countdown
 from posttrain.rewards.format import graded_format
 from tests.support.refusals import refused

@@ -10,7 +10,7 @@ import torch
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import RunError
 from posttrain.models.classifiers.heads import ValueHead
-from posttrain.training.actor_critic_state import (
+from posttrain.training.credited_step import (
     COMPLETION_KL,
     EXPLAINED,
     NO_STATE,

@@ -9,11 +9,10 @@ from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.kl import AdaptiveKl, next_coefficient
 from posttrain.algorithms.reward_shaping import RewardScaling, RewardStatistics, scaled_rewards
 from posttrain.algorithms.table import build_algorithm
-from posttrain.algorithms.terms import TokenView
-from posttrain.algorithms.value_terms import ValueLossOptions, entropy_term, value_loss, value_term
+from posttrain.algorithms.terms import TokenView, ValueLossOptions, entropy_term, value_loss, value_term
 from posttrain.batch import TokenColumns
 from posttrain.needs import Need
-from posttrain.training.actor_critic_state import (
+from posttrain.training.credited_step import (
     value_metrics,
 )
 from tests.support.sequences import known

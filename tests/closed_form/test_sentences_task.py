@@ -13,7 +13,7 @@ from posttrain.rewards.grading.grade import grade
 from posttrain.tasks import sentence_grammar
 from posttrain.tasks.base import Messages
 from posttrain.tasks.sentences_task import PeriodUse, SentencesTask, period_strategies, period_uses
-from posttrain.training.sft.demonstration_set import SentenceDemonstrations
+from posttrain.training.sft.learned_rows import SentenceDemonstrations
 
 MANY = [sentence_grammar.text(Random(f"text {number}")) for number in range(400)]
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import posttrain
-from posttrain.behaviours.behaviour_history import read_history
-from posttrain.behaviours.behaviour_reader import BehaviourReader
+from posttrain.behaviours.behaviour_reader import BehaviourReader, read_history
 from posttrain.behaviours.behaviour_table import chosen_rows
 from tests.support.commands import printed, refusal
 from tests.support.pages import documented

@@ -22,7 +22,7 @@ from posttrain.models.policy import as_policy
 from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example, TokenSequence
-from posttrain.training.sft.supervised import accumulate_examples
+from posttrain.training.sft.sft_run import accumulate_examples
 from tests.support.every_family import small_model
 from tests.support.refusals import refused
 from tests.support.tiny import tokenizer

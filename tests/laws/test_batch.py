@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.algorithms.algorithm import Algorithm
+from posttrain.algorithms.losses import mean_over_tokens
 from posttrain.algorithms.table import build_algorithm
-from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.batch import Batch, CreditedGroups, completions_of, sampled_columns
 from posttrain.models.forward import PlainForward
 from posttrain.models.policy import Policy

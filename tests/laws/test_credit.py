@@ -13,11 +13,10 @@ from posttrain.algorithms import advantages
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Credit, Evidence, mean_of_rollouts
 from posttrain.algorithms.kl import k1, k2, k3
-from posttrain.algorithms.losses import UNBOUNDED, weighted_policy_gradient
+from posttrain.algorithms.losses import UNBOUNDED, mean_over_tokens, weighted_policy_gradient
 from posttrain.algorithms.reward_shaping import Overlong, overlong_punishment
 from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import KlTerm, policy_term
-from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.behaviours.behaviour_reader import BehaviourReader
 from posttrain.runs.progress import Clock
 from posttrain.training.credited_step import CreditedStep

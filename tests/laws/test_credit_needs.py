@@ -10,9 +10,8 @@ from torch import Tensor
 from posttrain import Algorithm, ClipRange, Credit, Need, policy_term
 from posttrain.algorithms.advantages import group_zscore
 from posttrain.algorithms.credit import Evidence, per_rollout
-from posttrain.algorithms.losses import clipped_surrogate
+from posttrain.algorithms.losses import clipped_surrogate, mean_over_tokens
 from posttrain.algorithms.table import build_algorithm
-from posttrain.algorithms.token_weights import mean_over_tokens
 from posttrain.errors import RunError
 from posttrain.needs import CREDIT_NEEDS, NEED_OF
 from posttrain.options.algorithm import CriticOptions

@@ -15,7 +15,7 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.records import Example, Preference, TokenSequence
 from posttrain.training.dpo import pair_update
 from posttrain.training.reference import FrozenCopy
-from posttrain.training.sft import supervised
+from posttrain.training.sft.sft_run import accumulate_examples, held_out_loss
 from posttrain.training.update import Objective
 from tests.support.pairs import some_pairs
 from tests.support.tiny import (
@@ -73,8 +73,8 @@ def example_of(pair: Preference) -> Example:
 
 def supervised_gradient(policy: Policy) -> Tensor:
     examples = [example_of(pair) for pair in some_pairs()]
-    supervised.accumulate_examples(policy, examples, 12, measure_entropy=True)
-    supervised.held_out_loss(policy, examples, 12)
+    accumulate_examples(policy, examples, 12, measure_entropy=True)
+    held_out_loss(policy, examples, 12)
     return flat_gradient(policy)
 
 

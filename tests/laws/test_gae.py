@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posttrain.algorithms.credit import Evidence, returns_to_go
-from posttrain.algorithms.gae import (
+from posttrain.algorithms.ppo import (
     ValuedTokens,
     adaptive_lambda,
     discounted_sums,
@@ -22,7 +22,7 @@ from posttrain.algorithms.gae import (
     whitening_of,
 )
 from posttrain.algorithms.table import build_algorithm
-from posttrain.course.formulas import compute_advantages
+from posttrain.course import compute_advantages
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 SHARES = st.floats(0, 1)

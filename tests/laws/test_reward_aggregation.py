@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.algorithms.advantages import group_zscore
-from posttrain.algorithms.aggregation import decoupled_zscore, scores_differ, sums_differ
+from posttrain.algorithms.advantages import decoupled_zscore, group_zscore, scores_differ, sums_differ
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import build_algorithm
 from posttrain.records import Grades

@@ -9,7 +9,7 @@ from posttrain.models.conversation_masks import answered
 from posttrain.models.forward import PlainForward
 from posttrain.models.policy import Policy
 from posttrain.records import Example, TokenSequence
-from posttrain.training.sft.supervised import accumulate_examples, held_out_loss, learned_tokens, microbatches
+from posttrain.training.sft.sft_run import accumulate_examples, held_out_loss, learned_tokens, microbatches
 from tests.support.tiny import (
     flat_gradient,
     plain_logprobs,

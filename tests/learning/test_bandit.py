@@ -15,7 +15,7 @@ from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import TokenView
 from posttrain.batch import TokenColumns
 from posttrain.models.classifiers.heads import ValueHead
-from posttrain.training.actor_critic_state import explained_variance
+from posttrain.training.credited_step import explained_variance
 from tests.support.sequences import known
 from tests.support.tiny import advantage, token_loss
 

@@ -14,7 +14,7 @@ from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Example, TokenSequence
-from posttrain.training.sft.supervised import held_out_loss
+from posttrain.training.sft.sft_run import held_out_loss
 from tests.support.conversations import chat_model, chat_tokenizer, turns
 from tests.support.tiny import request
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.algorithms import advantages, kl, losses, token_weights
+from posttrain.algorithms import advantages, kl, losses
 from posttrain.algorithms.losses import ClipRange
 from posttrain.algorithms.preference_losses import PREFERENCE_LOSSES, OfPairs, PairObjective
 from posttrain.algorithms.reward_shaping import Overlong, overlong_punishment
@@ -117,7 +117,7 @@ def test_full_kl(seed: int) -> None:
 @given(completions=st.lists(st.tuples(st.integers(1, 400), st.booleans()), min_size=1, max_size=12))
 def test_token_weights(rule: str, completions: list[tuple[int, bool]]) -> None:
     lengths, scored = [length for length, _ in completions], [keep for _, keep in completions]
-    weights = getattr(token_weights, rule)(torch.tensor(lengths), torch.tensor(scored), max_completion_tokens=400)
+    weights = getattr(losses, rule)(torch.tensor(lengths), torch.tensor(scored), max_completion_tokens=400)
     expected = [twins.token_weight(rule, lengths, scored, i, 400) for i in range(len(lengths))]
     assert_twin(weights, np.array(expected))
 

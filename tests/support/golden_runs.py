@@ -38,7 +38,7 @@ from posttrain.training import rl
 from posttrain.training.caller_objects import StartOptions
 from posttrain.training.fit import fit, harness_options
 from posttrain.training.fit_session import FitSession
-from posttrain.training.sft.demonstration_set import CountdownDemonstrations, DemonstrationSet
+from posttrain.training.sft.learned_rows import CountdownDemonstrations, DemonstrationSet
 from posttrain.training.sft.sft_run import SftObjective
 from tests.support import tiny
 from tests.support.tiny import some_prompts, tiny_policy, tokenizer
@@ -171,12 +171,8 @@ def supervised_run(folder: Path) -> dict[str, Any]:
         ),
         run=RunOptions(folder=str(folder), num_steps=4, threads=1),
     )
-    session = FitSession(
-        config=recipe,
-        model_name="tiny",
-        source=demonstrations,
-        objective=SftObjective(recipe, policy, demonstrations.held_out(recipe.sft)),
-    )
+    objective = SftObjective(recipe, policy, demonstrations.held_out(recipe.sft))
+    session = FitSession(recipe, "tiny", demonstrations, objective)
     with Harness(RunFolder.create(folder, "{}"), session.trained, harness_options(session, StartOptions())) as harness:
         harness.start([])
         fit(session, harness)

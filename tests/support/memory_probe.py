@@ -104,7 +104,7 @@ def learn_rows(policy: Policy, options: dict) -> None:
             return {}
 
     config = SftConfig(sft=sft, task=DatasetOptions(path="rows.jsonl"))
-    session = FitSession(config=config, model_name="", source=Rows(), objective=SftObjective(config, policy, []))
+    session = FitSession(config, "", Rows(), SftObjective(config, policy, []))
     for step in (1, 2):
         learn(session, step)
 

@@ -16,7 +16,7 @@ from posttrain.options.training import RunOptions
 from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.dpo.dpo_objective import DpoObjective
-from posttrain.training.dpo.round_pairs import RoundPairs
+from posttrain.training.dpo.dpo_run import RoundPairs
 from posttrain.training.fit_session import FitSession
 from posttrain.training.optimizer import OwnOptimizer
 from posttrain.training.reference import Reference
@@ -75,14 +75,14 @@ def dpo_session(
     config = DpoConfig(dpo=options, run=RunOptions(num_steps=num_steps))
     objective = DpoObjective(config, policy, pairs, reference=reference)
     objective.keep_reference()
-    return FitSession(config=config, model_name="tiny", source=pairs, objective=objective, own_optimizer=optimizer)
+    return FitSession(config, "tiny", pairs, objective, own_optimizer=optimizer)
 
 
 def rounds_session(policy: Policy, options: DpoOptions) -> tuple[FitSession[Preference], RoundPairs]:
     """A run by `train_dpo` in rounds, whose pairs are given to `begin_round` and sampled by nobody."""
     config = DpoConfig(dpo=options)
     rounds = RoundPairs(config, NonCallableMock(spec=Session, policy=policy, model_name="tiny"))
-    return FitSession(config=config, model_name="tiny", source=rounds, objective=rounds), rounds
+    return FitSession(config, "tiny", rounds, rounds), rounds
 
 
 def reward_session(
@@ -96,4 +96,4 @@ def reward_session(
     """A run by `train_reward_model` on these pairs, before its first step."""
     config = RewardModelConfig(reward_model=options, run=RunOptions(num_steps=num_steps))
     objective = RewardModelObjective(config, scorer, pairs)
-    return FitSession(config=config, model_name="tiny", source=pairs, objective=objective, own_optimizer=optimizer)
+    return FitSession(config, "tiny", pairs, objective, own_optimizer=optimizer)

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posttrain.errors import RunError, UserError
+from posttrain.records import Grades
 
 Deviation = Literal["population", "sample"]
 
@@ -156,6 +157,54 @@ def leave_one_out_zscore(rewards: Float[Tensor, "prompt group"], *, epsilon: flo
     return torch.where(compared, (advantages - kept.mean()) / (kept.std() + epsilon), 0.0)
 
 
+def decoupled_zscore(
+    scores: Float[Tensor, "function prompt group"],
+    weights: Float[Tensor, " function"],
+    *,
+    deviation: Literal["population", "sample"] = "population",
+    epsilon: float = 0.0,
+) -> Float[Tensor, "prompt group"]:
+    """Each function's scores standardised in their group, then their weighted sum in units of its deviation.
+
+        z_kij = (s_kij - mean_l s_kil) / (std_l s_kil + ε)  each function by itself, over the rollouts that it scored
+        S_ij  = Σ_k w_k z_kij                               A_ij = S_ij / (std_lm S_lm + ε)
+
+    Liu et al. 2026 (GDPO), arXiv:2601.05242, which also subtracts the mean of S over the step: that mean is 0, as each
+    function's z adds up to 0 in every group, and subtracting its rounding would give groups without information an
+    advantage.  Which function's scores spread wider no longer matters, only weights do; with the sum, (1, 0) and (0, 1)
+    would be worth the same.  std_lm goes over all rollouts that a function of non-zero weight scored; both deviations
+    divide by their number (population), or by one less (sample), and have ε added, 0 in the paper and 1e-4 in TRL.
+    S that is only rounding, as of two functions that cancel, is exactly 0, and so is a rollout that nothing scored.
+    """
+    counted = ~scores.isnan() & (weights != 0)[:, None, None]
+    z = torch.stack([group_zscore(column, deviation=deviation, epsilon=epsilon) for column in scores])
+    parts = torch.where(counted, weights[:, None, None] * z, 0.0)
+    total, unit = parts.sum(dim=0), torch.finfo(scores.dtype).eps * parts.abs().sum(dim=0)
+    total = torch.where(total.abs() > ROUNDING * unit, total, 0.0)
+    largest = total.abs().amax()
+    scaled = total / largest  # at most 1, so that the squares of tiny sums do not underflow
+    num_scored = counted.any(dim=0).sum()
+    spread = (scaled.square().sum() / (num_scored - 1 if deviation == "sample" else num_scored)).sqrt()
+    return torch.where(largest > 0, scaled / (spread + epsilon / largest), 0.0)
+
+
 def informative(rewards: Float[Tensor, "prompt group"]) -> Bool[Tensor, " prompt"]:
     """Whether a group holds two scored rollouts with different rewards: what dynamic sampling keeps."""
     return (group_centred(rewards) != 0).any(dim=1)
+
+
+def sums_differ(grades: Grades) -> Bool[Tensor, " prompt"]:
+    """Whether a group holds two scored rollouts with different rewards, or one whose steps earned something."""
+    scored = ~grades.rewards.isnan()
+    stepwise = (scored & (grades.marked != 0)[grades.weights != 0].any(dim=0)).any(dim=1)
+    return informative(grades.rewards) | stepwise if grades.marks else informative(grades.rewards)
+
+
+def totals_differ(grades: Grades) -> Bool[Tensor, " prompt"]:
+    return informative(grades.totals)
+
+
+def scores_differ(grades: Grades) -> Bool[Tensor, " prompt"]:
+    """Whether a function of non-zero weight scores two rollouts of a group differently."""
+    columns = grades.clipped[grades.weights != 0]
+    return torch.stack([informative(column) for column in columns]).any(dim=0) if len(columns) else sums_differ(grades)

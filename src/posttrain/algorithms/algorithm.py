@@ -1,20 +1,25 @@
-"""What an algorithm is: the record that sampling, batching and the update read."""
+"""What an algorithm is: the record that sampling, batching and the update read.
+
+What its functions return is checked, since they may be a user's: a shape, or a column at once.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_tb
 
+import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from posttrain.algorithms.aggregation import sums_differ
-from posttrain.algorithms.checks import checked_weights, credit_of_rule, require_credit, require_needs
+from posttrain.algorithms.advantages import sums_differ
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence
 from posttrain.algorithms.kl import AdaptiveKl
 from posttrain.algorithms.reward_shaping import RewardScaling
-from posttrain.algorithms.terms import KlTerm, LossTerm, TokenView, needs_of, total_loss
-from posttrain.errors import UserError
-from posttrain.needs import CREDIT_NEEDS, KEPT_FOR_TERMS, Need
+from posttrain.algorithms.terms import KlTerm, LossTerm, TokenView, is_column, needs_of, require_needs, value_text
+from posttrain.errors import RunError, UserError
+from posttrain.needs import CREDIT_NEEDS, KEPT_FOR_TERMS, MissingColumn, Need
 from posttrain.options.algorithm import CriticOptions, TeacherOptions
 from posttrain.options.bounds import Bounded, PositiveInt
 from posttrain.options.training import ONE_PASS, Passes
@@ -43,7 +48,7 @@ class Algorithm:
     terms: tuple[LossTerm, ...]
     """The loss of a token is their sum."""
     token_weights: Callable[..., Tensor]
-    """A rule of posttrain/algorithms/token_weights.py."""
+    """A rule of posttrain/algorithms/losses.py."""
     credit_needs: frozenset[Need] = frozenset()
     """Columns that the credit rule reads in its evidence; names of `Need` do too."""
     kl_penalty: KlTerm | None = None
@@ -94,20 +99,57 @@ class Algorithm:
 
     def credited(self, evidence: Evidence, groups: Sequence[Group]) -> Credit:
         """The credit for the tokens of these groups.  Raises RunError where the rule fails or its result is unsound."""
-        owner = f"algorithm {self.name}"
-        credit = credit_of_rule(self.credit, evidence.limited_to(self.credit_needs), owner=owner)
-        return require_credit(credit, evidence, groups, owner=owner)
+        where = f"algorithm {self.name}: its credit rule"
+        rule = f"{where} {getattr(self.credit, '__qualname__', type(self.credit).__name__)}"
+        try:
+            credit: object = self.credit(evidence.limited_to(self.credit_needs))
+        except MissingColumn as missing:
+            remedy = missing.remedy("`credit_needs` of the algorithm")
+            raise RunError(f"{rule} cannot read `{missing.name}`.  {remedy}") from missing
+        except (RunError, UserError):
+            raise
+        except Exception as error:
+            frame = extract_tb(error.__traceback__)[-1]
+            place = f"{Path(frame.filename).name}, line {frame.lineno}"
+            raise RunError(f"{rule} raised {type(error).__name__}: {str(error)[:300]} ({place}).") from error
+        if not isinstance(credit, Credit):
+            found = value_text(credit)
+            raise RunError(f"{where} returned {found}; return a posttrain.Credit, such as Credit(advantages).")
+        num_tokens = int(evidence.lengths.sum())
+        for name, column in credit.columns.items():
+            if column is None and name != "advantages":
+                continue
+            if not is_column(column, num_tokens):
+                needed = f"a floating-point tensor of one number for each of the {num_tokens} completion tokens"
+                remedy = "`per_rollout` makes it from one for each completion."
+                raise RunError(f"{where} returned {value_text(column)} as {name}; return {needed}.  {remedy}")
+            bad = (~torch.isfinite(column)).nonzero()
+            if len(bad):
+                raise RunError(f"{where} {not_finite(name, column, int(bad[0, 0]), evidence, groups)}")
+        return credit
 
     def weighted(
         self, lengths: Int64[Tensor, " rollout"], scored: Bool[Tensor, " rollout"], *, max_completion_tokens: int
     ) -> Tensor:
-        """The token weight of each rollout.  Raises RunError where the rule's result is unsound."""
-        weights = self.token_weights(lengths, scored, max_completion_tokens=max_completion_tokens)
-        return checked_weights(weights, lengths, self.token_weights, owner=f"algorithm {self.name}")
+        """The token weight of each rollout.  Raises RunError unless each is finite and at least 0."""
+        rule = self.token_weights
+        weights: object = rule(lengths, scored, max_completion_tokens=max_completion_tokens)
+        where = f"algorithm {self.name}: its rule of token weights, {getattr(rule, '__name__', rule)},"
+        if not is_column(weights, len(lengths)):
+            needed = f"return a floating-point tensor of one number for each of the {len(lengths)} rollouts"
+            raise RunError(f"{where} returned {value_text(weights)}; {needed}.")
+        sound = torch.isfinite(weights) & (weights >= 0)
+        if not bool(sound.all()):
+            bad = int((~sound).nonzero()[0, 0])
+            found = f"gave rollout {bad} of {len(lengths)} the weight {weights[bad].item()}"
+            raise RunError(f"{where} {found}; give a finite number of at least 0, and 0 to a rollout without a score.")
+        return weights
 
     def loss(self, view: TokenView) -> Float[Tensor, " token"]:
         """Σ_k c_k L_k of every token."""
-        return total_loss(self.terms, view, owner=f"algorithm {self.name}")
+        owner = f"algorithm {self.name}"
+        first, *others = (term.coefficient * term.losses(view, owner=owner) for term in self.terms)
+        return sum(others, start=first)
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -131,3 +173,19 @@ class Algorithm:
     def keeps_zero_advantages(self) -> bool:
         """Whether a completion without advantage still has a gradient, from a term such as a KL in the loss."""
         return not all(term.vanishes_without_advantage for term in self.terms)
+
+
+def not_finite(name: str, column: Tensor, token: int, evidence: Evidence, groups: Sequence[Group]) -> str:
+    """Which completion has an advantage or a return that is not finite, and the usual cause."""
+    group, sample = divmod(int(evidence.rollout[token]), evidence.rewards.shape[1])
+    num_unscored = int(evidence.rewards[group].isnan().sum())
+    found = f"gave prompt {groups[group].prompt.id}, sample {sample}, {column[token].item()} as {name}"
+    remedy = (
+        "leave it out of statistics (rewards.nanmean) and give its tokens 0, as the rules in algorithms.advantages do"
+    )
+    if num_unscored:
+        return f"{found}.  {num_unscored} rollouts of that prompt have no score, so a reward of NaN: {remedy}."
+    if bool(evidence.rewards.isnan().any()):
+        return f"{found}.  A rollout of another prompt has no score, so a reward of NaN: {remedy}."
+    largest = evidence.rewards.abs().max().item()
+    return f"{found}, although all are scored, |reward| ≤ {largest:g}.  Look for a division by 0 or an overflow."

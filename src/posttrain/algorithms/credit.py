@@ -123,14 +123,19 @@ def per_rollout(advantage: Callable[[Tensor], Tensor], *, shaping: Shaping | Non
     return credit
 
 
-def truncated_earn_nothing(rule: CreditRule) -> CreditRule:
-    """The rule without the token rewards, such as a KL penalty, of completions that ran into the length limit."""
+def per_function(
+    advantage: Callable[[Float64[Tensor, "function prompt group"], Float64[Tensor, " function"]], Tensor],
+) -> CreditRule:
+    """Lift a rule of scores and weights, to one advantage for each completion, to every one of its tokens."""
 
     def credit(evidence: Evidence) -> Credit:
-        if evidence.token_rewards is None or evidence.truncated is None:
-            return rule(evidence)
-        cut = evidence.truncated.flatten()[evidence.rollout]
-        return rule(replace(evidence, token_rewards=torch.where(cut, 0.0, evidence.token_rewards)))
+        if evidence.token_rewards is not None:
+            raise RunError(
+                "reward_aggregation = normalize_then_sum normalises scores, and a reward also gave token rewards or"
+                " spans. Use sum_then_normalize."
+            )
+        advantages = advantage(evidence.scores, evidence.weights)
+        return Credit(advantages.flatten().repeat_interleave(evidence.lengths.flatten()))
 
     return credit
 
@@ -177,17 +182,27 @@ def leave_one_out_credit(
     *,
     reward_range: tuple[float, float] | None,
     normalize_advantages: bool,
+    mask_truncated: bool,
 ) -> CreditRule:
     """RLOO's rule: the sum of rewards, bounded, above the mean of the siblings', optionally normalised.
 
-    The bounds act before a KL is subtracted.  Unscored (NaN) stays unscored.
+    The bounds act before a KL is subtracted.  Unscored (NaN) stays unscored.  With `mask_truncated`, completions that
+    ran into the length limit earn no token rewards, such as a KL penalty.
     """
     if level != "completion" and (reward_range is not None or normalize_advantages):
         raise UserError(f"credit = {level}: reward_range and normalize_advantages need credit: completion.")
-    rule = partial(leave_one_out_zscore, epsilon=ADVANTAGE_EPSILON) if normalize_advantages else leave_one_out
-    if reward_range is None:
-        return credit_at(level, rule, centre=leave_one_out)
-    return per_rollout(rule, shaping=lambda rewards, lengths, **_: rewards.clamp(*reward_range))
+    advantage = partial(leave_one_out_zscore, epsilon=ADVANTAGE_EPSILON) if normalize_advantages else leave_one_out
+    rule = credit_at(level, advantage, centre=leave_one_out)
+    if reward_range is not None:
+        rule = per_rollout(advantage, shaping=lambda rewards, lengths, **_: rewards.clamp(*reward_range))
+
+    def without_truncated(evidence: Evidence) -> Credit:
+        if evidence.token_rewards is None or evidence.truncated is None:
+            return rule(evidence)
+        cut = evidence.truncated.flatten()[evidence.rollout]
+        return rule(replace(evidence, token_rewards=torch.where(cut, 0.0, evidence.token_rewards)))
+
+    return without_truncated if mask_truncated else rule
 
 
 def reward_to_go(

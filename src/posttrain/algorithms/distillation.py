@@ -23,9 +23,8 @@ from posttrain.algorithms.advantages import group_zscore
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.correction import Correction, corrected
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence, per_rollout
-from posttrain.algorithms.losses import ClipRange, NonNegative, clipped_surrogate
+from posttrain.algorithms.losses import WEIGHTINGS, ClipRange, NonNegative, Weighting, clipped_surrogate
 from posttrain.algorithms.terms import KlTerm, LossTerm, TokenView, kl_term, policy_term
-from posttrain.algorithms.token_weights import WEIGHTINGS, Weighting
 from posttrain.errors import UserError
 from posttrain.needs import Need
 from posttrain.options.algorithm import TeacherOptions

@@ -5,12 +5,13 @@ never split between two calls, since a sequence ratio needs all of its tokens.
 """
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from posttrain.errors import UserError
@@ -171,3 +172,64 @@ def ratio_statistics(log_ratio: Float[Tensor, " token"]) -> RatioStatistics:
         highest=ratio.max().item(),
         kl_total=(torch.expm1(log_ratio.double()) - log_ratio.double()).sum().item(),
     )
+
+
+Weighting = Literal["mean_over_tokens", "mean_over_sequences", "sum_over_sequence", "constant_length"]
+
+
+def mean_over_tokens(
+    lengths: Int64[Tensor, " rollout"], scored: Bool[Tensor, " rollout"], *, max_completion_tokens: int
+) -> Float64[Tensor, " rollout"]:
+    """Every token of the update counts alike; the weights of all tokens sum to 1.
+
+    w_i = 1 / Σ_k |y_k|        Yu et al. 2025 (DAPO), arXiv:2503.14476
+    """
+    return _shares(scored, torch.where(scored, lengths, 0).sum())
+
+
+def mean_over_sequences(
+    lengths: Int64[Tensor, " rollout"], scored: Bool[Tensor, " rollout"], *, max_completion_tokens: int
+) -> Float64[Tensor, " rollout"]:
+    """Every completion counts alike and shares its weight among its tokens; the weights of all tokens sum to 1.
+
+        w_i = 1 / (R |y_i|)        Shao et al. 2024 (GRPO), arXiv:2402.03300
+
+    A token of a short completion weighs more than one of a long completion.
+    """
+    return _shares(scored, scored.sum() * lengths)
+
+
+def sum_over_sequence(
+    lengths: Int64[Tensor, " rollout"], scored: Bool[Tensor, " rollout"], *, max_completion_tokens: int
+) -> Float64[Tensor, " rollout"]:
+    """The policy gradient of the expected reward: log π(y) is a sum over tokens, averaged over completions.
+
+        w_i = 1 / R        Williams 1992; Ahmadian et al. 2024 (RLOO), arXiv:2402.14740
+
+    The weights of all tokens sum to the mean length, so the gradient grows with the completions.
+    """
+    return _shares(scored, scored.sum())
+
+
+def constant_length(
+    lengths: Int64[Tensor, " rollout"], scored: Bool[Tensor, " rollout"], *, max_completion_tokens: int
+) -> Float64[Tensor, " rollout"]:
+    """`sum_over_sequence` in units of the length limit: no preference for any length, at a gradient of usual size.
+
+    w_i = 1 / (R · max_completion_tokens)        Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783
+    """
+    return _shares(scored, scored.sum() * max_completion_tokens)
+
+
+def _shares(scored: Bool[Tensor, " rollout"], divisor: Tensor) -> Float64[Tensor, " rollout"]:
+    """1 / divisor for the scored rollouts, 0 for the others and where the divisor is 0, since nothing is counted."""
+    return torch.where(scored & (divisor > 0), 1 / divisor.double(), 0.0)
+
+
+WEIGHTINGS: Mapping[Weighting, Callable[..., Tensor]] = {
+    "mean_over_tokens": mean_over_tokens,
+    "mean_over_sequences": mean_over_sequences,
+    "sum_over_sequence": sum_over_sequence,
+    "constant_length": constant_length,
+}
+"""The rules by the names that recipes give them."""

@@ -9,8 +9,10 @@ from annotated_types import Gt, Le
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from posttrain.algorithms.gae import LEAST_DEVIATION
 from posttrain.options.bounds import Bounded, PositiveFloat, Rule
+
+LEAST_DEVIATION = 1e-6
+"""Of rewards, returns and advantages, in units of reward; a smaller one is rounding and nothing is divided by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

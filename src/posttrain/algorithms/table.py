@@ -10,54 +10,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from posttrain.algorithms.advantages import (
-    batch_centred,
-    group_centred,
-    group_zscore,
-    over_mean,
-    raw,
-    standardised,
-)
-from posttrain.algorithms.aggregation import (
-    RewardAggregation,
-    decoupled_zscore,
-    per_function,
-    scores_differ,
-    totals_differ,
-)
+from posttrain.algorithms import advantages, losses
 from posttrain.algorithms.algorithm import DYNAMIC_SAMPLING, Algorithm, Resample
 from posttrain.algorithms.correction import Correction, corrected
-from posttrain.algorithms.credit import (
-    CreditLevel,
-    Scale,
-    credit_at,
-    leave_one_out_credit,
-    per_rollout,
-    truncated_earn_nothing,
-)
+from posttrain.algorithms.credit import CreditLevel, Scale, credit_at, leave_one_out_credit, per_function, per_rollout
 from posttrain.algorithms.distillation import distill
-from posttrain.algorithms.losses import (
-    UNBOUNDED,
-    ClipRange,
-    NonNegative,
-    RatioLevel,
-    clipped_surrogate,
-    weighted_policy_gradient,
-)
+from posttrain.algorithms.losses import UNBOUNDED, WEIGHTINGS, ClipRange, NonNegative, RatioLevel, Weighting
 from posttrain.algorithms.ppo import ppo
 from posttrain.algorithms.reward_shaping import PAPERS_OVERLONG, Overlong, overlong_punishment
 from posttrain.algorithms.terms import KlTerm, LossTerm, RatioTo, kl_term, policy_term
-from posttrain.algorithms.token_weights import (
-    WEIGHTINGS,
-    Weighting,
-    constant_length,
-    mean_over_sequences,
-    mean_over_tokens,
-)
 from posttrain.binding import bind, build_own, is_own
 from posttrain.errors import UserError
 from posttrain.options.bounds import NonNegativeFloat, PositiveFloat, Share, refuse_unread, within_bounds
 from posttrain.schemas import did_you_mean
+
+RewardAggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 
 
 def composed(
@@ -92,8 +59,8 @@ def decoupled(
         if conflict:
             raise UserError(f"{conflict}: reward_aggregation = normalize_then_sum divides scores by group. {remedy}")
     assert deviation != "none"
-    credit = per_function(partial(decoupled_zscore, deviation=deviation, epsilon=epsilon))
-    return replace(algorithm, credit=credit, informative=scores_differ)
+    credit = per_function(partial(advantages.decoupled_zscore, deviation=deviation, epsilon=epsilon))
+    return replace(algorithm, credit=credit, informative=advantages.scores_differ)
 
 
 @within_bounds
@@ -106,11 +73,13 @@ def reinforce(
     kl: KlTerm | None = None,
 ) -> Algorithm:
     """Williams 1992: the reward, or what it is above the step's mean, times the gradient of log π."""
-    rule, centre = (raw, raw) if baseline == "none" else (batch_centred, group_centred)
+    rule = centre = advantages.raw
+    if baseline == "batch_mean":
+        rule, centre = advantages.batch_centred, advantages.group_centred
     return composed(
         "reinforce",
         credit=credit_at(credit, rule, centre=centre, whole_step=baseline == "batch_mean"),
-        policy=policy_term(weighted_policy_gradient, clip=UNBOUNDED),
+        policy=policy_term(losses.weighted_policy_gradient, clip=UNBOUNDED),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
         correction=correction,
@@ -139,14 +108,15 @@ def rloo(
     """
     if clip_low is not None and token_weights != "mean_over_sequences":
         raise UserError(f"clip_low = {clip_low}: clips ratios of completions. Use token_weights: mean_over_sequences.")
-    rule = leave_one_out_credit(credit, reward_range=reward_range, normalize_advantages=normalize_advantages)
-    policy = policy_term(weighted_policy_gradient, clip=UNBOUNDED)
+    policy = policy_term(losses.weighted_policy_gradient, clip=UNBOUNDED)
     if clip_low is not None:
         clip = ClipRange(low=clip_low, high=clip_low if clip_high is None else clip_high)
-        policy = policy_term(clipped_surrogate, clip=clip, level="sequence_product")
+        policy = policy_term(losses.clipped_surrogate, clip=clip, level="sequence_product")
     return composed(
         "rloo",
-        credit=truncated_earn_nothing(rule) if mask_truncated else rule,
+        credit=leave_one_out_credit(
+            credit, reward_range=reward_range, normalize_advantages=normalize_advantages, mask_truncated=mask_truncated
+        ),
         policy=policy,
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
@@ -188,13 +158,13 @@ def grpo(
         raise UserError(f"credit = {credit} sums token rewards. Use reward_aggregation: sum_then_normalize.")
     if credit != "completion" and deviation_over != "group":
         raise UserError(f"credit = {credit} divides by the deviation of a group. Use deviation_over: group.")
-    rule = standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)
+    rule = advantages.standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)
     scale = Scale(deviation=deviation, epsilon=deviation_epsilon)
     clip = ClipRange(low=clip_low, high=clip_high, dual=math.inf if dual_clip is None else dual_clip)
     made = composed(
         "grpo",
-        credit=credit_at(credit, rule, centre=group_centred, scale=scale, step_weight=step_weight),
-        policy=policy_term(clipped_surrogate, clip=clip, level=ratio_level, ratio_to=ratio_to),
+        credit=credit_at(credit, rule, centre=advantages.group_centred, scale=scale, step_weight=step_weight),
+        policy=policy_term(losses.clipped_surrogate, clip=clip, level=ratio_level, ratio_to=ratio_to),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
         correction=correction,
@@ -217,9 +187,9 @@ def dr_grpo(
     """Liu et al. 2025, arXiv:2503.20783: GRPO without its two biases, the deviation and the length in the divisor."""
     return composed(
         "dr_grpo",
-        credit=credit_at(credit, group_centred, centre=group_centred),
-        policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
-        token_weights=constant_length,
+        credit=credit_at(credit, advantages.group_centred, centre=advantages.group_centred),
+        policy=policy_term(losses.clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
+        token_weights=losses.constant_length,
         kl=kl,
         correction=correction,
     )
@@ -242,12 +212,12 @@ def dapo(
     shaping = None if overlong is None else partial(overlong_punishment, overlong=overlong)
     made = composed(
         "dapo",
-        credit=per_rollout(group_zscore, shaping=shaping),
-        policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
-        token_weights=mean_over_tokens,
+        credit=per_rollout(advantages.group_zscore, shaping=shaping),
+        policy=policy_term(losses.clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
+        token_weights=losses.mean_over_tokens,
         kl=kl,
         correction=correction,
-        informative=totals_differ,
+        informative=advantages.totals_differ,
         resample=resample,
         masks_truncated=mask_truncated,
     )
@@ -272,8 +242,8 @@ def maxrl(
         raise UserError("kl.place = reward: maxrl divides by mean rewards, which must stay above 0. Use place = loss.")
     return composed(
         "maxrl",
-        credit=per_rollout(over_mean),
-        policy=policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
+        credit=per_rollout(advantages.over_mean),
+        policy=policy_term(losses.clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high), ratio_to=ratio_to),
         token_weights=WEIGHTINGS[token_weights],
         kl=kl,
         correction=correction,
@@ -299,9 +269,9 @@ def gspo(
     clip = ClipRange(low=clip_low, high=clip_high)
     made = composed(
         "gspo",
-        credit=per_rollout(group_zscore),
-        policy=policy_term(clipped_surrogate, clip=clip, level=level, ratio_to=ratio_to),
-        token_weights=mean_over_sequences,
+        credit=per_rollout(advantages.group_zscore),
+        policy=policy_term(losses.clipped_surrogate, clip=clip, level=level, ratio_to=ratio_to),
+        token_weights=losses.mean_over_sequences,
         kl=kl,
         correction=correction,
     )
@@ -328,9 +298,9 @@ def cispo(
     clip = ClipRange(low=clip_low, high=clip_high)
     made = composed(
         "cispo",
-        credit=per_rollout(standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)),
-        policy=policy_term(weighted_policy_gradient, clip=clip, level=ratio_level, ratio_to=ratio_to),
-        token_weights=mean_over_tokens,
+        credit=per_rollout(advantages.standardised(deviation, over=deviation_over, epsilon=deviation_epsilon)),
+        policy=policy_term(losses.weighted_policy_gradient, clip=clip, level=ratio_level, ratio_to=ratio_to),
+        token_weights=losses.mean_over_tokens,
         kl=kl,
         correction=correction,
         masks_truncated=mask_truncated,

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeGuard, TypeVar
 
+import torch
+from annotated_types import Gt
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from posttrain.algorithms import kl
-from posttrain.algorithms.checks import require_losses, require_needs
 from posttrain.algorithms.losses import ClipRange, RatioLevel, clipped_tokens, log_ratio
 from posttrain.batch import TokenColumns
 from posttrain.errors import RunError, UserError
@@ -91,7 +92,11 @@ class LossTerm:
 
     def losses(self, view: TokenView, *, owner: str) -> Float[Tensor, " token"]:
         """Its values.  Raises RunError, naming owner and term, if they are not a number for each token."""
-        return require_losses(self.read(self.per_token, view, owner=owner), view.logprobs, self.name, owner=owner)
+        losses: object = self.read(self.per_token, view, owner=owner)
+        if not is_column(losses, len(view.logprobs)):
+            needed = f"return a floating-point tensor of one number for each token, [{len(view.logprobs)}] here"
+            raise RunError(f"{owner}: its loss term {self.name} returned {value_text(losses)}; {needed}.")
+        return losses
 
     def read(self, function: Callable[[TokenView], Read], view: TokenView, *, owner: str) -> Read:
         """The result of one of its functions.  Raises RunError if that reads a column outside of `needs`."""
@@ -198,17 +203,93 @@ def estimated_kl(view: TokenView, *, estimator: str, level: KlLevel = "token") -
     return kl.ESTIMATORS[estimator](view.logprobs, reference)
 
 
+def require_needs(needs: object, available: frozenset[Need], where: str) -> frozenset[Need]:
+    """The needs as a set.  Raises UserError where one of them is unknown or not available here."""
+    if not isinstance(needs, frozenset | set | tuple | list) or not all(need in list(available) for need in needs):
+        raise UserError(f"{where} = {needs!r}: give a set of {', '.join(sorted(available))}.")
+    return frozenset(map(Need, needs))
+
+
+def is_column(value: object, length: int) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.shape == (length,) and value.is_floating_point()
+
+
+def value_text(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+    return f"{value!r:.60} ({type(value).__name__})"
+
+
 def needs_of(terms: Iterable[LossTerm]) -> frozenset[Need]:
     return frozenset(need for term in terms for need in term.needs)
 
 
-def total_loss(terms: Iterable[LossTerm], view: TokenView, *, owner: str) -> Float[Tensor, " token"]:
-    """Σ_k c_k L_k of every token; a message about a term begins with its owner."""
-    losses = [
-        term.losses(view, owner=owner) if term.coefficient == 1 else term.coefficient * term.losses(view, owner=owner)
-        for term in terms
-    ]
-    total = losses[0]
-    for more in losses[1:]:
-        total = total + more
-    return total
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueLossOptions(Bounded):
+    """How the value head is drawn to the returns."""
+
+    coefficient: PositiveFloat = 1.0
+    """Of ½ (V - R)²; 1 is the weight .5 of the squared error that courses have.  AdamW does not see the scale of a
+    gradient, so this matters only to a shared trunk and to the head's clipping."""
+    clip: Annotated[float, Gt(0)] | None = None
+    """How far a value may move in a step, in deviations of the step's returns; null lets it.  Libraries have .2, in
+    units of reward."""
+
+
+DEFAULT_VALUE_LOSS = ValueLossOptions()
+
+
+def value_loss(
+    values: Float[Tensor, " token"],
+    returns: Float[Tensor, " token"],
+    *,
+    earlier: Float[Tensor, " token"] | None = None,
+    reach: Float[Tensor, " token"] | None = None,
+) -> Float[Tensor, " token"]:
+    """Half the squared error, in squared units of reward; with a reach the larger of two, as in PPO's code.
+
+        L = ½ max((V - R)², (V_c - R)²),   V_c = V' + clip(V - V', -reach, reach)        V': the value at collection
+
+    The maximum has no gradient where V is beyond the reach and nearer to R than V_c is: it has gone far enough.
+    Schulman et al. 2017's code; Huang et al. 2022 ("The 37 implementation details of PPO") and Engstrom et al. 2020,
+    arXiv:2005.12729, find no use in it, so that without a reach the loss is ½ (V - R)².
+    """
+    error = (values - returns).square()
+    if reach is None:
+        return error / 2
+    assert earlier is not None, "values are clipped around those at collection"
+    within_reach = earlier + torch.maximum(torch.minimum(values - earlier, reach), -reach)
+    return torch.maximum(error, (within_reach - returns).square()) / 2
+
+
+def value_term(options: ValueLossOptions) -> LossTerm:
+    """The value loss of every token, with the tokens on which its clip acts as a metric."""
+
+    def per_token(view: TokenView) -> Float[Tensor, " token"]:
+        reach = view.columns.value_range
+        earlier = None if reach is None else view.columns.values
+        return value_loss(view.values, view.columns.returns, earlier=earlier, reach=reach)
+
+    def held(view: TokenView) -> dict[str, Float[Tensor, " token"]]:
+        acts = per_token(view) > value_loss(view.values, view.columns.returns)
+        return {"value/clip_fraction": acts.to(view.values)}
+
+    return LossTerm(
+        name="value",
+        per_token=per_token,
+        coefficient=options.coefficient,
+        needs=frozenset({Need.VALUES}),
+        metric="value/loss",
+        measures=None if options.clip is None else held,
+    )
+
+
+def entropy_term(coefficient: float) -> LossTerm:
+    """A bonus for the entropy of the next-token distribution, per token: the loss is less by c · H, H in nats."""
+    return LossTerm(
+        name="entropy_bonus",
+        per_token=lambda view: -view.entropies,
+        coefficient=coefficient,
+        needs=frozenset({Need.ENTROPY}),
+        reported=False,  # `entropy` is
+    )

@@ -36,8 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     run = Path(named)
     recipes = [*([run_recipe(run)] if (run / "config.yaml").is_file() else []), *rest.recipes()]
     config, switches = configured(Config, behaviour_sections(recipes), rest.flags, PROGRAM)
-    from posttrain.behaviours.behaviour_history import draw_behaviours, history_table, read_history
-    from posttrain.behaviours.behaviour_reader import BehaviourReader
+    from posttrain.behaviours.behaviour_reader import BehaviourReader, draw_behaviours, history_table, read_history
     from posttrain.behaviours.behaviour_table import TABLE, chosen_rows
 
     reader = BehaviourReader(chosen_rows(config.behaviours) or TABLE)

@@ -34,9 +34,8 @@ from posttrain.runs.prompt_preview import logged_lines
 from posttrain.runs.run_folder import METRICS
 from posttrain.runs.run_inputs import began_with
 from posttrain.runs.same_recipe import run_recipe
-from posttrain.training.actor_critic_state import SCALE, SHIFT, restored
 from posttrain.training.collector import CollectedStep
-from posttrain.training.credited_step import CreditedStep
+from posttrain.training.credited_step import SCALE, SHIFT, CreditedStep, restored
 from posttrain.training.critic import has_head, saved_options
 from posttrain.training.learner import Learner
 from posttrain.training.session import Session

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from posttrain.algorithms.aggregation import sums_differ
+from posttrain.algorithms.advantages import sums_differ
 from posttrain.algorithms.algorithm import Resample
 from posttrain.generation.engine import Engine
 from posttrain.generation.groups import sample_groups

@@ -4,13 +4,17 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from posttrain.config.reading import resolved_config
 from posttrain.errors import RunError
-from posttrain.models.adapters.in_force import adapter_dropout
+from posttrain.models.adapters.in_force import adapter_dropout, trains_adapter
 from posttrain.models.loading.description import adapter_lines, model_lines
 from posttrain.models.loading.saving import save_trained
 from posttrain.models.memory.memory_plan import MemoryPlan
@@ -35,20 +39,24 @@ from posttrain.training.optimizer import apply_gradients, next_rate
 
 PREVIEWED = 2
 """Rows or pairs that a dry run shows."""
+SHOWN_CHARACTERS = 400
+"""Of each part of a row or a pair."""
+LEARNED = "⟪", "⟫"
+Kind = TypeVar("Kind", bound=FitConfig)
+Opened = Callable[[Kind], AbstractContextManager[FitSession[Item]]]
+"""Loads the model and reads rows or pairs."""
 
 
 def run_fit(
-    config: FitConfig,
-    inputs: RunInputs,
-    start: StartOptions,
-    opened: Callable[[], AbstractContextManager[FitSession[Item]]],
+    config: Kind, inputs: RunInputs, start: StartOptions, opened: Opened[Kind, Item], policy: Policy | None
 ) -> Run:
-    """A run from its folder to its summary; `opened` loads the model and reads rows or pairs."""
+    """A run from its folder to its summary, of a caller's policy or of the recipe's model."""
     require_trackers(config.run.report_to, config.tracker)
     path = Path(config.run.folder)
     if start.resume:
         inputs = require_same_inputs(path, inputs, accept_changes=start.accept_changes)
-    with claim_threads(config.run.threads) as threads, opened() as session:
+    config = resolved_config(config, adapter=None if policy is None else trains_adapter(policy.model))
+    with claim_threads(config.run.threads) as threads, opened(config) as session:
         if start.resume:
             folder = RunFolder.resume(path)
         else:
@@ -136,14 +144,26 @@ def conclude(session: FitSession[Item], harness: Harness) -> Run:
         if metrics := objective.evaluate(harness, full=True):
             folder.append_metrics(trained.step, metrics)
         trained.add_seconds(harness.clock.seconds)
-    summary = summary_of(session)
+    run = trained.run
+    summary: dict[str, object] = {
+        "before": run.before,
+        "after": run.after,
+        "steps": run.step,
+        "seconds": trained.seconds,
+        "tokens": run.num_tokens,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "versions": versions(),
+        **objective.summary(),
+        **session.source.summary(),
+    }
     objective.save(folder)
     harness.end(summary, objective.result_lines(folder.path))
     return Run(folder=folder.path, summary=summary)
 
 
-def show_plan(config: FitConfig, opened: Callable[[], AbstractContextManager[FitSession[Item]]]) -> None:
-    with claim_threads(config.run.threads), opened() as session:
+def show_plan(config: Kind, opened: Opened[Kind, Item]) -> None:
+    config = resolved_config(config)
+    with claim_threads(config.run.threads), opened(config) as session:
         objective = session.objective
         rehearsed = objective.rehearse()
         batch, began = session.source.batch(0, objective.options), perf_counter()
@@ -156,15 +176,9 @@ def show_plan(config: FitConfig, opened: Callable[[], AbstractContextManager[Fit
         print("\n".join(lines))
 
 
-LEARNED = "⟪", "⟫"
-SHOWN_CHARACTERS = 400
-"""Of each part of a row or a pair."""
-
-
 def plan_lines(session: FitSession[Item]) -> list[str]:
-    """The plan."""
-    objective = session.objective
-    policy, options = objective.policy, objective.options
+    """The plan of a run."""
+    objective, policy, options = session.objective, session.objective.policy, session.objective.options
     on_cuda, shape = policy.device.type == "cuda", object_shape(policy.model)
     memory = MemoryPlan(shape, held_by(policy, objective.memory(shape, on_cuda=on_cuda)))
     machine = machine_memory(on_cuda=on_cuda)
@@ -192,50 +206,24 @@ def preview_lines(objective: FitObjective[Item], items: Sequence[Item]) -> list[
             lines.append(f"--- {len(item.tokens)} tokens, {item.num_sampled} learned")
             lines += marked(tokenizer, item).split("\n")
         else:
-            lines += pair_lines(tokenizer, item, objective.answers(item))
-    return lines
-
-
-def pair_lines(
-    tokenizer: PreTrainedTokenizerBase, pair: Preference, answers: tuple[Sequence[int], Sequence[int]]
-) -> list[str]:
-    """A pair as it is read: its prompt and both answers."""
-    margin = "" if pair.margin is None else f", margin {pair.margin:g}"
-    lines = [f"--- {pair.where}: {len(pair.prompt.tokens)} tokens of prompt{margin}"]
-    lines += shortened(str(tokenizer.decode([*pair.prompt.tokens]))).split("\n")
-    for name, tokens in zip(("chosen", "rejected"), answers, strict=True):
-        lines.append(f"{name:8} {LEARNED[0]}{shortened(str(tokenizer.decode([*tokens])))}{LEARNED[1]}")
+            prompt = item.prompt.tokens
+            margin = "" if item.margin is None else f", margin {item.margin:g}"
+            lines.append(f"--- {item.where}: {len(prompt)} tokens of prompt{margin}")
+            lines += shortened(str(tokenizer.decode([*prompt]))).split("\n")
+            for name, tokens in zip(("chosen", "rejected"), objective.answers(item), strict=True):
+                lines.append(f"{name:8} {LEARNED[0]}{shortened(str(tokenizer.decode([*tokens])))}{LEARNED[1]}")
     return lines
 
 
 def marked(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
-    parts: list[tuple[bool, list[int]]] = []
-    for token, learned in zip(example.tokens, example.sampled, strict=True):
-        if not parts or parts[-1][0] != learned:
-            parts.append((learned, []))
-        parts[-1][1].append(token)
-    written = [(learned, shortened(str(tokenizer.decode(tokens)))) for learned, tokens in parts]
+    runs = groupby(zip(example.tokens, example.sampled, strict=True), key=itemgetter(1))
+    written = [(learned, shortened(str(tokenizer.decode([token for token, _ in run])))) for learned, run in runs]
     return "".join(f"{LEARNED[0]}{text}{LEARNED[1]}" if learned else text for learned, text in written)
 
 
 def shortened(text: str) -> str:
     half = SHOWN_CHARACTERS // 2
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:half]} … {text[-half:]}"
-
-
-def summary_of(session: FitSession[Item]) -> dict[str, object]:
-    run = session.trained.run
-    return {
-        "before": run.before,
-        "after": run.after,
-        "steps": run.step,
-        "seconds": session.trained.seconds,
-        "tokens": run.num_tokens,
-        "peak_memory_bytes": peak_memory_bytes(),
-        "versions": versions(),
-        **session.objective.summary(),
-        **session.source.summary(),
-    }
 
 
 def model_card(folder: Path, tag: str, about: str) -> str:

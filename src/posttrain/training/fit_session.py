@@ -1,7 +1,6 @@
 """The parts of a run on rows or pairs: their source, the objective of an update, and what is trained."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -49,14 +48,6 @@ class FitSource(Protocol[Made]):
     def described(self) -> Sequence[str]: ...
 
     def summary(self) -> Mapping[str, object]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutResults:
-    """Results on held-out rows or pairs, as metrics and for summary.json."""
-
-    metrics: Metrics
-    results: Mapping[str, object]
 
 
 class FitObjective(Generic[Item]):
@@ -107,13 +98,13 @@ class FitObjective(Generic[Item]):
         if not self.held_out:
             return {}
         with harness.clock("evaluate"):
-            found = self.measured()
-            harness.evaluated(EvaluationReport(step=self.run.step, results=found.metrics))
-        self.run.saw_evaluation(found.results)
-        return dict(found.metrics)
+            metrics, results = self.measured()
+            harness.evaluated(EvaluationReport(step=self.run.step, results=metrics))
+        self.run.saw_evaluation(results)
+        return metrics
 
-    def measured(self) -> HeldOutResults:
-        """Results on the held-out rows or pairs, of which there is at least one."""
+    def measured(self) -> tuple[dict[str, float], Mapping[str, object]]:
+        """Results on held-out rows or pairs, at least one of them: as metrics, and for summary.json."""
         raise NotImplementedError
 
     def score(self, metrics: Metrics) -> float | None:
@@ -127,8 +118,7 @@ class FitObjective(Generic[Item]):
     def state(self) -> Mapping[str, object]:
         return {}
 
-    def restore(self, saved: Checkpoint) -> None:
-        """Restore both."""
+    def restore(self, saved: Checkpoint) -> None: ...
 
     @property
     def num_held_out(self) -> int:
@@ -162,27 +152,26 @@ class FitObjective(Generic[Item]):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FitSession(Generic[Item]):
-    """The parts of a run on rows or pairs."""
+    """The parts of a run on rows or pairs; a caller's optimiser replaces AdamW."""
 
-    config: FitConfig
-    model_name: str
-    source: FitSource[Item]
-    objective: FitObjective[Item]
-    own_optimizer: OwnOptimizer | None = None
-    """Replaces AdamW."""
-    trained: Trained[FitState] = field(init=False)
-    num_steps: int = field(init=False)
-    """Updates of the whole run."""
-
-    def __post_init__(self) -> None:
-        objective = self.objective
+    def __init__(
+        self,
+        config: FitConfig,
+        model_name: str,
+        source: FitSource[Item],
+        objective: FitObjective[Item],
+        *,
+        own_optimizer: OwnOptimizer | None = None,
+    ) -> None:
         require_whole_adapter(objective.policy.model)
-        optimizer = self.own_optimizer or objective.optimizer()
-        made = Trained(objective.policy, optimizer, objective.run, parts=[objective], head=objective.head())
-        object.__setattr__(self, "trained", made)
-        object.__setattr__(self, "num_steps", self.source.num_steps(objective.options) or self.config.run.num_steps)
+        self.config, self.model_name, self.source, self.objective = config, model_name, source, objective
+        optimizer = own_optimizer or objective.optimizer()
+        self.trained: Trained[FitState] = Trained(
+            objective.policy, optimizer, objective.run, parts=[objective], head=objective.head()
+        )
+        self.num_steps = source.num_steps(objective.options) or config.run.num_steps
+        """Updates of the whole run."""
 
 
 def pairs_of_rows(

@@ -26,15 +26,20 @@ NO_DEVIATION = 1e-8
 """Deviation that TRL treats as 0, in units of reward."""
 
 
-def step_metrics(groups: Sequence[Group], grades: Grades, informed: Bool[Tensor, "prompt group"]) -> dict[str, float]:
-    """Metrics of groups, grades and which completions have an advantage; with dynamic sampling of the kept groups."""
+def step_metrics(
+    groups: Sequence[Group], grades: Grades, informed: Bool[Tensor, "prompt group"] | None = None
+) -> dict[str, float]:
+    """Metrics of groups, grades and, if it is known, which completions have an advantage.
+
+    With dynamic sampling these are the kept groups.
+    """
     return {
         **reward_metrics(grades),
         **source_metrics(groups, grades),
         **outcome_metrics(grades.outcomes),
         **logged_metrics(grades.logged),
         **completion_metrics(groups),
-        "frac_zero_advantage": (~informed).double().mean().item(),
+        **({} if informed is None else {"frac_zero_advantage": (~informed).double().mean().item()}),
     }
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.algorithms.aggregation import decoupled_zscore
+from posttrain.algorithms.advantages import decoupled_zscore
 from posttrain.records import Grades, Group
 from posttrain.runs.reports import StepReport
 from posttrain.training.metrics import NO_DEVIATION, completion_metrics, logged_metrics, reward_metrics, without_nan

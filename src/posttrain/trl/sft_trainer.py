@@ -16,8 +16,7 @@ from posttrain.runs.reports import Run
 from posttrain.tasks.row_files.rows import GivenRows
 from posttrain.training.sft.example_maker import LABELS, MASKS, NOT_LEARNED, TOKENS
 from posttrain.training.sft.learned_rows import RowExamples
-from posttrain.training.sft.sft_run import example_source, train_sft
-from posttrain.training.sft.supervised import held_out_loss
+from posttrain.training.sft.sft_run import example_source, held_out_loss, train_sft
 from posttrain.trl.base_trainer import BaseTrainer, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength
 from posttrain.trl.configs.recipe import NO_LIMIT, adamw_options

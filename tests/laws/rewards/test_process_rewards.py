@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import posttrain
-from posttrain.algorithms.aggregation import sums_differ
+from posttrain.algorithms.advantages import sums_differ
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import RunError
 from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout, TokenSequence

@@ -35,7 +35,7 @@ from posttrain.training.dpo.pair_update import (
     logprobs_without_gradient,
 )
 from posttrain.training.fit import model_card, write_model
-from posttrain.training.fit_session import FitObjective, HeldOutResults
+from posttrain.training.fit_session import FitObjective
 from posttrain.training.held_out import Row, table_lines
 from posttrain.training.reference import Reference
 from posttrain.training.trained import FitState
@@ -124,12 +124,12 @@ class DpoObjective(FitObjective[Preference]):
     def num_tokens(self, batch: Sequence[Preference]) -> int:
         return sum(2 * len(pair.prompt.tokens) + len(pair.chosen.tokens) + len(pair.rejected.tokens) for pair in batch)
 
-    def measured(self) -> HeldOutResults:
+    def measured(self) -> tuple[dict[str, float], Mapping[str, object]]:
         pairs = self.held_out
         policy = logprobs_without_gradient(self.policy, pairs, self.options.tokens_per_microbatch)
         reference = self.reference.logprobs("held_out", range(len(pairs)), pairs)
         metrics = held_out_pair_metrics(MeasuredPairs.of(self.loss, policy, reference, answer_lengths(pairs)), pairs)
-        return HeldOutResults(metrics, {name.removeprefix("eval/"): value for name, value in metrics.items()})
+        return metrics, {name.removeprefix("eval/"): value for name, value in metrics.items()}
 
     def score(self, metrics: Metrics) -> float | None:
         return metrics.get("eval/accuracy_sampled", metrics.get("eval/pairs/accuracy"))

@@ -11,8 +11,6 @@ import torch
 from torch import nn
 
 from posttrain.config import RewardModelConfig
-from posttrain.config.reading import resolved_config
-from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.classifiers.heads import ScoreHead, TextScorer, new_scorer
 from posttrain.models.classifiers.saved_classifier import TextReading, require_classifier, save_classifier
 from posttrain.models.loading.saving import require_loadable, whole_folder
@@ -33,7 +31,7 @@ from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.tasks.row_files.rows import NO_ROWS_GIVEN, GivenRows
 from posttrain.training.caller_objects import StartOptions
 from posttrain.training.fit import run_fit, show_plan
-from posttrain.training.fit_session import FitObjective, FitSession, HeldOutResults, pairs_of_rows
+from posttrain.training.fit_session import FitObjective, FitSession, pairs_of_rows
 from posttrain.training.optimizer import POLICY, OwnOptimizer, ParameterGroup, new_optimizer
 from posttrain.training.reward_model.calibration import (
     HeldOutPairs,
@@ -108,9 +106,9 @@ class RewardModelObjective(FitObjective[Preference]):
         scores = pair_scores(self.scorer, self.held_out, self.options.tokens_per_microbatch)
         return held_out_pairs(scores, self.held_out, self.options.calibration_bins), scores
 
-    def measured(self) -> HeldOutResults:
+    def measured(self) -> tuple[dict[str, float], Mapping[str, object]]:
         found, _ = self.scored()
-        return HeldOutResults(found.metrics(), found.summary())
+        return found.metrics(), found.summary()
 
     def memory(self, shape: ModelShape, *, on_cuda: bool) -> MemorySetup:
         longest = max(pair.num_tokens for pair in self.pairs.training)
@@ -191,14 +189,13 @@ def train_reward_model(
     """
     start = StartOptions(watchers=watchers, resume=resume, from_step=from_step, accept_changes=accept_changes)
     given = GivenRows(rows=rows, held_out=held_out_rows)
-    config = resolved_config(config, adapter=None if policy is None else trains_adapter(policy.model))
     inputs = inputs_of_run(config, policy_input(policy), rows=given.rows, held_out_rows=given.held_out)
-    return run_fit(config, inputs, start, partial(open_reward_model, config, policy, given, head, optimizer))
+    opened = partial(open_reward_model, policy=policy, given=given, head=head, optimizer=optimizer)
+    return run_fit(config, inputs, start, opened, policy)
 
 
 def show_reward_plan(config: RewardModelConfig) -> None:
-    config = resolved_config(config)
-    show_plan(config, partial(open_reward_model, config))
+    show_plan(config, open_reward_model)
 
 
 def open_reward_model(
@@ -215,9 +212,7 @@ def open_reward_model(
     pairs = pairs_of_rows(config, config.reward_model, policy, given)
     scorer = new_scorer(policy, seed=seed) if head is None else TextScorer(policy, head)
     objective = RewardModelObjective(config, scorer, pairs)
-    return nullcontext(
-        FitSession(config=config, model_name=name, source=pairs, objective=objective, own_optimizer=optimizer)
-    )
+    return nullcontext(FitSession(config, name, pairs, objective, own_optimizer=optimizer))
 
 
 def write_reward_model(
