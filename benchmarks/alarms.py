@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.rewards.countdown.grader import CountdownCredit
+from posttrain.rewards.countdown import CountdownCredit
 from posttrain.rewards.parsing.arithmetic import postfix, value
 from posttrain.rewards.parsing.tags import WHITE_SPACE, answer_text
 from posttrain.rewards.shaping import PeriodCount

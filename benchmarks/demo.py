@@ -33,7 +33,7 @@ SHOWN = (
 
 def permuted_countdown(completions: list[str], **columns: object) -> list[float]:
     """Countdown's rewards of a step, dealt out anew among its completions by a generator seeded with their text."""
-    from posttrain.rewards.countdown.grader import countdown
+    from posttrain.rewards.countdown import countdown
 
     scores = [graded.score for graded in countdown(completions=completions, **columns)]
     digest = hashlib.blake2b("\0".join(completions).encode(), digest_size=8).digest()

@@ -39,7 +39,7 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import SamplingParams
 from posttrain.options.task import CountdownOptions, Demonstrator
 from posttrain.records import Grades, Group, Prompt
-from posttrain.rewards.countdown.step_rewards import HIT, MISS
+from posttrain.rewards.countdown import HIT, MISS
 from posttrain.rewards.grading.grade import grade
 from posttrain.runs.reports import StepReport
 from posttrain.tasks.countdown_problems import training_problem

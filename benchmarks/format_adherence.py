@@ -48,7 +48,7 @@ METRICS = ("reward", "clip_ratio/region_mean", "kl", "loss/kl", "ratio/mean", "e
 
 def permuted_format(completions: list[str], **columns: Any) -> list[float]:
     """The format's rewards of a step, dealt out anew among its completions by a generator seeded with their text."""
-    from posttrain.rewards.format import line_format
+    from posttrain.rewards.shaping import line_format
 
     scores = [graded.score for graded in line_format(completions=completions, **columns)]
     digest = hashlib.blake2b("\0".join(completions).encode(), digest_size=8).digest()

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from posttrain.options.task import Demonstrator
-from posttrain.rewards.countdown.grader import Countdown, countdown
+from posttrain.rewards.countdown import Countdown, countdown
 from posttrain.rewards.parsing.tags import END_THINK, THINK
 from posttrain.tasks.countdown_problems import Difficulty, training_problem
 from posttrain.tasks.countdown_task import demonstrate

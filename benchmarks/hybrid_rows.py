@@ -15,7 +15,7 @@ from random import Random
 import sums_task
 
 from posttrain.options.task import CountdownOptions, Demonstrator
-from posttrain.rewards.countdown.grader import Countdown
+from posttrain.rewards.countdown import Countdown
 from posttrain.tasks.countdown_problems import training_problem
 from posttrain.tasks.countdown_task import compact, demonstrate, difficulty
 

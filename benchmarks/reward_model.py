@@ -26,7 +26,7 @@ from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.model import ModelOptions
 from posttrain.options.task import CountdownOptions, Demonstrator
-from posttrain.rewards.countdown.grader import Outcome, countdown_outcome
+from posttrain.rewards.countdown import Outcome, countdown_outcome
 from posttrain.tasks.countdown_task import CountdownTask, demonstrate
 
 TRIES = 8

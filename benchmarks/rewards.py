@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable
 from time import perf_counter
 
-from posttrain.rewards.countdown.grader import countdown
-from posttrain.rewards.format import strict_format
+from posttrain.rewards.countdown import countdown
 from posttrain.rewards.math_reward import MathsReward
+from posttrain.rewards.shaping import strict_format
 from posttrain.sandbox.backends import Bubblewrap
 from posttrain.sandbox.execution import FEW, MANY, Process, ServerOptions
 from posttrain.sandbox.process_pool import ProcessPool

@@ -16,9 +16,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from posttrain.rewards.countdown.grader import CountdownCredit, countdown
-from posttrain.rewards.countdown.step_rewards import CountdownSteps
-from posttrain.rewards.format import graded_format
+from posttrain.rewards.countdown import CountdownCredit, CountdownSteps, countdown
+from posttrain.rewards.shaping import graded_format
 
 REWARDS = ("outcome", "format", "near", "process")
 

@@ -63,9 +63,8 @@ TESTS = {
     "options/reward.py": ["laws/rewards/test_terms.py", "laws/rewards/test_refusals.py"],
     "records.py": ["engine/test_passes.py", "laws/rewards/test_protocol.py"],
     "runs/checkpoint.py": ["engine/test_durable_writes.py", "engine/test_manifest.py", "engine/test_checkpoint.py"],
-    "runs/manifest.py": ["engine/test_manifest.py", "engine/test_checkpoint.py"],
     "training/evaluation.py": ["closed_form/test_evaluation.py"],
-    "runs/files.py": ["engine/test_durable_writes.py"],
+    "runs/files.py": ["engine/test_durable_writes.py", "engine/test_manifest.py", "engine/test_checkpoint.py"],
     "training/learner.py": [
         "engine/test_stale_engine.py",
         "learning/test_distillation_learns.py",

@@ -125,12 +125,12 @@ GROUPS = [
     ),
     Group(
         files=[
-            *(f"runs/{name}.py" for name in ("checkpoint", "manifest", "tensor_state", "files")),
+            *(f"runs/{name}.py" for name in ("checkpoint", "tensor_state", "files")),
             "training/trained.py",
         ],
         suites=["closed_form", "engine"],
         modules=[
-            *(f"posttrain.runs.{name}" for name in ("checkpoint", "manifest", "tensor_state", "files")),
+            *(f"posttrain.runs.{name}" for name in ("checkpoint", "tensor_state", "files")),
             "posttrain.training.trained",
         ],
     ),

@@ -18,7 +18,7 @@ KEPT_FOR_THE_PROCESS = {
     "posttrain.models.chat_templates.MEMORY": "the limit on memory while templates are rendered",
     "posttrain.sandbox.elsewhere.texts": "sources of this package, which do not change while it runs",
     "posttrain.rewards.grading.worker_process.loop": "in a worker, which is a process of one function",
-    "posttrain.runs.threads.ThreadClaim._open": "torch has one number of threads, on which sessions must agree",
+    "posttrain.runs.checkpoint.ThreadClaim._open": "torch has one number of threads, on which sessions must agree",
 }
 OF_A_PROCESS_OF_ITS_OWN = {
     "posttrain.sandbox.inside.replay": "the program's own process, which starts itself anew with a seed",

@@ -102,7 +102,7 @@ def score_of(job: Job, end_ids: Sequence[int]) -> Callable[..., list[float]]:
         return [hash_score(ids) for ids in completion_ids]
 
     def solved(completions: list[str], completion_ids: list[list[int]], columns: dict[str, Any]) -> list[float]:
-        from posttrain.rewards.countdown.grader import countdown  # the standard library is all that it needs
+        from posttrain.rewards.countdown import countdown  # the standard library is all that it needs
 
         finish = ["stop" if ids and ids[-1] in end_ids else "length" for ids in completion_ids]
         named = {name: columns[name] for name in ("numbers", "target", "rule")}

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.rewards.countdown.grader import countdown, countdown_last
-from posttrain.rewards.countdown.step_rewards import CountdownSteps
-from posttrain.rewards.format import graded_format, last_format, strict_format
+from posttrain.rewards.countdown import CountdownSteps, countdown, countdown_last
 from posttrain.rewards.grading.answers import ProcessReward
+from posttrain.rewards.shaping import graded_format, last_format, strict_format
 from tests.support.hostile_texts import built, read
 
 ATTACKS = read("countdown.jsonl")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.rewards.format import line_format
 from posttrain.rewards.parsing.tags import answer_lines
+from posttrain.rewards.shaping import line_format
 
 GOOD = "<think>\na\n</think>\n<answer>\n7\n</answer>"
 ACCEPTED = {

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from posttrain.rewards.gold_answers import AnswerOutcome
+from posttrain.rewards.exact_match import AnswerOutcome
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.math_reward import MathsReward, quickly
-from posttrain.rewards.parsing.exact_numbers import exact
+from posttrain.rewards.parsing.exact_numbers import COUNTED, UNITS, exact, unit_of
 from posttrain.rewards.parsing.final_answers import last_number
-from posttrain.rewards.parsing.units import COUNTED, UNITS, unit_of
 from tests.support.hostile_texts import built, read
 from tests.support.timing import idle_milliseconds, milliseconds
 

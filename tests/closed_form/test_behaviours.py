@@ -10,7 +10,7 @@ from posttrain.behaviours.behaviour_reader import BehaviourReader, compiled_patt
 from posttrain.behaviours.behaviour_table import TABLE, PatternRow, SearchRow, chosen_rows, read_search
 from posttrain.options.behaviours import BehaviourOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
-from posttrain.rewards.countdown.grader import Countdown
+from posttrain.rewards.countdown import Countdown
 from tests.support.pages import blocks, documented, write_files
 from tests.support.refusals import refused
 

@@ -5,7 +5,7 @@ from itertools import combinations, combinations_with_replacement, permutations
 
 import pytest
 
-from posttrain.rewards.countdown.grader import Countdown
+from posttrain.rewards.countdown import Countdown
 from posttrain.rewards.parsing.arithmetic import apply
 from posttrain.tasks.countdown_problems import (
     COURSE,

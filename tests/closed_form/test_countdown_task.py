@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.options.task import CountdownOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
-from posttrain.rewards.countdown.grader import Countdown, Outcome
+from posttrain.rewards.countdown import Countdown, Outcome
 from posttrain.rewards.grading.grade import grade
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages
 from posttrain.tasks.countdown_problems import held_out

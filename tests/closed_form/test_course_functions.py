@@ -15,8 +15,8 @@ from posttrain.course import (
     create_grpo_training_episodes,
     grpo_sequence_loss,
 )
-from posttrain.rewards.countdown.grader import countdown
-from posttrain.rewards.format import graded_format
+from posttrain.rewards.countdown import countdown
+from posttrain.rewards.shaping import graded_format
 from tests.support.refusals import refused
 from tests.support.tiny import advantage, token_loss
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from posttrain.algorithms.losses import ClipRange, clipped_surrogate
-from posttrain.rewards.format import graded_format, line_format, strict_format
+from posttrain.rewards.shaping import graded_format, line_format, strict_format
 from posttrain.trl import ModelConfig, get_peft_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "course.md").read_text(encoding="utf-8")

@@ -19,8 +19,8 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
+from posttrain.runs.checkpoint import claim_threads
 from posttrain.runs.reports import Run
-from posttrain.runs.threads import claim_threads
 from posttrain.tasks.preference_set import preference_set
 from tests.support.refusals import refused
 from tests.support.runs import SHAPE

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from posttrain.errors import RunError
 from posttrain.runs import checkpoint as checkpoints
-from posttrain.runs.checkpoint import TEMPORARY, forget_after, load_latest, prune, restore_threads, save, saved_steps
+from posttrain.runs.checkpoint import claim_threads, forget_after, load_latest, prune, restore_threads, save
+from posttrain.runs.files import TEMPORARY, saved_steps
 from posttrain.runs.tensor_state import module_tensors, optimizer_tensors, restore_module, restore_optimizer
-from posttrain.runs.threads import claim_threads
 from tests.support.accidents import flip_bit
 from tests.support.refusals import refused
 

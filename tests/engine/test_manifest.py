@@ -10,7 +10,7 @@ import torch
 
 from posttrain.errors import RunError
 from posttrain.runs.checkpoint import forget_after, load_latest, load_step, prune, save
-from posttrain.runs.manifest import DamageError, empty_steps, manifest_from, read_manifest, saved_steps
+from posttrain.runs.files import DamageError, manifest_from, read_manifest, saved_steps
 from tests.support.accidents import flip_bit
 from tests.support.refusals import refused
 
@@ -99,9 +99,9 @@ def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_an_empty_one(
 ) -> None:
     """Root may look into all of them, so the answer of the system is put in."""
     (tmp_path / "step-000005").mkdir()
-    assert list(empty_steps(tmp_path)) == [5]
+    assert list(saved_steps(tmp_path, empty=True)) == [5]
     monkeypatch.setattr(os, "access", lambda path, mode: mode == os.F_OK)
-    assert list(empty_steps(tmp_path)) == []
+    assert list(saved_steps(tmp_path, empty=True)) == []
 
 
 def test_a_manifest_of_an_earlier_version_has_no_hash_and_is_read(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import torch
 from posttrain.errors import RunError, UserError
 from posttrain.records import Finish, Grades, Group, Prompt, Rollout, TokenSequence
 from posttrain.runs.folder import VERSION
+from posttrain.runs.named_inputs import run_recipe
 from posttrain.runs.reports import ScoredCompletions, UpdateTokens
 from posttrain.runs.run_folder import RunFolder
-from posttrain.runs.same_recipe import run_recipe
 
 
 def scored(*scores: float, greedy: bool = False, extra: object = None) -> ScoredCompletions:

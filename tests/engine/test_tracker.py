@@ -13,8 +13,7 @@ from posttrain.errors import RunError, UserError
 from posttrain.options.training import TrackerOptions
 from posttrain.runs import tracker as module
 from posttrain.runs.reports import EndReport, StepReport
-from posttrain.runs.tracker import SERVICES, Tracker, require_trackers
-from posttrain.runs.tracker_services import TrackedRun
+from posttrain.runs.tracker import SERVICES, TrackedRun, Tracker, require_trackers
 from tests.support.refusals import refused
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.options.task import Demonstrator
-from posttrain.rewards.countdown.grader import Countdown, Outcome, countdown_outcome
-from posttrain.rewards.countdown.step_rewards import HIT, MISS, STEP, read_try
+from posttrain.rewards.countdown import HIT, MISS, STEP, Countdown, Outcome, countdown_outcome, read_try
 from posttrain.rewards.parsing.arithmetic import literals, postfix, value
 from posttrain.tasks.countdown_problems import Difficulty, reachable_values, solvable, training_problem
 from posttrain.tasks.countdown_task import demonstrate, search

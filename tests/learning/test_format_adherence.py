@@ -16,8 +16,8 @@ from posttrain.config import SftConfig
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import NewModelOptions
 from posttrain.options.training import CheckpointOptions, RunOptions, SftOptions
-from posttrain.rewards.format import line_format
 from posttrain.rewards.grading.function import reward_function
+from posttrain.rewards.shaping import line_format
 from posttrain.tasks.arithmetic_task import training_additions
 from posttrain.training.sft.sft_run import train_sft
 from tests.support.runs import metrics_of

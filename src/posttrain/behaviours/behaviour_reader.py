@@ -20,7 +20,7 @@ import regex
 from posttrain.behaviours.behaviour_table import PatternRow, Row, SearchRow, Signs, read_search
 from posttrain.errors import UserError
 from posttrain.records import Group
-from posttrain.rewards.countdown.grader import puzzle
+from posttrain.rewards.countdown import puzzle
 from posttrain.rewards.parsing.tags import END_THINK
 from posttrain.runs.curves import PALETTE, dress, running_mean
 from posttrain.runs.files import save_figure

@@ -7,7 +7,7 @@ uncertainty.  Rows of kind `search` read the bundled model's notation.  Users ad
 
 Words are not deeds: "let me check" may be followed by no check.  The table measures how often they are written.
 
-The bundled model writes no prose: its tries, steps and verdicts are read as posttrain.rewards.countdown.step_rewards
+The bundled model writes no prose: its tries, steps and verdicts are read as posttrain.rewards.countdown
 defines, in linear time; tries beyond the first `MOST_TRIES` are ignored.
 """
 
@@ -20,8 +20,7 @@ from posttrain.binding import bind
 from posttrain.config.recipes import parse_yaml
 from posttrain.errors import UserError
 from posttrain.options.behaviours import BehaviourOptions, PatternOptions, Within
-from posttrain.rewards.countdown.grader import Countdown
-from posttrain.rewards.countdown.step_rewards import HIT, MISS, MOST_TRIES, Try, lines_of_tries, read_try
+from posttrain.rewards.countdown import HIT, MISS, MOST_TRIES, Countdown, Try, lines_of_tries, read_try
 from posttrain.rewards.parsing.tags import END_THINK
 from posttrain.schemas import did_you_mean
 

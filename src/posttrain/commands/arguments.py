@@ -15,7 +15,7 @@ from posttrain.config.sections import require_complete, section_names
 from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded
 from posttrain.options.model import ModelOptions, is_adapter_folder, is_run_folder, run_model
-from posttrain.runs.same_recipe import run_recipe
+from posttrain.runs.named_inputs import run_recipe
 
 Built = TypeVar("Built")
 

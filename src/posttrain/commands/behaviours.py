@@ -8,7 +8,7 @@ from posttrain.commands.arguments import configured, picture_file, split_argumen
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.config.recipes import RecipeLayer
-from posttrain.runs.same_recipe import run_recipe
+from posttrain.runs.named_inputs import run_recipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,8 +36,7 @@ from posttrain.records import Rollout
 from posttrain.runs.files import read_metrics, write_atomically
 from posttrain.runs.folder import sole_writer
 from posttrain.runs.interruption import run_posttrain
-from posttrain.runs.named_inputs import changed_since
-from posttrain.runs.same_recipe import changed_options, first_changes
+from posttrain.runs.named_inputs import changed_options, changed_since, first_changes
 from posttrain.runs.summary import headline
 from posttrain.tasks.base import held_out_prompts, training_prompts
 from posttrain.training.session import open_session

@@ -105,7 +105,7 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", h
     from posttrain.generation.streams import StreamKey
     from posttrain.models.loading.model_folder import load_policy
     from posttrain.models.rendering import renderer_of
-    from posttrain.rewards.countdown.grader import countdown
+    from posttrain.rewards.countdown import countdown
     from posttrain.rewards.grading.grade import grade, reward_function
     from posttrain.runs.progress import visible
 

@@ -15,7 +15,7 @@ from posttrain.options.reward import RewardOptions
 from posttrain.options.task import TASK_OPTIONS
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards import cheap_attacks
-from posttrain.rewards.cheap_attacks import Answer, AttackExample, generic, most_common
+from posttrain.rewards.cheap_attacks import JUDGE, SHAPING, Answer, AttackExample, generic, most_common
 from posttrain.rewards.grading.answers import Score
 from posttrain.rewards.grading.calls import CHAT_HINT, NEVER, RolloutRow, read_result
 from posttrain.rewards.grading.dispatch import dispatch
@@ -24,7 +24,6 @@ from posttrain.rewards.grading.grade import DEFAULTS, PendingScores, checked_ver
 from posttrain.rewards.grading.resources import ChecksRows, Resources
 from posttrain.rewards.grading.worker_process import NotWritableError, to_json
 from posttrain.rewards.reward_registry import BUILT_IN, load_reward
-from posttrain.rewards.shaping_attacks import JUDGE, SHAPING
 from posttrain.tasks.dataset import content
 from posttrain.tasks.programs_task import program_row
 from posttrain.tasks.row_files.rows import DatasetRow, read_rows, require_column

@@ -17,8 +17,7 @@ from posttrain.errors import UserError
 from posttrain.runs.files import write_atomically
 from posttrain.runs.folder import sole_writer
 from posttrain.runs.interruption import run_posttrain
-from posttrain.runs.named_inputs import changed_since
-from posttrain.runs.same_recipe import changed_options, first_changes
+from posttrain.runs.named_inputs import changed_options, changed_since, first_changes
 
 if TYPE_CHECKING:
     from posttrain.commands.phase_list import Phase

@@ -29,11 +29,11 @@ from posttrain.options.model import ModelOptions, is_run_folder
 from posttrain.records import Grades, Group, Prompt, Rollout
 from posttrain.runs.checkpoint import load_latest
 from posttrain.runs.files import read_metrics
+from posttrain.runs.named_inputs import run_recipe
 from posttrain.runs.progress import Clock, visible
 from posttrain.runs.prompt_preview import logged_lines
 from posttrain.runs.run_folder import METRICS
 from posttrain.runs.run_inputs import began_with
-from posttrain.runs.same_recipe import run_recipe
 from posttrain.training.collector import CollectedStep
 from posttrain.training.credited_step import SCALE, SHIFT, CreditedStep, restored
 from posttrain.training.critic import has_head, saved_options

@@ -29,8 +29,8 @@ from posttrain.models.rendering import TokenizerRenderer, token_ids
 from posttrain.options.rollout import SamplingOptions
 from posttrain.options.task import NumbersRule
 from posttrain.records import Group
-from posttrain.rewards.countdown.grader import Outcome, countdown_outcome, puzzle
-from posttrain.rewards.format import SCORES, arithmetic_structure
+from posttrain.rewards.countdown import Outcome, countdown_outcome, puzzle
+from posttrain.rewards.shaping import SCORES, arithmetic_structure
 from posttrain.training.update import Objective, Observations, micro_loss
 
 __all__ = [

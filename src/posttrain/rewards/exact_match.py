@@ -1,27 +1,208 @@
-"""Answers compared as text, number or arithmetic, without evaluating anything: exact matches and generated problems.
+r"""Gold answers of rows, and answers compared with them as text, number or arithmetic, without evaluating anything.
 
-`exact_match` is for answers that are one text: the letter of a choice, a word, a formula, a number.  It reads what
-follows the last `</think>`: the last closed `<answer>…</answer>`, else the last box, else everything.  It pays 1 if it
-is the column `answer` (or `ground_truth`): the same text apart from blanks (and letter case, for a single word), or the
-same exact number.  A gold answer of one capital letter is a choice, which may also be written `(B)`, `B.` or `B)`.  A
-row without an answer is not scored.  Known hack: a guess is right as often as there are few choices.
+**Gold answers.**  Text is used unchanged; of a text with a box, only the box's content.  Numbers, including numpy's and
+Decimal, are written in digits: 1e-05 is 0.00001, not Euler's e minus 5, and so are the texts `1e-05` and `1e5`.  None,
+NaN, the text `nan` and pandas' marks are a row without an answer, which is not scored.  Everything else (bytes, lists,
+dicts, infinity, the texts `None` and `N/A`, a sentence with a number in it) is a mistake in the column, never a wrong
+answer: it is not scored, and reported with the reason.
 
-reasoning-gym's scorers evaluate some answers as Python, pay for an answer that the text merely contains, and accept any
-four numbers for those of a puzzle.  So what can be compared here is compared here; problems with many right answers go
-to its scorer, only inside the sandbox, and behind a grammar if it evaluates them.
+**Names.**  `\text{Monday}`, `Paris` and `ABC` are compared as text, ignoring case, and so are several numbers with
+units (`1 hour 30 minutes`).  math-verify would read adjacent letters as a product, in which `act` equals `cat`.
+
+**`exact_match`** reads what follows the last `</think>`: the last closed `<answer>…</answer>`, else the last box, else
+everything.  It pays 1 if it is the row's answer: the same text apart from blanks (and letter case, for a single word),
+or the same exact number.  A gold answer of one capital letter is a choice, which may also be written `(B)`, `B.` or
+`B)`.  Known hack: a guess is right as often as there are few choices.
+
+**Generated problems.**  reasoning-gym's scorers evaluate some answers as Python, pay for an answer that the text merely
+contains, and accept any four numbers for those of a puzzle.  So what can be compared here is compared here; problems
+with many right answers go to its scorer, only inside the sandbox, and behind a grammar if it evaluates them.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from enum import StrEnum
-from typing import Any
+from functools import lru_cache
+from numbers import Integral, Rational, Real
+from typing import Any, NamedTuple
 
-from posttrain.rewards.gold_answers import AnswerOutcome, gold_answer, graded_answer, missing_answer
-from posttrain.rewards.grading.answers import Column, Graded, Texts
+from posttrain.rewards.grading.answers import Array, Column, Graded, Texts
 from posttrain.rewards.parsing import arithmetic
-from posttrain.rewards.parsing.exact_numbers import exact
+from posttrain.rewards.parsing.exact_numbers import (
+    MAX_DIGITS,
+    WORDS,
+    exact,
+    gold_value,
+    is_compound,
+    plain_words,
+    unit_of,
+)
 from posttrain.rewards.parsing.final_answers import last_boxed
 from posttrain.rewards.parsing.tags import after_thinking, last_answer
+
+SCIENTIFIC = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,6}", re.ASCII)
+"""Floats as programs write them; Euler's e appears as in `2 e - 5` or `2e^5`."""
+NOT_PROSE = re.compile(
+    r"\\(?:text\w*|math\w+|mbox|begin|end|operatorname)\s*\{[^{}]*\}|\\[a-zA-Z]+"
+    r"|\b(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|lim|max|min|gcd|lcm|mod|sqrt|or|and)\b",
+    re.ASCII,
+)
+PHRASE = re.compile(r"(?<![\w^])[a-zA-Z]+(?:[ ,.:]+[a-zA-Z]+)*(?![\w(^])", re.ASCII)
+NUMBER_END = re.compile(r"[\d)}]\s*\Z")
+
+
+class AnswerOutcome(StrEnum):
+    """How an answer to a row with a gold answer fared."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    PARTIAL = "partial"
+    """A generator's scorer gives less than full score; paid only with `partial_credit`."""
+    REFUSED = "refused"
+    """Not compared: too long, a chain, a list, a power, nan or the like."""
+    UNREADABLE = "unreadable"
+    """No way of reading understands it, or a generator's scorer raised."""
+    TIME_LIMIT = "time_limit"
+    NO_ANSWER = "no_answer"
+    TRUNCATED = "truncated"
+    """No answer, and the length limit cut the completion off."""
+    NO_GOLD = "no_gold"
+    """The row has no answer, or one that cannot be read: not scored."""
+
+
+def graded_answer(right: bool) -> Graded:
+    return Graded(1.0, AnswerOutcome.CORRECT) if right else Graded(0.0, AnswerOutcome.WRONG)
+
+
+def missing_answer(cut_off: bool) -> Graded:
+    return Graded(0.0, AnswerOutcome.TRUNCATED if cut_off else AnswerOutcome.NO_ANSWER)
+
+
+class GoldAnswer(NamedTuple):
+    """A row's answer, or why there is none."""
+
+    text: str | None
+    problem: str = ""
+    """What is wrong; empty if the row simply has no answer."""
+
+
+MISSING = GoldAnswer(None)
+
+
+def gold_answers(answer: Sequence[object] | None, truth: Sequence[object] | None, count: int) -> list[GoldAnswer]:
+    column = answer if answer is not None else truth
+    return [MISSING] * count if column is None else [gold_answer(value) for value in column]
+
+
+def gold_answer(value: object) -> GoldAnswer:
+    """The answer in one entry of the column."""
+    if isinstance(value, str):
+        return gold_text(value)
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):  # of pandas, which may be missing
+        return MISSING
+    if isinstance(value, bool):
+        return GoldAnswer(str(value))
+    if isinstance(value, Rational) and not isinstance(value, Integral):
+        return GoldAnswer(f"{value.numerator}/{value.denominator}")
+    if isinstance(value, Real | Decimal):
+        return gold_number(Decimal(int(value)) if isinstance(value, Integral) else Decimal(str(value)))
+    if isinstance(value, Array) and math.prod(value.shape) == 1:
+        return gold_answer(value.item())
+    return GoldAnswer(None, f"{value!r:.200} is a {type(value).__name__}, neither text nor a number")
+
+
+def gold_number(number: Decimal) -> GoldAnswer:
+    if number.is_nan():
+        return MISSING
+    if number.is_infinite():
+        return GoldAnswer(None, f"{number} cannot be compared with an answer")
+    if abs(number.adjusted()) > MAX_DIGITS or len(text := format(number, "f")) > MAX_DIGITS:
+        return GoldAnswer(None, f"{number:.3e} has more than {MAX_DIGITS} digits")
+    return GoldAnswer(text)
+
+
+@lru_cache(maxsize=4096)
+def gold_text(text: str) -> GoldAnswer:
+    """The answer in a text."""
+    boxed = last_boxed(text)
+    text = (text if boxed is None else boxed).strip()
+    if text.casefold() in ("", "nan", "<na>", "nat"):
+        return MISSING
+    if text.casefold() in ("n/a", "#n/a", "none", "null"):  # exports write them for missing; `\\text{None}` means it
+        return GoldAnswer(None, f"{text!r} means that there is none")
+    if SCIENTIFIC.fullmatch(text):
+        return gold_number(Decimal(text))
+    if is_prose(text):
+        return GoldAnswer(None, f"{text[:200]!r} is a sentence")
+    return GoldAnswer(text)
+
+
+def is_prose(text: str) -> bool:
+    """Whether there are words around a number that are neither its unit nor a function."""
+    if "####" in text:  # some data sets put it between the solution and the answer
+        return True
+    whole = WORDS.fullmatch(text)
+    plain = NOT_PROSE.sub(" 0 ", whole[1] if whole else text)
+    if not re.search(r"\d", whole[1] if whole else text) or gold_value(text) is not None:
+        return False
+    phrases = [
+        found[0]
+        for found in PHRASE.finditer(plain)
+        if not NUMBER_END.search(plain, 0, found.start()) or unit_of(found[0]) is None
+    ]
+    return any(
+        len(word) >= 4 or len(phrase.split()) > 1  # fewer adjacent letters may be a product
+        for phrase in phrases
+        for word in re.findall("[a-zA-Z]{2,}", phrase)
+    )
+
+
+SET_NAME = re.compile(r"[^\d\\^_=<>+*/$|{}]*[^\W\d_][^\d\\^_=<>+*/$|{}]*")
+BARE_NAME = re.compile(r"[^\W\d_]+(?:[ -][^\W\d_]+)*")
+LONG_WORD = re.compile(r"[^\W\d_]{3,}|[A-Z]{2,}|^[A-Z]$|[^\W\d_a-zA-Z]{2,}")
+LETTERS_ALONE = re.compile(r"(?:[^\W\d_]|[\s~.()]|\\[,;:! ])*")
+
+
+@lru_cache(maxsize=4096)
+def gold_name(gold: str) -> tuple[str, bool] | None:
+    r"""A gold answer's name, and whether it is set as text; None if it is not a name.
+
+    Three or more bare letters are a name, and so are capitals: `xy` is a product, `B` the second choice.
+    """
+    text = gold.strip().strip("$").strip()
+    if is_compound(text):
+        return plain_name_of(text), True
+    whole = WORDS.fullmatch(text)
+    if whole is not None:
+        return (plain_name_of(text), True) if SET_NAME.fullmatch(whole[1]) else None
+    if BARE_NAME.fullmatch(text) and ("-" not in text or len(text) > len("a-b-c")) and LONG_WORD.search(text):
+        return plain_name_of(text), False
+    return None
+
+
+def plain_name_of(text: str) -> str:
+    plain = text.strip().strip("$*").strip()
+    name = " ".join(plain_words(plain).strip(" .()").split())
+    return name.casefold() if len(name) > 1 else name
+
+
+def same_name(answer: str, gold: str) -> bool | None:
+    """Whether an answer is the gold answer's name; None if that has none, or the answer may say it differently."""
+    name = gold_name(gold)
+    if name is None:
+        whole = WORDS.fullmatch(answer.strip())
+        return True if whole and whole[1].strip() == gold.strip() else None
+    said = plain_name_of(answer)
+    if said == name[0]:
+        return True
+    if name[1]:
+        return False
+    if LETTERS_ALONE.fullmatch(answer.strip().strip("$*")) or WORDS.fullmatch(answer.strip()):
+        return said.replace(" ", "") == name[0].replace(" ", "")
+    return None
+
 
 CHOICE = re.compile(r"[A-Z]")
 CHOSEN = re.compile(r"\(?([A-Za-z])\)?[.:]?")

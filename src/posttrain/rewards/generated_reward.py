@@ -23,16 +23,18 @@ from posttrain.errors import UserError
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answered_together, answers
 from posttrain.rewards.exact_match import (
     MAX_CHARACTERS,
+    AnswerOutcome,
     Scorer,
     final_text,
+    graded_answer,
     is_expression,
     is_no_number,
     makes_target,
+    missing_answer,
     same_answer,
     same_text,
     unspaced,
 )
-from posttrain.rewards.gold_answers import AnswerOutcome, graded_answer, missing_answer
 from posttrain.rewards.grading.answers import Graded, Texts
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, SessionReward

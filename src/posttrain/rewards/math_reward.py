@@ -4,8 +4,9 @@ r"""Rewards for mathematical answers: exact where possible, and never by evaluat
 `\boxed{…}`; the last closed `<answer>…</answer>`; the last number, unless the length limit cut the completion off or
 the number is part of something else (posttrain.rewards.parsing.final_answers).  `x = 5` with a single letter is read as
 5, also if the gold answer has no letter; if that is `y = 5` it is wrong.  Every minus sign is a minus, and so are
-`negative` and `minus`.  If the gold answer has no unit, an answer may have one of posttrain.rewards.parsing.units
-(`5^\circ` too), but no percent sign, other word (`5 \text{ fifths}`), subscript (`5_3`) or prime (`5'`).
+`negative` and `minus`.  If the gold answer has no unit, an answer may have one (`5^\circ` too) of
+posttrain.rewards.parsing.exact_numbers, but no percent sign, other word (`5 \text{ fifths}`), subscript (`5_3`) or
+prime (`5'`).
 
 **How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions
 (posttrain.rewards.parsing.exact_numbers): microseconds, no tolerance.  Names (`cat`) and several numbers with units
@@ -13,11 +14,11 @@ the number is part of something else (posttrain.rewards.parsing.final_answers). 
 that does not end is killed; decimals are sent as fractions, and what it finds equal at 15 digits must agree in 50.
 
 **What earns what.**  CORRECT is worth 1, all else 0.  A row whose gold answer cannot be read
-(posttrain.rewards.gold_answers) is not scored, and reported once.
+(posttrain.rewards.exact_match) is not scored, and reported once.
 
 **Known hacks, and what stops them.**  A false chain (`9 = 5`), several answers instead of one, words or letters that
 math-verify mistakes for units, and whatever else hides an answer from it (`\phantom`, a zero-width space): rejected by
-posttrain.rewards.math_verify.  Towers of powers and factorials that never end: rejected, and killed if they get
+posttrain.rewards.math_reward.  Towers of powers and factorials that never end: rejected, and killed if they get
 through.  `100\%` for 100: a percent is a hundredth.  Answers inside the thinking, a number cut off where it is right:
 not read.  Text that is slow to read: linear time, bounded length.  Not stopped: an answer that is guessed, or known
 from the data; in prose, unlisted words that change a number.
@@ -27,12 +28,18 @@ from the data; in prose, unlisted words that change a number.
 tests/attacks/maths.jsonl has every known miss.
 """
 
+import importlib.util
+import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 from typing import ClassVar
 
-from posttrain.rewards.code.function_questions import answered_together
-from posttrain.rewards.gold_answers import (
+from posttrain.errors import UserError
+from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answered_together, answers
+from posttrain.rewards.exact_match import (
     AnswerOutcome,
     gold_answers,
     gold_name,
@@ -43,22 +50,259 @@ from posttrain.rewards.gold_answers import (
 from posttrain.rewards.grading.answers import Column, Graded, Texts
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, SessionReward
-from posttrain.rewards.math_verify import (
-    ASSIGNED,
-    ComparisonResult,
-    Question,
-    as_asked,
-    compare_symbolically,
-    is_refused,
-    other_letters,
-    other_name,
-    require_math_verify,
-    with_functions,
-    without_dollars,
+from posttrain.rewards.parsing.exact_numbers import (
+    COEFFICIENT,
+    MAX_CHARACTERS,
+    NO_UNIT,
+    WORDS,
+    gold_value,
+    measured_value,
+    unit_of,
 )
-from posttrain.rewards.parsing.exact_numbers import MAX_CHARACTERS
 from posttrain.rewards.parsing.final_answers import AS_HYPHEN, answer_in
-from posttrain.rewards.parsing.units import gold_value, measured_value
+from posttrain.sandbox import inside
+from posttrain.sandbox.execution import FEW, Sandbox, ServerOptions
+from posttrain.sandbox.sandboxes import Sandboxes, site_packages
+
+RELATION = re.compile(r"=|<|>|[≈≅≡]|\\(?:leq?|geq?|neq?|approx|approxeq|sim|equiv|in|lt|gt|[bp]?mod)(?![a-zA-Z])")
+LETTER = r"(?:[a-zA-Z]|\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|phi|varphi|omega))"
+ASSIGNED = re.compile(rf"\s*{LETTER}(?:_(?:\w|\{{\w+\}}))?\s*=(?!=)", re.ASCII)
+"""A letter that gets a value; not `\\pi` or `\\infty`, which have one."""
+SEVERAL = re.compile(r"\\(?:lor|vee|pm)(?![a-zA-Z])|\b(?:or|and|not|vs)\b")
+SET = re.compile(r"\\\{|\\lbrace")
+ELLIPSIS = re.compile(r"\\[lcdv]?dots|\.\.\.|…")
+BOX = re.compile(r"\\f?box")
+BIG_NUMBER = re.compile(
+    r"\^\s*\{?\s*-?\d{4,}|\*\*\s*-?\d{4,}|\d{4,}\s*\}?\s*!|!\s*!|\([^a-zA-Z()]*[!^][^a-zA-Z()]*\)\s*!"
+)
+NUMBERED_UNIT = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{1,3}\s+\d+\s*$", re.ASCII)
+SUBSCRIPT = re.compile(r"[\d)\]}]\s*_\s*(\w|\{[^{}]*\})")
+PRIME = re.compile(r"[\w)\]}]\s*(?:['’′″]|\^\s*\{?\s*\\prime)")
+APART = re.compile(r"(?:~|(?<!\\)\\(?:[,;:! ]|q?quad(?![a-zA-Z])))\s*\d")
+"""A number after a LaTeX space: another answer, or one that is not read."""
+TRANSPOSED = re.compile(r"\^\s*\{?\s*(?:T|\\(?:top|intercal|dagger)(?![a-zA-Z])|\*)")
+INVISIBLE = re.compile(
+    r"\\(?:[hv]?phantom|smash|[hv]space)(?![a-zA-Z])|[\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\u00ad]"
+)
+"""Text that is invisible, or appears elsewhere."""
+ONLY_WITH_GOLD = (SEVERAL, ELLIPSIS, BOX, BIG_NUMBER, NUMBERED_UNIT, PRIME, APART, TRANSPOSED, INVISIBLE)
+"""Rejected in an answer unless the gold answer has one too."""
+MAX_DEPTH = 12
+"""Nested brackets; math-verify's time grows steeply with them."""
+DIGIT_GROUP = re.compile(r"(?<=\d)(?:\{,\}|,(?=\d{3}(?!\d)))")
+FUNCTION_IN_WORDS = re.compile(
+    r"\\(?:mathrm|operatorname|textrm)\*?\s*\{\s*(?:([ei])|((?:arc)?(?:sin|cos|tan|cot|sec|csc)|ln|log|exp|max|min|gcd))\s*\}"
+)
+KNOWN_SIGNS = set("°×·÷∞∪∩∈∅ℝ√²³¹½¼¾≤≥")
+"""Non-ASCII characters that math-verify reads, or reports as unread; so it does Greek letters."""
+LAST_LETTERS = re.compile(r"[\d)}\]!]\s*([a-zA-Z]+(?:[ .]+[a-zA-Z]+)*)\s*\.?\s*$", re.ASCII)
+BARE_UNIT = re.compile(r"\s*-?[\d.,]+(?:\s+([a-zA-Z]+)|([a-zA-Z]{2,}))\s*\.?\s*", re.ASCII)
+BEHIND_WORDS = re.compile(r"(?:\s|\\[,;:! ]|[.}]|\^\s*\{?\s*(?:\d|\\circ)\s*\}?)*")
+COMMAND = re.compile(r"\\(?:begin|end|mathbb|mathcal)\s*\{\w*\}|\\[a-zA-Z]+", re.ASCII)
+OPERAND = re.compile(r"\s*(?:\d+|\\[a-zA-Z]+|[^\s({\[])")
+DECIMAL_POINT = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?!\d|\.\d)", re.ASCII)
+
+
+def is_refused(answer: str, gold: str) -> bool:
+    """Whether an answer has something of these that the gold answer lacks."""
+    # a character that math-verify may skip, with the text after it: `5 ≃ 6`
+    strange = {character for character in answer if not character.isascii() and not "Ͱ" <= character <= "Ͽ"}
+    given = measured_value(answer)
+    return (
+        len(RELATION.findall(answer)) > max(len(RELATION.findall(gold)), 1 if ASSIGNED.match(answer) else 0)
+        or ("$" in answer and "$" not in gold)  # where math-verify stops reading
+        or has_comma(answer) > has_comma(gold)
+        or bool(SET.search(answer)) != bool(SET.search(gold))
+        or any(sign.search(answer) and not sign.search(gold) for sign in ONLY_WITH_GOLD)
+        or not strange <= KNOWN_SIGNS | set(gold)
+        or stripped(answer, gold)
+        or (given is not None and given.has_another_number and gold_value(gold) is not None)  # `5 feet 3 inches`
+        or not subscripts(answer) <= subscripts(gold)
+        or tower(answer) > max(1, tower(gold))
+        or depth(answer) > max(MAX_DEPTH, depth(gold))
+        or other_words(answer, gold)
+    )
+
+
+def other_name(answer: str, gold: str) -> bool:
+    """Whether both give a value to a letter, but to different ones."""
+    if not (ASSIGNED.match(answer) and ASSIGNED.match(gold)):
+        return False
+    name, wanted = (re.sub(r"[\s{}]", "", text.partition("=")[0]) for text in (answer, gold))
+    return name != wanted
+
+
+def subscripts(text: str) -> set[str]:
+    """Subscripts of numbers and brackets, such as the base of `101_2`."""
+    return {found.strip("{} ") for found in SUBSCRIPT.findall(text)}
+
+
+def with_functions(text: str) -> str:
+    return FUNCTION_IN_WORDS.sub(lambda found: found[1] or f"\\{found[2]} ", text)
+
+
+def without_dollars(text: str) -> str:
+    text = text.replace("\\$", "").strip()
+    return text.strip("$") if text[:1] == text[-1:] == "$" else text
+
+
+def has_comma(text: str) -> bool:
+    return "," in DIGIT_GROUP.sub("", text)
+
+
+def stripped(answer: str, gold: str) -> bool:
+    """Whether an answer ends in letters that math-verify mistakes for a unit: `5 more`, `5T`."""
+    found = LAST_LETTERS.search(WORDS.sub(" ", answer))
+    if found is None or letters(gold) or found[1] in ("e", "i"):
+        return False
+    return unit_of(found[1]) is None
+
+
+def other_words(answer: str, gold: str) -> bool:
+    r"""Whether an answer has words it may not have: math-verify skips units, and all that follows them.
+
+    If both have words, they must be the same.  If the gold answer has none, they must be a listed unit, with nothing
+    after it but a power: `5 \text{ cm}^2`.  A gold answer's words may be omitted if they are its unit.
+    """
+    said, wanted = words_in(answer), words_in(gold)
+    if not said:
+        return any(NO_UNIT.search(word) for word in wanted)
+    if wanted:
+        return said != wanted
+    if any(unit_of(word) is None for word in WORDS.findall(answer)) or (
+        (bare := BARE_UNIT.fullmatch(answer)) and unit_of(bare[1] or bare[2]) is None
+    ):
+        return True
+    first = WORDS.search(answer)
+    if first is None or WORDS.fullmatch(answer.strip()):
+        return False
+    return BEHIND_WORDS.fullmatch(WORDS.sub("", answer[first.end() :])) is None
+
+
+def words_in(text: str) -> set[str]:
+    """The words set as text, and a unit at the end, without plurals and brackets."""
+    unit = BARE_UNIT.fullmatch(text)
+    found = WORDS.findall(text) + ([unit[1] or unit[2]] if unit else [])
+    plain = (word.strip(" .()").casefold() for word in found)
+    return {word.removesuffix("s") or word for word in plain if word}
+
+
+def other_letters(answer: str, gold: str) -> bool:
+    known, given = letters(gold), letters(answer)
+    if COEFFICIENT.search(gold) and not known <= given:
+        return True  # it would take `3m` for 3 metres
+    return bool(known or not re.search(r"\d", gold)) and not given <= known | {"e", "i"}
+
+
+def letters(text: str) -> set[str]:
+    plain = COMMAND.sub(" ", WORDS.sub(" ", text)).rpartition("=")[2]
+    return {character for character in plain if character.isascii() and character.isalpha()}
+
+
+def tower(text: str) -> int:
+    """How many powers are stacked: 1 for `x^2 y^3`, 2 for `e^{x^2}`."""
+    height, highest, at = 0, 0, 0
+    groups: list[int] = []  # the height outside of each open bracket
+    operand_end, operand_height = -1, 0
+    while at < len(text):
+        if text[at] == "^" or text.startswith("**", at):
+            power = (operand_height if at == operand_end else height) + 1
+            highest = max(highest, power)
+            at += 1 if text[at] == "^" else 2
+            operand = OPERAND.match(text, at)
+            if operand is not None and operand[0].strip() != "\\left":
+                at = operand_end = operand.end()
+                operand_height = power
+                continue
+            bracket = next((i for i in range(at, len(text)) if text[i] in "({["), len(text))
+            groups.append(height)
+            height, at = power, bracket + 1
+            continue
+        if text[at] in "({[":
+            groups.append(height)
+        elif text[at] in ")}]" and groups:
+            height = groups.pop()
+        at += 1
+    return highest
+
+
+def depth(text: str) -> int:
+    now, most = 0, 0
+    for character in text:
+        now += (character in "([{") - (character in ")]}")
+        most = max(most, now)
+    return most
+
+
+def as_asked(text: str) -> str:
+    r"""An answer as math-verify gets it: `0.25` as `\frac{25}{100}`, degrees in its notation."""
+    text = re.sub(r"\^?\\degree(?![a-zA-Z])|°", r"^\\circ", text)
+
+    def as_fraction(decimal: "re.Match[str]") -> str:  # as text: long integers are slow
+        digits = (decimal[1] + decimal[2]).lstrip("0") or "0"
+        return rf"\frac{{{digits}}}{{1{'0' * len(decimal[2])}}}"
+
+    return DECIMAL_POINT.sub(as_fraction, text)
+
+
+SOURCE = "from prepared import compare_answers"
+PREPARE = Path(inside.__file__).with_name("math_check.py")
+
+
+class ComparisonResult(StrEnum):
+    """The result of a comparison."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    UNREADABLE = "unreadable"
+    NO_GOLD = "no_gold"
+    TIME_LIMIT = "time_limit"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Whether an answer equals the gold one."""
+
+    gold: str
+    answer: str
+
+
+def compare_symbolically(
+    questions: Sequence[Question], sandboxes: Sandboxes, *, cpu_seconds: float
+) -> list[ComparisonResult]:
+    """The results of comparing; each different question is asked once."""
+    different = list(dict.fromkeys(questions))
+    asked = [(question.gold, question.answer) for question in different]
+    function = SandboxFunction("compare_answers", SOURCE)
+    said = answers(sandbox_with_maths(sandboxes), function, asked, cpu_seconds=cpu_seconds)
+    results = dict(zip(different, map(as_result, said), strict=True))
+    return [results[question] for question in questions]
+
+
+def as_result(said: object) -> ComparisonResult:
+    match said:
+        case Unanswered.LOST:
+            return ComparisonResult.LOST
+        case Unanswered.TIME_LIMIT:
+            return ComparisonResult.TIME_LIMIT
+        case str() if not isinstance(said, Unanswered):
+            return ComparisonResult(said)
+    return ComparisonResult.UNREADABLE
+
+
+def sandbox_with_maths(sandboxes: Sandboxes) -> Sandbox:
+    require_math_verify()
+    prepare = PREPARE.read_text(encoding="utf-8")
+    return sandboxes.started_with(ServerOptions(modules=FEW, path=site_packages(), prepare=prepare))
+
+
+def require_math_verify() -> None:
+    if importlib.util.find_spec("math_verify") is None:
+        raise UserError(
+            "reward maths: answers that are not plain numbers need math-verify, which is not installed.\n"
+            "    Run `pip install posttrain[math]`, or set the reward's option symbolic: false to ignore such answers."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

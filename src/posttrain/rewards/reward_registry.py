@@ -9,14 +9,14 @@ from posttrain.rewards.grading.function import RewardFunction, load_function, so
 from posttrain.schemas import did_you_mean
 
 BUILT_IN = {
-    "countdown": "posttrain.rewards.countdown.grader:countdown",
-    "countdown_last": "posttrain.rewards.countdown.grader:countdown_last",
-    "countdown_credit": "posttrain.rewards.countdown.grader:CountdownCredit",
-    "countdown_steps": "posttrain.rewards.countdown.step_rewards:CountdownSteps",
-    "strict_format": "posttrain.rewards.format:strict_format",
-    "last_format": "posttrain.rewards.format:last_format",
-    "line_format": "posttrain.rewards.format:line_format",
-    "graded_format": "posttrain.rewards.format:graded_format",
+    "countdown": "posttrain.rewards.countdown:countdown",
+    "countdown_last": "posttrain.rewards.countdown:countdown_last",
+    "countdown_credit": "posttrain.rewards.countdown:CountdownCredit",
+    "countdown_steps": "posttrain.rewards.countdown:CountdownSteps",
+    "strict_format": "posttrain.rewards.shaping:strict_format",
+    "last_format": "posttrain.rewards.shaping:last_format",
+    "line_format": "posttrain.rewards.shaping:line_format",
+    "graded_format": "posttrain.rewards.shaping:graded_format",
     "code": "posttrain.rewards.code.code_reward:CodeReward",
     "code_course": "posttrain.rewards.code.code_reward:code_course",
     "exact_match": "posttrain.rewards.exact_match:exact_match",

@@ -1,24 +1,29 @@
-"""Rewards that shape: for length, repetition, copying and other behaviour, in addition to the reward for the task.
+"""Rewards that shape: for structure, length, repetition, copying and other behaviour, in addition to the task's reward.
 
 Lengths are counted in tokens of the completion, its stop token included.  Every reward here has a fixed sign and
 (except full stops without a limit) bounds, and does nothing to a task's reward: add it with a weight, or gate it
 (`gate` in a recipe).
 
-**Known hacks.**  A penalty alone is minimised by saying nothing: pair it with a reward for the task.  A reward for
-being short within a group also pays for wrong answers unless it is gated by the task's reward.  Blocklists and refusal
-phrases are examples, not a defence: a policy finds other words.
+**Known hacks.**  A penalty alone is minimised by saying nothing: pair it with a reward for the task.  The structure
+alone earns what is paid for it, so without another reward it is learned in place of the task.  A reward for being short
+within a group also pays for wrong answers unless it is gated by the task's reward.  Blocklists and refusal phrases are
+examples, not a defence: a policy finds other words.
 """
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import islice
 from typing import TypeVar
 
 from posttrain.errors import require
 from posttrain.options.bounds import Bounded, PositiveInt
-from posttrain.rewards.grading.answers import Column, Texts
+from posttrain.options.task import FormatMode
+from posttrain.rewards.grading.answers import Column, Graded, Texts
+from posttrain.rewards.parsing.arithmetic import ALPHABET
+from posttrain.rewards.parsing.tags import WHITE_SPACE, answer_lines, answer_text
 
 Ids = Sequence[Sequence[int]]
 Item = TypeVar("Item")
@@ -226,3 +231,61 @@ class PeriodCount(Bounded):
     def __call__(self, /, *, completions: Texts, **_columns: object) -> list[float]:
         counts = [text.count(".") for text in completions]
         return [float(count) if self.most is None else min(count, self.most) / self.most for count in counts]
+
+
+class FormatOutcome(StrEnum):
+    """Whether the structure is there."""
+
+    FORMATTED = "formatted"
+    EXTRA_TEXT = "extra_text"
+    """The answer is not purely arithmetic."""
+    UNFORMATTED = "unformatted"
+    TRUNCATED = "truncated"
+    """Unformatted, and the length limit cut the completion off."""
+
+
+SCORES = dict.fromkeys(FormatOutcome, 0.0) | {FormatOutcome.FORMATTED: 1.0, FormatOutcome.EXTRA_TEXT: 0.5}
+
+
+def format_outcome(text: str, mode: FormatMode, *, cut_off: bool) -> FormatOutcome:
+    return structured(answer_text(text, mode), cut_off)
+
+
+def arithmetic_structure(text: str, *, cut_off: bool) -> FormatOutcome:
+    """Whether the text has the strict structure, around arithmetic characters only."""
+    answer = answer_text(text, "strict")
+    if answer is not None and not ALPHABET.fullmatch(answer.strip(WHITE_SPACE)):
+        return FormatOutcome.EXTRA_TEXT
+    return structured(answer, cut_off)
+
+
+def structured(answer: str | None, cut_off: bool) -> FormatOutcome:
+    if answer is not None:
+        return FormatOutcome.FORMATTED
+    return FormatOutcome.TRUNCATED if cut_off else FormatOutcome.UNFORMATTED
+
+
+def format_grades(texts: Texts, finish_reasons: Texts, outcome: Callable[[str, bool], FormatOutcome]) -> list[Graded]:
+    rows = zip(texts, finish_reasons, strict=True)
+    outcomes = [outcome(text, finish == "length") for text, finish in rows]
+    return [Graded(SCORES[each], each) for each in outcomes]
+
+
+def strict_format(*, completions: Texts, finish_reasons: Texts, **_columns: object) -> list[Graded]:
+    """Reward function: 1 if the whole text has the structure."""
+    return format_grades(completions, finish_reasons, lambda text, cut: format_outcome(text, "strict", cut_off=cut))
+
+
+def last_format(*, completions: Texts, finish_reasons: Texts, **_columns: object) -> list[Graded]:
+    """Reward function: 1 if the text ends in the structure."""
+    return format_grades(completions, finish_reasons, lambda text, cut: format_outcome(text, "last", cut_off=cut))
+
+
+def line_format(*, completions: Texts, finish_reasons: Texts, **_columns: object) -> list[Graded]:
+    """Reward function: 1 if the whole text has the structure with each tag on its own line."""
+    return format_grades(completions, finish_reasons, lambda text, cut: structured(answer_lines(text), cut))
+
+
+def graded_format(*, completions: Texts, finish_reasons: Texts, **_columns: object) -> list[Graded]:
+    """Reward function: 1 for the structure around arithmetic, 0.5 around other text, else 0."""
+    return format_grades(completions, finish_reasons, lambda text, cut: arithmetic_structure(text, cut_off=cut))

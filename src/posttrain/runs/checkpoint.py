@@ -4,7 +4,7 @@
         policy.safetensors, optimizer.safetensors ...    named tensors; no pickle, nothing that can run code
         state.json                                       other state of the next step
         config.yaml                                      the recipe that it was made with
-        manifest.json                                    size and SHA-256 of each file and of itself: see manifest.py
+        manifest.json                                    size and SHA-256 of each file and of itself: see files.py
 
 A checkpoint is written under a temporary name, synced to the disk and renamed: a folder called step-N is whole,
 or was damaged later, which the hashes show.
@@ -13,30 +13,72 @@ or was damaged later, which the hashes show.
 import json
 import os
 import shutil
+import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from posttrain.errors import RunError, UserError
-from posttrain.runs.files import TEMPORARY, sync_folder, write_atomically, writing
+from posttrain.runs import files
 from posttrain.runs.folder import resume_command
-from posttrain.runs.manifest import FILE as MANIFEST
-from posttrain.runs.manifest import (
-    RECIPE,
-    DamageError,
-    damage,
-    manifest_bytes,
-    read_manifest,
-    reading,
-    require_undamaged,
-    saved_steps,
-    sha256,
-)
 from posttrain.runs.tensor_state import Tensors
-from posttrain.runs.threads import ThreadClaim
+
+
+class ThreadClaim:
+    """One session's claim to a number of threads, until it is released or garbage-collected."""
+
+    _lock = threading.RLock()
+    _open: ClassVar["weakref.WeakSet[ThreadClaim]"] = weakref.WeakSet()
+    _before = 0
+    """The number before the first of the open claims."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Threads that it needs; 0 means any number."""
+
+    def __enter__(self) -> "ThreadClaim":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def take(self, count: int, what: str) -> None:
+        """Claim a number; `what` begins the message where another session has another number."""
+        with self._lock:
+            held = [each.count for each in self._open if each is not self and each.count]
+            if any(each != count for each in held):
+                raise UserError(
+                    f"{what}, but another session of this process computes with {held[0]}, and torch has one number of"
+                    " threads.  Close that session, use its run.threads, or start another process."
+                )
+            if not held and not self.count:
+                ThreadClaim._before = torch.get_num_threads()
+            self._open.add(self)
+            self.count = count
+            torch.set_num_threads(count)
+
+    def release(self) -> None:
+        """Drop the claim; the last one restores the number.  Releasing twice does nothing."""
+        with self._lock:
+            held, self.count = self.count, 0
+            if held and not any(each.count for each in self._open):
+                torch.set_num_threads(self._before)
+
+
+def claim_threads(count: int) -> ThreadClaim:
+    """Set torch's number of threads until the claim is released; 0 changes nothing.
+
+    Raises UserError where an open session has claimed another number.
+    """
+    claim = ThreadClaim()
+    if count:
+        claim.take(count, f"run.threads = {count}")
+    return claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +112,19 @@ def save(
     undamaged checkpoint of the step stays: the same step of the same run has the same bits.
     """
     path = folder / f"step-{step:06d}"
-    temporary = folder / (TEMPORARY + path.name)
-    if path.exists() and not damage(path):
+    temporary = folder / (files.TEMPORARY + path.name)
+    if path.exists() and not files.damage(path):
         return path
-    with writing(path, folder.parent):
+    with files.writing(path, folder.parent):
         folder.mkdir(exist_ok=True)
         remove(temporary)
         temporary.mkdir()
         try:
             write_files(temporary, tensors, state, recipe)
-            write_manifest(temporary, step, score)
+            files.write_manifest(temporary, step, score, environment())
             remove(path)  # damaged, or absent
             temporary.rename(path)
-            sync_folder(folder)
+            files.sync_folder(folder)
         finally:
             remove(temporary)  # a failed attempt may be what fills the disk
     return path
@@ -95,14 +137,9 @@ def write_files(path: Path, tensors: Mapping[str, Tensors], state: Mapping[str, 
         save_file({name: tensor.detach().contiguous() for name, tensor in named.items()}, file)
         with file.open("rb+") as content:
             os.fsync(content.fileno())
-    write_atomically(path / "state.json", json.dumps(dict(state), allow_nan=False).encode())
+    files.write_atomically(path / "state.json", json.dumps(dict(state), allow_nan=False).encode())
     if recipe:
-        write_atomically(path / RECIPE, recipe.encode())
-
-
-def write_manifest(path: Path, step: int, score: float | None) -> None:
-    files = {file.name: {"sha256": sha256(file), "bytes": file.stat().st_size} for file in sorted(path.iterdir())}
-    write_atomically(path / MANIFEST, manifest_bytes(step, score, environment(), files))
+        files.write_atomically(path / files.RECIPE, recipe.encode())
 
 
 def load_latest(folder: Path, *, command: str = "rl") -> Checkpoint | None:
@@ -110,20 +147,20 @@ def load_latest(folder: Path, *, command: str = "rl") -> Checkpoint | None:
 
     A damaged one is an error: taking an older one silently would lose steps.
     """
-    steps = saved_steps(folder)
+    steps = files.saved_steps(folder)
     return load_step(folder, max(steps), command=command) if steps else None
 
 
 def load_step(folder: Path, step: int, *, command: str = "rl") -> Checkpoint:
     """The checkpoint of a step.  Raises UserError where there is none, RunError where it is damaged."""
-    steps = saved_steps(folder)
+    steps = files.saved_steps(folder)
     if step not in steps:
         there = f"Choose one of {', '.join(map(str, steps))}." if steps else "It holds none: start the run anew."
         raise UserError(f"from_step = {step}: {folder} holds no checkpoint of that step.  {there}")
     try:
         return load_checkpoint(steps[step])
-    except DamageError as wrong:
-        good = next((each for each in reversed(steps) if each < step and not damage(steps[each])), None)
+    except files.DamageError as wrong:
+        good = next((each for each in reversed(steps) if each < step and not files.damage(steps[each])), None)
         remedy = (
             f"The last good checkpoint is {steps[good]}.  To resume from it and lose later steps:\n"
             f"    {resume_command(folder.parent, command)} --from-step {good}\n"
@@ -136,17 +173,16 @@ def load_step(folder: Path, step: int, *, command: str = "rl") -> Checkpoint:
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint's listed files.  Raises DamageError where one is not as it was written."""
-    manifest = read_manifest(path)
-    require_undamaged(path, manifest)
+    manifest = files.require_undamaged(path)
     stems = [name.removesuffix(".safetensors") for name in manifest.files if name.endswith(".safetensors")]
-    with reading(path):
+    with files.reading(path):
         return Checkpoint(
             step=manifest.step,
             path=path,
             tensors={stem: load_file(path / f"{stem}.safetensors") for stem in stems},
             state=json.loads((path / "state.json").read_bytes()),
             made_with=manifest.made_with,
-            recipe=(path / RECIPE).read_text(encoding="utf-8") if RECIPE in manifest.files else "",
+            recipe=(path / files.RECIPE).read_text(encoding="utf-8") if files.RECIPE in manifest.files else "",
         )
 
 
@@ -155,18 +191,18 @@ def forget_after(folder: Path, step: int) -> list[int]:
 
     On the disk when this returns: a resumed run must never find them again next to journals that were cut.
     """
-    later = [each for each in saved_steps(folder) if each > step]
-    with writing(folder, folder.parent):
+    later = [each for each in files.saved_steps(folder) if each > step]
+    with files.writing(folder, folder.parent):
         for each in later:
-            discard(saved_steps(folder)[each])
+            discard(files.saved_steps(folder)[each])
         if later:
-            sync_folder(folder)
+            files.sync_folder(folder)
     return later
 
 
 def discard(path: Path) -> None:
     """Rename a checkpoint, then remove it: a kill half-way must not leave a step-N that looks finished."""
-    doomed = path.with_name(TEMPORARY + path.name)
+    doomed = path.with_name(files.TEMPORARY + path.name)
     remove(doomed)
     path.rename(doomed)
     shutil.rmtree(doomed)
@@ -178,19 +214,19 @@ def prune(folder: Path, *, keep_last: int, keep_best: int = 0) -> list[str]:
     One with a damaged manifest is not counted and stays, since it may be repaired; returns the damage.
     """
     assert keep_last >= 1, "a run that keeps no checkpoint cannot be resumed"
-    steps, wrong = saved_steps(folder), []
+    steps, wrong = files.saved_steps(folder), []
     scores: dict[int, float | None] = {}
     for step, path in steps.items():
         try:
-            scores[step] = read_manifest(path).score
-        except DamageError as error:
+            scores[step] = files.read_manifest(path).score
+        except files.DamageError as error:
             wrong.append(str(error))
     ranked = sorted((score, step) for step, score in scores.items() if score is not None)
     kept = {*sorted(scores)[-keep_last:], *(step for _, step in ranked[len(ranked) - min(keep_best, len(ranked)) :])}
-    with writing(folder, folder.parent):
+    with files.writing(folder, folder.parent):
         for step in scores.keys() - kept:
             discard(steps[step])
-        for leftover in folder.glob(TEMPORARY + "*"):
+        for leftover in folder.glob(files.TEMPORARY + "*"):
             remove(leftover)
     return wrong
 

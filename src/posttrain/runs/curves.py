@@ -34,15 +34,22 @@ def draw_curves(metrics: Path, picture: Path, title: str = "") -> None:
         draw_held_out(panels[0, 1], records)
     else:
         draw_measure(panels[0, 0], records, "loss", "Loss", "of a pair" if of_pairs else "nats per token")
-        (draw_ranked if of_pairs else draw_token_accuracy)(panels[0, 1], records)
+        panels[0, 1].set_ylim(0, 1)
     if of_pairs:
+        draw_measure(panels[0, 1], records, "pairs/accuracy", "Pairs ranked right", "share of pairs")
         draw_both_answers(panels[0, 2], records, "rewards", "Implicit reward", "β log π/π_ref")
         draw_both_answers(panels[1, 0], records, "logps", "log π", "nats per answer")
     else:
+        if not by_reward:
+            draw_measured(panels[0, 1], records, "mean_token_accuracy", "held out")
+            dress(panels[0, 1], "Likeliest token", "share of tokens")
         draw_length(panels[0, 2], records)
         draw_outcomes(panels[1, 0], records)
     draw_stability(panels[1, 1], records)
-    draw_seconds(panels[1, 2], records)
+    timed = [record for record in records if "step_time" in record]
+    stack(panels[1, 2], timed, metric_names(timed, "seconds/"))
+    panels[1, 2].set_ylim(bottom=0)
+    dress(panels[1, 2], "Time per step", "seconds")
     save_figure(figure, picture, dpi=110)
 
 
@@ -70,37 +77,21 @@ def draw_measured(
 
 
 def draw_held_out(axes: "Axes", records: Records) -> None:
-    """Held-out accuracy, with the interval of the sampled one."""
-    kinds = {
-        "pass_at_8": ("pass@8", GREY),
-        "accuracy_greedy": ("greedy", ORANGE),
-        "accuracy_sampled": ("sampled", GREEN),
-    }
-    if not any(f"eval/{name}" in record for record in records for name in kinds):
-        draw_held_out_score(axes, records)
+    """Held-out accuracy, with the interval of the sampled one; else the mean score, or the reward."""
+    kinds = (
+        ("pass_at_8", "pass@8", GREY),
+        ("accuracy_greedy", "greedy", ORANGE),
+        ("accuracy_sampled", "sampled", GREEN),
+    )
+    if not any(f"eval/{name}" in record for record in records for name, *_ in kinds):
+        name = "score" if any("eval/score" in record for record in records) else "reward"
+        draw_measured(axes, records, name, "sampled")
+        dress(axes, f"Held-out {name}", f"mean {name}")
         return
-    for name, (label, colour) in kinds.items():
+    for name, label, colour in kinds:
         draw_measured(axes, records, name, label, colour, interval=name == "accuracy_sampled")
     axes.set_ylim(0, 1)
     dress(axes, "Held-out accuracy", "share solved")
-
-
-def draw_held_out_score(axes: "Axes", records: Records) -> None:
-    """The mean score, or else the reward, with its interval."""
-    name = next((each for each in ("score", "reward") if any(f"eval/{each}" in record for record in records)), "reward")
-    draw_measured(axes, records, name, "sampled")
-    dress(axes, f"Held-out {name}", f"mean {name}")
-
-
-def draw_token_accuracy(axes: "Axes", records: Records) -> None:
-    draw_measured(axes, records, "mean_token_accuracy", "held out")
-    axes.set_ylim(0, 1)
-    dress(axes, "Likeliest token", "share of tokens")
-
-
-def draw_ranked(axes: "Axes", records: Records) -> None:
-    draw_measure(axes, records, "pairs/accuracy", "Pairs ranked right", "share of pairs")
-    axes.set_ylim(0, 1)
 
 
 def draw_both_answers(axes: "Axes", records: Records, name: str, title: str, unit: str) -> None:
@@ -110,9 +101,8 @@ def draw_both_answers(axes: "Axes", records: Records, name: str, title: str, uni
         axes.plot(steps, values, color=colour, linewidth=1.2, alpha=0.5, label=answer)
         measured, held_out = series(records, f"eval/{name}/{answer}")
         if measured:
-            axes.plot(
-                measured, held_out, color=colour, linewidth=2, marker="o", markersize=4, label=f"{answer}, held out"
-            )
+            label = f"{answer}, held out"
+            axes.plot(measured, held_out, color=colour, linewidth=2, marker="o", markersize=4, label=label)
     dress(axes, title, unit)
 
 
@@ -163,13 +153,6 @@ def draw_stability(axes: "Axes", records: Records) -> None:
     dress(axes, "Stability", "logarithmic scale")
 
 
-def draw_seconds(axes: "Axes", records: Records) -> None:
-    timed = [record for record in records if "step_time" in record]
-    stack(axes, timed, metric_names(timed, "seconds/"))
-    axes.set_ylim(bottom=0)
-    dress(axes, "Time per step", "seconds")
-
-
 def stack(axes: "Axes", records: Records, names: Sequence[str]) -> None:
     """Stacked areas; a missing metric is 0."""
     if not records or not names:
@@ -203,10 +186,8 @@ def dress(axes: "Axes", title: str, unit: str, *, legend: Literal["inside", "bel
 
 def series(records: Records, name: str) -> tuple[list[float], list[float]]:
     """Steps and values of a metric where it exists; the full evaluation at the end replaces a brief one."""
-    points = {
-        plot_number(record["step"]): plot_number(record[name]) for record in records if record.get(name) is not None
-    }
-    return [*points], [*points.values()]
+    found = {record["step"]: record[name] for record in records if record.get(name) is not None}
+    return [*map(plot_number, found)], [*map(plot_number, found.values())]
 
 
 def plot_number(value: object) -> float:
@@ -225,9 +206,8 @@ def running_mean(values: Sequence[float]) -> list[float]:
 
     Steps without a number are skipped.
     """
-    known = [not isnan(value) for value in values]
-    sums = decayed_sums([value if is_known else 0.0 for value, is_known in zip(values, known, strict=True)])
-    weights = decayed_sums([float(is_known) for is_known in known])
+    sums = decayed_sums([0.0 if isnan(value) else value for value in values])
+    weights = decayed_sums([float(not isnan(value)) for value in values])
     return [total / weight if weight else nan for total, weight in zip(sums, weights, strict=True)]
 
 

@@ -1,22 +1,167 @@
-"""Files that survive a killed process: written whole or not at all, and read without a torn last line.  Torch-free."""
+"""Files that survive a killed process: written whole or not at all, and read without a torn last line.  Torch-free.
+
+The manifest of a checkpoint has hashes of its files, which reveal damage:
+
+    {"format": 2, "step": 12, "score": null, "made_with": {"threads": 2, "torch": "2.13.0", "cpu": "AVX512"},
+     "files": {"state.json": {"sha256": "9f86d0...", "bytes": 1520}, ...},
+     "sha256": "d7a8fb..."}
+
+The last is the hash of the rest, as JSON with sorted keys and without spaces.  Format 1, of earlier versions, lacks it
+and is supported.
+"""
 
 import errno
+import hashlib
 import io
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from safetensors import SafetensorError
 
 from posttrain.errors import RunError
-from posttrain.runs.manifest import reading, saved_steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+MANIFEST, RECIPE = "manifest.json", "config.yaml"
+"""Names of files in the folder of a checkpoint; the recipe's is also that in the run folder."""
+FORMAT, WITHOUT_HASH = 2, 1
+NAME = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The content of an undamaged manifest."""
+
+    step: int
+    score: float | None
+    """Higher is better; None says nothing."""
+    made_with: Mapping[str, object]
+    files: Mapping[str, Mapping[str, object]]
+    """Name -> `sha256` and `bytes`."""
+
+
+class DamageError(Exception):
+    """A checkpoint is not as it was written; the message names the file and the fault."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an OSError for `path` into a message that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror or error}.  Nothing was changed there.") from error
+
+
+def saved_steps(folder: Path, *, empty: bool = False) -> dict[int, Path]:
+    """Finished checkpoints by step, or the `empty` folders of some; unfinished and foreign folders are skipped."""
+    with reading(folder):
+        found = ((NAME.fullmatch(path.name), path) for path in folder.glob("step-*"))
+        steps = {int(name[1]): path for name, path in found if name and path.is_dir() and is_empty(path) == empty}
+    return dict(sorted(steps.items()))
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether a folder is empty; False where it cannot be listed, since reading its manifest says why."""
+    with reading(folder):
+        return os.access(folder, os.R_OK | os.X_OK) and not os.listdir(folder)
+
+
+def write_manifest(path: Path, step: int, score: float | None, made_with: Mapping[str, object]) -> None:
+    files = {file.name: {"sha256": sha256(file), "bytes": file.stat().st_size} for file in sorted(path.iterdir())}
+    content = {"format": FORMAT, "step": step, "score": score, "made_with": made_with, "files": files}
+    write_atomically(path / MANIFEST, json.dumps({**content, "sha256": content_hash(content)}, indent=2).encode())
+
+
+def content_hash(content: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in the folder of a checkpoint.  Raises DamageError where it is not as it was written."""
+    file = path / MANIFEST
+    try:
+        return manifest_from(file.read_bytes(), path.name)
+    except OSError as error:
+        raise DamageError(f"{file}: missing or not readable, so the checkpoint cannot be trusted") from error
+    except DamageError as wrong:
+        raise DamageError(f"{file}: damaged: {wrong}") from wrong
+
+
+def manifest_from(text: bytes, name: str) -> Manifest:
+    """The manifest of the checkpoint of that name.  Raises DamageError where it is not as it was written."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamageError("not readable as a manifest, so the checkpoint cannot be trusted") from error
+    if wrong := fault(content, name):
+        raise DamageError(wrong)
+    return Manifest(**{name: content[name] for name in ("step", "score", "made_with", "files")})
+
+
+def fault(content: object, name: str) -> str | None:
+    """Why JSON data is not the manifest of the checkpoint of that name, or None."""
+    if not isinstance(content, dict):
+        return f"{type(content).__name__} in place of an object"
+    if content.get("format") not in (FORMAT, WITHOUT_HASH):
+        return f"format = {content.get('format')!r:.40}; this version supports {WITHOUT_HASH} and {FORMAT}"
+    if content["format"] == FORMAT:
+        rest = {key: value for key, value in content.items() if key != "sha256"}
+        if content.get("sha256") != content_hash(rest):
+            return "its content does not match its SHA-256"
+    step, score, made_with, files = (content.get(key) for key in ("step", "score", "made_with", "files"))
+    if type(step) is not int or f"step-{step:06d}" != name:
+        return f"step = {step!r:.40} in the folder {name}"
+    if score is not None and type(score) not in (int, float):
+        return f"score = {score!r:.40} is not a number"
+    if not has_types(made_with, threads=int, torch=str, cpu=str) or made_with["threads"] < 1:
+        return f"made_with = {made_with!r:.80} lacks threads, torch or cpu"
+    listed = isinstance(files, dict) and all(
+        file == Path(file).name and has_types(written, sha256=str, bytes=int) for file, written in files.items()
+    )
+    return None if listed and "score" in content else "`score`, or the size or hash of a file, is missing"
+
+
+def has_types(content: object, **types: type) -> TypeGuard[dict[str, Any]]:
+    return isinstance(content, dict) and all(type(content.get(name)) is kind for name, kind in types.items())
+
+
+def damage(path: Path) -> str | None:
+    """The first fault of a checkpoint's files, or None."""
+    try:
+        require_undamaged(path)
+    except DamageError as wrong:
+        return str(wrong)
+    return None
+
+
+def require_undamaged(path: Path) -> Manifest:
+    """The manifest of a checkpoint.  Raises DamageError where that, or a file, is not as it was written."""
+    manifest = read_manifest(path)
+    for name, written in manifest.files.items():
+        file = path / name
+        if not file.is_file():
+            raise DamageError(f"{file}: missing, but {MANIFEST} lists it")
+        if (size := file.stat().st_size) != written["bytes"]:
+            raise DamageError(f"{file}: damaged: {size} bytes, where {MANIFEST} says {written['bytes']}")
+        with reading(file):
+            if sha256(file) != written["sha256"]:
+                raise DamageError(f"{file}: damaged: its SHA-256 is not the one in {MANIFEST}")
+    return manifest
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
 
 TEMPORARY = ".tmp-"
 """Prefix of names that are still being written or removed; anyone may delete them."""
@@ -90,20 +235,16 @@ def append_lines(path: Path, lines: Sequence[str]) -> None:
     """Append whole lines, all or none; they are on the disk when this returns.  A kill can tear the last one only."""
     size = path.stat().st_size if path.exists() else None
     try:
-        write_to_end(path, "".join(f"{line}\n" for line in lines).encode())
+        with open(path, "ab", opener=no_link) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
     except OSError:
         if path.exists():  # half a line would be the beginning of the next one
             cut_file(path, size or 0)
         raise
     if size is None:
         sync_folder(path.parent)
-
-
-def write_to_end(path: Path, content: bytes) -> None:
-    with open(path, "ab", opener=no_link) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def cut_file(path: Path, size: int) -> None:

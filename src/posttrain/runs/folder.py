@@ -21,8 +21,7 @@ from posttrain.config import AnyConfig, as_recipe
 from posttrain.config.recipes import RUN_RECIPE
 from posttrain.config.run_trust import keep_recipe
 from posttrain.errors import RunError, UserError
-from posttrain.runs.files import TEMPORARY, LineJournal, sync_folder, write_atomically, writing
-from posttrain.runs.manifest import reading
+from posttrain.runs.files import TEMPORARY, LineJournal, reading, sync_folder, write_atomically, writing
 from posttrain.runs.run_inputs import FILE as INPUTS
 from posttrain.runs.run_inputs import RunInputs
 

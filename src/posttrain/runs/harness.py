@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from torch.optim import Optimizer
 
@@ -23,16 +22,15 @@ from posttrain.config.reading import COMMAND_OF
 from posttrain.errors import RunError, UserError
 from posttrain.options.training import CheckpointOptions, RunOptions
 from posttrain.runs import checkpoint
-from posttrain.runs.checkpoint import Checkpoint
+from posttrain.runs.checkpoint import Checkpoint, ThreadClaim
+from posttrain.runs.files import saved_steps
 from posttrain.runs.folder import saved_recipe
-from posttrain.runs.interruption import NOTHING_KEPT, Interruption, interruptible, stopped_with_a_word, what_is_kept
-from posttrain.runs.manifest import empty_steps, saved_steps
+from posttrain.runs.interruption import Interruption, interruptible, stopped_with_a_word, what_is_kept
+from posttrain.runs.named_inputs import require_same_recipe
 from posttrain.runs.progress import Clock, Progress
 from posttrain.runs.reports import BeginReport, CheckpointReport, EndReport, EvaluationReport, Metrics, StepReport
 from posttrain.runs.run_folder import RunFolder
-from posttrain.runs.same_recipe import require_same_recipe
 from posttrain.runs.tensor_state import Tensors
-from posttrain.runs.threads import ThreadClaim
 from posttrain.runs.tracker import Trackers
 from posttrain.runs.watchers import (
     Alarms,
@@ -126,13 +124,12 @@ class Harness:
 
     def __enter__(self) -> Self:
         self._open.enter_context(self.folder)
-        self._open.enter_context(stopped_with_a_word(self.kept))
+        kept = stopped_with_a_word(lambda: what_is_kept(self.folder.path if self.folder.begun else "", self.command))
+        self._open.enter_context(kept)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._open.__exit__(*raised)
 
     def resume(self, threads: ThreadClaim) -> list[str]:
         """Restore a checkpoint and remove everything written after it; returns lines about it."""
@@ -160,7 +157,7 @@ class Harness:
         """Refuse to lose finished steps because their checkpoints are missing."""
         folder, finished, step = self.folder.checkpoints, self.folder.last_step(), saved.step if saved else 0
         saves_step_0 = self.options.kept_from.get("metrics.jsonl") == 0  # with a checkpoint before the first step
-        emptied = [path for each, path in empty_steps(folder).items() if step < each <= finished]
+        emptied = [path for each, path in saved_steps(folder, empty=True).items() if step < each <= finished]
         gone = saved is None and finished > 0 and (saves_step_0 or not folder.is_dir())
         if emptied or gone:
             raise RunError(
@@ -188,9 +185,6 @@ class Harness:
         """The command that resumes such a run."""
         return COMMAND_OF[type(self.options.config)]
 
-    def kept(self) -> str:
-        return what_is_kept(self.folder.path, self.command) if self.folder.begun else NOTHING_KEPT
-
     def seconds_left(self) -> float | None:
         """Time until the limit, which counts the whole run; None without a limit."""
         limit = self.options.run.time_limit_minutes
@@ -202,26 +196,10 @@ class Harness:
             self.options.run.num_steps, first_step=self.trained.step + 1, time_limit_seconds=self.seconds_left()
         )
         self._open.enter_context(self.progress)
-        self.watchers = self.watchers_in_order()
-        self.progress.start(plan)
-        for watcher in self.options.watchers:
-            watcher.on_begin(BeginReport(step=self.trained.step, optimizer=self.trained.optimizer))
-
-    def watchers_in_order(self) -> list[Watcher]:
-        """All watchers: each adds to the metrics that the next ones see.
-
-        Checkpoints last: a step that a watcher could not record is taken again by the resumed run, which first removes
-        what the others wrote of it.
-        """
         own: dict[str, None] = {}
-        saver = CheckpointWriter(
-            self.options.checkpoint,
-            last_step=self.options.run.num_steps,
-            watchers=self.options.watchers,
-            stopping=self.decide_to_stop,
-            save=lambda report: self.save(score=self.options.score(report.metrics)),
-        )
-        return [
+        # Each adds to the metrics that the next ones see.  Checkpoints last: a step that a watcher could not record is
+        # taken again by the resumed run, which first removes what the others wrote of it.
+        self.watchers = [
             RolloutFiles(self.folder),
             Alarms(self.folder, self.progress),
             *(OwnWatcher(each, own) for each in self.options.watchers),
@@ -230,8 +208,17 @@ class Harness:
             self.trackers,
             StepDisplay(self.progress, own),
             *self.options.guards,
-            saver,
+            CheckpointWriter(
+                self.options.checkpoint,
+                last_step=self.options.run.num_steps,
+                watchers=self.options.watchers,
+                stopping=self.decide_to_stop,
+                save=lambda report: self.save(score=self.options.score(report.metrics)),
+            ),
         ]
+        self.progress.start(plan)
+        for watcher in self.options.watchers:
+            watcher.on_begin(BeginReport(step=self.trained.step, optimizer=self.trained.optimizer))
 
     def steps(self) -> Iterator[int]:
         """The remaining steps: until the last, the time limit, an early stop or a signal.

@@ -8,15 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
 
 from posttrain.errors import RunError
-from posttrain.runs.files import no_link
+from posttrain.runs.files import no_link, saved_steps
 from posttrain.runs.folder import shown
-from posttrain.runs.manifest import saved_steps
 
 GOES_ON = "Finished parts are kept; the same command continues with the rest."
 
@@ -95,22 +94,15 @@ def stopped_with_a_word(kept: Callable[[], str]) -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def what_is_kept(run: Path, command: str) -> str:
-    saved = saved_steps(run / "checkpoints")
+def what_is_kept(run: Path | str, command: str) -> str:
+    """What a run has saved, and the command that continues it; "" is one that has not begun."""
+    saved = saved_steps(Path(run, "checkpoints")) if run else {}
     if not saved:
-        return NOTHING_KEPT
+        return "Nothing of this run is kept yet."
     return (
         f"Kept: step {max(saved)} and what came before it.  Go on with   posttrain {command} --resume"
-        f" {shlex.quote(str(shown(run)))}   (in Python train(config, resume=True))"
+        f" {shlex.quote(str(shown(Path(run))))}   (in Python train(config, resume=True))"
     )
-
-
-def stopped_while_loading(resumed: str, command: str) -> AbstractContextManager[None]:
-    """For a whole command: until it owns a folder, the run that it resumes is what is kept."""
-    return stopped_with_a_word(lambda: what_is_kept(Path(resumed), command) if resumed else NOTHING_KEPT)
-
-
-NOTHING_KEPT = "Nothing of this run is kept yet."
 
 
 def run_posttrain(command: Sequence[str], *, name: str, log: Path) -> None:
@@ -133,7 +125,13 @@ def run_posttrain(command: Sequence[str], *, name: str, log: Path) -> None:
         try:
             code = process.wait()
         except BaseException:
-            terminate(process)
+            process.terminate()
+            try:
+                process.wait()
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
             raise
     if code:
         said = log.read_bytes()[said_before:].decode("utf-8", errors="replace")
@@ -142,14 +140,3 @@ def run_posttrain(command: Sequence[str], *, name: str, log: Path) -> None:
             f"{name}: `posttrain {' '.join(command)}` ended with {code}: {''.join(last)}\n    Its output is in {log}.  "
             f"{GOES_ON}"
         )
-
-
-def terminate(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process and wait for its end; an interruption terminates it again."""
-    process.terminate()
-    try:
-        process.wait()
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise

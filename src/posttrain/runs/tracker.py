@@ -1,22 +1,26 @@
-"""Watchers that send metrics.jsonl to trackers.
+"""Watchers that send metrics.jsonl to trackers: four services, whose libraries are loaded when they are used.
 
 A tracker that cannot be loaded or opened ends the run before its first step.  If it fails later, this is reported once
 and the run continues; each further step sends again what the tracker has missed.  Only the end of the run waits for
 trackers, for a minute.
 """
 
+import importlib
 import json
 import os
+import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillWorking
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Literal, Protocol, Self
 
 from posttrain.config import TrainingConfig
 from posttrain.config.sections import plain
@@ -25,22 +29,205 @@ from posttrain.options.training import TrackerName, TrackerOptions
 from posttrain.runs.folder import Folder
 from posttrain.runs.reports import EndReport, StepReport
 from posttrain.runs.run_folder import METRICS, TRACKERS
-from posttrain.runs.tracker_services import (
-    MlFlow,
-    Row,
-    Status,
-    TensorBoard,
-    TrackedRun,
-    TrackerFailure,
-    TrackerService,
-    TrackerThread,
-    Trackio,
-    WeightsAndBiases,
-)
 from posttrain.runs.watchers import Watcher
 
 OPEN_SECONDS, END_SECONDS = 300.0, 60.0
 """Timeouts of a tracker at the beginning and at the end of a run."""
+LOCAL_STORE = ("sqlalchemy", "alembic")
+"""Packages for MLflow's local data base."""
+LONGEST = 300
+"""Characters of a library's message that are shown."""
+Job = Callable[[], None]
+Status = Literal["finished", "interrupted", "failed"]
+COLUMNS, Row = ["step", "prompt", "completion", "reward", "advantage"], tuple[int, str, str, float, float]
+"""Of a table of completions, and the values of a row."""
+
+
+class TrackerFailure(Exception):
+    """A tracker's library failed; its error is the cause."""
+
+
+def attempt(job: Job) -> None:
+    """Do it.  Raises TrackerFailure, whatever the library raises."""
+    try:
+        job()
+    except TrackerFailure:
+        raise
+    except BaseException as error:  # SystemExit would end the thread
+        said = " ".join(str(error).split())
+        raise TrackerFailure(f"{type(error).__name__}: {said}"[:LONGEST]) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """What a tracker knows of a run when it opens."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    """As plain data."""
+    options: TrackerOptions
+    known_as: str
+    """The run's name in the tracker before a resume; empty for a new run."""
+    step: int
+    """Steps finished."""
+
+    @property
+    def name(self) -> str:
+        return self.options.name or self.folder.name
+
+
+class TrackerService(Protocol):
+    """One service, for one run; all calls come from one thread.
+
+    `open` begins a run or continues the known one; it returns its name for the next time, empty if it has none.  `tell`
+    sends the numbers of a step, `show` some of its completions.  A run that did not finish has an empty summary.
+    """
+
+    def open(self, run: TrackedRun) -> str: ...
+    def tell(self, step: int, numbers: Mapping[str, float]) -> None: ...
+    def show(self, rows: Sequence[Row]) -> None: ...
+    def close(self, summary: Mapping[str, Any], status: Status) -> None: ...
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard."""
+
+    def open(self, run: TrackedRun) -> str:
+        """Steps that are repeated after a resume replace the earlier ones."""
+        self.writer: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter(
+            log_dir=str(run.folder / "tensorboard"), purge_step=run.step + 1 if run.step else None
+        )
+        if not run.known_as:
+            self.writer.add_text("config", as_code(json.dumps(run.config, indent=2)), 0)
+        return "tensorboard"
+
+    def tell(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def show(self, rows: Sequence[Row]) -> None:
+        for place, (step, prompt, completion, reward, advantage) in enumerate(rows):
+            text = f"reward {reward:.4g}, advantage {advantage:.4g}\n\n{as_code(prompt)}\n\n{as_code(completion)}"
+            self.writer.add_text(f"completions/{place}", text, step)
+
+    def close(self, summary: Mapping[str, Any], status: Status) -> None:
+        if summary:
+            self.writer.add_text("summary", as_code(json.dumps(summary, indent=2)), 0)
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    """A run of W&B, with files in RUN/wandb.  Its axis is our step, since a resumed run may repeat steps."""
+
+    def open(self, run: TrackedRun) -> str:
+        """W&B's settings decide where and whether it sends (WANDB_MODE, `wandb login`), unless `offline` is set."""
+        wandb: Any = importlib.import_module("wandb")
+        mode = "offline" if run.options.offline else os.environ.get("WANDB_MODE", "online")
+        if mode == "online" and wandb.api.api_key is None:  # it would ask at the terminal
+            raise TrackerFailure("API key is missing: run `wandb login`, or set tracker.offline: true")
+        self.table = wandb.Table
+        self.run: Any = wandb.init(
+            project=run.options.project,
+            name=run.name,
+            dir=str(run.folder),
+            config=dict(run.config),
+            id=run.known_as or None,
+            resume="allow",
+            mode=mode,
+        )
+        self.run.define_metric("step")
+        self.run.define_metric("*", step_metric="step")
+        return str(self.run.id)
+
+    def tell(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.run.log({"step": step, **numbers})
+
+    def show(self, rows: Sequence[Row]) -> None:
+        self.run.log({"step": rows[0][0], "completions": self.table(columns=COLUMNS, data=[list(row) for row in rows])})
+
+    def close(self, summary: Mapping[str, Any], status: Status) -> None:
+        self.run.summary.update(dict(flat(summary)))
+        self.run.finish(exit_code=1 if status == "failed" else 0)
+
+
+class MlFlow:
+    """A run of an MLflow experiment: at MLFLOW_TRACKING_URI, or local."""
+
+    def open(self, run: TrackedRun) -> str:
+        entities: Any = importlib.import_module("mlflow.entities")
+        tracking: Any = importlib.import_module("mlflow.tracking")
+        local = f"sqlite:///{run.folder.parent / 'mlflow.db'}"
+        self.client: Any = tracking.MlflowClient(tracking_uri=local if run.options.offline else None)
+        self.metric = entities.Metric
+        if run.known_as:
+            self.id = run.known_as
+            self.client.update_run(self.id, status="RUNNING")
+            return self.id
+        experiment = self.client.get_experiment_by_name(run.options.project)
+        where = experiment.experiment_id if experiment else self.client.create_experiment(run.options.project)
+        self.id = str(self.client.create_run(where, run_name=run.name).info.run_id)
+        options = [entities.Param(allowed(name), str(value)[:500]) for name, value in flat(run.config)]
+        for first in range(0, len(options), 100):  # at most so many in one call
+            self.client.log_batch(self.id, params=options[first : first + 100])
+        return self.id
+
+    def tell(self, step: int, numbers: Mapping[str, float]) -> None:
+        now = int(1000 * time.time())
+        told = [self.metric(allowed(name), value, now, step) for name, value in numbers.items()]
+        self.client.log_batch(self.id, metrics=told)
+
+    def show(self, rows: Sequence[Row]) -> None:
+        content = {"columns": COLUMNS, "data": [list(row) for row in rows]}
+        self.client.log_dict(self.id, content, f"completions/step-{rows[0][0]:06d}.json")
+
+    def close(self, summary: Mapping[str, Any], status: Status) -> None:
+        if summary:
+            self.client.log_dict(self.id, dict(summary), "summary.json")
+        statuses = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+        self.client.set_terminated(self.id, status=statuses[status])
+
+
+class Trackio:
+    """A run of a Trackio project, in its own folder on this machine (TRACKIO_DIR)."""
+
+    def open(self, run: TrackedRun) -> str:
+        trackio: Any = importlib.import_module("trackio")
+        self.table = trackio.Table
+        name = run.known_as or f"{run.name}-{time.strftime('%Y%m%d-%H%M%S')}"  # runs are found by their names
+        resume = "must" if run.known_as else "never"
+        self.run: Any = trackio.init(
+            project=run.options.project, name=name, config=dict(flat(run.config)), resume=resume, embed=False
+        )
+        return str(self.run.name)
+
+    def tell(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.run.log(dict(numbers), step=step)
+
+    def show(self, rows: Sequence[Row]) -> None:
+        self.run.log({"completions": self.table(columns=COLUMNS, data=[list(row) for row in rows])}, step=rows[0][0])
+
+    def close(self, summary: Mapping[str, Any], status: Status) -> None:
+        self.run.finish()
+
+
+def flat(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def as_code(text: str) -> str:
+    """A text that Markdown shows unchanged."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def allowed(name: str) -> str:
+    """A name that MLflow accepts: letters, digits, _ - . / : and blanks."""
+    return re.sub(r"[^\w\-. :/]", "_", name)
+
 
 SERVICES: Mapping[TrackerName, tuple[Callable[[], TrackerService], str, str]] = {
     "tensorboard": (TensorBoard, "tensorboard", "tensorboard"),
@@ -49,9 +236,6 @@ SERVICES: Mapping[TrackerName, tuple[Callable[[], TrackerService], str, str]] = 
     "trackio": (Trackio, "trackio", "trackio"),
 }
 """By name in recipes, each with the module and the package that it needs."""
-
-LOCAL_STORE = ("sqlalchemy", "alembic")
-"""Packages for MLflow's local data base."""
 
 
 def require_trackers(names: Sequence[TrackerName], options: TrackerOptions) -> None:
@@ -74,13 +258,14 @@ def is_installed(module: str) -> bool:
 
 
 class Tracker(Watcher):
-    """Sends the lines of metrics.jsonl to one tracker."""
+    """Sends the lines of metrics.jsonl to one tracker, from a thread; the program may end without waiting for it."""
 
     def __init__(self, name: TrackerName, run: TrackedRun, note: Callable[[str], None]) -> None:
         """`note` prints a line."""
         self.name, self.run, self.note = name, run, note
         self.service = SERVICES[name][0]()
-        self.thread = TrackerThread(name)
+        self._jobs: SimpleQueue[tuple[Future[None], Job]] = SimpleQueue()
+        Thread(target=self._work, name=f"tracker {name}", daemon=True).start()
         self.found_by = ""
         """The run's name in the tracker."""
         self._file = run.folder / METRICS
@@ -96,7 +281,7 @@ class Tracker(Watcher):
             self.found_by = self.service.open(self.run)
 
         try:
-            self.thread.submit(opened).result(OPEN_SECONDS)
+            self._submit(opened).result(OPEN_SECONDS)
         except (TrackerFailure, StillWorking) as failure:
             said = str(failure) or f"no answer within {OPEN_SECONDS:g} s"
             raise RunError(
@@ -109,7 +294,7 @@ class Tracker(Watcher):
         self._look()
         if self._last is None or self._last.done():
             rows = tuple(islice(completion_rows(report), self.run.options.completions))
-            self._last = self.thread.submit(lambda: self._send(rows))
+            self._last = self._submit(lambda: self._send(rows))
 
     def on_end(self, report: EndReport) -> None:
         self._end("interrupted" if report.interrupted else "finished", report.summary)
@@ -118,11 +303,24 @@ class Tracker(Watcher):
         self.open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._ended:
             self._end("failed", {})
+
+    def _submit(self, job: Job) -> Future[None]:
+        """Queue a job; its exception is a TrackerFailure."""
+        future: Future[None] = Future()
+        self._jobs.put((future, job))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, job = self._jobs.get()
+            try:
+                attempt(job)
+                future.set_result(None)
+            except TrackerFailure as failure:
+                future.set_exception(failure)
 
     def _send(self, rows: tuple[Row, ...] = ()) -> None:
         """Send all complete lines after the position, one by one."""
@@ -139,21 +337,16 @@ class Tracker(Watcher):
 
     def _look(self) -> None:
         """Report a failed tracker, once."""
-        if self._last is not None and self._last.done() and not self._warned:
-            failure = self._last.exception()
-            if failure is not None:
-                self._warned = True
-                self.note(
-                    f"Tracker {self.name} failed: {failure}.  The run continues; {METRICS} has everything, and each"
-                    " step sends again what is missing."
-                )
+        last = None if self._warned else self._last
+        if last is not None and last.done() and (failure := last.exception()) is not None:
+            self._warned = True
+            says = f"The run continues; {METRICS} has everything, and each step sends again what is missing."
+            self.note(f"Tracker {self.name} failed: {failure}.  {says}")
 
     def _end(self, status: Status, summary: Mapping[str, Any]) -> None:
         self._ended = True
         self._look()
-        sent = self.thread.submit(self._send)
-        closed = self.thread.submit(lambda: self.service.close(summary, status))
-        for each in (sent, closed):
+        for each in [self._submit(self._send), self._submit(lambda: self.service.close(summary, status))]:
             try:
                 each.result(END_SECONDS)
             except (TrackerFailure, StillWorking) as failure:
@@ -175,7 +368,6 @@ class Trackers(Watcher):
     """The trackers that a recipe names."""
 
     def __init__(self, folder: Folder, config: TrainingConfig, note: Callable[[str], None]) -> None:
-        """`note` prints a line."""
         self.folder, self.config, self.note = folder, config, note
         self.opened: list[Tracker] = []
 
@@ -184,17 +376,16 @@ class Trackers(Watcher):
 
         Raises RunError where one does not open.
         """
-        path, known = self.folder.path, known_runs(self.folder.path)
+        file, known, config = self.folder.path / TRACKERS, dict[str, str](), plain(asdict(self.config))
+        try:
+            known = json.loads(file.read_bytes()) if file.exists() else known
+        except ValueError as error:
+            raise RunError(f"{file}: damaged: not JSON.  Delete it to start new runs in the trackers.") from error
+        run = TrackedRun(folder=file.parent, config=config, options=self.config.tracker, known_as="", step=step)
         with ExitStack() as begun:
             for name in self.config.run.report_to:
-                run = TrackedRun(
-                    folder=path,
-                    config=plain(asdict(self.config)),
-                    options=self.config.tracker,
-                    known_as=known.get(name, ""),
-                    step=step,
-                )
-                self.opened.append(begun.enter_context(Tracker(name, run, self.note)))
+                tracker = Tracker(name, replace(run, known_as=known.get(name, "")), self.note)
+                self.opened.append(begun.enter_context(tracker))
             content = known | {str(tracker.name): tracker.found_by for tracker in self.opened}
             if content != known:
                 self.folder.write(TRACKERS, json.dumps(content, indent=2) + "\n")
@@ -207,15 +398,3 @@ class Trackers(Watcher):
     def on_end(self, report: EndReport) -> None:
         for tracker in self.opened:
             tracker.on_end(report)
-
-
-def known_runs(folder: Path) -> dict[str, str]:
-    """The run's name in each of its trackers."""
-    file = folder / TRACKERS
-    if not file.exists():
-        return {}
-    try:
-        found: dict[str, str] = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise RunError(f"{file}: damaged: not JSON.  Delete it to start new runs in the trackers.") from error
-    return found

@@ -34,9 +34,9 @@ from random import Random
 from posttrain.options.reward import RewardSettings
 from posttrain.options.task import ArithmeticOptions
 from posttrain.records import Group, Prompt
-from posttrain.rewards.format import line_format
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.parsing.tags import answer_lines
+from posttrain.rewards.shaping import line_format
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages, Probe, PromptRenderer, Reading, Task
 
 NUMBER = re.compile(r"(?<![\d.,])-?\d+(?:[.,]\d+)*", re.ASCII)

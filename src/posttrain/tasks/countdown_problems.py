@@ -24,7 +24,7 @@ from random import Random
 
 from posttrain.errors import UserError
 from posttrain.options.task import NumbersRule
-from posttrain.rewards.countdown.grader import Countdown
+from posttrain.rewards.countdown import Countdown
 from posttrain.rewards.parsing.arithmetic import apply
 
 Rational = tuple[int, int]

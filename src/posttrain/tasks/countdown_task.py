@@ -4,11 +4,11 @@
 what the bundled model was trained on.  `r1` is a system and a user message that ask for `<think>…</think>
 <answer>…</answer>` and state the rule in words.  Either may begin the answer with `<think>`.
 
-**What earns what.**  1 for a right expression in the right structure, else 0: posttrain.rewards.countdown.grader says
+**What earns what.**  1 for a right expression in the right structure, else 0: posttrain.rewards.countdown says
 it in full, hacks and all.  The rule that the prompt states (`numbers`) is the rule that is graded.
 
 **What is measured.**  A transcript as a search: its tries (lines between the think tags that begin with a step, as
-posttrain.rewards.countdown.step_rewards reads them), and which of them reach the target.
+posttrain.rewards.countdown reads them), and which of them reach the target.
 
 **Where problems come from.**  posttrain.tasks.countdown_problems makes them; nothing is downloaded and no licence
 applies.
@@ -35,12 +35,11 @@ from random import Random
 from posttrain.errors import UserError
 from posttrain.options.task import CountdownOptions, Demonstrator
 from posttrain.records import Group, Prompt
-from posttrain.rewards.countdown.grader import Countdown, countdown, countdown_last
-from posttrain.rewards.countdown.step_rewards import HIT, MISS, STEP, read_try
-from posttrain.rewards.format import FormatOutcome, format_outcome
+from posttrain.rewards.countdown import HIT, MISS, STEP, Countdown, countdown, countdown_last, read_try
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.parsing.arithmetic import apply
 from posttrain.rewards.parsing.tags import THINK
+from posttrain.rewards.shaping import FormatOutcome, format_outcome
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages, Probe, PromptRenderer, Reading, Task
 from posttrain.tasks.countdown_problems import COURSE, Difficulty, held_out_problems, training_problem
 

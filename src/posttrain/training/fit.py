@@ -22,6 +22,7 @@ from posttrain.models.memory.model_shape import object_shape
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions, NewModelOptions
 from posttrain.records import Example, Preference
+from posttrain.runs.checkpoint import claim_threads
 from posttrain.runs.curves import draw_curves
 from posttrain.runs.files import writing
 from posttrain.runs.folder import interrupted_lines, saved_recipe
@@ -31,7 +32,6 @@ from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.summary import peak_memory_bytes, versions
-from posttrain.runs.threads import claim_threads
 from posttrain.runs.tracker import require_trackers
 from posttrain.training.caller_objects import StartOptions
 from posttrain.training.fit_session import FitConfig, FitObjective, FitSession, Item

@@ -27,8 +27,8 @@ from posttrain.rewards.grading.resources import ChecksRows, Resources
 from posttrain.rewards.grading.score_cache import require_use_for_cache
 from posttrain.rewards.model import reward_models_in
 from posttrain.rewards.reward_registry import load_reward
+from posttrain.runs.checkpoint import ThreadClaim, claim_threads
 from posttrain.runs.summary import LEFT_OUT
-from posttrain.runs.threads import ThreadClaim, claim_threads
 from posttrain.tasks.base import Probe, Task, held_out_prompts, longest_prompts, task_probes, task_rewards
 from posttrain.tasks.task_registry import load_task, require_task
 from posttrain.training.caller_objects import NOTHING_BROUGHT, CallerObjects, given_rewards

@@ -14,7 +14,7 @@ from posttrain.errors import UserError
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import default_resources
-from posttrain.rewards.math_verify import sandbox_with_maths
+from posttrain.rewards.math_reward import sandbox_with_maths
 from posttrain.rewards.shaping import CosineLength, Repetition, SoftOverlong
 
 __all__ = [

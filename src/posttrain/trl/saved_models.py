@@ -21,8 +21,7 @@ from posttrain.models.loading.construction import without_progress_bars
 from posttrain.models.loading.saving import require_loadable, save_adapter, save_policy
 from posttrain.models.policy import Policy
 from posttrain.runs.checkpoint import discard
-from posttrain.runs.files import write_atomically, writing
-from posttrain.runs.manifest import NAME, saved_steps
+from posttrain.runs.files import NAME, saved_steps, write_atomically, writing
 from posttrain.runs.tensor_state import trained_names, untied
 from posttrain.schemas import did_you_mean
 from posttrain.trl.configs.training_fields import TrainingFields

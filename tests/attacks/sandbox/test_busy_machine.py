@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from posttrain.rewards.code import program_result
+from posttrain.rewards.code import unit_test_runs
 from posttrain.rewards.code.code_reward import CodeReward, course_graded
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
 from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
-from posttrain.rewards.math_reward import slowly
-from posttrain.rewards.math_verify import Question, as_result
+from posttrain.rewards.math_reward import Question, as_result, slowly
 from posttrain.sandbox import backends, sandboxed_process
 from posttrain.sandbox.backends import Container
 from posttrain.sandbox.elsewhere import ReplayRun
@@ -44,7 +43,7 @@ def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 def machine(monkeypatch: pytest.MonkeyPatch, *, busy: bool) -> None:
     """All that a process does not compute it waits for a processor; or nothing of it."""
     monkeypatch.setattr(sandboxed_process, "PATIENCE", 1000.0)
-    monkeypatch.setattr(program_result, "PATIENCE", 1000.0)
+    monkeypatch.setattr(unit_test_runs, "PATIENCE", 1000.0)
     began = time.monotonic()
     waits = (lambda pid: {"1": time.monotonic() - began}) if busy else (lambda pid: {"1": 0.0})
     monkeypatch.setattr(sandboxed_process, "thread_waits", waits)
@@ -85,7 +84,7 @@ def test_the_limit_of_a_program_is_held_alike(
 @pytest.mark.parametrize("kind", ALL)
 def test_the_limit_of_a_whole_program_keeps_its_name_where_we_wait(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, busy=False)
-    monkeypatch.setattr(program_result, "waited_here", time.monotonic)  # all of our time
+    monkeypatch.setattr(unit_test_runs, "waited_here", time.monotonic)  # all of our time
     reward = CodeReward(cpu_seconds=0.25, program_seconds=0.25)
     assert graded(reward, [slow(60)], ALL[kind]) == [(0.0, "program_limit")]
 

@@ -4,17 +4,17 @@ import pytest
 
 from posttrain.errors import UserError
 from posttrain.records import Finish
-from posttrain.rewards.countdown.grader import (
+from posttrain.rewards.countdown import (
     Countdown,
     CountdownCredit,
+    CountdownSteps,
     Outcome,
     countdown,
     countdown_last,
     countdown_outcome,
 )
-from posttrain.rewards.countdown.step_rewards import CountdownSteps
-from posttrain.rewards.format import FormatOutcome, graded_format, last_format, strict_format
 from posttrain.rewards.grading.answers import Span
+from posttrain.rewards.shaping import FormatOutcome, graded_format, last_format, strict_format
 from tests.support.refusals import refused
 
 RIGHT = "<think>hm</think>\n<answer>(17-5)*3</answer>"

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from posttrain.options.reward import RewardOptions
-from posttrain.rewards import math_verify as maths_slowly
-from posttrain.rewards.gold_answers import AnswerOutcome, gold_answer
+from posttrain.rewards import math_reward as maths_slowly
+from posttrain.rewards.exact_match import AnswerOutcome, gold_answer
 from posttrain.rewards.grading.answers import Graded
-from posttrain.rewards.math_reward import MathsReward
-from posttrain.rewards.math_verify import (
+from posttrain.rewards.math_reward import (
     ComparisonResult,
+    MathsReward,
     Question,
     as_asked,
     is_refused,

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 from posttrain.models.loading import devices
-from posttrain.runs.manifest import saved_steps
+from posttrain.runs.files import saved_steps
 from posttrain.trl import GRPOConfig, GRPOTrainer
 from posttrain.trl.saved_models import prune_checkpoints
 from tests.support.model_folders import cached

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.rewards.countdown.grader import Countdown, Outcome, countdown_outcome
+from posttrain.rewards.countdown import Countdown, Outcome, countdown_outcome
 from posttrain.rewards.parsing.arithmetic import literals, postfix, value
 from posttrain.rewards.parsing.tags import ANSWER, END_ANSWER, END_THINK, THINK, answer_text
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from posttrain.errors import RunError
-from posttrain.rewards.countdown.grader import Countdown, countdown, puzzle
+from posttrain.rewards.countdown import Countdown, countdown, puzzle
 from posttrain.rewards.grading.calls import private_copy
 from posttrain.rewards.grading.grade import ScoringFailure, grade, reward_function
 from tests.support.refusals import refused, warned

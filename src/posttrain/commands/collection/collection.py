@@ -57,12 +57,19 @@ from posttrain.rewards.grading.function import RewardFunction
 from posttrain.runs.files import LineJournal
 from posttrain.runs.folder import Folder, lock_folder, saved_recipe
 from posttrain.runs.interruption import Interruption, interruptible
-from posttrain.runs.named_inputs import files_of_reward, inputs_of_run, policy_input, read_all
+from posttrain.runs.named_inputs import (
+    files_of_reward,
+    inputs_of_run,
+    lasting_options,
+    option_differences,
+    policy_input,
+    read_all,
+    run_recipe,
+)
 from posttrain.runs.progress import Progress
 from posttrain.runs.reports import Run
 from posttrain.runs.run_inputs import FILE as INPUTS
 from posttrain.runs.run_inputs import RunInput, RunInputs, class_name, code_input, require_same_inputs
-from posttrain.runs.same_recipe import lasting_options, option_differences, run_recipe
 from posttrain.runs.summary import peak_memory_bytes, versions
 
 COMPLETIONS, ANSWERS, VOTES = "completions.jsonl", "answers.jsonl", "votes.jsonl"

@@ -26,7 +26,7 @@ from posttrain.rewards.grading.grade import grade, require_enforceable
 from posttrain.rewards.grading.resources import Resources
 from posttrain.rewards.grading.score_cache import require_use_for_cache
 from posttrain.rewards.reward_registry import load_reward
-from posttrain.runs.threads import claim_threads
+from posttrain.runs.checkpoint import claim_threads
 from posttrain.tasks.base import Task, as_reward_functions, task_rewards, training_prompts
 from posttrain.tasks.task_registry import load_task
 

@@ -27,9 +27,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from posttrain.errors import require
 from posttrain.options.bounds import Bounded
 from posttrain.rewards.code.function_questions import answered_together
-from posttrain.rewards.code.program_result import CodeOutcome, ProgramResult
 from posttrain.rewards.code.row_checks import NamedRow, check_tests
-from posttrain.rewards.code.unit_test_runs import RUN_KINDS, UnitTestRun
+from posttrain.rewards.code.unit_test_runs import RUN_KINDS, CodeOutcome, ProgramResult, UnitTestRun
 from posttrain.rewards.code.unit_tests import Tests, read_tests
 from posttrain.rewards.grading.answers import Column, DetailedGrade, Graded, Texts
 from posttrain.rewards.grading.function import ScoringFailure

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from posttrain.errors import UserError
-from posttrain.rewards.code.program_result import CodeOutcome
-from posttrain.rewards.code.unit_test_runs import UnitTestRun
+from posttrain.rewards.code.unit_test_runs import CodeOutcome, UnitTestRun
 from posttrain.rewards.code.unit_tests import AssertTests, CallTests, StdioTests, Tests, read_tests
 from posttrain.rewards.parsing.tags import program_in
 from posttrain.sandbox.execution import Execution, Exit, Limits, Process, Sandbox, StartedProcess

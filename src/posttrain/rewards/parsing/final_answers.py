@@ -10,9 +10,8 @@ if it is not a subtraction; `5 1/2` is a mixed number.  A unit (`5 dollars`, `5c
 
 import re
 
-from posttrain.rewards.parsing.exact_numbers import DECIMAL
+from posttrain.rewards.parsing.exact_numbers import DECIMAL, unit_of
 from posttrain.rewards.parsing.tags import after_thinking, last_answer
-from posttrain.rewards.parsing.units import unit_of
 
 BOXED = "\\boxed"
 
