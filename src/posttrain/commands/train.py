@@ -12,7 +12,7 @@ from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config, DpoConfig, RewardModelConfig, SftConfig, TrainingConfig
 from posttrain.options.bounds import NonNegativeInt
 from posttrain.options.model import ModelOptions
-from posttrain.runs.interruption import stopped_while_loading
+from posttrain.runs.interruption import stopped_with_a_word, what_is_kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,8 @@ def run_training(command: str, arguments: Sequence[str]) -> int:
     kind, module, train, show = TRAINS[command]
     given = split_arguments(arguments)
     folder = given.switch("resume")
-    with stopped_while_loading(folder, command):
+    # until it owns a folder, the run that it resumes is what is kept
+    with stopped_with_a_word(lambda: what_is_kept(folder, command)):
         if folder:
             config, switches = resumed(kind, folder, given, PROGRAMS[command])
         else:

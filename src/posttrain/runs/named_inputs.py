@@ -39,8 +39,7 @@ from typing import Any
 
 from posttrain.config import TrainingConfig, build
 from posttrain.config.reading import resolved_config
-from posttrain.config.recipe_yaml import parse_yaml
-from posttrain.config.recipes import RecipeLayer, read_recipe
+from posttrain.config.recipes import RecipeLayer, parse_yaml, read_recipe
 from posttrain.config.sections import plain
 from posttrain.errors import RunError
 from posttrain.runs.files import RECIPE, saved_steps
