@@ -30,7 +30,7 @@ from posttrain.config.run_trust import trusted
 from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions, run_model
 from posttrain.rewards.reward_registry import load_reward
-from posttrain.runs.named_inputs import NamedInput, named_model, named_options
+from posttrain.runs.named_inputs import NamedInput, named_options
 from posttrain.runs.run_folder import CONTENTS
 from posttrain.tasks.row_files.rows import files_of, is_on_hub, near_file
 
@@ -178,7 +178,10 @@ def require_startable(phases: Sequence[Phase]) -> None:
 
 def require_its_own(config: Any, earlier: Mapping[Path, Phase]) -> None:
     """Refuse missing inputs of a config, and those in the folder of an earlier phase which it never makes."""
-    for named in (*named_options(config), *warm_start_inputs(config)):
+    critic = config.algorithm.get("critic") if isinstance(config, Config) else None
+    warm_start = str(critic.get("warm_start", "")) if isinstance(critic, Mapping) else ""
+    head = NamedInput("algorithm.critic.warm_start", "model", warm_start)  # which need not be that of a whole model
+    for named in (*named_options(config), *([head] if warm_start else ())):
         if not is_made_by(earlier, named):
             require_there(named)
     for reward in getattr(config, "rewards", ()):
@@ -188,13 +191,6 @@ def require_its_own(config: Any, earlier: Mapping[Path, Phase]) -> None:
         if config.update.optimizer_from:
             require_run(config.update.optimizer_from, earlier)
         config.require_suits(build_algorithm(config.algorithm))
-
-
-def warm_start_inputs(config: Any) -> Iterator[NamedInput]:
-    """The folder that a critic's head starts from, which need not be that of a whole model."""
-    critic = config.algorithm.get("critic") if isinstance(config, Config) else None
-    if isinstance(critic, Mapping):
-        yield from named_model("algorithm.critic.warm_start", str(critic.get("warm_start", "")))
 
 
 def is_made_by(earlier: Mapping[Path, Phase], named: NamedInput) -> bool:
