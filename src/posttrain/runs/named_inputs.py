@@ -190,7 +190,7 @@ def policy_input(
     if policy is None:
         return {}
     parameters = [*policy.model.parameters()]
-    what = f"{class_name(policy.model)} of {sum(each.numel() for each in parameters)} parameters"
+    what = f"{run_inputs.class_name(policy.model)} of {sum(each.numel() for each in parameters)} parameters"
     some = [each.detach().flatten()[:SOME_WEIGHTS].double().tolist() for each in parameters] if weighed else []
     return {name: run_inputs.RunInput(what, run_inputs.sha256_of(repr(some)) if weighed else "")}
 

@@ -39,10 +39,8 @@ class Reader:
 
 def prompt_preview_lines(prompts: Sequence[Prompt], reader: Reader) -> list[str]:
     """Prompts with their special tokens, last ids and columns, and the stop tokens; safe to print."""
-    lines = head_lines(prompts, reader)
-    for prompt in prompts:
-        lines += ["", *prompt_lines(prompt, reader.tokenizer)]
-    return lines
+    shown = [line for prompt in prompts for line in ("", *prompt_lines(prompt, reader.tokenizer))]
+    return [*head_lines(prompts, reader), *shown]
 
 
 def first_step_lines(groups: Sequence[Group], grades: Grades, count: int, reader: Reader) -> list[str]:
@@ -55,20 +53,16 @@ def first_step_lines(groups: Sequence[Group], grades: Grades, count: int, reader
 
 
 def head_lines(prompts: Sequence[Prompt], reader: Reader) -> list[str]:
+    if all(prompt.messages is None for prompt in prompts):
+        template = f"none: the prompts are text{', and the model has one' if reader.tokenizer.chat_template else ''}"
+    else:
+        options = ", ".join(f"{name} = {value!r}" for name, value in reader.template_options.items())
+        template = (reader.template_file or "the model's own") + (f", with {options}" if options else "")
     return [
-        visible(f"template   {template_of(prompts, reader)}"),
+        visible(f"template   {template}"),
         f"stop ids   {', '.join(named_token(token, reader.tokenizer) for token in reader.stop_ids)}",
         f"marks      {LEGEND}",
     ]
-
-
-def template_of(prompts: Sequence[Prompt], reader: Reader) -> str:
-    if all(prompt.messages is None for prompt in prompts):
-        has_one = ", and the model has one" if reader.tokenizer.chat_template else ""
-        return f"none: the prompts are text{has_one}"
-    options = ", ".join(f"{name} = {value!r}" for name, value in reader.template_options.items())
-    name = reader.template_file or "the model's own"
-    return f"{name}, with {options}" if options else name
 
 
 def prompt_lines(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -84,17 +78,16 @@ def prompt_lines(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str
         *unmarked,
         f"last ids   {last}",
         visible(f"columns    {columns or 'none'}"),
-        *([visible(f"note       {note}")] if (note := opening_note(prompt)) else []),
+        *(visible(f"note       {note}") for note in opening_notes(prompt)),
     ]
 
 
 def graded_lines(group: Group, grades: Grades, position: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The first completion of the group at `position`, and its scores."""
     rollout = group.rollouts[0]
-    scores = [
-        f"{name} {number(score)}{outcome_of(grades, name, position)}"
-        for name, score in zip(grades.names, grades.scores[:, position, 0].tolist(), strict=True)
-    ]
+    outcomes = {name: f" ({of_groups[position][0]})" for name, of_groups in grades.outcomes.items()}
+    named = zip(grades.names, grades.scores[:, position, 0].tolist(), strict=True)
+    scores = [f"{name} {number(score)}{outcomes.get(name, '')}" for name, score in named]
     ended = "cut off at the limit" if rollout.finish.cut_off else "stopped"
     return [
         f"completion {rollout.num_sampled} tokens, {ended}",
@@ -132,20 +125,15 @@ def number(score: float) -> str:
     return "none" if math.isnan(score) else f"{score:g}"
 
 
-def outcome_of(grades: Grades, name: str, position: int) -> str:
-    return f" ({grades.outcomes[name][position][0]})" if name in grades.outcomes else ""
-
-
-def opening_note(prompt: Prompt) -> str:
+def opening_notes(prompt: Prompt) -> Iterator[str]:
     """A note on a template that begins the answer: rewards would not see that beginning."""
     found = OPEN_THOUGHT.search(prompt.text)
-    if prompt.messages is None or prompt.prefill or found is None:
-        return ""
-    tag = found[0].replace("\n", "\\n")
-    return (
-        f"the chat template begins the answer with `{tag}`, which the rewards do not see.  Set"
-        f' task.prefill: "{tag}" to show it to them; the prompt then still has it once.'
-    )
+    if prompt.messages is not None and not prompt.prefill and found is not None:
+        tag = found[0].replace("\n", "\\n")
+        yield (
+            f"the chat template begins the answer with `{tag}`, which the rewards do not see.  Set"
+            f' task.prefill: "{tag}" to show it to them; the prompt then still has it once.'
+        )
 
 
 # Tokens as text
@@ -156,7 +144,12 @@ def marked_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
     text = "".join(piece for piece, _ in made)
     if not prompt.prefill or not text.endswith(prompt.prefill):
         return printable(made)
-    before, after = split_at(made, len(text) - len(prompt.prefill))
+    left, before, after = len(text) - len(prompt.prefill), list[Piece](), list[Piece]()
+    for piece, special in made:  # one that crosses is cut in two
+        head, tail = piece[:left], piece[left:]
+        left -= len(head)
+        before += [(head, special)] if head or not tail else []
+        after += [(tail, special)] if tail else []
     return f"{printable(before)}{PREFILL}{printable(after)}"
 
 
@@ -178,18 +171,6 @@ def pieces(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[Pi
 
 def decoded(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.decode([*tokens], skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def split_at(made: Sequence[Piece], length: int) -> tuple[list[Piece], list[Piece]]:
-    """The pieces before and after `length` characters; one that crosses is cut in two."""
-    before: list[Piece] = []
-    for index, (text, special) in enumerate(made):
-        if length < len(text):
-            head = [(text[:length], special)] if length else []
-            return [*before, *head], [(text[length:], special), *made[index + 1 :]]
-        before.append((text, special))
-        length -= len(text)
-    return before, []
 
 
 def printable(made: Sequence[Piece]) -> str:

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -46,7 +47,10 @@ def parquet_bytes(
     """
     assert grades.rewards.shape == advantages.shape == (len(groups), len(groups[0].rollouts))
     columns = {**rollout_columns(step, groups), **grade_columns(grades, advantages)}
-    columns |= {name: token_lists(groups, column) for name, column in token_columns.items()}
+    ends = list(accumulate(rollout.num_sampled for group in groups for rollout in group.rollouts))
+    for name, column in token_columns.items():  # None for completions after its end
+        values = column.tolist()
+        columns[name] = [values[start:end] or None for start, end in pairwise([0, *ends])]
     return table_bytes(columns, TYPES | dict.fromkeys(token_columns, "double list"))
 
 
@@ -144,6 +148,11 @@ def rollout_columns(step: int, groups: Sequence[Group]) -> dict[str, list[object
     """The sampled completions, by prompt and sample."""
     rows: list[tuple[Group, Rollout]] = [(group, rollout) for group in groups for rollout in group.rollouts]
     columns_json = {group.draw: as_json(group.prompt.columns) for group in groups}
+    kept = [rollout.alternatives for _, rollout in rows if rollout.alternatives is not None]
+    alternatives: dict[str, list[object]] = {
+        f"alternative_{name}": [[[each[place] for each in likeliest] for likeliest in tokens] for tokens in kept]
+        for place, name in enumerate(("tokens", "logprobs") if len(kept) == len(rows) else ())
+    }
     return {
         "step": [step for _ in rows],
         "draw": [group.draw for group, _ in rows],
@@ -156,21 +165,10 @@ def rollout_columns(step: int, groups: Sequence[Group]) -> dict[str, list[object
         "sampled": [rollout.sequence.sampled for _, rollout in rows],
         "logprobs": [rollout.logprobs for _, rollout in rows],
         "cut_logprobs": [rollout.cut_logprobs for _, rollout in rows],
-        **alternative_columns([rollout for _, rollout in rows]),
+        **alternatives,
         "finish": [rollout.finish.value for _, rollout in rows],
         "weights_version": [rollout.weights_version for _, rollout in rows],
         "columns": [columns_json[group.draw] for group, _ in rows],
-    }
-
-
-def alternative_columns(rollouts: Sequence[Rollout]) -> dict[str, list[object]]:
-    """The likeliest tokens at each position and their log-probs, where they were kept."""
-    kept = [rollout.alternatives for rollout in rollouts if rollout.alternatives is not None]
-    if len(kept) < len(rollouts):
-        return {}
-    return {
-        "alternative_tokens": [[[token for token, _ in each] for each in tokens] for tokens in kept],
-        "alternative_logprobs": [[[logprob for _, logprob in each] for each in tokens] for tokens in kept],
     }
 
 
@@ -188,16 +186,6 @@ def grade_columns(grades: Grades, advantages: Float64[Tensor, "prompt group"] | 
     for name, marks in plain_marks(grades).items():
         columns[f"marks/{name}"] = [None if each is None else json.dumps(each) for group in marks for each in group]
     return columns
-
-
-def token_lists(groups: Sequence[Group], column: Float64[Tensor, " token"]) -> list[object]:
-    """The numbers of each completion's sampled tokens; None for completions after the end of the column."""
-    values, start = column.tolist(), 0
-    lists: list[object] = []
-    for rollout in (rollout for group in groups for rollout in group.rollouts):
-        lists.append(values[start : start + rollout.num_sampled] or None)
-        start += rollout.num_sampled
-    return lists
 
 
 def plain_marks(grades: Grades) -> dict[str, tuple[tuple[dict[str, object] | None, ...], ...]]:
@@ -262,47 +250,33 @@ def read_rollouts(file: Path) -> tuple[list[Group], Grades]:
     lacking = [name for name in NEEDED if name not in table.column_names]
     if lacking:
         raise UserError(f"{file}: the column `{lacking[0]}` is missing.  Give a file of a run's folder `rollouts`.")
-    marked = has_process_rewards(file, table.column_names)
+    marked = PROCESS in table.column_names
+    if not marked and any(name.startswith("marks/") for name in table.column_names):
+        raise UserError(
+            f"{file}: has marks but no column `{PROCESS}`: an earlier version wrote it.  Give rollouts of this version."
+        )
     by_draw: dict[int, list[dict[str, Any]]] = {}
     read = [*NEEDED, *([PROCESS] if marked else []), *([SAMPLED] if SAMPLED in table.column_names else [])]
     for row in table.select(read).to_pylist():
+        row.setdefault(SAMPLED, [True] * len(row["tokens"]))  # all, in files without that column
         if not marked or row[PROCESS] is not None:
             by_draw.setdefault(row["draw"], []).append(row)
     groups = [group_of(draw, of_draw) for draw, of_draw in by_draw.items()]
-    nan = float("nan")
-    rewards = torch.tensor(
-        [[nan if row["reward"] is None else row["reward"] for row in of_draw] for of_draw in by_draw.values()],
-        dtype=torch.float64,
-    )
+    values = [[math.nan if row["reward"] is None else row["reward"] for row in rows] for rows in by_draw.values()]
+    rewards = torch.tensor(values, dtype=torch.float64)
     ones = torch.ones(1, dtype=torch.float64)
     marks = {"stored": tuple(tuple(map(marks_of, rows)) for rows in by_draw.values())} if marked else {}
     return groups, Grades(names=("stored",), scores=rewards[None], weights=ones, rewards=rewards, marks=marks)
 
 
-def has_process_rewards(file: Path, columns: Sequence[str]) -> bool:
-    """Whether the file has rewards of single tokens.  Raises UserError where it has marks without their values."""
-    found = PROCESS in columns
-    if not found and any(name.startswith("marks/") for name in columns):
-        raise UserError(
-            f"{file}: has marks but no column `{PROCESS}`: an earlier version wrote it.  Give rollouts of this version."
-        )
-    return found
-
-
 def marks_of(row: Mapping[str, Any]) -> Marks:
     """The process rewards of a completion's tokens, weighted."""
     earned = iter(row[PROCESS])
-    values = [next(earned) if sampled else math.nan for sampled in sampled_of(row)]
+    values = [next(earned) if sampled else math.nan for sampled in row[SAMPLED]]
     return Marks(tokens=tuple(None if math.isnan(value) else value for value in values))
 
 
-def sampled_of(row: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Which tokens of a completion were sampled: all, in files without that column."""
-    return tuple(row[SAMPLED]) if SAMPLED in row else (True,) * len(row["tokens"])
-
-
 def group_of(draw: int, rows: Sequence[dict[str, Any]]) -> Group:
-    """The group of the rows of one draw."""
     first = rows[0]
     prompt = Prompt(id=first["prompt_id"], text=first["prompt"], tokens=tuple(first["prompt_tokens"]))
     rollouts = tuple(
@@ -310,7 +284,7 @@ def group_of(draw: int, rows: Sequence[dict[str, Any]]) -> Group:
             sample=row["sample"],
             sequence=TokenSequence(
                 tokens=tuple(row["tokens"]),
-                sampled=sampled_of(row),
+                sampled=tuple(row[SAMPLED]),
                 logprobs=tuple(row["logprobs"]),
                 finish=Finish(row["finish"]),
             ),

@@ -37,17 +37,17 @@ LOCAL_STORE = ("sqlalchemy", "alembic")
 """Packages for MLflow's local data base."""
 LONGEST = 300
 """Characters of a library's message that are shown."""
-Job = Callable[[], None]
 Status = Literal["finished", "interrupted", "failed"]
-COLUMNS, Row = ["step", "prompt", "completion", "reward", "advantage"], tuple[int, str, str, float, float]
-"""Of a table of completions, and the values of a row."""
+COLUMNS = ["step", "prompt", "completion", "reward", "advantage"]
+Row = tuple[int, str, str, float, float]
+"""Values of these columns, for a table of completions."""
 
 
 class TrackerFailure(Exception):
     """A tracker's library failed; its error is the cause."""
 
 
-def attempt(job: Job) -> None:
+def attempt(job: Callable[[], None]) -> None:
     """Do it.  Raises TrackerFailure, whatever the library raises."""
     try:
         job()
@@ -264,7 +264,7 @@ class Tracker(Watcher):
         """`note` prints a line."""
         self.name, self.run, self.note = name, run, note
         self.service = SERVICES[name][0]()
-        self._jobs: SimpleQueue[tuple[Future[None], Job]] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Future[None], Callable[[], None]]] = SimpleQueue()
         Thread(target=self._work, name=f"tracker {name}", daemon=True).start()
         self.found_by = ""
         """The run's name in the tracker."""
@@ -307,7 +307,7 @@ class Tracker(Watcher):
         if not self._ended:
             self._end("failed", {})
 
-    def _submit(self, job: Job) -> Future[None]:
+    def _submit(self, job: Callable[[], None]) -> Future[None]:
         """Queue a job; its exception is a TrackerFailure."""
         future: Future[None] = Future()
         self._jobs.put((future, job))
