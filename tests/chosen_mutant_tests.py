@@ -75,7 +75,7 @@ TESTS = {
     ],
     "training/optimizer.py": ["closed_form/test_parameter_groups.py", "engine/test_optimizer_from.py"],
     "training/metrics.py": ["closed_form/test_metrics.py"],
-    "runs/watchers.py": ["end_to_end/test_run_moments.py"],
+    "runs/harness.py": ["end_to_end/test_run_moments.py"],
     "training/collector.py": ["engine/test_passes.py"],
     "runs/folder.py": ["engine/test_durable_writes.py"],
     "runs/run_folder.py": ["engine/test_durable_writes.py", "engine/test_run_folder_format.py"],

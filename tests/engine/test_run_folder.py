@@ -50,7 +50,7 @@ ADVANTAGES = torch.tensor([[0.375, -0.375], [nan, nan]], dtype=torch.float64)
 
 def test_a_new_run_folder_holds_the_configuration_and_empty_journals(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "a" / "run", "seed: 7\n") as run:
-        assert run.config_yaml == "seed: 7\n"
+        assert (run.path / "config.yaml").read_text() == "seed: 7\n"
         assert read_metrics(run.path / "metrics.jsonl") == []
         assert run.checkpoints.is_dir()
 
@@ -66,7 +66,7 @@ def test_an_existing_run_is_not_overwritten_unless_told(tmp_path: Path) -> None:
     assert all(flag in error.value.command for flag in ("--resume", "--run.overwrite", "--run.folder"))
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
     with RunFolder.create(tmp_path, "new: 1\n", overwrite=True) as run:
-        assert run.config_yaml == "new: 1\n"
+        assert (run.path / "config.yaml").read_text() == "new: 1\n"
         assert read_metrics(tmp_path / "metrics.jsonl") == []
         assert list((tmp_path / "rollouts").iterdir()) == []
     assert (tmp_path / "notes.txt").read_text() == "mine"
@@ -141,13 +141,13 @@ def test_a_run_killed_before_it_had_a_configuration_is_no_obstacle(tmp_path: Pat
     (tmp_path / LOCK).write_text("1\n")
     (tmp_path / ".tmp-config.yaml").write_text("se")
     with RunFolder.create(tmp_path, "seed: 7\n") as run:
-        assert run.config_yaml == "seed: 7\n"
+        assert (run.path / "config.yaml").read_text() == "seed: 7\n"
 
 
 def test_a_run_that_ended_before_its_first_measurement_is_no_obstacle(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, "mistaken: 1\n").close()
     with RunFolder.create(tmp_path, "mended: 1\n") as run:
-        assert run.config_yaml == "mended: 1\n"
+        assert (run.path / "config.yaml").read_text() == "mended: 1\n"
 
 
 def test_a_failed_creation_leaves_no_lock_behind(tmp_path: Path) -> None:

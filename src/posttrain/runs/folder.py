@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from posttrain.binding import digest_of
@@ -54,7 +53,9 @@ class Folder:
     def __init__(self, path: Path, lock: int, *, begun: bool, new: bool = False) -> None:
         """Use `claim`, `create` or `resume`."""
         self.path = path.absolute()  # once: a reward function may change the working folder
-        self._lock, self._begun, self._new = lock, begun, new
+        self.begun = begun
+        """Whether the folder's content is this run's."""
+        self._lock, self._new = lock, new
         self._held: list[Callable[[], object]] = []
         """Writes from before the folder was begun."""
 
@@ -114,7 +115,7 @@ class Folder:
             for name in self.journals:
                 (self.path / name).touch()
             sync_folder(self.path)
-        self._begun = True
+        self.begun = True
         held, self._held = self._held, []
         for write in held:
             write()
@@ -140,19 +141,14 @@ class Folder:
 
     def replace_config(self, config_yaml: str) -> None:
         path = self.path / RUN_RECIPE
-        before = digest_of(path) if self._begun else None
+        before = digest_of(path) if self.begun else None
         self.write(RUN_RECIPE, config_yaml)
         keep_recipe(digest_of(path), before, str(path))
-
-    @property
-    def begun(self) -> bool:
-        """Whether the folder's content is this run's."""
-        return self._begun
 
     def close(self) -> None:
         """Let another writer in.  Closing twice does nothing."""
         if self._lock >= 0:
-            if self._new and not self._begun:
+            if self._new and not self.begun:
                 (self.path / LOCK).unlink(missing_ok=True)
                 with suppress(OSError):  # it is no longer empty
                     self.path.rmdir()
@@ -162,28 +158,25 @@ class Folder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         self.write("summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
     def _append(self, name: str, records: Sequence[Mapping[str, object]]) -> None:
-        if not self._begun:
+        if not self.begun:
             self._held.append(lambda: self._append(name, records))
             return
         LineJournal(self.path / name).append(records)
 
 
-def require_known_format(run: Path) -> None:
-    """Raise UserError for a folder that a newer version of posttrain wrote, RunError where the file is damaged."""
-    file = run / FORMAT
-    if not file.is_file():
-        return
-    with reading(file):
-        text = file.read_bytes()[:40].decode(errors="replace").strip()
+def require_run_folder(run: Path) -> None:
+    """Refuse another folder, one that a newer version of posttrain wrote, and one whose file `format` is damaged."""
+    file, text = run / FORMAT, "1"
+    if file.is_file():
+        with reading(file):
+            text = file.read_bytes()[:40].decode(errors="replace").strip()
     if not (text.isascii() and text.isdigit()):
         raise RunError(f"{file}: damaged: {text!r} is not a version.  Write {VERSION} there, or delete the file.")
     if int(text) > VERSION:
@@ -191,10 +184,6 @@ def require_known_format(run: Path) -> None:
             f"{run}: a run folder of format {text}, and this version of posttrain supports 1 to {VERSION}.  Update"
             " posttrain."
         )
-
-
-def require_run_folder(run: Path) -> None:
-    require_known_format(run)
     if not (run / RUN_RECIPE).is_file():
         rule = f"not a run folder: {RUN_RECIPE} is missing.  Name the folder of a run."
         raise UserError(f"run.folder = {run}: {rule}", command=f"--resume {run}: {rule}")

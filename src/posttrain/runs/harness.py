@@ -32,16 +32,7 @@ from posttrain.runs.reports import BeginReport, CheckpointReport, EndReport, Eva
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.tensor_state import Tensors
 from posttrain.runs.tracker import Trackers
-from posttrain.runs.watchers import (
-    Alarms,
-    CheckpointWriter,
-    MetricsJournal,
-    OwnWatcher,
-    RolloutFiles,
-    StepDisplay,
-    StepTimes,
-    Watcher,
-)
+from posttrain.runs.watchers import Alarms, OwnWatcher, RolloutFiles, StepCall, Watcher
 
 
 class TrainedState(Protocol):
@@ -203,18 +194,12 @@ class Harness:
             RolloutFiles(self.folder),
             Alarms(self.folder, self.progress),
             *(OwnWatcher(each, own) for each in self.options.watchers),
-            StepTimes(self.trained.add_seconds, by_stage=self.options.time_by_stage),
-            MetricsJournal(self.folder),
+            StepCall(self.count_seconds),
+            StepCall(lambda report: self.folder.append_metrics(report.step, report.metrics)),
             self.trackers,
-            StepDisplay(self.progress, own),
+            StepCall(lambda report: self.progress.step(report.step, report.metrics, own=own)),
             *self.options.guards,
-            CheckpointWriter(
-                self.options.checkpoint,
-                last_step=self.options.run.num_steps,
-                watchers=self.options.watchers,
-                stopping=self.decide_to_stop,
-                save=lambda report: self.save(score=self.options.score(report.metrics)),
-            ),
+            StepCall(self.save_if_due),
         ]
         self.progress.start(plan)
         for watcher in self.options.watchers:
@@ -265,6 +250,22 @@ class Harness:
         self._recorded = replace(report, metrics=metrics, seconds=dict(self.clock.seconds))
         self.clock = Clock()
         return self._recorded
+
+    def count_seconds(self, report: StepReport) -> Metrics:
+        """The time of a step as metrics; it counts for the run."""
+        self.trained.add_seconds(report.seconds)
+        total, by_stage = sum(report.seconds.values()), report.seconds if self.options.time_by_stage else {}
+        stages = {f"seconds/{stage}": value for stage, value in by_stage.items()}
+        return {"step_time": total, "tokens_per_second": report.num_tokens / total, **stages}
+
+    def save_if_due(self, report: StepReport) -> None:
+        """Save every few steps, the last one, where the run stops, and where a watcher asks for it."""
+        every, stops = self.options.checkpoint.every_steps, self.decide_to_stop()
+        asking = [watcher for watcher in self.options.watchers if watcher.saving]
+        for watcher in asking:
+            watcher.saving = False
+        if stops or asking or (every and report.step % every == 0) or report.step == self.options.run.num_steps:
+            self.save(score=self.options.score(report.metrics))
 
     def leave(self) -> None:
         """End the run after the last recorded step, as a signal in that step would have: it is saved."""

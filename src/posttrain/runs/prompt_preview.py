@@ -140,6 +140,7 @@ def opening_notes(prompt: Prompt) -> Iterator[str]:
 
 
 def marked_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A prompt's text, with a mark where its prefill begins."""
     made = pieces(prompt.tokens, tokenizer)
     text = "".join(piece for piece, _ in made)
     if not prompt.prefill or not text.endswith(prompt.prefill):

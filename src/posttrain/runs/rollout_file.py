@@ -277,6 +277,7 @@ def marks_of(row: Mapping[str, Any]) -> Marks:
 
 
 def group_of(draw: int, rows: Sequence[dict[str, Any]]) -> Group:
+    """The group of the rows of one draw."""
     first = rows[0]
     prompt = Prompt(id=first["prompt_id"], text=first["prompt"], tokens=tuple(first["prompt_tokens"]))
     rollouts = tuple(

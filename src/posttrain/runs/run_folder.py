@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.config import TrainingConfig
 from posttrain.records import Grades, Group
 from posttrain.runs.files import (
     TEMPORARY,
@@ -68,22 +67,9 @@ PARQUET_FOLDERS = ("rollouts", "evaluations", "token_columns")
 """Folders of files named step-N.parquet."""
 CONTENTS = (
     *JOURNALS,
-    INPUTS,
-    TRACKERS,
-    "tensorboard",
-    "wandb",
-    "summary.json",
-    "curves.png",
-    "calibration.png",
-    HELD_OUT,
-    "tokenizer",
-    "rollouts",
-    "evaluations",
-    "token_columns",
-    "checkpoints",
-    "model",
-    "adapter",
-    "critic",
+    *(INPUTS, TRACKERS, HELD_OUT, "summary.json", "curves.png", "calibration.png", "tensorboard", "wandb", "tokenizer"),
+    *PARQUET_FOLDERS,
+    *("checkpoints", "model", "adapter", "critic"),
     "config.yaml",  # last: it marks a folder that is half cleared as a run's
 )
 
@@ -106,32 +92,29 @@ class RunFolder(Folder):
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    @property
-    def config_yaml(self) -> str:
-        return (self.path / "config.yaml").read_text(encoding="utf-8")
-
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a step's line to metrics.jsonl.  JSON has no NaN or infinity: they are written as null and counted."""
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         num_non_finite = sum(value is None for value in finite.values())
-        self._append("metrics.jsonl", [{"step": step, **finite, "num_non_finite": num_non_finite}])
+        self._append(METRICS, [{"step": step, **finite, "num_non_finite": num_non_finite}])
 
     def journal_scores(self, step: int, groups: Sequence[Group], grades: Grades) -> None:
         """Write every score before it is used, a line per group; null where a function gave none."""
         lines: list[Mapping[str, object]] = []
-        by_name = {"details": grades.details, "extra": grades.extras, "logged": grades.logged}
-        more = {**by_name, "marks": plain_marks(grades)}
+        more: dict[str, Mapping[str, Sequence[Sequence[object]]]] = {
+            "details": grades.details,
+            "extra": grades.extras,
+            "logged": grades.logged,
+            "marks": plain_marks(grades),
+        }
         for row, group in enumerate(groups):
-            scores = dict(zip(grades.names, grades.scores[:, row].tolist(), strict=True))
-            line = {
-                "step": step,
-                "draw": group.draw,
-                "prompt_id": group.prompt.id,
-                "scores": finite(scores),
-                "outcomes": {name: list(outcomes[row]) for name, outcomes in grades.outcomes.items()},
-            }
-            of_group = {what: {name: list(each[row]) for name, each in named.items()} for what, named in more.items()}
-            lines.append({**line, **{what: finite(named) for what, named in of_group.items() if named}})
+            line: dict[str, object] = {"step": step, "draw": group.draw, "prompt_id": group.prompt.id}
+            line["scores"] = finite(dict(zip(grades.names, grades.scores[:, row].tolist(), strict=True)))
+            line["outcomes"] = {name: list(outcomes[row]) for name, outcomes in grades.outcomes.items()}
+            for what, named in more.items():
+                if named:
+                    line[what] = finite({name: list(each[row]) for name, each in named.items()})
+            lines.append(line)
         self._append("scores.jsonl", lines)
 
     def write_rollouts(
@@ -152,7 +135,7 @@ class RunFolder(Folder):
 
     def write_evaluation(self, step: int, evaluation: str, completions: Sequence[ScoredCompletions]) -> None:
         """Write every held-out completion of an evaluation, after those of another evaluation at the same step."""
-        if not self._begun:
+        if not self.begun:
             self._held.append(lambda: self.write_evaluation(step, evaluation, completions))
             return
         name = f"evaluations/{parquet_name(step)}"
@@ -172,7 +155,7 @@ class RunFolder(Folder):
             tokenizer.save_pretrained(folder)
 
     def metrics(self) -> list[dict[str, int | float | None]]:
-        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        return [json.loads(line) for line in (self.path / METRICS).read_text(encoding="utf-8").splitlines()]
 
     def last_step(self) -> int:
         """The last step in metrics.jsonl; 0 without one."""
@@ -203,9 +186,12 @@ class RunFolder(Folder):
                 (self.path / name).touch()
                 cut_lines_after(self.path / name, step, one_a_step=name == METRICS)
             (self.path / "rollouts").mkdir(exist_ok=True)
-            for folder in (self.path / name for name in PARQUET_FOLDERS):
-                if folder.is_dir():
-                    cut_files_after(folder, step)
+            for folder in filter(Path.is_dir, (self.path / name for name in PARQUET_FOLDERS)):
+                for file in folder.iterdir():  # those of later steps, and unfinished ones
+                    written = rollout_step(file)
+                    if (written is not None and written > step) or (file.name.startswith(TEMPORARY) and file.is_file()):
+                        file.unlink()
+                sync_folder(folder)
             ended = self.path / "evaluations" / parquet_name(step)
             if ended.is_file():  # the run ended here, and continues
                 kept = without_evaluation(ended, "after")
@@ -223,28 +209,17 @@ class RunFolder(Folder):
         kept = {"rollouts": Counter(each for each in files if each is not None)}
         for name in kept_from.keys() - kept.keys():
             kept[name] = Counter(int(str(record["step"])) for _, record in json_lines(self.path / name))
-        groups = {record["step"]: num_groups(record) for record in read_metrics(self.path / "metrics.jsonl")}
-        found: dict[str, list[int]] = {}
-        for name, first in kept_from.items():
-            expected = groups if name == "scores.jsonl" else {}
-            steps = [each for each in range(first, step + 1) if kept[name][each] < max(1, expected.get(each, 0))]
-            if steps:
-                found[name] = steps
-        return found
-
-
-def cut_files_after(folder: Path, step: int) -> None:
-    """Remove the files of later steps, and unfinished ones."""
-    for file in folder.iterdir():
-        written = rollout_step(file)
-        ours = file.name.startswith(TEMPORARY) or (written is not None and written > step)
-        if ours and file.is_file():
-            file.unlink()
-    sync_folder(folder)
-
-
-def claim_folder(config: TrainingConfig) -> RunFolder:
-    return RunFolder.claim(config.run.folder, overwrite=config.run.overwrite)
+        scored = {record["step"]: num_groups(record) for record in read_metrics(self.path / METRICS)}
+        expected = {"scores.jsonl": scored}
+        found = {
+            name: [
+                each
+                for each in range(first, step + 1)
+                if kept[name][each] < max(1, expected.get(name, {}).get(each, 0))
+            ]
+            for name, first in kept_from.items()
+        }
+        return {name: steps for name, steps in found.items() if steps}
 
 
 def parquet_name(step: int) -> str:

@@ -1,12 +1,11 @@
 """Watchers of a run: journals, alarms, the display, guards that end a run which learns nothing, and the user's."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 
 from posttrain.errors import RunError, UserError
 from posttrain.options.reward import GradingOptions
-from posttrain.options.training import CheckpointOptions
 from posttrain.runs.alarms import GAP, Line, alarms, is_notice, judged_gap, same_reward, transcript
 from posttrain.runs.progress import Progress
 from posttrain.runs.reports import (
@@ -154,64 +153,14 @@ class Alarms(Watcher):
         return {"num_alarms": float(count)}
 
 
-class StepTimes(Watcher):
-    """Adds the time of a step to its metrics and to the time of the run."""
+class StepCall(Watcher):
+    """Calls a function with each step."""
 
-    def __init__(self, add_seconds: Callable[[Metrics], None], *, by_stage: bool) -> None:
-        self.add_seconds, self.by_stage = add_seconds, by_stage
+    def __init__(self, call: Callable[[StepReport], Metrics | None]) -> None:
+        self.call = call
 
-    def on_step(self, report: StepReport) -> Metrics:
-        self.add_seconds(report.seconds)
-        total = sum(report.seconds.values())
-        stages = {f"seconds/{stage}": value for stage, value in report.seconds.items()} if self.by_stage else {}
-        return {"step_time": total, "tokens_per_second": report.num_tokens / total, **stages}
-
-
-class MetricsJournal(Watcher):
-    """Writes a step's metrics to metrics.jsonl."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-
-    def on_step(self, report: StepReport) -> None:
-        self.folder.append_metrics(report.step, report.metrics)
-
-
-class StepDisplay(Watcher):
-    """Shows a step on the screen."""
-
-    def __init__(self, progress: Progress, own: Collection[str] = ()) -> None:
-        """`own` are the metrics of the user's watchers so far."""
-        self.progress, self.own = progress, own
-
-    def on_step(self, report: StepReport) -> None:
-        self.progress.step(report.step, report.metrics, own=self.own)
-
-
-class CheckpointWriter(Watcher):
-    """Saves every few steps, the last one, where the run stops, and where a watcher asks for it."""
-
-    def __init__(
-        self,
-        options: CheckpointOptions,
-        *,
-        last_step: int,
-        watchers: Sequence[Watcher],
-        stopping: Callable[[], bool],
-        save: Callable[[StepReport], None],
-    ) -> None:
-        """`stopping` says whether the run ends with the step."""
-        self.options, self.last_step, self.watchers = options, last_step, watchers
-        self.stops, self.save = stopping, save
-
-    def on_step(self, report: StepReport) -> None:
-        """After everything else of the step is on the disk."""
-        every, stops = self.options.every_steps, self.stops()
-        asking = [watcher for watcher in self.watchers if watcher.saving]
-        for watcher in asking:
-            watcher.saving = False
-        if stops or asking or (every and report.step % every == 0) or report.step == self.last_step:
-            self.save(report)
+    def on_step(self, report: StepReport) -> Metrics | None:
+        return self.call(report)
 
 
 LOOK = "See what the reward functions return with `posttrain check-task FILE.py:FUNCTION`"

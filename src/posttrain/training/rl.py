@@ -17,7 +17,7 @@ from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.progress import Clock
 from posttrain.runs.prompt_preview import Reader, first_step_lines
 from posttrain.runs.reports import Run, StepReport
-from posttrain.runs.run_folder import RunFolder, claim_folder
+from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.summary import headline
 from posttrain.runs.tracker import require_trackers
@@ -136,7 +136,8 @@ def rl_harness_options(session: Session, folder: RunFolder, start: StartOptions)
 def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> RunSteps:
     """The run of a session, from its folder to its summary."""
     config, state, first = session.config, session.trained.run, None
-    folder = RunFolder.resume(config.run.folder) if start.resume else claim_folder(config)
+    run = config.run
+    folder = RunFolder.resume(run.folder) if start.resume else RunFolder.claim(run.folder, overwrite=run.overwrite)
     with Harness(folder, session.trained, rl_harness_options(session, folder, start)) as harness:
         notes = resume_run(session, harness) if start.resume else []
         if inputs.changes:
