@@ -26,19 +26,23 @@ from numpy import ndarray  # noqa: E402
 from scipy.sparse import csr_array  # noqa: E402
 
 from posttrain.irl.causal import MaxCausalEntIRL  # noqa: E402
+from posttrain.irl.comparison import occupancy  # noqa: E402
 from posttrain.irl.counting import initial_histogram, visit_totals  # noqa: E402
 from posttrain.irl.course import expert_policy, recover_reward  # noqa: E402
 from posttrain.irl.demonstrations import Demonstrations  # noqa: E402
 from posttrain.irl.episode_sampling import sample_demonstrations  # noqa: E402
 from posttrain.irl.feasibility import smallest_gap  # noqa: E402
 from posttrain.irl.features import LinearReward  # noqa: E402
-from posttrain.irl.finite_horizon import soft_finite_horizon  # noqa: E402
 from posttrain.irl.grids import IcyGridWorld, tiles  # noqa: E402
 from posttrain.irl.gymnasium_table import read_gymnasium  # noqa: E402
 from posttrain.irl.maxent import MaxEntIRL  # noqa: E402
 from posttrain.irl.mdp import TabularMDP  # noqa: E402
-from posttrain.irl.occupancies import occupancy  # noqa: E402
-from posttrain.irl.planning import Problem, soft_policy_iteration, value_iteration  # noqa: E402
+from posttrain.irl.planning import (  # noqa: E402
+    Problem,
+    soft_finite_horizon,  # noqa: E402
+    soft_policy_iteration,
+    value_iteration,
+)
 
 GOAL, SIDE_PRIZE = 24, 8
 Result = TypeVar("Result")

@@ -146,7 +146,7 @@ GROUPS = [
         modules=["posttrain.tasks.draw_order", "posttrain.tasks.row_files.row_formats"],
     ),
     Group(
-        files=["irl/*.py", "neural_irl.py", "irl_runs/environment.py", "irl_runs/measures.py"],
+        files=["irl/*.py", "neural_irl.py", "irl_runs/environment.py", "irl_runs/methods.py"],
         suites=["closed_form", "laws", "learning", "end_to_end"],
         modules=["posttrain.irl", "posttrain.neural_irl", "posttrain.irl_runs"],
     ),

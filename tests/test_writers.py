@@ -27,7 +27,7 @@ IN_MEMORY = "to memory, which `write_atomically` writes"
 WRITERS = {
     "commands/evaluate.py": "to a pipe or a terminal that the user names; to a file by `write_atomically`",
     "irl/demonstrations.py": "to a file that a caller in Python names",
-    "irl_runs/irl_folder.py": IN_MEMORY,
+    "irl_runs/run.py": IN_MEMORY,
     "known_code.py": "one write to the end of a file of the user's own",
     "models/adapters/peft_format.py": WHOLE_FOLDER,
     "models/adapters/peft_layers.py": WHOLE_FOLDER,

@@ -24,8 +24,8 @@ from posttrain.irl.arguments import NON_NEGATIVE, POSITIVE, check_numbers, check
 from posttrain.irl.causal import MaxCausalEntIRL
 from posttrain.irl.counting import check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.divergence import Divergence
 from posttrain.irl.features import LinearReward
+from posttrain.irl.linear_solvers import Divergence
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import Point, Watch
 from posttrain.irl.objectives import Dual, Plan

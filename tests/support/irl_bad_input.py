@@ -22,9 +22,8 @@ from scipy.sparse import csr_array
 from posttrain import irl
 from posttrain.errors import UserError
 from posttrain.irl import course
-from posttrain.irl.comparison import policy_value
+from posttrain.irl.comparison import occupancy_from, policy_value
 from posttrain.irl.counting import in_world, visit_totals
-from posttrain.irl.occupancies import occupancy_from
 from posttrain.irl.paths import path_partition
 from posttrain.irl_runs.environment import LearnedReward, TabularEnvironment
 from posttrain.neural_irl import NeuralIRL

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> int:
     """Find a reward."""
     given = split_arguments(arguments)
     config, _ = configured(IrlConfig, given.recipes(), given.flags, PROGRAM)
-    from posttrain.irl_runs.extras import require_library
+    from posttrain.irl_runs import require_library
 
     require_library("scipy")
     if config.run.plots:

@@ -10,23 +10,29 @@ and in log space; neural rewards are in `posttrain.neural_irl`, which needs torc
 """
 
 from posttrain.irl.causal import MaxCausalEntIRL
-from posttrain.irl.comparison import epic_distance, expected_value_difference, policy_divergence, transfer_loss
+from posttrain.irl.comparison import (
+    epic_distance,
+    expected_value_difference,
+    finite_occupancy,
+    occupancy,
+    policy_divergence,
+    transfer_loss,
+)
 from posttrain.irl.demonstrations import Demonstrations, Episode
-from posttrain.irl.divergence import ConvergenceWarning, Divergence
 from posttrain.irl.episode_sampling import sample_demonstrations
 from posttrain.irl.feasibility import smallest_gap
 from posttrain.irl.features import LinearReward
-from posttrain.irl.finite_horizon import soft_finite_horizon
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import GridWorld, IcyGridWorld, tiles
 from posttrain.irl.gymnasium_table import read_gymnasium
+from posttrain.irl.linear_solvers import ConvergenceWarning, Divergence
 from posttrain.irl.maxent import MaxEntIRL, PathFit
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.occupancies import finite_occupancy, occupancy
 from posttrain.irl.planning import (
     Problem,
     action_values,
     greedy_policy,
+    soft_finite_horizon,
     soft_policy_iteration,
     soft_value_iteration,
     value_iteration,

@@ -8,17 +8,7 @@ from typing import Literal
 import numpy as np
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import (
-    NON_NEGATIVE,
-    POSITIVE,
-    SHARE,
-    Numbers,
-    check_numbers,
-    check_watch,
-    checked_integer,
-    require_kind,
-    require_word,
-)
+from posttrain.irl import arguments
 from posttrain.irl.counting import (
     action_counts,
     check_horizon,
@@ -28,10 +18,10 @@ from posttrain.irl.counting import (
     initial_histogram,
 )
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.divergence import ConvergenceWarning, Divergence
 from posttrain.irl.feasibility import feasible_start, smallest_gap
 from posttrain.irl.features import Features, LinearReward, Weights, moments_array
 from posttrain.irl.fitting import Fit, fit_of_descent
+from posttrain.irl.linear_solvers import ConvergenceWarning, Divergence
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import SOLVERS, Descent, SolverName, Watch, descend
 from posttrain.irl.objectives import Dual, Likelihood, Plan, PlannedObjective, Setting, WatchedObjective
@@ -63,12 +53,18 @@ class MaxCausalEntIRL:
     max_iterations: int = 5000
 
     def __post_init__(self) -> None:
-        require_word(self.objective, "objective", ("dual", "likelihood"))
-        require_word(self.solver, "solver", SOLVERS)
-        check_numbers(self, discount=SHARE, temperature=POSITIVE, l2=NON_NEGATIVE, tolerance=POSITIVE)
-        checked_integer(self.max_iterations, "max_iterations", least=0)
+        arguments.require_word(self.objective, "objective", ("dual", "likelihood"))
+        arguments.require_word(self.solver, "solver", SOLVERS)
+        arguments.check_numbers(
+            self,
+            discount=arguments.SHARE,
+            temperature=arguments.POSITIVE,
+            l2=arguments.NON_NEGATIVE,
+            tolerance=arguments.POSITIVE,
+        )
+        arguments.checked_integer(self.max_iterations, "max_iterations", least=0)
         if self.horizon is not None:
-            checked_integer(self.horizon, "horizon", least=1)
+            arguments.checked_integer(self.horizon, "horizon", least=1)
 
     def fit(
         self, mdp: TabularMDP, reward: LinearReward, demonstrations: Demonstrations, *, watch: Watch | None = None
@@ -78,7 +74,7 @@ class MaxCausalEntIRL:
         The likelihood starts from the same weights as the dual, not from the dual's minimum: with a small penalty the
         weights there are huge, and nothing has a slope.
         """
-        features = require_kind(reward, LinearReward, "reward").bound(mdp)
+        features = arguments.require_kind(reward, LinearReward, "reward").bound(mdp)
         known = in_world(demonstrations, mdp)
         setting = self.setting(features, initial_histogram(known, mdp.num_states))
         if self.objective == "dual":
@@ -94,14 +90,14 @@ class MaxCausalEntIRL:
         self,
         mdp: TabularMDP,
         reward: LinearReward,
-        moments: Numbers,
+        moments: arguments.Numbers,
         *,
         watch: Watch | None = None,
     ) -> Fit:
         """Fit exact features of a policy, per episode from the world's start: the dual only."""
         if self.objective != "dual":
             raise UserError("objective = 'likelihood' needs demonstrations, not moments; use objective='dual'")
-        features = require_kind(reward, LinearReward, "reward").bound(mdp)
+        features = arguments.require_kind(reward, LinearReward, "reward").bound(mdp)
         wanted = moments_array(features, moments)
         dual = Dual(self.setting(features, mdp.start), wanted)
         fit = fit_of_descent(self.minimise(dual, watch), dual, wanted, None, 0)
@@ -121,7 +117,7 @@ class MaxCausalEntIRL:
         return action_counts(known, mdp, horizon=self.horizon)
 
     def minimise(self, objective: PlannedObjective, watch: Watch | None) -> Descent[Plan]:
-        check_watch(watch)
+        arguments.check_watch(watch)
         watched = objective if watch is None else WatchedObjective(objective, watch)
         units = objective.setting.features.units
         return descend(

@@ -19,18 +19,7 @@ from numpy import ndarray
 from scipy.sparse import csr_array
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import (
-    NON_NEGATIVE,
-    POSITIVE,
-    Numbers,
-    check_entries,
-    check_size,
-    checked_number,
-    real_array,
-    require_kind,
-    shaped_array,
-    state_numbers,
-)
+from posttrain.irl import arguments
 from posttrain.irl.counting import initial_histogram, visit_totals
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.features import LinearReward, check_finite, dense
@@ -71,9 +60,9 @@ class CourseFit:
         return len(self.history)
 
 
-def feature_expectations(features: Numbers, demonstrations: Demonstrations) -> Float[ndarray, " feature"]:
+def feature_expectations(features: arguments.Numbers, demonstrations: Demonstrations) -> Float[ndarray, " feature"]:
     """Totals of the features over all visited states, averaged over the demonstrations."""
-    table = real_array(features, "features")
+    table = arguments.real_array(features, "features")
     if table.ndim != 2:
         raise UserError(f"features have the shape {table.shape}: give a row for each state")
     check_finite(table, "features")
@@ -85,7 +74,9 @@ def start_histogram(num_states: int, demonstrations: Demonstrations) -> PerState
     return initial_histogram(demonstrations, num_states)
 
 
-def local_action_probabilities(mdp: TabularMDP, terminal: Ends, reward: Numbers) -> Float[ndarray, "state action"]:
+def local_action_probabilities(
+    mdp: TabularMDP, terminal: Ends, reward: arguments.Numbers
+) -> Float[ndarray, "state action"]:
     """The backward sweep: how much of the partition function goes through each action.
 
         Z_{s,a} = e^{r(s)} Σ_s' P(s'|s,a) Z_s'     Z_s = Σ_a Z_{s,a}     P(a|s) = Z_{s,a} / Z_s
@@ -122,19 +113,21 @@ def local_action_probabilities(mdp: TabularMDP, terminal: Ends, reward: Numbers)
     return shares
 
 
-def expected_visitations(mdp: TabularMDP, terminal: Ends, start: Start, policy: Numbers) -> PerState:
+def expected_visitations(mdp: TabularMDP, terminal: Ends, start: Start, policy: arguments.Numbers) -> PerState:
     """The forward sweep: expected visits of each state within 2·S steps, episodes ending in terminal states.
 
     D_1 = start     D_{t+1}(s') = Σ_s,a D_t(s) P(a|s) P(s'|s,a)     D = Σ_{t=1}^{2S} D_t
     """
-    shape = (require_kind(mdp, TabularMDP, "mdp").num_states, mdp.num_actions)
+    shape = (arguments.require_kind(mdp, TabularMDP, "mdp").num_states, mdp.num_actions)
     starts = start_distribution(start, mdp.num_states)
     check_start(starts)
-    going_on = shaped_array(policy, "the policy", shape).copy()  # it may be all 0 where no path reaches an end
+    going_on = arguments.shaped_array(
+        policy, "the policy", shape
+    ).copy()  # it may be all 0 where no path reaches an end
     going_on[terminal_mask(terminal, mdp.num_states)] = 0
     sums = going_on.sum(axis=1)
     bad = (going_on < 0).any(axis=1) | ((np.abs(sums - 1) > SUM_TOLERANCE) & (sums != 0))
-    check_entries(bad, lambda i: f"policy of state {mdp.states[i]}: {going_on[i]}; use numbers that sum to 1")
+    arguments.check_entries(bad, lambda i: f"policy of state {mdp.states[i]}: {going_on[i]}; use numbers that sum to 1")
     table = mdp.transitions.toarray().reshape(*shape, -1)
     following = np.einsum("sa,san->ns", going_on, table)
     steps = np.empty((2 * mdp.num_states, mdp.num_states))
@@ -147,7 +140,7 @@ def expected_visitations(mdp: TabularMDP, terminal: Ends, start: Start, policy: 
 
 def recover_reward(
     mdp: TabularMDP,
-    features: Numbers | csr_array,
+    features: arguments.Numbers | csr_array,
     terminal: Ends,
     demonstrations: Demonstrations,
     *,
@@ -158,8 +151,8 @@ def recover_reward(
 
     ω ← ω · exp(α_t (μ_E - μ_ω)),   α_t = step_size / (1 + t)
     """
-    checked_number(step_size, "step_size", POSITIVE)
-    checked_number(tolerance, "tolerance", POSITIVE)
+    arguments.checked_number(step_size, "step_size", arguments.POSITIVE)
+    arguments.checked_number(tolerance, "tolerance", arguments.POSITIVE)
     table = dense(LinearReward(features=features).bound(mdp).table)
     demonstrated = feature_expectations(table, demonstrations)
     start = start_histogram(mdp.num_states, demonstrations)
@@ -185,18 +178,18 @@ def recover_reward(
 
 
 def expert_policy(
-    intended: Numbers, values: Numbers, *, steepness: float = STEEPNESS
+    intended: arguments.Numbers, values: arguments.Numbers, *, steepness: float = STEEPNESS
 ) -> Float[ndarray, "state action"]:
     """The course's expert: π(a|s) ∝ exp(steepness · V(intended next state))."""
-    worth, following = real_array(values, "values"), real_array(intended, "intended")
-    checked_number(steepness, "steepness", NON_NEGATIVE)
+    worth, following = arguments.real_array(values, "values"), arguments.real_array(intended, "intended")
+    arguments.checked_number(steepness, "steepness", arguments.NON_NEGATIVE)
     if worth.ndim != 1 or following.ndim != 2:
         raise UserError(
             f"values have the shape {worth.shape}, intended {following.shape}: give a value for each state, and a next"
             " state for each state and action"
         )
-    check_size(worth, "values")
-    states = state_numbers(following, "intended", len(worth)).reshape(following.shape)
+    arguments.check_size(worth, "values")
+    states = arguments.state_numbers(following, "intended", len(worth)).reshape(following.shape)
     with np.errstate(over="ignore"):
         logits = steepness * worth[states]
     if not np.isfinite(logits).all():

@@ -13,8 +13,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from posttrain.irl.features import Features, dense
-from posttrain.irl.finite_horizon import FinitePlan
-from posttrain.irl.planning import Policy, SoftPlan
+from posttrain.irl.planning import FinitePlan, Policy, SoftPlan
 
 BLOCK = 4096
 """States whose dQ are held at once."""

@@ -8,9 +8,9 @@ from numpy import ndarray
 from numpy.random import Generator
 
 from posttrain.irl.arguments import Numbers, checked_integer, random_generator
+from posttrain.irl.comparison import policy_array
 from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.occupancies import policy_array
 
 
 def sample_demonstrations(

@@ -5,8 +5,8 @@ from scipy.sparse import block_array, csr_array, diags_array, eye_array, hstack
 
 from posttrain.errors import UserError
 from posttrain.irl.arguments import Numbers, require_kind
-from posttrain.irl.divergence import Divergence
 from posttrain.irl.features import Weights, moments_array
+from posttrain.irl.linear_solvers import Divergence
 from posttrain.irl.mdp import reachable, state_graph
 from posttrain.irl.minimisers import Point
 from posttrain.irl.objectives import Plan, PlannedObjective, Setting

@@ -16,7 +16,20 @@ from scipy.sparse import csc_array, csr_array
 from scipy.sparse.csgraph import connected_components, dijkstra
 from scipy.sparse.linalg import LinearOperator, SuperLU, bicgstab, splu
 
-from posttrain.irl.divergence import Divergence
+from posttrain.errors import RunError
+
+
+class Divergence(RunError):
+    """No finite values exist, or none that double precision can tell from infinite ones."""
+
+
+class ConvergenceWarning(UserWarning):
+    """A fit ended before its gradient fell to the tolerance.
+
+    The fit says so itself (`converged`): who reads that may silence this with
+    `warnings.simplefilter("ignore", ConvergenceWarning)`.
+    """
+
 
 NARROW = 300
 """States that separate a world in two, up to which its factors cost less than iterations."""

@@ -12,25 +12,17 @@ from typing import Literal
 import numpy as np
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import (
-    NON_NEGATIVE,
-    POSITIVE,
-    check_numbers,
-    check_watch,
-    checked_integer,
-    require_kind,
-    require_word,
-)
+from posttrain.irl import arguments
 from posttrain.irl.causal import MaxCausalEntIRL
+from posttrain.irl.comparison import occupancy_from
 from posttrain.irl.counting import check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.divergence import ConvergenceWarning, Divergence
 from posttrain.irl.feasibility import constant_cost
 from posttrain.irl.features import Features, LinearReward, Weights, dense
+from posttrain.irl.linear_solvers import ConvergenceWarning, Divergence
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import ARMIJO, SMALLEST_STEP, Descent, Point, Watch, descend
-from posttrain.irl.occupancies import occupancy_from
 from posttrain.irl.paths import PathPlan, PerState, executed_slopes, path_curvature, path_partition
 from posttrain.irl.planning import Policy
 
@@ -134,16 +126,16 @@ class MaxEntIRL:
     max_iterations: int = 1000
 
     def __post_init__(self) -> None:
-        require_word(self.gradient, "gradient", ("tilted", "algorithm1"))
-        check_numbers(self, l2=NON_NEGATIVE, tolerance=POSITIVE)
-        checked_integer(self.max_iterations, "max_iterations", least=0)
+        arguments.require_word(self.gradient, "gradient", ("tilted", "algorithm1"))
+        arguments.check_numbers(self, l2=arguments.NON_NEGATIVE, tolerance=arguments.POSITIVE)
+        arguments.checked_integer(self.max_iterations, "max_iterations", least=0)
 
     def fit(
         self, mdp: TabularMDP, reward: LinearReward, demonstrations: Demonstrations, *, watch: Watch | None = None
     ) -> PathFit:
         """The weights of the path distribution that matches the demonstrations, given where each starts."""
-        require_kind(reward, LinearReward, "reward")
-        check_watch(watch)
+        arguments.require_kind(reward, LinearReward, "reward")
+        arguments.check_watch(watch)
         known = in_world(demonstrations, mdp)
         check_whole(known, mdp, discount=1.0, horizon=None)
         features = reward.bound(mdp)

@@ -16,18 +16,7 @@ from scipy.sparse import csr_array, sparray, spmatrix
 from scipy.sparse.csgraph import breadth_first_order
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import (
-    NOT_AN_ARRAY,
-    Fault,
-    Numbers,
-    brief_repr,
-    check_entries,
-    check_unmasked,
-    checked_integer,
-    real_array,
-    require_word,
-    state_numbers,
-)
+from posttrain.irl import arguments
 from posttrain.irl.linear_solvers import is_wide
 
 SUM_TOLERANCE = 1e-8
@@ -90,14 +79,14 @@ class TabularMDP:
         check_fields(self)
         check_start(self.start)
         for bad, message in faulty_entries(self):
-            check_entries(bad, message)
+            arguments.check_entries(bad, message)
 
     @staticmethod
     def from_sparse(
         transitions: sparray | spmatrix | ndarray, *, num_actions: int, start: Start, terminal: Ends = ()
     ) -> "TabularMDP":
         """From a matrix with a row s · num_actions + a for each pair; whatever leads out of terminals is left out."""
-        num_actions = checked_integer(num_actions, "num_actions", least=1)
+        num_actions = arguments.checked_integer(num_actions, "num_actions", least=1)
         table = sparse_floats(transitions, "transitions", copy=True)  # what follows would reach into the caller's
         try:
             table.check_format(full_check=True)  # a column too far would be read from whatever memory holds there
@@ -121,11 +110,11 @@ class TabularMDP:
         )
 
     @staticmethod
-    def from_dense(probabilities: Numbers, *, layout: str, start: Start, terminal: Ends = ()) -> "TabularMDP":
+    def from_dense(probabilities: arguments.Numbers, *, layout: str, start: Start, terminal: Ends = ()) -> "TabularMDP":
         """From an array whose axes are in either usual order; with S = A the shape does not show the order."""
         orders = {"state action next": (0, 1, 2), "state next action": (0, 2, 1)}
-        require_word(layout, "layout", [*orders])
-        array = real_array(probabilities, "probabilities")
+        arguments.require_word(layout, "layout", [*orders])
+        array = arguments.real_array(probabilities, "probabilities")
         table = array.transpose(orders[layout]) if array.ndim == 3 else array
         if table.ndim != 3 or table.shape[0] != table.shape[2]:
             raise UserError(f"probabilities have the shape {array.shape}, which is not ({layout}): check the layout")
@@ -203,21 +192,21 @@ def without_rows(table: csr_array, dropped: Bool[ndarray, " row"]) -> csr_array:
 
 def terminal_mask(terminal: Ends, num_states: int) -> Bool[ndarray, " state"]:
     """A flag per state, from such flags or from the numbers of the terminal ones; refuses what could be either."""
-    check_unmasked(terminal, "terminal")
+    arguments.check_unmasked(terminal, "terminal")
     several = isinstance(terminal, Iterable) and not isinstance(terminal, ndarray | str | bytes)
     listed: object = list(terminal) if several else terminal  # type: ignore[arg-type]
     try:
         given = np.array(listed)
-    except NOT_AN_ARRAY:  # which real_array refuses
+    except arguments.NOT_AN_ARRAY:  # which real_array refuses
         given = np.zeros(0)
     if given.dtype == bool:
         if given.size != num_states:
             raise UserError(f"terminal has {given.size} flags: give one for each of {num_states} states, or numbers")
         return given.ravel()
-    given = real_array(listed, "terminal")
+    given = arguments.real_array(listed, "terminal")
     if given.ndim > 1:
         raise UserError(f"terminal has the shape {given.shape}: give the numbers of states in one list, or a flag each")
-    states = state_numbers(given, "terminal", num_states)
+    states = arguments.state_numbers(given, "terminal", num_states)
     if states.size == num_states and np.isin(states, (0, 1)).all() and given.ndim:
         raise UserError(
             f"terminal has a 0 or a 1 for each of {num_states} states, which may be flags or the numbers of states: for"
@@ -234,9 +223,9 @@ def start_distribution(start: Start, num_states: int) -> Float[ndarray, " state"
         raise UserError(f"start = {start}: give the number of a state, or a probability for each of {num_states}")
     if isinstance(start, int | np.integer):
         certain = np.zeros(num_states)
-        certain[state_numbers(start, "start", num_states)] = 1
+        certain[arguments.state_numbers(start, "start", num_states)] = 1
         return certain
-    given = real_array(start, "start").copy()
+    given = arguments.real_array(start, "start").copy()
     if given.shape != (num_states,):
         raise UserError(f"start has the shape {given.shape}: give one probability for each of {num_states} states")
     return given
@@ -244,7 +233,7 @@ def start_distribution(start: Start, num_states: int) -> Float[ndarray, " state"
 
 def sparse_floats(table: object, what: str, *, copy: bool = False) -> csr_array:
     if not isinstance(table, sparray | spmatrix):
-        table = real_array(table, what)
+        table = arguments.real_array(table, what)
     if table.ndim != 2 or table.dtype.kind not in "biuf":
         raise UserError(f"{what} have the shape {table.shape} and hold {table.dtype}: give a matrix of numbers")
     return csr_array(table, dtype=np.float64, copy=copy)
@@ -254,29 +243,31 @@ def check_fields(mdp: TabularMDP) -> None:
     """Refuse fields that do not fit together, as those of a world made by hand may."""
     remedy = "make worlds by from_sparse or from_dense"
     if not isinstance(mdp.transitions, csr_array) or mdp.transitions.dtype != np.float64:
-        raise UserError(f"transitions is {brief_repr(mdp.transitions)}, not a csr_array of floats: {remedy}")
+        raise UserError(f"transitions is {arguments.brief_repr(mdp.transitions)}, not a csr_array of floats: {remedy}")
     num_rows, num_states = mdp.transitions.shape
-    num_actions = checked_integer(mdp.num_actions, "num_actions", least=1)
+    num_actions = arguments.checked_integer(mdp.num_actions, "num_actions", least=1)
     if num_rows != num_states * num_actions:
         raise UserError(f"transitions have {num_rows} rows for {num_states} states and {num_actions} actions: {remedy}")
     shapes = {"start": "f", "terminal": "b", "rewards": "f", "states": "iu"}
     for name, kinds in shapes.items():
         array, shape = getattr(mdp, name), (num_states, num_actions) if name == "rewards" else (num_states,)
         if not isinstance(array, ndarray) or array.shape != shape or array.dtype.kind not in kinds:
-            raise UserError(f"{name} is {brief_repr(array)}, not an array of shape {shape} of its type: {remedy}")
-        check_unmasked(array, name)
+            raise UserError(
+                f"{name} is {arguments.brief_repr(array)}, not an array of shape {shape} of its type: {remedy}"
+            )
+        arguments.check_unmasked(array, name)
     if not np.isfinite(mdp.rewards).all():
         raise UserError(f"rewards: that of state and action {np.argwhere(~np.isfinite(mdp.rewards))[0]} is not finite")
 
 
 def check_start(start: Float[ndarray, " state"]) -> None:
     bad = ~(start >= 0) | ~np.isfinite(start)
-    check_entries(bad, lambda i: f"start: state {i} has probability {start[i]}; use numbers from 0 to 1")
+    arguments.check_entries(bad, lambda i: f"start: state {i} has probability {start[i]}; use numbers from 0 to 1")
     if abs(start.sum() - 1) > SUM_TOLERANCE:
         raise UserError(f"start: the probabilities add up to {start.sum():.9g}, not to 1; {SUM_REMEDY}")
 
 
-def faulty_entries(mdp: TabularMDP) -> Iterator[Fault]:
+def faulty_entries(mdp: TabularMDP) -> Iterator[arguments.Fault]:
     """Rows of the table that are not distributions, and ends that no path from the start enters."""
     table = mdp.transitions
     rows, sums = np.repeat(np.arange(table.shape[0]), np.diff(table.indptr)), table @ np.ones(mdp.num_states)

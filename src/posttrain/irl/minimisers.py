@@ -12,8 +12,8 @@ from typing import Generic, Literal, Protocol, TypeVar, get_args, runtime_checka
 import numpy as np
 
 from posttrain.irl.curvature import Matrix
-from posttrain.irl.divergence import Divergence
 from posttrain.irl.features import Weights
+from posttrain.irl.linear_solvers import Divergence
 
 PlanT = TypeVar("PlanT")
 """What an objective plans at some weights; planning at weights near by starts from it."""

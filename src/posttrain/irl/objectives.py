@@ -20,10 +20,9 @@ from posttrain.irl.arguments import require_kind
 from posttrain.irl.curvature import Matrix, curvature, expected_from
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.features import Features, Weights
-from posttrain.irl.finite_horizon import FinitePlan, soft_finite_horizon
 from posttrain.irl.mdp import check_start, start_distribution
 from posttrain.irl.minimisers import DifferentiableObjective, Point, Watch
-from posttrain.irl.planning import Problem, Reward, SoftPlan, soft_policy_iteration
+from posttrain.irl.planning import FinitePlan, Problem, Reward, SoftPlan, soft_finite_horizon, soft_policy_iteration
 
 Plan = SoftPlan | FinitePlan
 

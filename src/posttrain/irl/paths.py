@@ -22,8 +22,7 @@ from scipy.sparse import csr_array
 from posttrain.errors import UserError
 from posttrain.irl.arguments import Numbers, shaped_array
 from posttrain.irl.curvature import BLOCK, Matrix
-from posttrain.irl.divergence import Divergence
-from posttrain.irl.linear_solvers import Solver
+from posttrain.irl.linear_solvers import Divergence, Solver
 from posttrain.irl.linear_systems import policy_system, resolvent
 from posttrain.irl.mdp import TabularMDP, state_graph
 from posttrain.irl.planning import MAX_SOLVES, UNBOUNDED, Policy, newton_converged, reward_array

@@ -22,19 +22,8 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import (
-    NON_NEGATIVE,
-    POSITIVE,
-    SHARE,
-    Numbers,
-    check_numbers,
-    check_size,
-    checked_number,
-    require_kind,
-    shaped_array,
-)
-from posttrain.irl.divergence import Divergence
-from posttrain.irl.linear_solvers import Solver
+from posttrain.irl import arguments
+from posttrain.irl.linear_solvers import Divergence, Solver
 from posttrain.irl.linear_systems import always_ends, policy_system
 from posttrain.irl.mdp import TabularMDP, reachable, state_graph
 
@@ -83,10 +72,10 @@ class Problem:
     """Earned on arriving in each terminal state, with a reward of pairs, which itself pays ends nothing."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, discount=SHARE, temperature=POSITIVE)
+        arguments.check_numbers(self, discount=arguments.SHARE, temperature=arguments.POSITIVE)
         object.__setattr__(self, "reward", reward_array(self.mdp, self.reward))
         if self.ends is not None:
-            object.__setattr__(self, "ends", shaped_array(self.ends, "ends", (self.mdp.num_states,)))
+            object.__setattr__(self, "ends", arguments.shaped_array(self.ends, "ends", (self.mdp.num_states,)))
             if self.reward.ndim == 1:
                 raise UserError("a reward of states pays for arriving in an end already: give ends to one of pairs")
 
@@ -172,7 +161,7 @@ class SoftPlan:
 
 
 def value_iteration(
-    mdp: TabularMDP, reward: Numbers, *, discount: float, tolerance: float = 1e-10
+    mdp: TabularMDP, reward: arguments.Numbers, *, discount: float, tolerance: float = 1e-10
 ) -> Float[ndarray, " state"]:
     """Values of the best policy, by sweeps until none changes a value by more than `tolerance`, or than rounding does.
 
@@ -181,8 +170,8 @@ def value_iteration(
     Every thousand sweeps the best policy so far is valued exactly, if it ends or is discounted.  Sweeps would otherwise
     be as many as the longest episode has steps, times the digits of the tolerance.
     """
-    checked_number(discount, "discount", SHARE)
-    checked_number(tolerance, "tolerance", NON_NEGATIVE)
+    arguments.checked_number(discount, "discount", arguments.SHARE)
+    arguments.checked_number(tolerance, "tolerance", arguments.NON_NEGATIVE)
     paid = reward_array(mdp, reward)
     steps, ends = per_action(mdp, paid), at_ends(mdp, paid)
     values, detector = ends, StallDetector(mdp.num_states)
@@ -205,19 +194,19 @@ def value_iteration(
     )
 
 
-def greedy_policy(mdp: TabularMDP, q: Numbers) -> Policy:
+def greedy_policy(mdp: TabularMDP, q: arguments.Numbers) -> Policy:
     """All probability on the first best action of each state."""
-    shape = (require_kind(mdp, TabularMDP, "mdp").num_states, mdp.num_actions)
+    shape = (arguments.require_kind(mdp, TabularMDP, "mdp").num_states, mdp.num_actions)
     policy = np.zeros(shape)
-    policy[np.arange(mdp.num_states), shaped_array(q, "q", shape).argmax(axis=1)] = 1
+    policy[np.arange(mdp.num_states), arguments.shaped_array(q, "q", shape).argmax(axis=1)] = 1
     return policy
 
 
-def action_values(mdp: TabularMDP, reward: Numbers, values: Numbers, *, discount: float) -> Policy:
+def action_values(mdp: TabularMDP, reward: arguments.Numbers, values: arguments.Numbers, *, discount: float) -> Policy:
     """Q(s,a) of given values."""
-    checked_number(discount, "discount", SHARE)
+    arguments.checked_number(discount, "discount", arguments.SHARE)
     paid = reward_array(mdp, reward)
-    onwards = mdp.transitions @ shaped_array(values, "values", (mdp.num_states,))
+    onwards = mdp.transitions @ arguments.shaped_array(values, "values", (mdp.num_states,))
     q: Policy = per_action(mdp, paid) + discount * onwards.reshape(mdp.num_states, mdp.num_actions)
     return q
 
@@ -228,8 +217,8 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
     Changes shrink by the discount each sweep, or at discount 1 by the last ratio: the remaining error is their
     geometric sum.
     """
-    require_kind(problem, Problem, "problem").check_ends()
-    checked_number(tolerance, "tolerance", NON_NEGATIVE)
+    arguments.require_kind(problem, Problem, "problem").check_ends()
+    arguments.checked_number(tolerance, "tolerance", arguments.NON_NEGATIVE)
     values, before, detector = problem.end_values, 0.0, StallDetector(problem.mdp.num_states)
     for _ in range(MAX_SWEEPS):
         updated, policy = problem.sweep(values)
@@ -251,7 +240,7 @@ def soft_value_iteration(problem: Problem, *, tolerance: float = TOLERANCE) -> S
     )
 
 
-def soft_policy_iteration(problem: Problem, *, guess: Numbers | None = None) -> SoftPlan:
+def soft_policy_iteration(problem: Problem, *, guess: arguments.Numbers | None = None) -> SoftPlan:
     """The soft-optimal policy by Newton's method on the soft Bellman equation: one sparse solve an iteration.
 
         V ← V + (I - γ P_π)⁻¹ (T V - V),   π the policy of T V: the new V is the soft value of π
@@ -259,9 +248,9 @@ def soft_policy_iteration(problem: Problem, *, guess: Numbers | None = None) -> 
     V never falls after the first solve, and converges quadratically.  It starts from `guess`, such as the values of
     similar rewards, where that leads to a solution, else from the uniform policy.
     """
-    require_kind(problem, Problem, "problem")
+    arguments.require_kind(problem, Problem, "problem")
     if guess is not None:
-        near_by = shaped_array(guess, "guess", (problem.mdp.num_states,))
+        near_by = arguments.shaped_array(guess, "guess", (problem.mdp.num_states,))
         try:
             return solve_soft_values(problem, np.where(problem.mdp.terminal, problem.end_values, near_by))
         except Divergence:
@@ -304,10 +293,10 @@ def newton_converged(
     return moved <= TOLERANCE * max(scale, largest) or rounding
 
 
-def reward_array(mdp: TabularMDP, given: Numbers) -> Reward:
-    size = require_kind(mdp, TabularMDP, "mdp").num_states
-    reward = shaped_array(given, "the reward", (size,), (size, mdp.num_actions), finite=True, rows=mdp.states)
-    check_size(reward, "the rewards")
+def reward_array(mdp: TabularMDP, given: arguments.Numbers) -> Reward:
+    size = arguments.require_kind(mdp, TabularMDP, "mdp").num_states
+    reward = arguments.shaped_array(given, "the reward", (size,), (size, mdp.num_actions), finite=True, rows=mdp.states)
+    arguments.check_size(reward, "the rewards")
     return reward
 
 
@@ -321,3 +310,33 @@ def per_action(mdp: TabularMDP, reward: Reward) -> Policy:
 def at_ends(mdp: TabularMDP, reward: Reward) -> Float[ndarray, " state"]:
     """What arriving in each terminal state earns; zero elsewhere."""
     return np.where(mdp.terminal, reward if reward.ndim == 1 else 0.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FinitePlan:
+    """The soft-optimal policy of each step."""
+
+    problem: Problem
+    values: Float[ndarray, "time state"]
+    """V_0 to V_H."""
+    policy: Float[ndarray, "horizon state action"]
+
+    def visits(self, sources: Float[ndarray, "time state"]) -> Float[ndarray, "time state"]:
+        """Discounted expected visits at each time when the mass sources[t] joins at time t and follows the policy."""
+        mdp, discount = self.problem.mdp, self.problem.discount
+        flow = sources.copy()
+        for t, policy in enumerate(self.policy):
+            flow[t + 1] += discount * (mdp.backward @ (policy * flow[t][:, None]).ravel())
+        return flow
+
+
+def soft_finite_horizon(problem: Problem, *, horizon: int) -> FinitePlan:
+    """Plan backwards from the last action to the first: exact, whatever the discount."""
+    horizon = arguments.checked_integer(horizon, "horizon", least=1)
+    mdp = arguments.require_kind(problem, Problem, "problem").mdp
+    values = np.empty((horizon + 1, mdp.num_states))
+    policy = np.empty((horizon, mdp.num_states, mdp.num_actions))
+    values[horizon] = problem.end_values
+    for t in reversed(range(horizon)):
+        values[t], policy[t] = problem.sweep(values[t + 1])
+    return FinitePlan(problem=problem, values=values, policy=policy)

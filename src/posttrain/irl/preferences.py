@@ -31,9 +31,9 @@ from posttrain.irl.causal import MaxCausalEntIRL, warn_unless_converged
 from posttrain.irl.counting import check_horizon, check_whole, discounted_counts, in_world, initial_histogram
 from posttrain.irl.curvature import Matrix
 from posttrain.irl.demonstrations import Demonstrations
-from posttrain.irl.divergence import ConvergenceWarning
 from posttrain.irl.features import Features, LinearReward, Weights
 from posttrain.irl.fitting import Fit, fit_of_descent
+from posttrain.irl.linear_solvers import ConvergenceWarning
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.minimisers import Point, Watch, descend
 from posttrain.irl.objectives import Dual, Plan, Setting

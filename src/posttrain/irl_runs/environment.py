@@ -12,19 +12,11 @@ from typing import Any
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.irl.arguments import (
-    SHARE,
-    Numbers,
-    brief_repr,
-    checked_integer,
-    checked_number,
-    require_callable,
-    require_kind,
-)
+from posttrain.irl import arguments
 from posttrain.irl.episode_sampling import cumulative
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import at_ends, per_action, reward_array
-from posttrain.irl_runs.extras import require_library
+from posttrain.irl_runs import require_library
 
 require_library("gymnasium")
 
@@ -49,7 +41,7 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConst
         self,
         env: "gymnasium.Env[Observed, int]",
         mdp: TabularMDP,
-        reward: Numbers,
+        reward: arguments.Numbers,
         *,
         discount: float,
         state_of: Callable[[Observed], int] = int,
@@ -59,10 +51,10 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConst
         `state_of` maps an observation to the environment's state number, where it is not that number itself.
         """
         if not isinstance(env, gymnasium.Env):
-            raise UserError(f"env is {brief_repr(env)}: give an environment of gymnasium")
-        require_callable(state_of, "state_of", "an observation")
+            raise UserError(f"env is {arguments.brief_repr(env)}: give an environment of gymnasium")
+        arguments.require_callable(state_of, "state_of", "an observation")
         paid = reward_array(mdp, reward)
-        checked_number(discount, "discount", SHARE)
+        arguments.checked_number(discount, "discount", arguments.SHARE)
         # `gymnasium.make(env.spec)`, which some libraries and `check_env` call, makes the wrapper again from these.
         RecordConstructorArgs.__init__(
             self, _disable_deepcopy=True, mdp=mdp, reward=reward, discount=discount, state_of=state_of
@@ -100,8 +92,8 @@ class LearnedReward(gymnasium.Wrapper[Observed, int, Observed, int], RecordConst
             state = int(self._state_of(observation))
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"the environment shows {brief_repr(observation)}, and state_of makes no state number of it ({error}):"
-                " give another `state_of`"
+                f"the environment shows {arguments.brief_repr(observation)}, and state_of makes no state number of it"
+                f" ({error}): give another `state_of`"
             ) from error
         if state not in self._mdp.numbers:
             raise UserError(
@@ -119,7 +111,7 @@ class TabularEnvironment(gymnasium.Env[Any, Any]):
 
     def __init__(self, mdp: TabularMDP) -> None:
         super().__init__()
-        self.mdp = require_kind(mdp, TabularMDP, "mdp")
+        self.mdp = arguments.require_kind(mdp, TabularMDP, "mdp")
         self.observation_space = gymnasium.spaces.Discrete(int(mdp.states.max()) + 1)
         self.action_space = gymnasium.spaces.Discrete(mdp.num_actions)
         self._starts: ndarray = cumulative(mdp.start)
@@ -143,7 +135,7 @@ class TabularEnvironment(gymnasium.Env[Any, Any]):
 
 
 def action_number(action: object, mdp: TabularMDP) -> int:
-    chosen = checked_integer(action, "action")
+    chosen = arguments.checked_integer(action, "action")
     if not 0 <= chosen < mdp.num_actions:
         raise UserError(f"action = {chosen}: actions are 0 to {mdp.num_actions - 1}")
     return chosen

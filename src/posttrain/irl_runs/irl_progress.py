@@ -12,7 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from posttrain.config import IrlConfig
-from posttrain.irl.divergence import ConvergenceWarning
+from posttrain.irl.linear_solvers import ConvergenceWarning
 from posttrain.irl_runs.expert_episodes import ExpertEpisodes
 from posttrain.irl_runs.worlds import World
 from posttrain.runs.folder import shown

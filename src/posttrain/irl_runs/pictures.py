@@ -12,8 +12,7 @@ from numpy import ndarray
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import Policy, Reward
 from posttrain.irl_runs.expert_episodes import ExpertEpisodes
-from posttrain.irl_runs.measures import demonstrated_visits, expected_visits
-from posttrain.irl_runs.methods import RecoveredReward
+from posttrain.irl_runs.methods import RecoveredReward, demonstrated_visits, expected_visits
 from posttrain.irl_runs.worlds import Layout, World
 from posttrain.runs.files import save_figure
 

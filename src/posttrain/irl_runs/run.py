@@ -1,31 +1,97 @@
-"""A run of inverse RL, from its config to its folder: world, demonstrations, features, fit, measures, pictures."""
+"""A run of inverse RL, from its config to its folder: world, demonstrations, features, fit, measures, pictures.
 
+The folder; reading it does not need posttrain:
+
+config.yaml         the resolved configuration; running it again gives the same run
+metrics.jsonl       one line per iteration of the fit
+summary.json        the results
+reward.npz          weights, the learned reward, the policy and its visits, with the number of each state
+demonstrations.npz  the episodes, as `Demonstrations.save` writes them
+plots/              rewards.png, policy.png, visits.png, convergence.png
+"""
+
+import io
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from posttrain.config import IrlConfig
 from posttrain.irl.counting import in_world
 from posttrain.irl.demonstrations import FIELDS
 from posttrain.irl.minimisers import Watch
 from posttrain.irl_runs.expert_episodes import ExpertEpisodes, make_expert_episodes
-from posttrain.irl_runs.irl_folder import IrlFolder
 from posttrain.irl_runs.irl_progress import IrlProgress
-from posttrain.irl_runs.measures import demonstrated_visits, expected_visits, policy_measures
-from posttrain.irl_runs.methods import RecoveredReward, fit_reward, least_gap, linear_reward
+from posttrain.irl_runs.methods import (
+    RecoveredReward,
+    demonstrated_visits,
+    expected_visits,
+    fit_reward,
+    least_gap,
+    linear_reward,
+    policy_measures,
+)
 from posttrain.irl_runs.worlds import World, make_world
-from posttrain.runs.folder import saved_recipe
+from posttrain.runs.files import LineJournal
+from posttrain.runs.folder import Folder, saved_recipe
 from posttrain.runs.progress import Clock
 from posttrain.runs.summary import peak_memory_bytes
 
 if TYPE_CHECKING:
     from posttrain.runs.watchers import Watcher
+CONTENTS = (
+    "summary.json",
+    "metrics.jsonl",
+    "reward.npz",
+    "demonstrations.npz",
+    "plots",
+    "config.yaml",  # last: a half cleared folder is still recognised as a run's
+)
+"""What overwriting removes; anything else in the folder stays."""
+
+
+class IrlFolder(Folder):
+    """The folder of a run of inverse RL."""
+
+    contents = CONTENTS
+    journals = ()
+    folders = ()
+    content_files = ("metrics.jsonl",)
+    foreign = ("checkpoints", "scores.jsonl")
+    resumed_by = ""
+
+    def write_curve(self, curve: Sequence[Mapping[str, float]]) -> None:
+        """Write metrics.jsonl: the numbers of each iteration, counted from 0, before the first step."""
+        lines = [{"iteration": index, **without_infinities(numbers)} for index, numbers in enumerate(curve)]
+        LineJournal(self.path / "metrics.jsonl").append(lines)
+
+    def write_summary(self, summary: Mapping[str, object]) -> None:
+        super().write_summary(without_infinities(summary))
+
+    def write_arrays(self, name: str, arrays: Mapping[str, ndarray]) -> None:
+        content = io.BytesIO()
+        named: dict[str, Any] = dict(arrays)
+        np.savez_compressed(content, **named)
+        self.write(name, content.getvalue())
+
+
+def without_infinities(numbers: Mapping[str, object]) -> dict[str, object]:
+    """The same with null where a number is none: JSON has no NaN or infinity."""
+
+    def finite(value: object) -> object:
+        if isinstance(value, Mapping):
+            return without_infinities(value)
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {name: finite(value) for name, value in numbers.items()}
+
 
 PACKAGES = ("posttrain", "numpy", "scipy", "gymnasium")
 """Packages that numbers depend on."""

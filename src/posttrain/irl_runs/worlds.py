@@ -15,7 +15,7 @@ from posttrain.irl.grids import MOVES, IcyGridWorld, neighbours, tiles
 from posttrain.irl.gymnasium_table import read_gymnasium
 from posttrain.irl.mdp import TabularMDP
 from posttrain.irl.planning import Reward, reward_array
-from posttrain.irl_runs.extras import require_library
+from posttrain.irl_runs import require_library
 from posttrain.options.irl import GymnasiumOptions, IcyGridOptions, TableOptions, WorldOptions
 
 Move = tuple[int, int]

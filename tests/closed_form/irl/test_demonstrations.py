@@ -10,6 +10,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from posttrain.irl.causal import MaxCausalEntIRL
+from posttrain.irl.comparison import occupancy
 from posttrain.irl.counting import action_counts, discounted_counts, in_world, initial_histogram, visit_totals
 from posttrain.irl.demonstrations import Demonstrations, Episode
 from posttrain.irl.episode_sampling import sample_demonstrations
@@ -17,7 +18,6 @@ from posttrain.irl.features import LinearReward
 from posttrain.irl.fitting import Fit
 from posttrain.irl.grids import GridWorld
 from posttrain.irl.mdp import TabularMDP
-from posttrain.irl.occupancies import occupancy
 from tests.support.irl_worlds import Zeros, chain, random_world
 from tests.support.refusals import refused
 

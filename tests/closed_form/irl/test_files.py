@@ -13,8 +13,8 @@ from scipy.sparse import csr_array
 from posttrain.irl.counting import in_world
 from posttrain.irl.grids import IcyGridWorld
 from posttrain.irl_runs.expert_episodes import make_expert_episodes
-from posttrain.irl_runs.irl_folder import CONTENTS, IrlFolder
 from posttrain.irl_runs.methods import linear_reward
+from posttrain.irl_runs.run import CONTENTS, IrlFolder
 from posttrain.irl_runs.worlds import World, table_world
 from posttrain.options.irl import FileFeatures, RecordedOptions, TableOptions
 from tests.support.refusals import refused

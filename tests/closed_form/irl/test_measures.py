@@ -11,8 +11,7 @@ from matplotlib.quiver import Quiver
 from posttrain.irl.demonstrations import Demonstrations
 from posttrain.irl.grids import MOVES, GridWorld
 from posttrain.irl_runs.expert_episodes import ExpertEpisodes
-from posttrain.irl_runs.measures import best_states, expected_visits, policy_measures, value_lost
-from posttrain.irl_runs.methods import RecoveredReward
+from posttrain.irl_runs.methods import RecoveredReward, best_states, expected_visits, policy_measures, value_lost
 from posttrain.irl_runs.pictures import (
     arrows,
     by_number,
