@@ -39,7 +39,7 @@ from posttrain.irl.maxent import MaxEntIRL  # noqa: E402
 from posttrain.irl.mdp import TabularMDP  # noqa: E402
 from posttrain.irl.planning import (  # noqa: E402
     Problem,
-    soft_finite_horizon,  # noqa: E402
+    soft_finite_horizon,
     soft_policy_iteration,
     value_iteration,
 )
