@@ -287,8 +287,13 @@ MUTANTS: list[tuple[str, str, str, int]] = [
     ("batch.py", "[self.columns.advantages != 0]", "[self.columns.advantages > 0]", 0),
     ("runs/harness.py", "report.step == self.options.run.num_steps", "False", 0),
     ("runs/harness.py", "report.step % every == 0", "report.step % (every + 1) == 0", 0),
-    ("runs/run_folder.py", "sync_folder(folder)", "pass", 0),
-    ("runs/run_folder.py", 'without_evaluation(ended, "after")', 'without_evaluation(ended, "")', 0),
+    ("runs/run_folder.py", "files.sync_folder(folder)", "pass", 0),
+    (
+        "runs/run_folder.py",
+        'rollout_file.without_evaluation(ended, "after")',
+        'rollout_file.without_evaluation(ended, "")',
+        0,
+    ),
     ("runs/folder.py", "sync_folder(self.path)\n", "pass\n", 0),
     ("training/update.py", "total += share.item()", "total = share.item()", 0),
 ]

@@ -36,7 +36,7 @@ from posttrain.options.bounds import Bounded
 from posttrain.options.task import FormatMode, NumbersRule
 from posttrain.rewards.grading.answers import Array, Column, Graded, ProcessReward, Span, Texts
 from posttrain.rewards.parsing.arithmetic import apply, literals, postfix, value
-from posttrain.rewards.parsing.tags import END_THINK, THINK, WHITE_SPACE, answer_text, gives_answer
+from posttrain.rewards.parsing.tags import ANSWER, END_ANSWER, END_THINK, THINK, WHITE_SPACE, answer_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def countdown_outcome(puzzle: Countdown, text: str, *, mode: FormatMode = "stric
     if answer is None:
         if cut_off:
             return Outcome.TRUNCATED
-        return Outcome.MALFORMED if gives_answer(text) else Outcome.NO_ANSWER
+        return Outcome.MALFORMED if END_ANSWER in text.partition(ANSWER)[2] else Outcome.NO_ANSWER
     tokens = postfix(answer.strip(WHITE_SPACE))
     if tokens is None:
         return Outcome.MALFORMED
@@ -80,26 +80,14 @@ def countdown_outcome(puzzle: Countdown, text: str, *, mode: FormatMode = "stric
 
 
 def countdown(
-    *,
-    completions: Texts,
-    finish_reasons: Texts,
-    numbers: Column,
-    target: Column,
-    rule: Column | None = None,
-    **_: Any,
+    *, completions: Texts, finish_reasons: Texts, numbers: Column, target: Column, rule: Column | None = None, **_: Any
 ) -> list[Graded]:
     """Reward function: 1 for a correct answer in the `strict` structure; a missing `rule` column means `all`."""
     return grades("strict", completions, finish_reasons, puzzles(numbers, target, rule))
 
 
 def countdown_last(
-    *,
-    completions: Texts,
-    finish_reasons: Texts,
-    numbers: Column,
-    target: Column,
-    rule: Column | None = None,
-    **_: Any,
+    *, completions: Texts, finish_reasons: Texts, numbers: Column, target: Column, rule: Column | None = None, **_: Any
 ) -> list[Graded]:
     """Reward function: 1 for a correct answer in the `last` structure; a missing `rule` column means `all`."""
     return grades("last", completions, finish_reasons, puzzles(numbers, target, rule))
@@ -160,19 +148,14 @@ class CountdownCredit(Bounded):
     def __call__(self, /, *, completions: Texts, numbers: Column, target: Column, **columns: Any) -> list[Graded]:
         grader = countdown if self.mode == "strict" else countdown_last
         verdicts = grader(completions=completions, numbers=numbers, target=target, **columns)
-        return [
-            Graded(self.credit * self.nearness(text, cast(int, goal)), graded.outcome)
-            if graded.outcome is Outcome.WRONG_VALUE
-            else graded
-            for graded, text, goal in zip(verdicts, completions, target, strict=True)
-        ]
-
-    def nearness(self, text: str, target: int) -> float:
-        tokens = postfix((answer_text(text, self.mode) or "").strip(WHITE_SPACE))
-        assert tokens is not None, text
-        found = value(tokens)
-        off = abs(Fraction(*found) - target) / max(target, 1) if found is not None else 1
-        return 1.0 - float(off) if off < 1 else 0.0
+        for row, graded in enumerate(verdicts):
+            if graded.outcome is Outcome.WRONG_VALUE:
+                goal = cast(int, target[row])
+                tokens = postfix((answer_text(completions[row], self.mode) or "").strip(WHITE_SPACE))
+                found = value(tokens or [])
+                off = abs(Fraction(*found) - goal) / max(goal, 1) if found is not None else 1
+                verdicts[row] = Graded(self.credit * (1.0 - float(off) if off < 1 else 0.0), graded.outcome)
+        return verdicts
 
 
 MOST_TRIES = 1000

@@ -1,18 +1,13 @@
 r"""Gold answers of rows, and answers compared with them as text, number or arithmetic, without evaluating anything.
 
-**Gold answers.**  Text is used unchanged; of a text with a box, only the box's content.  Numbers, including numpy's and
-Decimal, are written in digits: 1e-05 is 0.00001, not Euler's e minus 5, and so are the texts `1e-05` and `1e5`.  None,
-NaN, the text `nan` and pandas' marks are a row without an answer, which is not scored.  Everything else (bytes, lists,
-dicts, infinity, the texts `None` and `N/A`, a sentence with a number in it) is a mistake in the column, never a wrong
-answer: it is not scored, and reported with the reason.
-
-**Names.**  `\text{Monday}`, `Paris` and `ABC` are compared as text, ignoring case, and so are several numbers with
-units (`1 hour 30 minutes`).  math-verify would read adjacent letters as a product, in which `act` equals `cat`.
+**Gold answers** are text, or numbers written in digits (`1e-05` is 0.00001, not Euler's e minus 5); of a text with a
+box only its content counts.  docs/rewards.md has a table of what else a column may hold: a mistake in it is never a
+wrong answer, but not scored and reported.  `\text{Monday}`, `Paris`, `ABC` and several numbers with units (`1 hour 30
+minutes`) are names, compared as text: math-verify reads letters as a product, in which `act` equals `cat`.
 
 **`exact_match`** reads what follows the last `</think>`: the last closed `<answer>…</answer>`, else the last box, else
-everything.  It pays 1 if it is the row's answer: the same text apart from blanks (and letter case, for a single word),
-or the same exact number.  A gold answer of one capital letter is a choice, which may also be written `(B)`, `B.` or
-`B)`.  Known hack: a guess is right as often as there are few choices.
+everything.  It pays 1 for the gold text apart from blanks (and letter case, for a single word), or exactly its number.
+A gold capital letter is a choice, also written `(B)`, `B.` or `B)`.  Known hack: guessing among few choices.
 
 **Generated problems.**  reasoning-gym's scorers evaluate some answers as Python, pay for an answer that the text merely
 contains, and accept any four numbers for those of a puzzle.  So what can be compared here is compared here; problems
@@ -29,16 +24,7 @@ from numbers import Integral, Rational, Real
 from typing import Any, NamedTuple
 
 from posttrain.rewards.grading.answers import Array, Column, Graded, Texts
-from posttrain.rewards.parsing import arithmetic
-from posttrain.rewards.parsing.exact_numbers import (
-    MAX_DIGITS,
-    WORDS,
-    exact,
-    gold_value,
-    is_compound,
-    plain_words,
-    unit_of,
-)
+from posttrain.rewards.parsing import arithmetic, exact_numbers
 from posttrain.rewards.parsing.final_answers import last_boxed
 from posttrain.rewards.parsing.tags import after_thinking, last_answer
 
@@ -91,11 +77,6 @@ class GoldAnswer(NamedTuple):
 MISSING = GoldAnswer(None)
 
 
-def gold_answers(answer: Sequence[object] | None, truth: Sequence[object] | None, count: int) -> list[GoldAnswer]:
-    column = answer if answer is not None else truth
-    return [MISSING] * count if column is None else [gold_answer(value) for value in column]
-
-
 def gold_answer(value: object) -> GoldAnswer:
     """The answer in one entry of the column."""
     if isinstance(value, str):
@@ -118,8 +99,8 @@ def gold_number(number: Decimal) -> GoldAnswer:
         return MISSING
     if number.is_infinite():
         return GoldAnswer(None, f"{number} cannot be compared with an answer")
-    if abs(number.adjusted()) > MAX_DIGITS or len(text := format(number, "f")) > MAX_DIGITS:
-        return GoldAnswer(None, f"{number:.3e} has more than {MAX_DIGITS} digits")
+    if abs(number.adjusted()) > exact_numbers.MAX_DIGITS or len(text := format(number, "f")) > exact_numbers.MAX_DIGITS:
+        return GoldAnswer(None, f"{number:.3e} has more than {exact_numbers.MAX_DIGITS} digits")
     return GoldAnswer(text)
 
 
@@ -143,19 +124,15 @@ def is_prose(text: str) -> bool:
     """Whether there are words around a number that are neither its unit nor a function."""
     if "####" in text:  # some data sets put it between the solution and the answer
         return True
-    whole = WORDS.fullmatch(text)
+    whole = exact_numbers.WORDS.fullmatch(text)
     plain = NOT_PROSE.sub(" 0 ", whole[1] if whole else text)
-    if not re.search(r"\d", whole[1] if whole else text) or gold_value(text) is not None:
+    if not re.search(r"\d", whole[1] if whole else text) or exact_numbers.gold_value(text) is not None:
         return False
-    phrases = [
-        found[0]
-        for found in PHRASE.finditer(plain)
-        if not NUMBER_END.search(plain, 0, found.start()) or unit_of(found[0]) is None
-    ]
     return any(
-        len(word) >= 4 or len(phrase.split()) > 1  # fewer adjacent letters may be a product
-        for phrase in phrases
-        for word in re.findall("[a-zA-Z]{2,}", phrase)
+        len(word) >= 4 or len(found[0].split()) > 1  # fewer adjacent letters may be a product
+        for found in PHRASE.finditer(plain)
+        if not NUMBER_END.search(plain, 0, found.start()) or exact_numbers.unit_of(found[0]) is None
+        for word in re.findall("[a-zA-Z]{2,}", found[0])
     )
 
 
@@ -172,9 +149,9 @@ def gold_name(gold: str) -> tuple[str, bool] | None:
     Three or more bare letters are a name, and so are capitals: `xy` is a product, `B` the second choice.
     """
     text = gold.strip().strip("$").strip()
-    if is_compound(text):
+    if exact_numbers.is_compound(text):
         return plain_name_of(text), True
-    whole = WORDS.fullmatch(text)
+    whole = exact_numbers.WORDS.fullmatch(text)
     if whole is not None:
         return (plain_name_of(text), True) if SET_NAME.fullmatch(whole[1]) else None
     if BARE_NAME.fullmatch(text) and ("-" not in text or len(text) > len("a-b-c")) and LONG_WORD.search(text):
@@ -183,8 +160,7 @@ def gold_name(gold: str) -> tuple[str, bool] | None:
 
 
 def plain_name_of(text: str) -> str:
-    plain = text.strip().strip("$*").strip()
-    name = " ".join(plain_words(plain).strip(" .()").split())
+    name = " ".join(exact_numbers.plain_words(text.strip().strip("$*").strip()).strip(" .()").split())
     return name.casefold() if len(name) > 1 else name
 
 
@@ -192,19 +168,16 @@ def same_name(answer: str, gold: str) -> bool | None:
     """Whether an answer is the gold answer's name; None if that has none, or the answer may say it differently."""
     name = gold_name(gold)
     if name is None:
-        whole = WORDS.fullmatch(answer.strip())
+        whole = exact_numbers.WORDS.fullmatch(answer.strip())
         return True if whole and whole[1].strip() == gold.strip() else None
     said = plain_name_of(answer)
-    if said == name[0]:
-        return True
-    if name[1]:
-        return False
-    if LETTERS_ALONE.fullmatch(answer.strip().strip("$*")) or WORDS.fullmatch(answer.strip()):
+    if said == name[0] or name[1]:
+        return said == name[0]
+    if LETTERS_ALONE.fullmatch(answer.strip().strip("$*")) or exact_numbers.WORDS.fullmatch(answer.strip()):
         return said.replace(" ", "") == name[0].replace(" ", "")
     return None
 
 
-CHOICE = re.compile(r"[A-Z]")
 CHOSEN = re.compile(r"\(?([A-Za-z])\)?[.:]?")
 """A choice, by itself."""
 
@@ -232,7 +205,7 @@ def matched(text: str, cut_off: bool, given: object) -> Graded:
     found = final_text(text, cut_off=cut_off)
     if not found:
         return missing_answer(cut_off)
-    chosen = CHOSEN.fullmatch(found) if CHOICE.fullmatch(gold) else None
+    chosen = CHOSEN.fullmatch(found) if re.fullmatch("[A-Z]", gold) else None
     right = len(found) <= MAX_CHARACTERS and (chosen[1].upper() == gold if chosen else same_answer(found, gold))
     return graded_answer(right)
 
@@ -255,26 +228,19 @@ class Scorer(StrEnum):
 
 
 OURS = {
-    # Those that evaluate what they score: `eval`, sympy's `parse_expr`.
-    "countdown": Scorer.ARITHMETIC,
-    "puzzle24": Scorer.ARITHMETIC,
-    "n_queens": Scorer.LISTED,
-    "string_insertion": Scorer.SAME,
-    "spiral_matrix": Scorer.SAME,
-    "binary_matrix": Scorer.SAME,
-    "number_sorting": Scorer.SAME,
-    "polynomial_multiplication": Scorer.EXPRESSION,
-    "simple_integration": Scorer.EXPRESSION,
-    "intermediate_integration": Scorer.EXPRESSION,
-    # Those that pay in full for other texts than the one right answer: any text if it is False, the answer twice or
-    # among others, one root of two (benchmarks/gym_scoring.py).
-    "fraction_simplification": Scorer.TEXT,
-    "game_of_life_halting": Scorer.SAME,
-    "gsm_symbolic": Scorer.SAME,
-    "letter_jumble": Scorer.SAME,
-    "polynomial_equations": Scorer.SAME,
-    "spell_backward": Scorer.SAME,
-    "time_intervals": Scorer.SAME,
+    generator: scorer
+    for scorer, generators in {
+        # Those that evaluate what they score (`eval`, sympy's `parse_expr`), and those that pay in full for other texts
+        # than the one right answer: any text if it is False, the answer twice or among others, one root of two
+        # (benchmarks/gym_scoring.py).
+        Scorer.ARITHMETIC: "countdown puzzle24",
+        Scorer.LISTED: "n_queens",
+        Scorer.TEXT: "fraction_simplification",
+        Scorer.SAME: "string_insertion spiral_matrix binary_matrix number_sorting game_of_life_halting gsm_symbolic"
+        " letter_jumble polynomial_equations spell_backward time_intervals",
+        Scorer.EXPRESSION: "polynomial_multiplication simple_integration intermediate_integration",
+    }.items()
+    for generator in generators.split()
 }
 """Generators whose scorer is not used, or only behind a grammar, and what replaces it."""
 
@@ -288,10 +254,8 @@ MAX_CHARACTERS = 10_000
 """A longer answer is not read."""
 NO_NUMBER = re.compile(r"(?<![a-z])(?:nan|inf|infinity)(?![a-z])", re.IGNORECASE)
 WORD = re.compile(r"[A-Za-z]+")
-NAMES = {
-    *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMPRTUVWXYZ",
-    *("pi", "exp", "log", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan"),
-}
+FUNCTIONS = ("pi", "exp", "log", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan")
+NAMES = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMPRTUVWXYZ", *FUNCTIONS}
 """Allowed names; N, O, Q and S are functions of sympy's."""
 PART = re.compile(r"\s+|\d{1,9}(?:\.\d{1,9})?(?![\w.])|\*\*|[-+*/(),]|([A-Za-z]+)(?![\w.])", re.ASCII)
 
@@ -299,10 +263,9 @@ PART = re.compile(r"\s+|\d{1,9}(?:\.\d{1,9})?(?![\w.])|\*\*|[-+*/(),]|([A-Za-z]+
 def final_text(text: str, *, cut_off: bool) -> str | None:
     r"""The answer after the thinking: the last `<answer>…</answer>`, else the last `\boxed{…}`, else everything."""
     text = after_thinking(text)
-    for found in (last_answer(text), last_boxed(text)):
-        if found is not None:
-            return found.strip()
-    return None if cut_off else text.strip() or None
+    found = last_answer(text)
+    found = last_boxed(text) if found is None else found
+    return found.strip() if found is not None else None if cut_off else text.strip() or None
 
 
 def same_answer(answer: str, gold: str) -> bool:
@@ -312,8 +275,8 @@ def same_answer(answer: str, gold: str) -> bool:
         return True
     if WORD.fullmatch(expected):
         return given.casefold() == expected.casefold()
-    value = exact(expected)
-    return value is not None and (found := exact(given)) is not None and value.same(found)
+    value = exact_numbers.exact(expected)
+    return value is not None and (found := exact_numbers.exact(given)) is not None and value.same(found)
 
 
 def same_text(answer: str, gold: str) -> bool:

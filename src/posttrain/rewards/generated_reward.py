@@ -1,10 +1,7 @@
 r"""Answers to the problems of reasoning-gym's generators.
 
-**What is read.**  After the last `</think>`: the last closed `<answer>…</answer>`, else the last `\boxed{…}`, else
-everything.
-
-**What earns what.**  A right answer is worth 1, all else 0.  The row's `scorer` decides what is right
-(posttrain.rewards.exact_match).  With `partial_credit`, lower scores of a generator's scorer are paid too.
+It reads what follows the last `</think>`: the last closed `<answer>…</answer>`, else the last `\boxed{…}`, else
+everything.  A right answer is worth 1, all else 0; the row's `scorer` decides (posttrain.rewards.exact_match).
 
 **Known hacks, and what stops them.**  Answers that run as Python in a scorer that evaluates them: those scorers are not
 used, or only behind a grammar, and never outside the sandbox.  A text that contains the answer among others, four other
@@ -17,24 +14,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from posttrain.errors import UserError
+from posttrain.rewards import exact_match
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answered_together, answers
-from posttrain.rewards.exact_match import (
-    MAX_CHARACTERS,
-    AnswerOutcome,
-    Scorer,
-    final_text,
-    graded_answer,
-    is_expression,
-    is_no_number,
-    makes_target,
-    missing_answer,
-    same_answer,
-    same_text,
-    unspaced,
-)
 from posttrain.rewards.grading.answers import Graded, Texts
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, SessionReward
@@ -48,8 +32,7 @@ SCORE = SandboxFunction("score", "from prepared import score")
 PREPARE = Path(inside.__file__).with_name("gym_check.py")
 
 
-@dataclass(frozen=True, slots=True)
-class GymQuestion:
+class GymQuestion(NamedTuple):
     """An answer for its generator's scorer."""
 
     dataset: str
@@ -66,7 +49,7 @@ def dataset_key(generator: str, options: Mapping[str, object]) -> str:
 class GeneratedProblem:
     """A row's problem."""
 
-    scorer: Scorer
+    scorer: exact_match.Scorer
     gold: str | None
     dataset: str
     packed: str
@@ -104,9 +87,8 @@ class GeneratedReward(SessionReward):
             known |= {each.dataset for each in questions}  # each collection of known data sets starts a sealed server
             source = PREPARE.read_text(encoding="utf-8") + f"\n\nopen_datasets({sorted(known)!r})\n"
             options = ServerOptions(modules=FEW, path=site_packages(), prepare=source)
-            asked = [(each.dataset, each.answer, each.entry) for each in questions]
             sandbox = resources.sandboxes.started_with(options)
-            return map(self.slowly, answers(sandbox, SCORE, asked, cpu_seconds=self.cpu_seconds))
+            return map(self.slowly, answers(sandbox, SCORE, questions, cpu_seconds=self.cpu_seconds))
 
         return answered_together(first, GymQuestion, scored)
 
@@ -114,37 +96,41 @@ class GeneratedReward(SessionReward):
         """The verdict if no library is needed, or the question for the generator's scorer."""
         if problem is None:
             return None
-        answer = final_text(text, cut_off=cut_off)
+        answer = exact_match.final_text(text, cut_off=cut_off)
         if not answer:
-            return missing_answer(cut_off)
-        if len(answer) > MAX_CHARACTERS:
-            return Graded(0.0, AnswerOutcome.REFUSED)
+            return exact_match.missing_answer(cut_off)
+        if len(answer) > exact_match.MAX_CHARACTERS:
+            return Graded(0.0, exact_match.AnswerOutcome.REFUSED)
         match problem.scorer:
-            case Scorer.SAME:
-                return graded_answer(problem.gold is not None and same_answer(answer, problem.gold))
-            case Scorer.TEXT:
-                return graded_answer(problem.gold is not None and same_text(answer, problem.gold))
-            case Scorer.LISTED:
-                listed = {unspaced(str(each)) for each in problem.entry["metadata"]["valid_answers"]}
-                return graded_answer(unspaced(answer) in listed)
-            case Scorer.ARITHMETIC:
-                return graded_answer(makes_target(answer, problem.entry))
-            case Scorer.EXPRESSION if not is_expression(answer):
-                return Graded(0.0, AnswerOutcome.REFUSED)
-            case _ if is_no_number(answer, problem.gold):
-                return Graded(0.0, AnswerOutcome.REFUSED)
+            case exact_match.Scorer.SAME:
+                return exact_match.graded_answer(
+                    problem.gold is not None and exact_match.same_answer(answer, problem.gold)
+                )
+            case exact_match.Scorer.TEXT:
+                return exact_match.graded_answer(
+                    problem.gold is not None and exact_match.same_text(answer, problem.gold)
+                )
+            case exact_match.Scorer.LISTED:
+                listed = {exact_match.unspaced(str(each)) for each in problem.entry["metadata"]["valid_answers"]}
+                return exact_match.graded_answer(exact_match.unspaced(answer) in listed)
+            case exact_match.Scorer.ARITHMETIC:
+                return exact_match.graded_answer(exact_match.makes_target(answer, problem.entry))
+            case exact_match.Scorer.EXPRESSION if not exact_match.is_expression(answer):
+                return Graded(0.0, exact_match.AnswerOutcome.REFUSED)
+            case _ if exact_match.is_no_number(answer, problem.gold):
+                return Graded(0.0, exact_match.AnswerOutcome.REFUSED)
         return GymQuestion(problem.dataset, answer, problem.entry)
 
     def slowly(self, said: object) -> Graded | ScoringFailure:
         if isinstance(said, float):
             if said >= 1.0 - 1e-9:
-                return graded_answer(True)
-            outcome = AnswerOutcome.PARTIAL if said > 0 else AnswerOutcome.WRONG
+                return exact_match.graded_answer(True)
+            outcome = exact_match.AnswerOutcome.PARTIAL if said > 0 else exact_match.AnswerOutcome.WRONG
             return Graded(said if self.partial_credit else 0.0, outcome)
         if said is Unanswered.LOST:
             return ScoringFailure("the sandbox lost an answer to a generated problem")
         late = said is Unanswered.TIME_LIMIT
-        return Graded(0.0, AnswerOutcome.TIME_LIMIT if late else AnswerOutcome.UNREADABLE)
+        return Graded(0.0, exact_match.AnswerOutcome.TIME_LIMIT if late else exact_match.AnswerOutcome.UNREADABLE)
 
     def check_rows(self, rows: Sequence[tuple[str, Mapping[str, object]]], resources: Resources) -> None:
         """Score some gold answers.  Raises UserError for one that is not paid, since no completion would be."""
@@ -161,7 +147,7 @@ class GeneratedReward(SessionReward):
             **{name: [columns[name] for *_, columns in chosen] for name in COLUMNS},
         )
         for (where, gold, columns), verdict in zip(chosen, verdicts, strict=True):
-            if isinstance(verdict, Graded) and verdict.outcome is not AnswerOutcome.CORRECT:
+            if isinstance(verdict, Graded) and verdict.outcome is not exact_match.AnswerOutcome.CORRECT:
                 unpaid = f"its answer {gold[:60]!r} is not paid ({verdict.outcome}), so none would be"
                 remedy = f"Choose another generator than {columns['generator']}, or other generator_options."
                 raise UserError(f"{where}: {unpaid}. {remedy}")
@@ -172,4 +158,6 @@ def problem_of(generator: object, scorer: object, answer: object, entry: object)
         return None
     content = json.loads(entry)
     gold = answer if isinstance(answer, str) else None
-    return GeneratedProblem(Scorer(str(scorer)), gold, dataset_key(generator, content["options"]), content["entry"])
+    return GeneratedProblem(
+        exact_match.Scorer(str(scorer)), gold, dataset_key(generator, content["options"]), content["entry"]
+    )

@@ -31,22 +31,11 @@ from urllib.parse import urlsplit
 
 from posttrain.errors import RunError, UserError, require
 from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveFloat, PositiveInt
+from posttrain.rewards import judge_prompts
 from posttrain.rewards.grading.answers import Graded, Texts
 from posttrain.rewards.grading.calls import NEVER, Deadline, after
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, default_resources
-from posttrain.rewards.judge_prompts import (
-    NoVerdict,
-    cut_candidate,
-    forges_a_verdict,
-    judged_part,
-    pair_messages,
-    says_nothing,
-    score_in,
-    shown_second,
-    single_messages,
-    winner_in,
-)
 from posttrain.schemas import require_no_password
 
 TRY_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
@@ -128,7 +117,7 @@ class JudgeReward(Bounded):
         self, budget: "JudgeBudget", /, *, prompts: Texts, completions: Texts, **_columns: object
     ) -> list[Graded | ScoringFailure]:
         """A score for each completion; those that no judge needs to see are settled early."""
-        parts = [judged_part(text, self.part) for text in completions]
+        parts = [judge_prompts.judged_part(text, self.part) for text in completions]
         early = [settled_early(part) for part in parts]
         open_rows = [index for index, verdict in enumerate(early) if verdict is None]
         async with JudgeBatch(self, budget) as batch:
@@ -159,9 +148,9 @@ class JudgeReward(Bounded):
 
 
 def settled_early(part: str) -> Graded | None:
-    if says_nothing(part):
+    if judge_prompts.says_nothing(part):
         return Graded(0.0, JudgeOutcome.SAYS_NOTHING)
-    return Graded(0.0, JudgeOutcome.FORGED) if forges_a_verdict(part) else None
+    return Graded(0.0, JudgeOutcome.FORGED) if judge_prompts.forges_a_verdict(part) else None
 
 
 @dataclass
@@ -208,8 +197,10 @@ class JudgeBatch:
 
     async def score(self, prompt: str, part: str, rubric: str = "") -> float | ScoringFailure:
         scale = self.reward.lowest, self.reward.highest
-        messages = single_messages(prompt, cut_candidate(part), rubric=rubric or self.reward.rubric, scale=scale)
-        return await self.verdict(messages, lambda reply: score_in(reply, scale))
+        messages = judge_prompts.single_messages(
+            prompt, judge_prompts.cut_candidate(part), rubric=rubric or self.reward.rubric, scale=scale
+        )
+        return await self.verdict(messages, lambda reply: judge_prompts.score_in(reply, scale))
 
     async def shares(self, rows: Sequence[tuple[str, str]]) -> list[float | ScoringFailure]:
         """Each candidate's share of the points of its pairs; 0.5 if it has no pair."""
@@ -232,10 +223,12 @@ class JudgeBatch:
 
     async def compared(self, rows: Sequence[tuple[str, str]], a: int, b: int) -> float | ScoringFailure:
         """The first candidate's share of one point; which one is shown first is drawn by lot, the same each time."""
-        swapped = shown_second(rows[a][0], rows[a][1], rows[b][1])
+        swapped = judge_prompts.shown_second(rows[a][0], rows[a][1], rows[b][1])
         first, second = (b, a) if swapped else (a, b)
-        candidates = [cut_candidate(rows[first][1]), cut_candidate(rows[second][1])]
-        result = await self.verdict(pair_messages(rows[a][0], candidates, rubric=self.reward.rubric), winner_in)
+        candidates = [judge_prompts.cut_candidate(rows[first][1]), judge_prompts.cut_candidate(rows[second][1])]
+        result = await self.verdict(
+            judge_prompts.pair_messages(rows[a][0], candidates, rubric=self.reward.rubric), judge_prompts.winner_in
+        )
         return result if isinstance(result, ScoringFailure) or not swapped else 1 - result
 
     async def verdict(self, messages: list[dict[str, str]], read: Callable[[str], float]) -> float | ScoringFailure:
@@ -247,7 +240,7 @@ class JudgeBatch:
                     break
                 try:
                     value = read(await self.reply(messages))
-                except NoVerdict as error:
+                except judge_prompts.NoVerdict as error:
                     failure = ScoringFailure(f"the judge gave no verdict: {error}")
                 except RetryableFailure as error:
                     failure = ScoringFailure(f"the judge cannot be reached: {error}")

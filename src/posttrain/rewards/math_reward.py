@@ -1,31 +1,25 @@
 r"""Rewards for mathematical answers: exact where possible, and never by evaluating what a model wrote.
 
-**What is read.**  After the last `</think>` and before a `<think>` that is not closed, in this order: the last balanced
-`\boxed{…}`; the last closed `<answer>…</answer>`; the last number, unless the length limit cut the completion off or
-the number is part of something else (posttrain.rewards.parsing.final_answers).  `x = 5` with a single letter is read as
-5, also if the gold answer has no letter; if that is `y = 5` it is wrong.  Every minus sign is a minus, and so are
-`negative` and `minus`.  If the gold answer has no unit, an answer may have one (`5^\circ` too) of
-posttrain.rewards.parsing.exact_numbers, but no percent sign, other word (`5 \text{ fifths}`), subscript (`5_3`) or
-prime (`5'`).
+**What is read.**  After the last `</think>` and before a `<think>` that is not closed: the last balanced `\boxed{…}`,
+else the last closed `<answer>…</answer>`, else the last number, unless the length limit cut the completion off or the
+number is part of something else (posttrain.rewards.parsing.final_answers).  `x = 5` with a single letter is read as 5,
+also if the gold answer has no letter; if that is `y = 5` it is wrong.
 
-**How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions
-(posttrain.rewards.parsing.exact_numbers): microseconds, no tolerance.  Names (`cat`) and several numbers with units
-(`5 feet 3 inches`) as text.  Everything else goes to math-verify (the extra `math`) inside the sandbox, where a process
+**How it is compared.**  Numbers, and tuples, sets, lists and intervals of numbers, as fractions, also with a unit
+(posttrain.rewards.parsing.exact_numbers).  Names (`cat`) and several numbers with units (`5 feet 3 inches`) as text
+(posttrain.rewards.exact_match).  The rest goes to math-verify (the extra `math`) inside the sandbox, where a process
 that does not end is killed; decimals are sent as fractions, and what it finds equal at 15 digits must agree in 50.
 
-**What earns what.**  CORRECT is worth 1, all else 0.  A row whose gold answer cannot be read
-(posttrain.rewards.exact_match) is not scored, and reported once.
+**What earns what.**  CORRECT is worth 1, all else 0.  A row whose gold answer cannot be read is not scored.
 
-**Known hacks, and what stops them.**  A false chain (`9 = 5`), several answers instead of one, words or letters that
-math-verify mistakes for units, and whatever else hides an answer from it (`\phantom`, a zero-width space): rejected by
-posttrain.rewards.math_reward.  Towers of powers and factorials that never end: rejected, and killed if they get
-through.  `100\%` for 100: a percent is a hundredth.  Answers inside the thinking, a number cut off where it is right:
-not read.  Text that is slow to read: linear time, bounded length.  Not stopped: an answer that is guessed, or known
-from the data; in prose, unlisted words that change a number.
+**Known hacks, and what stops them.**  math-verify skips what it cannot read, so a relation (`9 = 5`), a second answer,
+an unlisted word, `\phantom` or a zero-width space hides the text next to it: rejected here, in linear time.  Towers of
+powers and factorials that never end: rejected, and killed if they get through.  `100\%` for 100: a percent is a
+hundredth.  Answers inside the thinking, a number cut off where it is right: not read.  Not stopped: an answer that is
+guessed, or known from the data; in prose, unlisted words that change a number.
 
 **What is missed.**  math-verify takes i for a letter, keeps the sides of an equation apart, and does not read `√2`,
-`5²` or `½`; digits in groups between spaces (`1 000`) are not read, and unlisted units are rejected.
-tests/attacks/maths.jsonl has every known miss.
+`5²` or `½`; digits in groups between spaces (`1 000`) are not read.  tests/attacks/maths.jsonl has every known miss.
 """
 
 import importlib.util
@@ -35,30 +29,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from posttrain.errors import UserError
+from posttrain.rewards import exact_match
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answered_together, answers
-from posttrain.rewards.exact_match import (
-    AnswerOutcome,
-    gold_answers,
-    gold_name,
-    graded_answer,
-    missing_answer,
-    same_name,
-)
 from posttrain.rewards.grading.answers import Column, Graded, Texts
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, SessionReward
-from posttrain.rewards.parsing.exact_numbers import (
-    COEFFICIENT,
-    MAX_CHARACTERS,
-    NO_UNIT,
-    WORDS,
-    gold_value,
-    measured_value,
-    unit_of,
-)
+from posttrain.rewards.parsing import exact_numbers
 from posttrain.rewards.parsing.final_answers import AS_HYPHEN, answer_in
 from posttrain.sandbox import inside
 from posttrain.sandbox.execution import FEW, Sandbox, ServerOptions
@@ -107,16 +86,18 @@ def is_refused(answer: str, gold: str) -> bool:
     """Whether an answer has something of these that the gold answer lacks."""
     # a character that math-verify may skip, with the text after it: `5 ≃ 6`
     strange = {character for character in answer if not character.isascii() and not "Ͱ" <= character <= "Ͽ"}
-    given = measured_value(answer)
+    given = exact_numbers.measured_value(answer)
     return (
         len(RELATION.findall(answer)) > max(len(RELATION.findall(gold)), 1 if ASSIGNED.match(answer) else 0)
         or ("$" in answer and "$" not in gold)  # where math-verify stops reading
-        or has_comma(answer) > has_comma(gold)
+        or ("," in DIGIT_GROUP.sub("", answer) and "," not in DIGIT_GROUP.sub("", gold))
         or bool(SET.search(answer)) != bool(SET.search(gold))
         or any(sign.search(answer) and not sign.search(gold) for sign in ONLY_WITH_GOLD)
         or not strange <= KNOWN_SIGNS | set(gold)
         or stripped(answer, gold)
-        or (given is not None and given.has_another_number and gold_value(gold) is not None)  # `5 feet 3 inches`
+        or (
+            given is not None and given.has_another_number and exact_numbers.gold_value(gold) is not None
+        )  # `5 feet 3 inches`
         or not subscripts(answer) <= subscripts(gold)
         or tower(answer) > max(1, tower(gold))
         or depth(answer) > max(MAX_DEPTH, depth(gold))
@@ -128,8 +109,7 @@ def other_name(answer: str, gold: str) -> bool:
     """Whether both give a value to a letter, but to different ones."""
     if not (ASSIGNED.match(answer) and ASSIGNED.match(gold)):
         return False
-    name, wanted = (re.sub(r"[\s{}]", "", text.partition("=")[0]) for text in (answer, gold))
-    return name != wanted
+    return len({re.sub(r"[\s{}]", "", text.partition("=")[0]) for text in (answer, gold)}) > 1
 
 
 def subscripts(text: str) -> set[str]:
@@ -137,25 +117,17 @@ def subscripts(text: str) -> set[str]:
     return {found.strip("{} ") for found in SUBSCRIPT.findall(text)}
 
 
-def with_functions(text: str) -> str:
-    return FUNCTION_IN_WORDS.sub(lambda found: found[1] or f"\\{found[2]} ", text)
-
-
 def without_dollars(text: str) -> str:
     text = text.replace("\\$", "").strip()
     return text.strip("$") if text[:1] == text[-1:] == "$" else text
 
 
-def has_comma(text: str) -> bool:
-    return "," in DIGIT_GROUP.sub("", text)
-
-
 def stripped(answer: str, gold: str) -> bool:
     """Whether an answer ends in letters that math-verify mistakes for a unit: `5 more`, `5T`."""
-    found = LAST_LETTERS.search(WORDS.sub(" ", answer))
+    found = LAST_LETTERS.search(exact_numbers.WORDS.sub(" ", answer))
     if found is None or letters(gold) or found[1] in ("e", "i"):
         return False
-    return unit_of(found[1]) is None
+    return exact_numbers.unit_of(found[1]) is None
 
 
 def other_words(answer: str, gold: str) -> bool:
@@ -166,36 +138,36 @@ def other_words(answer: str, gold: str) -> bool:
     """
     said, wanted = words_in(answer), words_in(gold)
     if not said:
-        return any(NO_UNIT.search(word) for word in wanted)
+        return any(exact_numbers.NO_UNIT.search(word) for word in wanted)
     if wanted:
         return said != wanted
-    if any(unit_of(word) is None for word in WORDS.findall(answer)) or (
-        (bare := BARE_UNIT.fullmatch(answer)) and unit_of(bare[1] or bare[2]) is None
+    if any(exact_numbers.unit_of(word) is None for word in exact_numbers.WORDS.findall(answer)) or (
+        (bare := BARE_UNIT.fullmatch(answer)) and exact_numbers.unit_of(bare[1] or bare[2]) is None
     ):
         return True
-    first = WORDS.search(answer)
-    if first is None or WORDS.fullmatch(answer.strip()):
+    first = exact_numbers.WORDS.search(answer)
+    if first is None or exact_numbers.WORDS.fullmatch(answer.strip()):
         return False
-    return BEHIND_WORDS.fullmatch(WORDS.sub("", answer[first.end() :])) is None
+    return BEHIND_WORDS.fullmatch(exact_numbers.WORDS.sub("", answer[first.end() :])) is None
 
 
 def words_in(text: str) -> set[str]:
     """The words set as text, and a unit at the end, without plurals and brackets."""
     unit = BARE_UNIT.fullmatch(text)
-    found = WORDS.findall(text) + ([unit[1] or unit[2]] if unit else [])
+    found = exact_numbers.WORDS.findall(text) + ([unit[1] or unit[2]] if unit else [])
     plain = (word.strip(" .()").casefold() for word in found)
     return {word.removesuffix("s") or word for word in plain if word}
 
 
 def other_letters(answer: str, gold: str) -> bool:
     known, given = letters(gold), letters(answer)
-    if COEFFICIENT.search(gold) and not known <= given:
+    if exact_numbers.COEFFICIENT.search(gold) and not known <= given:
         return True  # it would take `3m` for 3 metres
     return bool(known or not re.search(r"\d", gold)) and not given <= known | {"e", "i"}
 
 
 def letters(text: str) -> set[str]:
-    plain = COMMAND.sub(" ", WORDS.sub(" ", text)).rpartition("=")[2]
+    plain = COMMAND.sub(" ", exact_numbers.WORDS.sub(" ", text)).rpartition("=")[2]
     return {character for character in plain if character.isascii() and character.isalpha()}
 
 
@@ -260,8 +232,7 @@ class ComparisonResult(StrEnum):
     LOST = "lost"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """Whether an answer equals the gold one."""
 
     gold: str
@@ -271,11 +242,10 @@ class Question:
 def compare_symbolically(
     questions: Sequence[Question], sandboxes: Sandboxes, *, cpu_seconds: float
 ) -> list[ComparisonResult]:
-    """The results of comparing; each different question is asked once."""
+    """The results; each different question is asked once."""
     different = list(dict.fromkeys(questions))
-    asked = [(question.gold, question.answer) for question in different]
     function = SandboxFunction("compare_answers", SOURCE)
-    said = answers(sandbox_with_maths(sandboxes), function, asked, cpu_seconds=cpu_seconds)
+    said = answers(sandbox_with_maths(sandboxes), function, different, cpu_seconds=cpu_seconds)
     results = dict(zip(different, map(as_result, said), strict=True))
     return [results[question] for question in questions]
 
@@ -330,7 +300,8 @@ class MathsReward(SessionReward):
         ground_truth: Column | None = None,
         **_columns: object,
     ) -> list[Graded | ScoringFailure]:
-        golds = gold_answers(answer, ground_truth, len(completions))
+        given = answer if answer is not None else ground_truth
+        golds = [exact_match.gold_answer(None if given is None else given[row]) for row in range(len(completions))]
         rows = list(zip(completions, finish_reasons, (gold.text for gold in golds), strict=True))
         first = [quickly(text, finish == "length", gold) for text, finish, gold in rows]
 
@@ -339,13 +310,16 @@ class MathsReward(SessionReward):
                 said = compare_symbolically(questions, resources.sandboxes, cpu_seconds=self.cpu_seconds)
             else:
                 known = (assigned(question.gold) for question in questions)
-                readable = [gold_value(gold) is not None or gold_name(gold) is not None for gold in known]
+                readable = [
+                    exact_numbers.gold_value(gold) is not None or exact_match.gold_name(gold) is not None
+                    for gold in known
+                ]
                 said = [ComparisonResult.UNREADABLE if each else ComparisonResult.NO_GOLD for each in readable]
             return [slowly(*each) for each in zip(said, questions, strict=True)]
 
         graded, named = answered_together(first, Question, compared), resources.memory(self, set[str])
         for verdict, gold in zip(graded, golds, strict=True):
-            if isinstance(verdict, Graded) and verdict.outcome is AnswerOutcome.NO_GOLD:
+            if isinstance(verdict, Graded) and verdict.outcome is exact_match.AnswerOutcome.NO_GOLD:
                 problem = gold.problem or (f"{gold.text[:200]!r} cannot be read" if gold.text else "")
                 if problem and problem not in named:
                     named.add(problem)
@@ -363,36 +337,38 @@ def assigned(answer: str) -> str:
 def quickly(text: str, cut_off: bool, gold: str | None) -> Graded | Question:
     """The verdict if exact numbers decide it, or the question for math-verify."""
     if gold is None:
-        return Graded(None, AnswerOutcome.NO_GOLD)
+        return Graded(None, exact_match.AnswerOutcome.NO_GOLD)
     found = answer_in(text, cut_off=cut_off)
     if found is None or not found.strip():
-        return missing_answer(cut_off)
-    if len(found) > MAX_CHARACTERS:
-        return Graded(0.0, AnswerOutcome.REFUSED)
+        return exact_match.missing_answer(cut_off)
+    if len(found) > exact_numbers.MAX_CHARACTERS:
+        return Graded(0.0, exact_match.AnswerOutcome.REFUSED)
     found, gold = found.translate(AS_HYPHEN), gold.translate(AS_HYPHEN)
     if other_name(found, gold):
-        return graded_answer(False)
-    expected, given = gold_value(assigned(gold)), measured_value(assigned(found))
+        return exact_match.graded_answer(False)
+    expected, given = exact_numbers.gold_value(assigned(gold)), exact_numbers.measured_value(assigned(found))
     if expected is not None:
         same = None if given is None else expected.same(given)
     else:
-        same = same_name(assigned(found), assigned(gold))
+        same = exact_match.same_name(assigned(found), assigned(gold))
     if same is not None:
-        return graded_answer(same)
-    found, gold = with_functions(without_dollars(found)), with_functions(without_dollars(gold))
+        return exact_match.graded_answer(same)
+    found, gold = (
+        FUNCTION_IN_WORDS.sub(lambda word: word[1] or f"\\{word[2]} ", without_dollars(text)) for text in (found, gold)
+    )
     if is_refused(found, gold):
-        return Graded(0.0, AnswerOutcome.REFUSED)
+        return Graded(0.0, exact_match.AnswerOutcome.REFUSED)
     if other_letters(found, gold):
-        return graded_answer(False)
+        return exact_match.graded_answer(False)
     return Question(as_asked(gold), as_asked(assigned(found)))
 
 
 def slowly(said: ComparisonResult, question: Question) -> Graded | ScoringFailure:
     match said:
         case ComparisonResult.SAME | ComparisonResult.DIFFERENT:
-            return graded_answer(said is ComparisonResult.SAME)
+            return exact_match.graded_answer(said is ComparisonResult.SAME)
         case ComparisonResult.NO_GOLD:
-            return Graded(None, AnswerOutcome.NO_GOLD)
+            return Graded(None, exact_match.AnswerOutcome.NO_GOLD)
         case ComparisonResult.LOST:
             return ScoringFailure(f"the sandbox lost the comparison with {question.gold!r}")
-    return Graded(0.0, AnswerOutcome(said))
+    return Graded(0.0, exact_match.AnswerOutcome(said))

@@ -12,7 +12,7 @@ examples, not a defence: a policy finds other words.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
@@ -20,7 +20,6 @@ from typing import TypeVar
 
 from posttrain.errors import require
 from posttrain.options.bounds import Bounded, PositiveInt
-from posttrain.options.task import FormatMode
 from posttrain.rewards.grading.answers import Column, Graded, Texts
 from posttrain.rewards.parsing.arithmetic import ALPHABET
 from posttrain.rewards.parsing.tags import WHITE_SPACE, answer_lines, answer_text
@@ -178,11 +177,10 @@ class CopiedPrompt(Bounded):
     ngram: PositiveInt = 5
 
     def __call__(self, /, *, prompts: Texts, completions: Texts, **_columns: object) -> list[float]:
-        return [self.value(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
-
-    def value(self, prompt: str, text: str) -> float:
-        written, given = list(ngrams(text.split(), self.ngram)), set(ngrams(prompt.split(), self.ngram))
-        return -sum(gram in given for gram in written) / len(written) if written else 0.0
+        written = [list(ngrams(text.split(), self.ngram)) for text in completions]
+        given = [set(ngrams(prompt.split(), self.ngram)) for prompt in prompts]
+        rows = zip(written, given, strict=True)
+        return [-sum(gram in known for gram in grams) / len(grams) if grams else 0.0 for grams, known in rows]
 
 
 SCRIPTS = {
@@ -211,12 +209,9 @@ class LanguageDrift:
 
     def __call__(self, /, *, completions: Texts, **_columns: object) -> list[float]:
         wanted = re.compile("[" + "".join(SCRIPTS[script] for script in self.scripts) + "]")
-        return [self.value(text, wanted) for text in completions]
-
-    def value(self, text: str, wanted: "re.Pattern[str]") -> float:
-        letters = [character for character in text if character.isalpha()]
-        foreign = sum(wanted.match(letter) is None for letter in letters)
-        return -foreign / len(letters) if letters else 0.0
+        letters = [[character for character in text if character.isalpha()] for text in completions]
+        foreign = [sum(wanted.match(letter) is None for letter in each) for each in letters]
+        return [-count / len(each) if each else 0.0 for count, each in zip(foreign, letters, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,45 +242,39 @@ class FormatOutcome(StrEnum):
 SCORES = dict.fromkeys(FormatOutcome, 0.0) | {FormatOutcome.FORMATTED: 1.0, FormatOutcome.EXTRA_TEXT: 0.5}
 
 
-def format_outcome(text: str, mode: FormatMode, *, cut_off: bool) -> FormatOutcome:
-    return structured(answer_text(text, mode), cut_off)
+def structured(answer: str | None, cut_off: bool, *, arithmetic: bool = False) -> FormatOutcome:
+    """Whether there is an answer in the structure and, on request, of arithmetic characters only."""
+    if answer is None:
+        return FormatOutcome.TRUNCATED if cut_off else FormatOutcome.UNFORMATTED
+    plain = not arithmetic or ALPHABET.fullmatch(answer.strip(WHITE_SPACE))
+    return FormatOutcome.FORMATTED if plain else FormatOutcome.EXTRA_TEXT
 
 
-def arithmetic_structure(text: str, *, cut_off: bool) -> FormatOutcome:
-    """Whether the text has the strict structure, around arithmetic characters only."""
-    answer = answer_text(text, "strict")
-    if answer is not None and not ALPHABET.fullmatch(answer.strip(WHITE_SPACE)):
-        return FormatOutcome.EXTRA_TEXT
-    return structured(answer, cut_off)
-
-
-def structured(answer: str | None, cut_off: bool) -> FormatOutcome:
-    if answer is not None:
-        return FormatOutcome.FORMATTED
-    return FormatOutcome.TRUNCATED if cut_off else FormatOutcome.UNFORMATTED
-
-
-def format_grades(texts: Texts, finish_reasons: Texts, outcome: Callable[[str, bool], FormatOutcome]) -> list[Graded]:
-    rows = zip(texts, finish_reasons, strict=True)
-    outcomes = [outcome(text, finish == "length") for text, finish in rows]
+def format_grades(answers: Sequence[str | None], finish_reasons: Texts, *, arithmetic: bool = False) -> list[Graded]:
+    rows = zip(answers, finish_reasons, strict=True)
+    outcomes = [structured(answer, finish == "length", arithmetic=arithmetic) for answer, finish in rows]
     return [Graded(SCORES[each], each) for each in outcomes]
 
 
 def strict_format(*, completions: Texts, finish_reasons: Texts, **_columns: object) -> list[Graded]:
-    """Reward function: 1 if the whole text has the structure."""
-    return format_grades(completions, finish_reasons, lambda text, cut: format_outcome(text, "strict", cut_off=cut))
+    """Reward function: 1 if the whole text has the structure of posttrain.rewards.parsing.tags."""
+    return format_grades([answer_text(text, "strict") for text in completions], finish_reasons)
 
 
 def last_format(*, completions: Texts, finish_reasons: Texts, **_columns: object) -> list[Graded]:
     """Reward function: 1 if the text ends in the structure."""
-    return format_grades(completions, finish_reasons, lambda text, cut: format_outcome(text, "last", cut_off=cut))
+    return format_grades([answer_text(text, "last") for text in completions], finish_reasons)
 
 
 def line_format(*, completions: Texts, finish_reasons: Texts, **_columns: object) -> list[Graded]:
-    """Reward function: 1 if the whole text has the structure with each tag on its own line."""
-    return format_grades(completions, finish_reasons, lambda text, cut: structured(answer_lines(text), cut))
+    """Reward function: 1 if the whole text has the structure with each tag on its own line, as templates show it."""
+    return format_grades([answer_lines(text) for text in completions], finish_reasons)
 
 
 def graded_format(*, completions: Texts, finish_reasons: Texts, **_columns: object) -> list[Graded]:
-    """Reward function: 1 for the structure around arithmetic, 0.5 around other text, else 0."""
-    return format_grades(completions, finish_reasons, lambda text, cut: arithmetic_structure(text, cut_off=cut))
+    """Reward function, the course's: 1 for the structure around arithmetic, 0.5 around other text or none, else 0.
+
+    Arithmetic characters are 0-9, + - * / ( ) and space.  Unlike the widely copied regular expressions for it, it
+    allows any white space between the tags and rejects a decimal point, as the Countdown grader does.
+    """
+    return format_grades([answer_text(text, "strict") for text in completions], finish_reasons, arithmetic=True)

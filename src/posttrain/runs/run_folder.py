@@ -32,27 +32,9 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.records import Grades, Group
-from posttrain.runs.files import (
-    TEMPORARY,
-    changed_line,
-    cut_lines_after,
-    json_lines,
-    read_metrics,
-    sync_folder,
-    write_atomically,
-    writing,
-)
+from posttrain.runs import files, rollout_file
 from posttrain.runs.folder import Folder, lock_folder, require_run_folder
 from posttrain.runs.reports import ScoredCompletions, UpdateTokens
-from posttrain.runs.rollout_file import (
-    NO_COLUMNS,
-    evaluation_bytes,
-    parquet_bytes,
-    plain_marks,
-    table_bytes,
-    token_column_bytes,
-    without_evaluation,
-)
 from posttrain.runs.run_inputs import FILE as INPUTS
 
 if TYPE_CHECKING:
@@ -105,7 +87,7 @@ class RunFolder(Folder):
             "details": grades.details,
             "extra": grades.extras,
             "logged": grades.logged,
-            "marks": plain_marks(grades),
+            "marks": rollout_file.plain_marks(grades),
         }
         for row, group in enumerate(groups):
             line: dict[str, object] = {"step": step, "draw": group.draw, "prompt_id": group.prompt.id}
@@ -124,13 +106,13 @@ class RunFolder(Folder):
         grades: Grades,
         advantages: Float64[Tensor, "prompt group"],
         *,
-        token_columns: Mapping[str, Float64[Tensor, " token"]] = NO_COLUMNS,
+        token_columns: Mapping[str, Float64[Tensor, " token"]] = rollout_file.NO_COLUMNS,
     ) -> Path:
         """Write every completion of a finished step; an advantage of NaN marks one that took no part.
 
         Token columns are those of the first groups, which took part.
         """
-        content = parquet_bytes(step, groups, grades, advantages, token_columns=token_columns)
+        content = rollout_file.parquet_bytes(step, groups, grades, advantages, token_columns=token_columns)
         return self.write(f"rollouts/{parquet_name(step)}", content)
 
     def write_evaluation(self, step: int, evaluation: str, completions: Sequence[ScoredCompletions]) -> None:
@@ -139,11 +121,11 @@ class RunFolder(Folder):
             self._held.append(lambda: self.write_evaluation(step, evaluation, completions))
             return
         name = f"evaluations/{parquet_name(step)}"
-        others = without_evaluation(self.path / name, evaluation) if (self.path / name).is_file() else None
-        self.write(name, evaluation_bytes(step, evaluation, completions, others))
+        others = rollout_file.without_evaluation(self.path / name, evaluation) if (self.path / name).is_file() else None
+        self.write(name, rollout_file.evaluation_bytes(step, evaluation, completions, others))
 
     def write_token_columns(self, step: int, updates: Sequence[UpdateTokens]) -> None:
-        self.write(f"token_columns/{parquet_name(step)}", token_column_bytes(step, updates))
+        self.write(f"token_columns/{parquet_name(step)}", rollout_file.token_column_bytes(step, updates))
 
     def write_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Save the tokenizer, so that the tokens of an unfinished run can be read; an existing one stays."""
@@ -151,7 +133,7 @@ class RunFolder(Folder):
             return
         from posttrain.models.loading.saving import whole_folder
 
-        with writing(self.path / "tokenizer", self.path), whole_folder(self.path / "tokenizer") as folder:
+        with files.writing(self.path / "tokenizer", self.path), whole_folder(self.path / "tokenizer") as folder:
             tokenizer.save_pretrained(folder)
 
     def metrics(self) -> list[dict[str, int | float | None]]:
@@ -160,7 +142,7 @@ class RunFolder(Folder):
     def last_step(self) -> int:
         """The last step in metrics.jsonl; 0 without one."""
         file = self.path / METRICS
-        return max((int(str(line["step"])) for line in read_metrics(file)), default=0) if file.exists() else 0
+        return max((int(str(line["step"])) for line in files.read_metrics(file)), default=0) if file.exists() else 0
 
     def append_alarm(self, step: int, name: str, says: str, transcript: str, *, notice: bool = False) -> None:
         line = {"step": step, "alarm": name, "says": says, "transcript": transcript}
@@ -170,9 +152,9 @@ class RunFolder(Folder):
         """The step at which each alarm was raised last."""
         file = self.path / "alarms.jsonl"
         last: dict[str, int] = {}
-        for number, (_, record) in enumerate(json_lines(file) if file.exists() else (), start=1):
+        for number, (_, record) in enumerate(files.json_lines(file) if file.exists() else (), start=1):
             if not isinstance(name := record.get("alarm"), str):
-                raise changed_line(file, number, f"alarm = {name!r:.40} is not the name of an alarm")
+                raise files.changed_line(file, number, f"alarm = {name!r:.40} is not the name of an alarm")
             last[name] = int(str(record["step"]))
         return last
 
@@ -181,35 +163,37 @@ class RunFolder(Folder):
 
         Other files stay.
         """
-        with writing(self.path, self.path):
+        with files.writing(self.path, self.path):
             for name in JOURNALS:
                 (self.path / name).touch()
-                cut_lines_after(self.path / name, step, one_a_step=name == METRICS)
+                files.cut_lines_after(self.path / name, step, one_a_step=name == METRICS)
             (self.path / "rollouts").mkdir(exist_ok=True)
             for folder in filter(Path.is_dir, (self.path / name for name in PARQUET_FOLDERS)):
                 for file in folder.iterdir():  # those of later steps, and unfinished ones
                     written = rollout_step(file)
-                    if (written is not None and written > step) or (file.name.startswith(TEMPORARY) and file.is_file()):
+                    if (written is not None and written > step) or (
+                        file.name.startswith(files.TEMPORARY) and file.is_file()
+                    ):
                         file.unlink()
-                sync_folder(folder)
+                files.sync_folder(folder)
             ended = self.path / "evaluations" / parquet_name(step)
             if ended.is_file():  # the run ended here, and continues
-                kept = without_evaluation(ended, "after")
+                kept = rollout_file.without_evaluation(ended, "after")
                 if kept is None:
                     ended.unlink()
                 else:
-                    write_atomically(ended, table_bytes(kept))
+                    files.write_atomically(ended, rollout_file.table_bytes(kept))
 
     def missing(self, step: int, kept_from: Mapping[str, int]) -> dict[str, list[int]]:
         """The steps up to `step` that are missing or incomplete in a journal, or in `rollouts`.
 
         `kept_from` has the first step of each.  Scores have a line for each group that metrics count.
         """
-        files = (rollout_step(file) for file in (self.path / "rollouts").iterdir())
-        kept = {"rollouts": Counter(each for each in files if each is not None)}
+        steps = map(rollout_step, (self.path / "rollouts").iterdir())
+        kept = {"rollouts": Counter(each for each in steps if each is not None)}
         for name in kept_from.keys() - kept.keys():
-            kept[name] = Counter(int(str(record["step"])) for _, record in json_lines(self.path / name))
-        scored = {record["step"]: num_groups(record) for record in read_metrics(self.path / METRICS)}
+            kept[name] = Counter(int(str(record["step"])) for _, record in files.json_lines(self.path / name))
+        scored = {record["step"]: num_groups(record) for record in files.read_metrics(self.path / METRICS)}
         expected = {"scores.jsonl": scored}
         found = {
             name: [

@@ -6,17 +6,9 @@ from itertools import takewhile
 
 from posttrain.errors import RunError, UserError
 from posttrain.options.reward import GradingOptions
+from posttrain.runs import reports
 from posttrain.runs.alarms import GAP, Line, alarms, is_notice, judged_gap, same_reward, transcript
 from posttrain.runs.progress import Progress
-from posttrain.runs.reports import (
-    BeginReport,
-    CheckpointReport,
-    EndReport,
-    EvaluationReport,
-    Metrics,
-    StepReport,
-    as_number,
-)
 from posttrain.runs.run_folder import RunFolder
 
 
@@ -34,23 +26,23 @@ class Watcher:
     saving: bool = False
     """Set it to True in `on_step` to save that step, whatever checkpoint.every_steps says."""
 
-    def on_begin(self, report: BeginReport) -> None:
+    def on_begin(self, report: reports.BeginReport) -> None:
         """Training is about to begin, or to continue from a checkpoint."""
 
     def on_step_begin(self, step: int) -> None:
         """A step is about to be taken."""
 
-    def on_step(self, report: StepReport) -> Metrics | None:
+    def on_step(self, report: reports.StepReport) -> reports.Metrics | None:
         """A step has finished.  Returns metrics to add: numbers, under names that are not in use."""
         return None
 
-    def on_evaluation(self, report: EvaluationReport) -> None:
+    def on_evaluation(self, report: reports.EvaluationReport) -> None:
         """Held-out data has been measured."""
 
-    def on_save(self, report: CheckpointReport) -> None:
+    def on_save(self, report: reports.CheckpointReport) -> None:
         """A checkpoint is on the disk."""
 
-    def on_end(self, report: EndReport) -> None:
+    def on_end(self, report: reports.EndReport) -> None:
         """The run has ended or was interrupted; not called after an error."""
 
 
@@ -82,7 +74,7 @@ class OwnWatcher(Watcher):
         self.stage = watcher.stage or "watchers"
         self.on_evaluation, self.on_save, self.on_end = watcher.on_evaluation, watcher.on_save, watcher.on_end  # type: ignore[method-assign]
 
-    def on_step(self, report: StepReport) -> Metrics:
+    def on_step(self, report: reports.StepReport) -> reports.Metrics:
         returned: object = self.watcher.on_step(report)
         says = f"watcher {type(self.watcher).__name__}: on_step returned"
         if returned is None:
@@ -93,7 +85,7 @@ class OwnWatcher(Watcher):
         numbers: dict[str, float] = {}
         for name, value in returned.items():
             taken = name in OURS or name in report.metrics or str(name).partition("/")[0] in OUR_GROUPS
-            number = as_number(value)
+            number = reports.as_number(value)
             if taken or number is None or not (isinstance(name, str) and name):
                 free = f"own/{str(name).replace('/', '_')}"
                 rule = f"A name is a text that the run does not use, such as {free}, and its value a number."
@@ -111,14 +103,14 @@ class RolloutFiles(Watcher):
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
 
-    def on_step(self, report: StepReport) -> None:
+    def on_step(self, report: reports.StepReport) -> None:
         """Including groups that were set aside, and token columns where they are kept."""
         if report.grades is not None:
             self.folder.write_rollouts(report.step, *report.all_rollouts(), token_columns=report.token_columns())
         if report.updates:
             self.folder.write_token_columns(report.step, report.updates)
 
-    def on_evaluation(self, report: EvaluationReport) -> None:
+    def on_evaluation(self, report: reports.EvaluationReport) -> None:
         if report.completions:
             self.folder.write_evaluation(report.step, report.evaluation, report.completions)
 
@@ -132,7 +124,7 @@ class Alarms(Watcher):
         """The lines of metrics.jsonl with completions, and that of step 0."""
         self.raised: dict[str, int] = {}
 
-    def on_step(self, report: StepReport) -> Metrics | None:
+    def on_step(self, report: reports.StepReport) -> reports.Metrics | None:
         if report.grades is None:
             return None
         if self.history is None:
@@ -156,10 +148,10 @@ class Alarms(Watcher):
 class StepCall(Watcher):
     """Calls a function with each step."""
 
-    def __init__(self, call: Callable[[StepReport], Metrics | None]) -> None:
+    def __init__(self, call: Callable[[reports.StepReport], reports.Metrics | None]) -> None:
         self.call = call
 
-    def on_step(self, report: StepReport) -> Metrics | None:
+    def on_step(self, report: reports.StepReport) -> reports.Metrics | None:
         return self.call(report)
 
 
@@ -175,7 +167,7 @@ class SamplerGuard(Watcher):
         self.steps_apart = 0
         """Consecutive ones; steps before a resume do not count."""
 
-    def on_step(self, report: StepReport) -> None:
+    def on_step(self, report: reports.StepReport) -> None:
         if report.metrics.get(GAP) is None:  # nothing was trained on
             return
         name, gap, limit = judged_gap(report.metrics) or (GAP, 0.0, math.inf)
@@ -193,7 +185,7 @@ class RewardGuard(Watcher):
     def __init__(self, folder: RunFolder, options: GradingOptions) -> None:
         self.folder, self.options = folder, options
 
-    def on_step(self, report: StepReport) -> None:
+    def on_step(self, report: reports.StepReport) -> None:
         most = self.options.max_unscored_steps
         if most and report.metrics.get("frac_unscored") == 1:
             steps = list(takewhile(lambda line: line.get("frac_unscored") == 1, reversed(self.folder.metrics())))

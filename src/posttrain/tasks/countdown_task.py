@@ -38,8 +38,7 @@ from posttrain.records import Group, Prompt
 from posttrain.rewards.countdown import HIT, MISS, STEP, Countdown, countdown, countdown_last, read_try
 from posttrain.rewards.grading.function import RewardFunction
 from posttrain.rewards.parsing.arithmetic import apply
-from posttrain.rewards.parsing.tags import THINK
-from posttrain.rewards.shaping import FormatOutcome, format_outcome
+from posttrain.rewards.parsing.tags import THINK, answer_text
 from posttrain.tasks.base import DRAWS_PER_STEP, Messages, Probe, PromptRenderer, Reading, Task
 from posttrain.tasks.countdown_problems import COURSE, Difficulty, held_out_problems, training_problem
 
@@ -114,10 +113,7 @@ class CountdownTask(Task):
     def _statistics(self, groups: Sequence[Group]) -> dict[str, float]:
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
         mode = self.options.format_mode
-        formatted = [
-            format_outcome(group.graded_text(rollout), mode, cut_off=rollout.finish.cut_off) == FormatOutcome.FORMATTED
-            for group, rollout in rollouts
-        ]
+        formatted = [answer_text(group.graded_text(rollout), mode) is not None for group, rollout in rollouts]
         searches = [search(puzzle_of(group.prompt), group.graded_text(rollout)) for group, rollout in rollouts]
         return {"format_rate": sum(formatted) / len(formatted), **search_statistics(searches)}
 

@@ -107,7 +107,7 @@ def result_from(answer: dict[str, Any]) -> answers.WorkerAnswer | answers.Functi
         case {"raised": [name, text, trace]}:
             cause = type(name, (Exception,), {})(text)
             cause.add_note(trace)
-            return answers.function_error(cause)
+            return answers.FunctionError(cause)
         case {"stop": text}:
             raise RunError(text)
     raise AssertionError(answer)
@@ -151,7 +151,7 @@ def answer_request(call: Callable[..., object], request: dict[str, Any]) -> dict
     except (ScoringFailure, answers.FunctionError) as failure:
         result = failure
     except KeyboardInterrupt as error:  # raised by the function: a worker has no terminal
-        result = answers.function_error(error)
+        result = answers.FunctionError(error)
     except RunError as error:
         return {"stop": str(error)}
     if log.problem:  # which the function has caught

@@ -86,11 +86,6 @@ def last_answer(text: str) -> str | None:
     return text[start + len(ANSWER) : end] if start >= 0 else None
 
 
-def gives_answer(text: str) -> bool:
-    answer = text.find(ANSWER)
-    return answer >= 0 and text.find(END_ANSWER, answer) >= 0
-
-
 CODE, END_CODE = "<code>", "</code>"
 FENCE = re.compile(r"^ {0,3}(`{3,}+)[ \t]*+([^\s`]*+)[^\n`]*+$", re.MULTILINE)
 LANGUAGES = {"python", "py", "python3"}
