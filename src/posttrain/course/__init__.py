@@ -30,7 +30,8 @@ from posttrain.options.rollout import SamplingOptions
 from posttrain.options.task import NumbersRule
 from posttrain.records import Group
 from posttrain.rewards.countdown import Outcome, countdown_outcome, puzzle
-from posttrain.rewards.shaping import SCORES, arithmetic_structure
+from posttrain.rewards.parsing.tags import answer_text
+from posttrain.rewards.shaping import SCORES, structured
 from posttrain.training.update import Objective, Observations, micro_loss
 
 __all__ = [
@@ -288,7 +289,7 @@ def create_grpo_training_episodes(
         group = all_generations[index * generations_per_sample : (index + 1) * generations_per_sample]
         texts = [prefill + text for text in tokenizer.batch_decode([*map(list, group)], skip_special_tokens=True)]
         problem = puzzle(sample["nums"], sample["target"], rule)
-        structure = [SCORES[arithmetic_structure(text, cut_off=False)] for text in texts]
+        structure = [SCORES[structured(answer_text(text, "strict"), False, arithmetic=True)] for text in texts]
         equation = [float(countdown_outcome(problem, text) is Outcome.CORRECT) for text in texts]
         rewards = [sum(both) for both in zip(structure, equation, strict=True)]
         advantages = compute_grpo_advantages(torch.tensor(rewards)).tolist()
