@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 from posttrain.commands.serving import completion_service
-from posttrain.commands.serving.completion_service import HttpServer, serving
+from posttrain.commands.serving.completion_service import HttpServer
 from posttrain.commands.serving.http_base import is_loopback
 from posttrain.generation.engine import SamplingTimeout
 from posttrain.generation.in_process import InProcessSampling
@@ -27,7 +27,7 @@ from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.judge_reward import JudgeReward
 from tests.support.commands import refusal
 from tests.support.refusals import refused
-from tests.support.served import JSON, QUESTION, asked, served_bundled_model
+from tests.support.served import JSON, QUESTION, asked, served_bundled_model, serving
 
 ASKS = {"prompt": QUESTION, "max_tokens": 2}
 

@@ -84,7 +84,7 @@ def test_who_comes_back_goes_on_where_they_stopped(tmp_path: Path) -> None:
         vote(server, "right")
     votes = [json.loads(line) for line in (tmp_path / "votes.jsonl").read_text().splitlines()]
     assert len(votes) == 5  # the torn line is gone, and what came after it is whole
-    assert ballot(tmp_path).num_done == 3
+    assert len(ballot(tmp_path).votes) == 3
 
 
 def test_raters_have_ballots_and_sides_of_their_own(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_ballot_is_a_stack_of_votes(tmp_path_factory: pytest.TempPathFactory, 
             with pytest.raises(StaleVote):
                 made.vote(pair.id, move)
         assert list(made.votes) == expected
-        assert made.num_done == len(expected)
+        assert len(made.votes) == len(expected)
 
 
 def test_the_command_waits_until_every_rater_has_ended(tmp_path: Path) -> None:
@@ -225,5 +225,5 @@ def test_a_vote_that_fails_on_a_full_disk_takes_no_other_with_it(
         with pytest.raises(RunError):
             anna.vote(asked.id, "tie")
         bens.join()
-        assert ben.num_done == 1
+        assert len(ben.votes) == 1
         assert standing_votes(folder.journal(VOTES).records()) == {"ben": {asked.id: "tie"}}

@@ -15,6 +15,7 @@ import yaml
 
 import posttrain
 from posttrain.commands.collection.judge_answers import LlmJudge, read_principles
+from posttrain.commands.collection.pairs import Pair
 from posttrain.config import CollectConfig
 from posttrain.errors import RunError
 from posttrain.options.collect import LlmJudgeOptions
@@ -145,13 +146,13 @@ def test_principles_are_drawn_for_each_pair_or_all_asked(tmp_path: Path) -> None
     file.write_text("- Be kind.\n- Be brief.\n- Be right.\n")
     pairs = written_pairs(30)
     drawn = LlmJudge(options(principles=str(file)), seed=0)
-    of_pairs = [drawn.principles_of(pair) for pair in pairs]
+    of_pairs = [principles_of(drawn, pair) for pair in pairs]
     assert {len(each) for each in of_pairs} == {1}
-    assert {each[0] for each in of_pairs} == {"Be kind.", "Be brief.", "Be right."}
-    assert of_pairs == [LlmJudge(options(principles=str(file)), seed=0).principles_of(pair) for pair in pairs]
-    assert of_pairs != [LlmJudge(options(principles=str(file)), seed=1).principles_of(pair) for pair in pairs]
+    assert set[str]().union(*of_pairs) == {"Be kind.", "Be brief.", "Be right."}
+    assert of_pairs == [principles_of(LlmJudge(options(principles=str(file)), seed=0), pair) for pair in pairs]
+    assert of_pairs != [principles_of(LlmJudge(options(principles=str(file)), seed=1), pair) for pair in pairs]
     every = LlmJudge(options(principles=str(file), principle="all"), seed=0)
-    assert len(list(every.questions(pairs[0]))) == 6
+    assert len(every.questions(pairs[0])) == 6
     with endpoint(longer) as at:
         kept: list[Any] = []
         judge = LlmJudge(options(principles=str(file), principle="all", endpoint=at.url), seed=0)
@@ -160,6 +161,10 @@ def test_principles_are_drawn_for_each_pair_or_all_asked(tmp_path: Path) -> None
     assert Counter(each["principle"] for each in kept) == {"Be kind.": 2, "Be brief.": 2, "Be right.": 2}
     assert sum("Be kind." in text and "Be brief." not in text for text in systems) == 2
     assert all(LlmJudgeOptions().rubric not in text for text in systems)
+
+
+def principles_of(judge: LlmJudge, pair: Pair) -> set[str]:
+    return {question.principle for question in judge.questions(pair)}
 
 
 def options(**given: Any) -> LlmJudgeOptions:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from posttrain.commands.serving.completion_service import serving
 from posttrain.errors import RunError, UserError
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import as_policy
@@ -36,6 +35,7 @@ from tests.support.faulty_endpoint import (
 )
 from tests.support.refusals import refused, warned
 from tests.support.reward_rows import group
+from tests.support.served import serving
 
 SEVEN = says('It is mostly right.\n{"score": 7}')
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.commands.serving.completion_service import HttpServer, added_texts, serving
+from posttrain.commands.serving.completion_service import HttpServer, added_texts
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.model import ModelOptions
 from tests.support.commands import refusal
-from tests.support.served import QUESTION, asked, served_bundled_model
+from tests.support.served import QUESTION, asked, served_bundled_model, serving
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from posttrain.commands.serving.completion_service import HttpServer, serving
+from posttrain.commands.serving.completion_service import HttpServer, Service, listening
 from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.policy import Policy
+from posttrain.models.rendering import renderer_of
 from posttrain.options.model import ModelOptions
 
 JSON = {"Content-Type": "application/json"}
 QUESTION = "Use all of 11, 25, 11 to make 25."
+
+
+def serving(policy: Policy, *, name: str, seconds: float = 600.0, token: str = "") -> HttpServer:
+    return listening(Service(policy, renderer_of(policy), name=name, seconds=seconds), token=token)
 
 
 @contextmanager

@@ -16,9 +16,8 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -58,14 +57,6 @@ class Ballot:
         self.votes = {pair: vote for pair, vote in standing.items() if pair in self.pairs}
         """By pair: first, second, tie or skip."""
 
-    @property
-    def num_pairs(self) -> int:
-        return len(self.pairs)
-
-    @property
-    def num_done(self) -> int:
-        return len(self.votes)
-
     def current(self) -> ShownPair | None:
         """The pair to be judged now; None if all are."""
         with self._lock:
@@ -99,9 +90,6 @@ class Ballot:
             del self.votes[last]
             return True
 
-    def progress(self) -> dict[str, Any]:
-        return {"done": self.num_done, "total": self.num_pairs, "undo": bool(self.votes)}
-
     def _current(self) -> Pair | None:
         return next((pair for pair in self.pairs.values() if pair.id not in self.votes), None)
 
@@ -116,13 +104,18 @@ AT_THE_END = "Every pair is judged.  u takes the last vote back; anything else e
 
 
 def ask_in_terminal(ballot: Ballot, question: str) -> None:
+    """Ask until all is judged, or the person ends; Ctrl-C ends at once, and no vote is lost."""
     print(HELP)
-    with ended_by_interrupt():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # waiting for a line would see no flag
+    try:
         while True:
             pair = ballot.current()
-            progress = f"{ballot.num_done} of {ballot.num_pairs} judged by {ballot.rater}"
+            progress = f"{len(ballot.votes)} of {len(ballot.pairs)} judged by {ballot.rater}"
             print(AT_THE_END if pair is None else pair_text(pair, question, progress))
-            key = typed_key()
+            try:
+                key = input("> " if sys.stdin.isatty() else "").strip().lower()
+            except EOFError:
+                return
             if key == "u":
                 print("taken back" if ballot.undo() else "there is no vote to take back")
             elif key == "q" or pair is None:
@@ -131,25 +124,10 @@ def ask_in_terminal(ballot: Ballot, question: str) -> None:
                 ballot.vote(pair.id, KEYS[key])
             else:
                 print(f"{visible(key[:20])!r} is none of them: {HELP}")
-
-
-@contextmanager
-def ended_by_interrupt() -> Iterator[None]:
-    """Have Ctrl-C end the questions at once: no vote is lost, and waiting for a line would see no flag."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
     except KeyboardInterrupt:
         print()
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def typed_key() -> str:
-    try:
-        return input("> " if sys.stdin.isatty() else "").strip().lower()
-    except EOFError:
-        return "q"
 
 
 def pair_text(pair: ShownPair, question: str, progress: str) -> str:
@@ -198,7 +176,7 @@ class BallotServer(LocalServer):
 
     def __init__(self, ballots: Sequence[Ballot], question: str, *, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), BallotHandler)
-        self.question = question
+        self.hosts, self.question = own_hosts("127.0.0.1", self.server_port), question
         self.ballots = {secrets.token_urlsafe(24): ballot for ballot in ballots}
         """By the token of their rater."""
         self.ended = threading.Event()
@@ -217,11 +195,14 @@ class BallotServer(LocalServer):
 
     def state(self, ballot: Ballot) -> dict[str, Any]:
         pair = ballot.current()
-        shown = None
-        if pair is not None:
-            texts = {"question": pair.question, "left": pair.left, "right": pair.right}
-            shown = {"id": pair.id, **{name: visible(text) for name, text in texts.items()}}
-        return {"asks": visible(self.question), "rater": ballot.rater, "pair": shown, **ballot.progress()}
+        return {
+            "asks": visible(self.question),
+            "rater": ballot.rater,
+            "pair": pair and {name: visible(text) for name, text in asdict(pair).items()},
+            "done": len(ballot.votes),
+            "total": len(ballot.pairs),
+            "undo": bool(ballot.votes),
+        }
 
 
 class BallotHandler(RequestHandler):
@@ -229,25 +210,27 @@ class BallotHandler(RequestHandler):
 
     max_body_bytes = 4096
     always_sent = HEADERS
+    server: BallotServer
 
-    @property
-    def pages(self) -> BallotServer:
-        assert isinstance(self.server, BallotServer)
-        return self.server
-
-    def hosts(self) -> tuple[str, ...]:
-        return own_hosts("127.0.0.1", self.pages.server_port)
-
-    def get(self) -> Answer:
+    def answer(self) -> Answer:
+        """The page, the pair to judge now, or the same after a vote, an undo or the end."""
+        if self.command not in ("GET", "POST"):  # a browser that asks whether another site's page may vote, say
+            raise RefusedRequest(f"{self.command}: this page takes GET and POST", HTTPStatus.METHOD_NOT_ALLOWED)
         self.require_own()
-        if self.place not in ("/", "/state"):
+        if (self.command, self.place) == ("GET", "/"):
+            return HTTPStatus.OK, PAGE
+        known = ("/state",) if self.command == "GET" else ("/vote", "/undo", "/end")
+        if self.place not in known:
             raise RefusedRequest(f"{self.place[:80]}: no such page", HTTPStatus.NOT_FOUND)
-        return HTTPStatus.OK, PAGE if self.place == "/" else self.pages.state(self.ballot())
+        given = self.headers.get(TOKEN_HEADER, "")
+        ballot = next((ballot for token, ballot in self.server.ballots.items() if brings(given, token)), None)
+        if ballot is None:
+            raise RefusedRequest("no rater's token: open the address that the terminal shows", HTTPStatus.FORBIDDEN)
+        status = HTTPStatus.OK if self.command == "GET" else self.act(ballot, self.body())
+        return status, self.server.state(ballot)
 
-    def post(self) -> Answer:
-        """A vote, an undo, or the end."""
-        self.require_own()
-        ballot, body = self.ballot(), self.body()
+    def act(self, ballot: Ballot, body: dict[str, Any]) -> HTTPStatus:
+        """Save a vote, take one back, or note the end."""
         try:
             if self.place == "/vote":
                 choice, pair = body.get("choice"), body.get("pair")
@@ -256,26 +239,13 @@ class BallotHandler(RequestHandler):
                 ballot.vote(pair, str(choice))
             elif self.place == "/undo":
                 ballot.undo()
-            elif self.place == "/end":
-                self.pages.end(ballot)
             else:
-                raise RefusedRequest(f"{self.place[:80]}: no such page", HTTPStatus.NOT_FOUND)
+                self.server.end(ballot)
         except StaleVote:
-            return HTTPStatus.CONFLICT, self.pages.state(ballot)
+            return HTTPStatus.CONFLICT
         except RunError as error:  # a disk that is full
             raise RefusedRequest(str(error), HTTPStatus.INSUFFICIENT_STORAGE) from error
-        return HTTPStatus.OK, self.pages.state(ballot)
-
-    def other(self) -> Answer:
-        """Refuse; a browser that asks whether another site's page may vote gets no permission."""
-        raise RefusedRequest(f"{self.command}: this page takes GET and POST", HTTPStatus.METHOD_NOT_ALLOWED)
-
-    def ballot(self) -> Ballot:
-        given = self.headers.get(TOKEN_HEADER, "")
-        for token, ballot in self.pages.ballots.items():
-            if brings(given, token):
-                return ballot
-        raise RefusedRequest("no rater's token: open the address that the terminal shows", HTTPStatus.FORBIDDEN)
+        return HTTPStatus.OK
 
 
 def ask_on_pages(ballots: Sequence[Ballot], question: str, *, port: int, stopping: Callable[[], bool]) -> None:
@@ -287,7 +257,8 @@ def ask_on_pages(ballots: Sequence[Ballot], question: str, *, port: int, stoppin
         answering = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         answering.start()
         for ballot in ballots:
-            print(f"{ballot.rater}: {ballot.num_pairs - ballot.num_done} of {ballot.num_pairs} pairs to judge at")
+            num_pairs = len(ballot.pairs)
+            print(f"{ballot.rater}: {num_pairs - len(ballot.votes)} of {num_pairs} pairs to judge at")
             print(f"    {server.addresses[ballot.rater]}", flush=True)
         print("End with the button on the page or Ctrl-C: votes are kept, and --resume continues.", flush=True)
         while not server.ended.wait(LOOK_SECONDS) and not stopping():

@@ -21,30 +21,26 @@ that collecting ends or stops.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from posttrain.binding import bind
 from posttrain.commands.collection.ballot import Ballot
 from posttrain.commands.collection.judge_answers import LlmJudge
 from posttrain.commands.collection.pairs import (
-    SHARES,
     ChosenPairs,
+    Judged,
     SampledPrompt,
-    Verdict,
     choose_pairs,
+    judged_by_model,
+    judged_by_people,
+    judged_by_rewards,
     length_summary,
-    order_summary,
-    rater_summary,
     sampled_prompt,
-    standing_votes,
-    verdict_by_answers,
-    verdict_by_reward,
-    verdict_by_votes,
 )
 from posttrain.commands.collection.prompt_sampler import PairObjects, PromptSampler, Rows
 from posttrain.config import CollectConfig, build
@@ -74,11 +70,11 @@ from posttrain.runs.summary import peak_memory_bytes, versions
 
 COMPLETIONS, ANSWERS, VOTES = "completions.jsonl", "answers.jsonl", "votes.jsonl"
 PREFERENCES, TIES = "preferences.jsonl", "ties.jsonl"
+QUESTIONS_AT_A_TIME = 64
+"""Calls of a judge between two looks at whether the collection is to stop."""
 MAY_CHANGE = frozenset(
-    [
-        *("run.folder", "run.overwrite", "run.threads", "judge.endpoint"),
-        *("judge.options", *(f"judge.options.{name}" for name in OF_CALLS)),  # the first if there are none
-    ]
+    {"run.folder", "run.overwrite", "run.threads", "judge.endpoint"}
+    | {"judge.options", *(f"judge.options.{name}" for name in OF_CALLS)}  # the first if there are none
 )
 """Options that a resumed collection may change: the user's server may have another port the next day."""
 
@@ -119,27 +115,13 @@ def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
     return inputs_of_run(config, objects, rows=own.rows, files=named)
 
 
-def require_same_collection(folder: Path, config: CollectConfig) -> None:
-    own = build(CollectConfig, [run_recipe(folder)], to_run=False)
-    found = option_differences(lasting_options(own, MAY_CHANGE), lasting_options(config, MAY_CHANGE))
-    if found:
-        rule = f"the config differs from the collection's own in {'; '.join(found)}"
-        raise UserError(f"resume {folder}: {rule}.  Restore it, or collect into another folder.")
-
-
-QUESTIONS_AT_A_TIME = 64
-"""Calls of a judge between two looks at whether the collection is to stop."""
-Judged = tuple[list[Verdict], dict[str, object]]
-"""Verdicts, and what the summary says of their judges."""
-
-
 def collect(
     config: CollectConfig,
     *,
     policy: Policy | None = None,
     rows: Rows | None = None,
     rewards: Sequence[object] = (),
-    people: "People | None" = None,
+    people: "Callable[[Collection], None] | None" = None,
     resume: bool = False,
     accept_changes: bool = False,
 ) -> Run:
@@ -147,8 +129,8 @@ def collect(
 
     For callers in Python: `policy` (made by `posttrain.as_policy`) replaces the config's model, `rows` the file of a
     dataset, and `rewards` go before those of the config.  `people` is called with the collection if judge.name is
-    person, and votes on its ballots.  With `resume` the collection in `config.run.folder` continues: nothing is
-    sampled, asked or voted on twice.
+    person, has people vote on its ballots, and returns when they are done or want to stop.  With `resume` the
+    collection in `config.run.folder` continues: nothing is sampled, asked or voted on twice.
     """
     own = PairObjects(policy=policy, rows=None if rows is None else list(rows), rewards=tuple(rewards))
     with open_collection(config, own, resume=resume, accept_changes=accept_changes) as collection:
@@ -207,7 +189,7 @@ class Collection:
                         break
         self.seconds["sample"] = time.monotonic() - began
 
-    def judge(self, people: "People | None" = None) -> None:
+    def judge(self, people: "Callable[[Collection], None] | None" = None) -> None:
         """Have the open pairs judged; rewards have judged already, by their completions' scores."""
         if self.interruption or not self.sampled:
             return
@@ -233,10 +215,26 @@ class Collection:
         if not self.folder.begun:
             return Run(folder=self.folder.path, summary={}, interrupted=True)
         verdicts, about_judges = self._verdicts() if self.sampled else ([], {})
+        chosen = self.chosen if self.sampled else ChosenPairs(pairs=())
         better = [each for each in verdicts if not each.is_tie]
         ties = [each for each in verdicts if each.is_tie]
-        counts = self._counts(len(better), len(ties))
-        summary = {**counts, **about_judges, **length_summary(better), **self._circumstances()}
+        summary: dict[str, object] = {
+            "judge": self.config.judge.name,
+            "num_prompts": len(self.prompts),
+            "num_completions": sum(len(each.completions) for each in self.prompts),
+            **{each.name: getattr(chosen, each.name) for each in fields(chosen) if each.name != "pairs"},
+            "num_pairs": len(chosen.pairs),
+            "num_judged": len(verdicts),
+            "num_preferences": len(better),
+            "num_ties": len(ties),
+            "num_open": len(chosen.pairs) - len(verdicts),
+            **about_judges,
+            **length_summary(better),
+            "seconds": {**self.seconds, "total": sum(self.seconds.values())},
+            "judge_tokens": self.judge_model.budget.tokens if self.judge_model else 0,
+            "peak_memory_bytes": peak_memory_bytes(),
+            "versions": versions(),
+        }
         self.folder.write_rows(PREFERENCES, [each.as_row() for each in better])
         kept = ties if self.config.collect.ties == "keep" else []
         self.folder.write_rows(TIES, [each.as_row() for each in kept])
@@ -269,57 +267,12 @@ class Collection:
         pairs, judge = self.chosen.pairs, self.config.judge
         if isinstance(judge, RewardJudgeOptions):
             name = " + ".join(self.prompts[0].completions[0].scores or {}) or "reward"
-            by_reward = (verdict_by_reward(pair, judge.margin, name) for pair in pairs)
-            return [each for each in by_reward if each is not None], {"num_unasked": 0}
-        if self.judge_model is not None:
-            return self._verdicts_of_model(self.judge_model)
-        votes = standing_votes(self.folder.journal(VOTES).records())
-        of_pairs = {
-            pair.id: {rater: given[pair.id] for rater, given in votes.items() if pair.id in given} for pair in pairs
-        }
-        skipped = sum(bool(given) and not set(given.values()) & SHARES.keys() for given in of_pairs.values())
-        by_votes = (verdict_by_votes(pair, of_pairs[pair.id]) for pair in pairs)
-        unasked = sum(not given for given in of_pairs.values())
-        summary = {"num_unasked": unasked, "num_skipped": skipped, **rater_summary(votes)}
-        return [each for each in by_votes if each is not None], summary
-
-    def _verdicts_of_model(self, judge: LlmJudge) -> Judged:
-        """The verdicts on pairs whose questions are all answered."""
-        pairs, records = self.chosen.pairs, self.folder.journal(ANSWERS).records()
-        answers: dict[str, list[Mapping[str, Any]]] = {}
-        for each in records:
-            answers.setdefault(each["pair"], []).append(each)
-        still_open = {each.pair.id for each in judge.open_questions(pairs, records)}
-        whole = [pair for pair in pairs if pair.id in answers and pair.id not in still_open]
-        orders = order_summary({pair.id: answers[pair.id] for pair in whole})
-        verdicts = [verdict_by_answers(pair, answers[pair.id]) for pair in whole]
-        return verdicts, {"num_unasked": len(pairs) - len(whole), **orders}
-
-    def _counts(self, num_better: int, num_ties: int) -> dict[str, object]:
-        chosen = self.chosen if self.sampled else ChosenPairs(pairs=())
-        return {
-            "judge": self.config.judge.name,
-            "num_prompts": len(self.prompts),
-            "num_completions": sum(len(each.completions) for each in self.prompts),
-            **{each.name: getattr(chosen, each.name) for each in fields(chosen) if each.name != "pairs"},
-            "num_pairs": len(chosen.pairs),
-            "num_judged": num_better + num_ties,
-            "num_preferences": num_better,
-            "num_ties": num_ties,
-            "num_open": len(chosen.pairs) - num_better - num_ties,
-        }
-
-    def _circumstances(self) -> dict[str, object]:
-        return {
-            "seconds": {**self.seconds, "total": sum(self.seconds.values())},
-            "judge_tokens": self.judge_model.budget.tokens if self.judge_model else 0,
-            "peak_memory_bytes": peak_memory_bytes(),
-            "versions": versions(),
-        }
-
-
-People = Callable[[Collection], None]
-"""Has people vote on a collection's ballots, and returns when they are done or want to stop."""
+            return judged_by_rewards(pairs, judge.margin, name)
+        if self.judge_model is None:
+            return judged_by_people(pairs, self.folder.journal(VOTES).records())
+        records = self.folder.journal(ANSWERS).records()
+        still_open = {each.pair.id for each in self.judge_model.open_questions(pairs, records)}
+        return judged_by_model(pairs, records, still_open)
 
 
 @contextmanager
@@ -332,7 +285,11 @@ def open_collection(
     """
     path, inputs = Path(config.run.folder), inputs_of_collection(config, own)
     if resume:
-        require_same_collection(path, config)
+        own_config = build(CollectConfig, [run_recipe(path)], to_run=False)
+        found = option_differences(lasting_options(own_config, MAY_CHANGE), lasting_options(config, MAY_CHANGE))
+        if found:
+            rule = f"the config differs from the collection's own in {'; '.join(found)}"
+            raise UserError(f"resume {path}: {rule}.  Restore it, or collect into another folder.")
         inputs = require_same_inputs(path, inputs, accept_changes=accept_changes)
     judge = LlmJudge(config.judge, seed=config.run.seed) if isinstance(config.judge, LlmJudgeOptions) else None
     if judge is not None:

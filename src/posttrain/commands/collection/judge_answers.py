@@ -10,8 +10,9 @@ when the collection is resumed.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,30 +65,19 @@ class LlmJudge:
         self.principles = read_principles(options.principles) if options.principles else ()
         self.budget = JudgeBudget()
 
-    def principles_of(self, pair: Pair) -> tuple[str, ...]:
-        """The principles that judge a pair; the empty text is the rubric."""
-        if not self.principles:
-            return ("",)
-        if self.options.principle == "all":
-            return self.principles
-        return (self.principles[lot(self.seed, "principle", pair.id) % len(self.principles)],)
-
     def open_questions(self, pairs: Sequence[Pair], answers: Sequence[Mapping[str, Any]]) -> list[JudgeQuestion]:
         """The questions without an answer; a pair that was settled without a call leaves nothing open."""
         answered = {(each["pair"], each["principle"], each["order"]) for each in answers}
         settled = {pair for pair, _, order in answered if not order}
-        return [
-            question
-            for pair in pairs
-            if pair.id not in settled
-            for question in self.questions(pair)
-            if question.key not in answered
-        ]
+        asked = (question for pair in pairs if pair.id not in settled for question in self.questions(pair))
+        return [question for question in asked if question.key not in answered]
 
-    def questions(self, pair: Pair) -> Iterator[JudgeQuestion]:
-        for principle in self.principles_of(pair):
-            for order in ORDERS:
-                yield JudgeQuestion(pair, principle, order)
+    def questions(self, pair: Pair) -> list[JudgeQuestion]:
+        """Each principle that judges a pair, in both orders; the empty one is the rubric."""
+        principles = self.principles or ("",)
+        if self.options.principle == "draw":
+            principles = (principles[lot(self.seed, "principle", pair.id) % len(principles)],)
+        return [JudgeQuestion(pair, *each) for each in product(principles, ORDERS)]
 
     def ask(
         self, questions: Sequence[JudgeQuestion], keep: Keep, stopping: Callable[[], bool] = lambda: False
@@ -97,7 +87,7 @@ class LlmJudge:
         for question in questions:
             if (settled := self.settled(question.pair)) is None:
                 open_now.append(question)
-            elif question.key == next(self.questions(question.pair)).key:  # once, however often it would be asked
+            elif question.key == self.questions(question.pair)[0].key:  # once, however often it would be asked
                 keep(settled)
         return asyncio.run(self._asked(open_now, keep, stopping)) if open_now else []
 

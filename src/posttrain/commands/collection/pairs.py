@@ -2,17 +2,19 @@
 
 import hashlib
 import math
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import fmean
 from typing import Any
 
 from posttrain.options.collect import CollectOptions
-from posttrain.records import Finish, Grades, Group, Prompt
+from posttrain.records import Finish, Grades, Group
 
-Messages = tuple[Mapping[str, str], ...]
+SHARES = {"first": 1.0, "second": 0.0, "tie": 0.5}
+"""Points of the first of a pair, out of one, by a vote; `skip` gives none to either."""
+TIE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class SampledPrompt:
     draw: int
     """Number of the prompt within its round."""
     prompt_id: str
-    prompt: str | Messages
+    prompt: str | tuple[Mapping[str, str], ...]
     """As in rows of data: text, or the messages of a conversation; without the beginning of the answer."""
     completions: tuple[SampledCompletion, ...]
 
@@ -57,38 +59,33 @@ def sampled_prompt(record: Mapping[str, Any]) -> SampledPrompt:
     return SampledPrompt(**{**record, "prompt": prompt, "completions": tuple(made)})
 
 
-def dataset_prompt(prompt: Prompt) -> str | Messages:
-    return prompt.text.removesuffix(prompt.prefill) if prompt.messages is None else prompt.messages
-
-
 def sampled_prompts(groups: Sequence[Group], grades: Grades | None) -> list[SampledPrompt]:
+    """Groups as lines of the journal, with their scores if there are any."""
 
     def rewarded(row: int, column: int) -> dict[str, Any]:
         if grades is None:
             return {}
         scores = dict(zip(grades.names, grades.scores[:, row, column].tolist(), strict=True))
-        reward = grades.rewards[row, column].item()
-        known = {name: None if math.isnan(score) else score for name, score in {**scores, "": reward}.items()}
+        scores[""] = grades.rewards[row, column].item()
+        known = {name: None if math.isnan(score) else score for name, score in scores.items()}
         return {"reward": known.pop(""), "scores": known}
 
-    return [
-        SampledPrompt(
-            draw=group.draw,
-            prompt_id=group.prompt.id,
-            prompt=dataset_prompt(group.prompt),
-            completions=tuple(
-                SampledCompletion(
-                    sample=rollout.sample,
-                    text=group.graded_text(rollout),
-                    finish=rollout.finish,
-                    num_tokens=rollout.num_sampled,
-                    **rewarded(row, column),
-                )
-                for column, rollout in enumerate(group.rollouts)
-            ),
-        )
-        for row, group in enumerate(groups)
-    ]
+    def sampled(row: int, group: Group) -> SampledPrompt:
+        completions = [
+            SampledCompletion(
+                sample=rollout.sample,
+                text=group.graded_text(rollout),
+                finish=rollout.finish,
+                num_tokens=rollout.num_sampled,
+                **rewarded(row, column),
+            )
+            for column, rollout in enumerate(group.rollouts)
+        ]
+        prompt = group.prompt
+        content = prompt.text.removesuffix(prompt.prefill) if prompt.messages is None else prompt.messages
+        return SampledPrompt(draw=group.draw, prompt_id=prompt.id, prompt=content, completions=tuple(completions))
+
+    return [sampled(row, group) for row, group in enumerate(groups)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +159,6 @@ def lot(seed: int, purpose: str, name: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-SHARES = {"first": 1.0, "second": 0.0, "tie": 0.5}
-"""Points of the first of a pair, out of one, by a vote; `skip` gives none to either."""
-TIE = 0.5
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The judgement of a pair."""
@@ -193,18 +185,19 @@ class Verdict:
         The first completion of a tie is called chosen, which means nothing.  If the prompt is a conversation, an answer
         is a list of one assistant message.
         """
-        pair, conversation = self.pair, not isinstance(self.pair.prompt.prompt, str)
-        sides = {"first": pair.first, "second": pair.second}
-        chosen, rejected = ("second", "first") if self.share < TIE else ("first", "second")
-        better, worse = (
-            [{"role": "assistant", "content": sides[side].text}] if conversation else sides[side].text
-            for side in (chosen, rejected)
-        )
-        votes = {"chosen": chosen, "rejected": rejected, "tie": "tie"}
+        pair, prompt = self.pair, self.pair.prompt
+        names, sides = ("first", "second"), (pair.first, pair.second)
+        if self.share < TIE:
+            names, sides = names[::-1], sides[::-1]
+        chosen, rejected = sides
+        texts: list[Any] = [side.text for side in sides]
+        if not isinstance(prompt.prompt, str):
+            texts = [[{"role": "assistant", "content": text}] for text in texts]
+        votes = dict(zip(("chosen", "rejected", "tie"), (*names, "tie"), strict=True))
         return {
-            "prompt": pair.prompt.prompt,
-            "chosen": better,
-            "rejected": worse,
+            "prompt": prompt.prompt,
+            "chosen": texts[0],
+            "rejected": texts[1],
             "tie": self.is_tie,
             "judge": ", ".join(self.judges),
             "margin": self.margin,
@@ -212,11 +205,11 @@ class Verdict:
             "reasons": list(self.reasons),
             "votes": {name: self.votes[side] for name, side in votes.items()} if self.votes else None,
             "pair": pair.id,
-            "prompt_id": pair.prompt.prompt_id,
-            "chosen_sample": sides[chosen].sample,
-            "rejected_sample": sides[rejected].sample,
-            "chosen_reward": sides[chosen].reward,
-            "rejected_reward": sides[rejected].reward,
+            "prompt_id": prompt.prompt_id,
+            "chosen_sample": chosen.sample,
+            "rejected_sample": rejected.sample,
+            "chosen_reward": chosen.reward,
+            "rejected_reward": rejected.reward,
         }
 
 
@@ -235,15 +228,14 @@ def verdict_by_reward(pair: Pair, margin: float, name: str) -> Verdict | None:
 
 def verdict_by_answers(pair: Pair, answers: Sequence[Mapping[str, Any]]) -> Verdict:
     """The verdict of a judge: by one principle, what both orders agree on; over several, what most say."""
-    by_principle: dict[str, list[float]] = {}
+    by_principle = defaultdict[str, list[float]](list)
     for each in answers:
-        by_principle.setdefault(each["principle"], []).append(each["share"])
-    total = sum(shares[0] - TIE for shares in by_principle.values() if len(set(shares)) == 1)
+        by_principle[each["principle"]].append(each["share"])
     return Verdict(
         pair=pair,
-        share=TIE if total == 0 else float(total > 0),
+        share=majority(shares[0] for shares in by_principle.values() if len(set(shares)) == 1),
         judges=(answers[0]["judge"],),
-        principles=tuple(principle for principle in by_principle if principle),
+        principles=tuple(filter(None, by_principle)),
         reasons=tuple(each["says"] for each in answers),
     )
 
@@ -253,17 +245,47 @@ def verdict_by_votes(pair: Pair, votes: Mapping[str, str]) -> Verdict | None:
     given = {rater: vote for rater, vote in votes.items() if vote in SHARES}
     if not given:
         return None
-    total = sum(SHARES[vote] - TIE for vote in given.values())
-    counts = Counter(given.values())
-    return Verdict(
-        pair=pair,
-        share=TIE if total == 0 else float(total > 0),
-        judges=tuple(given),
-        votes={vote: counts[vote] for vote in SHARES},
-    )
+    counts, share = Counter(given.values()), majority(SHARES[vote] for vote in given.values())
+    return Verdict(pair=pair, share=share, judges=tuple(given), votes={vote: counts[vote] for vote in SHARES})
 
 
-def standing_votes(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+def majority(shares: Iterable[float]) -> float:
+    total = sum(share - TIE for share in shares)
+    return TIE if total == 0 else float(total > 0)
+
+
+def judged_by_rewards(pairs: Sequence[Pair], margin: float, name: str) -> "Judged":
+    verdicts = (verdict_by_reward(pair, margin, name) for pair in pairs)
+    return [each for each in verdicts if each is not None], {"num_unasked": 0}
+
+
+def judged_by_model(pairs: Sequence[Pair], records: "Records", still_open: Collection[str]) -> "Judged":
+    """The verdicts on pairs whose questions are all answered."""
+    answers = defaultdict[str, list[Mapping[str, Any]]](list)
+    for each in records:
+        answers[each["pair"]].append(each)
+    whole = [pair for pair in pairs if pair.id in answers and pair.id not in still_open]
+    orders = order_summary({pair.id: answers[pair.id] for pair in whole})
+    verdicts = [verdict_by_answers(pair, answers[pair.id]) for pair in whole]
+    return verdicts, {"num_unasked": len(pairs) - len(whole), **orders}
+
+
+def judged_by_people(pairs: Sequence[Pair], records: "Records") -> "Judged":
+    """The verdicts on pairs that somebody has not only skipped."""
+    votes = standing_votes(records)
+    of_pairs = [{rater: given[pair.id] for rater, given in votes.items() if pair.id in given} for pair in pairs]
+    verdicts = [verdict_by_votes(pair, given) for pair, given in zip(pairs, of_pairs, strict=True)]
+    unasked = sum(not given for given in of_pairs)
+    summary = {"num_unasked": unasked, "num_skipped": verdicts.count(None) - unasked, **rater_summary(votes)}
+    return [each for each in verdicts if each is not None], summary
+
+
+Records = Sequence[Mapping[str, Any]]
+Judged = tuple[list[Verdict], dict[str, object]]
+"""Verdicts, and what the summary says of their judges."""
+
+
+def standing_votes(records: "Records") -> dict[str, dict[str, str]]:
     """Each rater's votes by pair, in the order in which they were given, without those that were undone."""
     votes: dict[str, dict[str, str]] = {}
     for record in records:
@@ -275,44 +297,32 @@ def standing_votes(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
     return votes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """Of two raters, over what both have judged."""
-
-    num_common: int
-    raw: float | None
-    """Share of equal verdicts; None if there are none in common."""
-    kappa: float | None
-    """Cohen's; None if nothing is common, or both always give one and the same verdict."""
-
-
-def agreement(first: Sequence[Hashable], second: Sequence[Hashable]) -> Agreement:
+def agreement(first: Sequence[Hashable], second: Sequence[Hashable]) -> dict[str, float | None]:
     """Raw agreement and Cohen's kappa of two raters' verdicts, item by item.
 
         κ = (p_o - p_e) / (1 - p_e),   p_o = share of equal verdicts,   p_e = Σ_k p_1(k) p_2(k)
 
     Cohen 1960, "A coefficient of agreement for nominal scales".  1 is full agreement, 0 what chance gives to raters
-    who use each verdict as often as these do, below 0 less than that.  Undefined, here None, where p_e = 1.
+    who use each verdict as often as these do, below 0 less than that.  Undefined, here None, where p_e = 1, and both
+    where there is no item.
     """
     count = len(first)
     if not count:
-        return Agreement(num_common=0, raw=None, kappa=None)
+        return {"num_common": 0, "raw": None, "kappa": None}
     observed = sum(a == b for a, b in zip(first, second, strict=True)) / count
     of_first, of_second = Counter(first), Counter(second)
     expected = sum(of_first[verdict] * of_second[verdict] for verdict in of_first) / count**2
     kappa = None if expected == 1 else (observed - expected) / (1 - expected)
-    return Agreement(num_common=count, raw=observed, kappa=kappa)
+    return {"num_common": count, "raw": observed, "kappa": kappa}
 
 
 def rater_summary(votes: Mapping[str, Mapping[str, str]]) -> dict[str, object]:
     """How many votes each rater gave, and how far each two of them agree on the pairs that both have judged."""
     between = {}
     for one, other in combinations(sorted(votes), 2):
-        common = [
-            pair for pair, vote in votes[one].items() if vote in SHARES and votes[other].get(pair, "skip") in SHARES
-        ]
-        found = agreement([votes[one][pair] for pair in common], [votes[other][pair] for pair in common])
-        between[f"{one} and {other}"] = asdict(found)
+        both = [(vote, votes[other].get(pair, "skip")) for pair, vote in votes[one].items()]
+        common = [each for each in both if SHARES.keys() >= {*each}]
+        between[f"{one} and {other}"] = agreement(*([vote[i] for vote in common] for i in range(2)))
     counts = {rater: dict(Counter(of_rater.values())) for rater, of_rater in sorted(votes.items())}
     return {"raters": counts, "agreement": between}
 
@@ -322,11 +332,11 @@ def order_summary(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
 
     Without a bias for the place, `first_shown_share` is a half.
     """
-    asked: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    asked = defaultdict[tuple[str, str], list[Mapping[str, Any]]](list)
     for pair, of_pair in answers.items():
         for each in of_pair:
             if each["order"]:
-                asked.setdefault((pair, each["principle"]), []).append(each)
+                asked[pair, each["principle"]].append(each)
     both = [of_question for of_question in asked.values() if len(of_question) == 2]
     shown_first = [
         each["share"] if each["order"] == "first" else 1 - each["share"] for of_both in both for each in of_both

@@ -6,23 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import accumulate
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.commands.serving.http_base import (
-    Answer,
-    LocalServer,
-    RefusedRequest,
-    RequestHandler,
-    brief,
-    brings,
-    is_loopback,
-    own_hosts,
-)
+from posttrain.commands.serving import http_base
+from posttrain.commands.serving.http_base import Answer, RefusedRequest
 from posttrain.commands.serving.http_requests import CompletionRequest, read_completion_request
 from posttrain.errors import RunError, UserError
 from posttrain.generation.groups import sample_groups
@@ -30,7 +21,7 @@ from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
 from posttrain.generation.request import GroupRequest
 from posttrain.generation.streams import StreamKey
 from posttrain.models.policy import Policy
-from posttrain.models.rendering import TokenizerRenderer, renderer_of
+from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Group, Rollout
 
 MAX_ROWS = 256
@@ -41,20 +32,13 @@ PATIENCE_SECONDS = 30.0
 """How far a request may exceed its time limit before it counts as hanging: a step of the model takes its time."""
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 """What the bytes of an incomplete character are decoded to."""
+COMPLETIONS = {"/v1/completions": False, "/v1/chat/completions": True}
+"""The paths of completions, and whether they are of a chat."""
 ClientLeftTest = Callable[[], bool]
 
 
 class ClientLeft(ConnectionError):
     """The client has closed the connection: the answer would not be read."""
-
-
-@dataclass
-class Turn:
-    """The request that is being answered."""
-
-    began: float
-    last_look: float
-    """When the engine was last seen to sample."""
 
 
 class Service:
@@ -67,7 +51,8 @@ class Service:
         self.lock, self.began = threading.Lock(), int(time.time())
         self.reading = threading.Lock()
         """Held while a request is tokenised, which takes memory: one request at a time."""
-        self.turn: Turn | None = None
+        self.turn: tuple[float, float] | None = None
+        """When the request that is answered began, and when the engine was last seen to sample for it."""
         self.waiting: set[int] = set()
         """Threads whose request waits for its turn."""
         self.stopped = threading.Event()
@@ -79,13 +64,10 @@ class Service:
             if held.acquire(timeout=PATIENCE_SECONDS):
                 held.release()
 
-    def models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [self.model(self.name)]}
-
     def model(self, name: object) -> dict[str, Any]:
         """The model by its name.  Raises RefusedRequest for any other."""
         if name != self.name:
-            only = f"model = {brief(name)}: `{self.name}` is the one model here; name it"
+            only = f"model = {http_base.brief(name)}: `{self.name}` is the one model here; name it"
             raise RefusedRequest(only, HTTPStatus.NOT_FOUND)
         return {"id": self.name, "object": "model", "created": self.began, "owned_by": "posttrain"}
 
@@ -94,9 +76,10 @@ class Service:
         turn, now = self.turn, time.monotonic()
         if turn is None:
             return HTTPStatus.OK, {"status": "ok", "engine": "idle", "waiting": len(self.waiting)}
-        times = {"seconds": round(now - turn.began, 3), "seconds_since_token": round(now - turn.last_look, 3)}
-        hangs = now - turn.began > self.seconds + PATIENCE_SECONDS
+        seconds, since_token = (round(now - moment, 3) for moment in turn)
+        hangs = now - turn[0] > self.seconds + PATIENCE_SECONDS
         said = {"status": "hangs" if hangs else "ok", "engine": "sampling", "waiting": len(self.waiting)}
+        times = {"seconds": seconds, "seconds_since_token": since_token}
         return HTTPStatus.SERVICE_UNAVAILABLE if hangs else HTTPStatus.OK, {**said, **times}
 
     def completions(self, body: dict[str, Any], *, chat: bool, client_left: ClientLeftTest) -> dict[str, Any]:
@@ -106,18 +89,16 @@ class Service:
         with self.reading:
             self.require_reader(client_left)
             asked = read_completion_request(body, self.policy, self.renderer, chat=chat)
-        groups = self.sampled(asked, client_left)
-        rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
+        rollouts = [rollout for group in self.sampled(asked, client_left) for rollout in group.rollouts]
         prompt_tokens = sum(len(prompt.tokens) for prompt in asked.prompts)
-        completion_tokens = sum(rollout.num_sampled for _, rollout in rollouts)
+        completion_tokens = sum(rollout.num_sampled for rollout in rollouts)
         return {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
             "object": "chat.completion" if chat else "text_completion",
             "created": int(time.time()),
             "model": self.name,
             "choices": [
-                {"index": index, **self.choice(rollout, asked, chat=chat)}
-                for index, (_, rollout) in enumerate(rollouts)
+                {"index": index, **self.choice(rollout, asked, chat=chat)} for index, rollout in enumerate(rollouts)
             ],
             "usage": {
                 "prompt_tokens": prompt_tokens,
@@ -136,16 +117,18 @@ class Service:
             stop_texts=asked.stops,
         )
         self.wait_for_turn(client_left)
+        began = time.monotonic()
+        self.turn = began, began
+
+        def look(_: int) -> None:
+            self.turn = began, (now := time.monotonic())
+            self.require_reader(client_left)
+            if now > began + self.seconds:
+                long = f"not done in {self.seconds:g} seconds; ask for fewer or shorter completions"
+                raise RefusedRequest(long, HTTPStatus.SERVICE_UNAVAILABLE)
+
         try:
-            now = time.monotonic()
-            self.turn = turn = Turn(began=now, last_look=now)
-            return sample_groups(
-                self.engine,
-                asked.prompts,
-                request,
-                advance=lambda count: self.require_wanted(turn, client_left),
-                look_seconds=LOOK_SECONDS,
-            )
+            return sample_groups(self.engine, asked.prompts, request, advance=look, look_seconds=LOOK_SECONDS)
         except RunError as error:
             raise RefusedRequest(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from error
         except UserError as error:
@@ -165,13 +148,6 @@ class Service:
                     raise RefusedRequest(busy, HTTPStatus.SERVICE_UNAVAILABLE)
         finally:
             self.waiting.discard(threading.get_ident())
-
-    def require_wanted(self, turn: Turn, client_left: ClientLeftTest) -> None:
-        turn.last_look = time.monotonic()
-        self.require_reader(client_left)
-        if turn.last_look > turn.began + self.seconds:
-            long = f"not done in {self.seconds:g} seconds; ask for fewer or shorter completions"
-            raise RefusedRequest(long, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def require_reader(self, client_left: ClientLeftTest) -> None:
         if client_left():
@@ -231,60 +207,39 @@ def added_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> li
     return texts
 
 
-SECONDS = 600.0
-"""Longest that a request may take, and that one waits for its turn."""
-COMPLETIONS = {"/v1/completions": False, "/v1/chat/completions": True}
-"""The paths of completions, and whether they are of a chat."""
-
-
-class Handler(RequestHandler):
+class Handler(http_base.RequestHandler):
     """One connection."""
 
     ask_at, ask_after = 0.0, 1.0
     """When a client that has ended its sending is asked again whether it reads, and how many seconds after that."""
 
-    @property
-    def endpoint(self) -> "HttpServer":
-        assert isinstance(self.server, HttpServer)
-        return self.server
+    server: "HttpServer"
 
-    def hosts(self) -> tuple[str, ...] | None:
-        return self.endpoint.hosts
-
-    def get(self) -> Answer:
-        place, service = self.required_place("GET"), self.endpoint.service
+    def answer(self) -> Answer:
+        """The answer of the path, if it is there, takes this method and the token is right."""
+        self.require_own()
+        place, service, models = self.place.rstrip("/"), self.server.service, "/v1/models"
+        if place not in (*COMPLETIONS, "/health", models) and not place.startswith(f"{models}/"):
+            raise RefusedRequest(f"{place}: no such path", HTTPStatus.NOT_FOUND)
+        allowed = "POST" if place in COMPLETIONS else "GET"
+        if self.command != allowed:
+            wrong = f"{self.command} {place}: this path takes {allowed}"
+            raise RefusedRequest(wrong, HTTPStatus.METHOD_NOT_ALLOWED, allowed=allowed)
         if place == "/health":
             return service.health()
         self.require_token()
-        return HTTPStatus.OK, service.models() if place == "/v1/models" else service.model(place[len("/v1/models/") :])
-
-    def post(self) -> Answer:
-        chat = COMPLETIONS[self.required_place("POST")]
-        self.require_token()
-        return HTTPStatus.OK, self.endpoint.service.completions(self.body(), chat=chat, client_left=self.client_left)
-
-    def other(self) -> Answer:
-        return HTTPStatus.OK, self.required_place("no other method")
-
-    def required_place(self, method: str) -> str:
-        """The path, if it is there and takes this method.  Raises RefusedRequest."""
-        self.require_own()
-        place = self.place.rstrip("/")
         if place in COMPLETIONS:
-            allowed = "POST"
-        elif place in ("/health", "/v1/models") or place.startswith("/v1/models/"):
-            allowed = "GET"
+            content = service.completions(self.body(), chat=COMPLETIONS[place], client_left=self.client_left)
+        elif place == models:
+            content = {"object": "list", "data": [service.model(service.name)]}
         else:
-            raise RefusedRequest(f"{place}: no such path", HTTPStatus.NOT_FOUND)
-        if method != allowed:
-            wrong = f"{self.command} {place}: this path takes {allowed}"
-            raise RefusedRequest(wrong, HTTPStatus.METHOD_NOT_ALLOWED, allowed=allowed)
-        return place
+            content = service.model(place.removeprefix(f"{models}/"))
+        return HTTPStatus.OK, content
 
     def require_token(self) -> None:
-        token = self.endpoint.token
+        token = self.server.token
         scheme, _, brought = self.headers.get("Authorization", "").partition(" ")
-        if token and not (scheme.lower() == "bearer" and brings(brought.strip(), token)):
+        if token and not (scheme.lower() == "bearer" and http_base.brings(brought.strip(), token)):
             needed = "Authorization: send the token that the server was started with, as `Bearer TOKEN` (api_key)"
             raise RefusedRequest(needed, HTTPStatus.UNAUTHORIZED)
 
@@ -311,22 +266,18 @@ class Handler(RequestHandler):
         return False
 
 
-class HttpServer(LocalServer):
+class HttpServer(http_base.LocalServer):
     """Threads for connections; the model answers one after the other."""
 
     def __init__(self, address: tuple[str, int], service: Service, token: str) -> None:
         self.service, self.token = service, token  # first, since a port that is taken closes the server
         super().__init__(address, Handler)
-        protected = bool(token) or not is_loopback(address[0])
-        self.hosts = None if protected else own_hosts(address[0], self.server_port)
+        protected = bool(token) or not http_base.is_loopback(address[0])
+        self.hosts = None if protected else http_base.own_hosts(address[0], self.server_port)
 
     def server_close(self) -> None:
         super().server_close()
         self.service.stop()
-
-
-def serving(policy: Policy, *, name: str, seconds: float = SECONDS, token: str = "") -> HttpServer:
-    return listening(Service(policy, renderer_of(policy), name=name, seconds=seconds), token=token)
 
 
 def listening(service: Service, *, host: str = "127.0.0.1", port: int = 0, token: str = "") -> HttpServer:

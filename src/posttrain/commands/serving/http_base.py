@@ -9,7 +9,7 @@ import json
 import re
 import secrets
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
@@ -36,7 +36,7 @@ Answer = tuple[HTTPStatus, Any]
 
 
 class RequestHandler(BaseHTTPRequestHandler):
-    """One connection, whose requests `get`, `post` and `other` answer.  They may raise RefusedRequest."""
+    """One connection, whose requests `answer` answers, whatever their `command`.  It may raise RefusedRequest."""
 
     server_version = "posttrain"
     sys_version = ""
@@ -45,53 +45,32 @@ class RequestHandler(BaseHTTPRequestHandler):
     max_body_bytes = 8 << 20
     always_sent: Mapping[str, str] = MappingProxyType({})
     """Headers of every answer."""
+    server: "LocalServer"
 
-    def get(self) -> Answer:
-        raise NotImplementedError
-
-    def post(self) -> Answer:
-        raise NotImplementedError
-
-    def other(self) -> Answer:
-        raise NotImplementedError
-
-    def hosts(self) -> Collection[str] | None:
-        """What a request may call this machine; None is anything."""
+    def answer(self) -> Answer:
         raise NotImplementedError
 
     def do_GET(self) -> None:
-        self.reply(self.get)
-
-    def do_POST(self) -> None:
-        self.reply(self.post)
-
-    def do_other(self) -> None:
-        self.reply(self.other)
-
-    do_HEAD = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_other
-
-    @property
-    def place(self) -> str:
-        return unquote(urlsplit(self.path).path)
-
-    def reply(self, make: Callable[[], Answer]) -> None:
         try:
-            status, content = make()
+            self.send(*self.answer())
         except RefusedRequest as refusal:
             self.refuse(refusal)
         except (ConnectionError, TimeoutError):  # the client has gone
             raise
         except Exception:
-            self.refuse(
-                RefusedRequest("a fault of the server; its terminal says more", HTTPStatus.INTERNAL_SERVER_ERROR)
-            )
+            fault = "a fault of the server; its terminal says more"
+            self.refuse(RefusedRequest(fault, HTTPStatus.INTERNAL_SERVER_ERROR))
             raise
-        else:
-            self.send(status, content, {})
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_GET
+
+    @property
+    def place(self) -> str:
+        return unquote(urlsplit(self.path).path)
 
     def require_own(self) -> None:
         """Refuse a request of another site's page, and one that names another host than this machine."""
-        hosts, named = self.hosts(), self.headers.get_all("Host", [])
+        hosts, named = self.server.hosts, self.headers.get_all("Host", [])
         if len(named) > 1:
             raise RefusedRequest("Host: is given more than once")
         try:
@@ -122,14 +101,24 @@ class RequestHandler(BaseHTTPRequestHandler):
                 left -= len(part)
             rule = f"Content-Length = {length}: must be at most {self.max_body_bytes}"
             raise RefusedRequest(rule, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-        return json_object(self.rfile.read(int(length)))
+        try:
+            found = json.loads(self.rfile.read(int(length)))
+            json.dumps(found, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            half = "the body has half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
+            raise RefusedRequest(half) from error
+        except (ValueError, RecursionError) as error:
+            raise RefusedRequest(f"the body is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise RefusedRequest("the body must be a JSON object")
+        return found
 
     def refuse(self, refusal: RefusedRequest) -> None:
         self.close_connection = True  # a body that was not read is not the next request
         allowed = {"Allow": refusal.allowed} if refusal.allowed else {}
-        self.send(refusal.status, {"error": {"message": str(refusal), "type": "invalid_request_error"}}, allowed)
+        self.send(refusal.status, {"error": {"message": str(refusal), "type": "invalid_request_error"}}, **allowed)
 
-    def send(self, status: HTTPStatus, content: object, headers: Mapping[str, str]) -> None:
+    def send(self, status: HTTPStatus, content: object, **headers: str) -> None:
         page = isinstance(content, str)
         payload = (content if isinstance(content, str) else json.dumps(content)).encode()
         self.send_response(status)
@@ -156,26 +145,12 @@ class LocalServer(ThreadingHTTPServer):
     """A thread for each connection."""
 
     daemon_threads = True
+    hosts: Collection[str] | None
+    """What a request may call this machine; None is anything."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # a client that left is not a fault
             super().handle_error(request, client_address)
-
-
-def json_object(text: bytes) -> dict[str, Any]:
-    """A JSON object without lone surrogates, which are not characters.  Raises RefusedRequest."""
-    try:
-        found = json.loads(text)
-        json.dumps(found, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise RefusedRequest(
-            "the body has half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise RefusedRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise RefusedRequest("the body must be a JSON object")
-    return found
 
 
 def brief(value: object) -> str:
