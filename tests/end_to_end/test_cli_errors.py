@@ -292,12 +292,12 @@ def test_help_offers_a_path_only_where_it_is_read() -> None:
 
 
 def test_a_recipe_may_stand_behind_flags() -> None:
-    given = split_arguments(["a.yaml", "--run.seed", "1", "b.yaml"])
+    given = split_arguments(["a.yaml", "--run.seed", "1", "b.yaml"], program_of("rl"))
     assert (given.positional, given.flags) == (["a.yaml", "b.yaml"], ["--run.seed", "1"])
 
 
 @pytest.mark.parametrize("flag", ["--judge.principles", "--behaviours.file"])
 def test_a_file_behind_a_flag_of_files_is_its_value(flag: str) -> None:
     for flags in ([flag, "mine.yaml"], [f"{flag}=mine.yaml"]):
-        given = split_arguments(["a.yaml", *flags, "b.yaml"])
+        given = split_arguments(["a.yaml", *flags, "b.yaml"], program_of("rl"))
         assert (given.positional, given.flags) == (["a.yaml", "b.yaml"], flags)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import posttrain
-from posttrain.commands.arguments import configured
+from posttrain.commands.arguments import split_arguments
 from posttrain.commands.chat import ChatSwitches, way_of_asking
 from posttrain.commands.train import PROGRAMS
 from posttrain.config import Config, SftConfig
@@ -103,7 +103,7 @@ def test_the_guides_recipe_and_its_command_are_one_objective() -> None:
     by_recipe = posttrain.load_recipe("format-adherence-tiny", algorithm=parse_yaml(written)["algorithm"])
     (typed,) = re.findall(r"`posttrain rl format-adherence-tiny (--[^`]*)`", GUIDE)
     layers = [read_recipe("format-adherence-tiny")]
-    by_command, _ = configured(Config, layers, shlex.split(typed), PROGRAMS["rl"])
+    by_command, _ = split_arguments(shlex.split(typed), PROGRAMS["rl"]).configured(Config, layers)
     assert by_command == by_recipe
     assert by_command.algorithm["kl"]["level"] == "completion"
 

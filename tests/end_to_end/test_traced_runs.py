@@ -16,7 +16,7 @@ from posttrain.config import Config, build
 from posttrain.runs.rollout_file import read_rollouts
 from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.session import open_session
-from tests.support.commands import printed, refusal
+from tests.support.commands import printed, program_of, refusal
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
 
 ALGORITHM = {
@@ -56,7 +56,7 @@ def test_a_stored_rollout_is_credited_as_the_step_that_sampled_it_did(runs: tupl
     """Step 3 sampled and credited with what two steps had made: policy, critic, coefficients and scales."""
     two, three = runs
     run = known(two)
-    config = build(Config, layers_for_model(str(two), split_arguments([])))
+    config = build(Config, layers_for_model(str(two), split_arguments([], program_of("trace"))))
     config, algorithm = run.with_reference(config, build_algorithm(config.algorithm)), build_algorithm(config.algorithm)
     file = three / "rollouts" / "step-000003.parquet"
     rows = pq.read_table(file).to_pylist()

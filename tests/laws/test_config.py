@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
-from posttrain.commands.arguments import configured
+from posttrain.commands.arguments import split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.commands.phase_list import read_phases
 from posttrain.config import Config, as_recipe, build, load_recipe
@@ -75,7 +75,7 @@ def from_text(text: str) -> Config:
 def from_flags(*flags: str, recipe: str = "{}") -> Config:
     sections = parse_yaml(recipe)
     assert isinstance(sections, dict)
-    config, _ = configured(Config, [RecipeLayer(where="test", sections=sections)], flags, PROGRAM)
+    config, _ = split_arguments(flags, PROGRAM).configured(Config, [RecipeLayer(where="test", sections=sections)])
     return config
 
 
@@ -174,7 +174,7 @@ def test_a_file_of_rows_is_the_task_of_rows(before: dict[str, Any], path: str, n
     recipes = [str(tmp_path / "first.yaml"), str(tmp_path / "second.yaml")]
     by_recipe = load_recipe(*recipes).task
     by_python = load_recipe(recipes[0], task={"path": path}).task
-    by_flag, _ = configured(Config, [read_recipe(recipes[0])], ["--task.path", path], PROGRAM)
+    by_flag, _ = split_arguments(["--task.path", path], PROGRAM).configured(Config, [read_recipe(recipes[0])])
     assert by_recipe == by_python == by_flag.task
     assert (by_recipe.name, by_recipe.path) == (name, path)
     assert by_recipe.prompt_column == before.get("prompt_column", "prompt")

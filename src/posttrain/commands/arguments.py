@@ -29,14 +29,18 @@ MAY_CHANGE_ON_RESUME = (
     *("run.keep_token_columns", "rollout.keep_alternatives", "checkpoint", "tracker", "model.path"),
 )
 """How long a run is, what it keeps, and where its model is; the rest of its recipe stays."""
-RESUME_ONLY = ("from_step", "accept_changes")
-"""Switches that say how a run is resumed."""
 LOADING = tuple(
     f"model.{name}"
-    for name in (
-        *("revision", "trust_remote_code", "dtype", "weights", "device", "attn_implementation", "context"),
+    for name in [
+        "revision",
+        "trust_remote_code",
+        "dtype",
+        "weights",
+        "device",
+        "attn_implementation",
+        "context",
         "stop_tokens",
-    )
+    ]
 )
 """Options that load a model without training it."""
 OF_FILES = ("--judge.principles", "--behaviours.file")
@@ -56,42 +60,85 @@ class TrustSwitch(Bounded):
 class SplitArguments:
     """The positional arguments and the flags of a command."""
 
+    program: CommandSpec
     positional: Sequence[str]
     """Those before the first flag, and recipe files anywhere."""
     flags: Sequence[str]
 
-    def first(self, name: str, program: CommandSpec) -> "tuple[str, SplitArguments]":
+    def first(self, name: str) -> "tuple[str, SplitArguments]":
         """The first positional argument, which is required, and the rest."""
         if self.positional:
             return self.positional[0], replace(self, positional=self.positional[1:])
         if asks_help(self.flags):
             return name, self  # for the help any value does
-        raise UserError(f"{COMMAND_LINE}: {name} is missing: {program.name} [--FLAGS ...]")
+        raise UserError(f"{COMMAND_LINE}: {name} is missing: {self.program.name} [--FLAGS ...]")
 
-    def only(self, name: str, program: CommandSpec) -> "tuple[str, Sequence[str]]":
+    def only(self, name: str) -> "tuple[str, SplitArguments]":
         """The one positional argument, and the flags."""
-        first, rest = self.first(name, program)
+        first, rest = self.first(name)
         if rest.positional:
-            raise UserError(f"{COMMAND_LINE}: no use for {' '.join(rest.positional)}: {program.name} [--FLAGS ...]")
-        return first, rest.flags
+            stray = " ".join(rest.positional)
+            raise UserError(f"{COMMAND_LINE}: no use for {stray}: {self.program.name} [--FLAGS ...]")
+        return first, rest
 
     def switch(self, name: str) -> str:
         """The value of a switch that decides how the rest is read; empty if it is not given."""
         return next((flag.word for flag in given_flags(self.flags) if flag.path == name), "")
 
-    @property
-    def trusts_code(self) -> bool:
-        """Whether `--trust-code` is given: it decides how recipes are read."""
-        return any(flag.path == "trust_code" and flag.word != "false" for flag in given_flags(self.flags))
-
     def trust(self, layer: RecipeLayer) -> RecipeLayer:
-        return trusted(layer) if self.trusts_code else layer
+        """A recipe as `--trust-code`, which decides how recipes are read, wants it."""
+        trusts = any(flag.path == "trust_code" and flag.word != "false" for flag in given_flags(self.flags))
+        return trusted(layer) if trusts else layer
 
     def recipes(self) -> list[RecipeLayer]:
         return [self.trust(read_recipe(recipe)) for recipe in self.positional]
 
+    def configured(
+        self, kind: type[Built], layers: Sequence[RecipeLayer], *, to_run: bool = True, loads_model: bool = True
+    ) -> tuple[Built, Any]:
+        """The config of some layers under the flags, and the command's own switches.
 
-def split_arguments(arguments: Sequence[str]) -> SplitArguments:
+        If the model is loaded, a folder that is not a model, a missing file and a missing device are refused first.
+        """
+        layers, switches = self.with_flags(kind, layers)
+        for name in ("from_step", "accept_changes"):
+            if getattr(switches, name, None):
+                flag = f"--{name.replace('_', '-')} is for a run that is resumed"
+                raise UserError(f"{COMMAND_LINE}: {flag}; give --resume RUN, or leave it out.")
+        config = build(kind, layers, require=require_complete, to_run=to_run)
+        model = getattr(config, "model", None)
+        if loads_model and isinstance(model, ModelOptions):
+            model.require_files()
+            if model.device == "cuda":
+                from posttrain.models.loading.devices import chosen_device
+
+                chosen_device(model.device)
+        return config, switches
+
+    def resumed(
+        self, kind: type[Built], folder: str, *, may_change: tuple[str, ...] = MAY_CHANGE_ON_RESUME
+    ) -> tuple[Built, Any]:
+        """The config of the run in a folder; flags may change its length and little else."""
+        if self.positional:
+            given = " ".join(self.positional)
+            raise UserError(f"{COMMAND_LINE}: --resume {folder} uses the recipe of that run; leave out {given}")
+        recipe = self.trust(run_recipe(Path(folder)))
+        for flag in given_flags(self.flags):
+            if "." in flag.path and not flag.path.startswith(may_change):
+                rule = f"a resumed run keeps its recipe; only {', '.join(may_change)} may change"
+                raise UserError(f"{COMMAND_LINE}: {flag.spelled}: {rule}.  For another recipe start another run.")
+        here = RecipeLayer(where=COMMAND_LINE, sections={"run": {"folder": folder, "overwrite": False}})
+        layers, switches = self.with_flags(kind, [recipe, here])
+        return build(kind, layers), switches  # whether it is complete depends on what the run was given in Python
+
+    def with_flags(self, kind: type, layers: Sequence[RecipeLayer]) -> tuple[list[RecipeLayer], Any]:
+        read = [name for name in section_names(kind) if self.program.reads(f"{name}.path")]
+        layers = [*layers, variants(self.flags, read, ("model",) if kind is SftConfig else ())]
+        given, switches = read_flags(self.flags, self.program, checked_sections(kind, merge(layers)))
+        return [*layers, given], switches
+
+
+def split_arguments(arguments: Sequence[str], program: CommandSpec) -> SplitArguments:
     """Positional arguments come first; a `.yaml` file is a recipe anywhere, except after one of `OF_FILES`."""
     first_flag = next((i for i, each in enumerate(arguments) if each.startswith("-")), len(arguments))
     late: list[str] = []
@@ -99,33 +146,7 @@ def split_arguments(arguments: Sequence[str]) -> SplitArguments:
     for before, each in pairwise(["", *arguments[first_flag:]]):
         is_recipe = each.endswith((".yaml", ".yml")) and not each.startswith("-") and before not in OF_FILES
         (late if is_recipe else flags).append(each)
-    return SplitArguments(positional=[*arguments[:first_flag], *late], flags=flags)
-
-
-def configured(
-    kind: type[Built],
-    layers: Sequence[RecipeLayer],
-    flags: Sequence[str],
-    program: CommandSpec,
-    *,
-    to_run: bool = True,
-) -> tuple[Built, Any]:
-    """The config of some layers under the flags, and the command's own switches."""
-    layers, switches = with_flags(kind, layers, flags, program)
-    for name in RESUME_ONLY:
-        if getattr(switches, name, None):
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{COMMAND_LINE}: {flag} is for a run that is resumed; give --resume RUN, or leave it out.")
-    return build(kind, layers, require=require_complete, to_run=to_run), switches
-
-
-def with_flags(
-    kind: type, layers: Sequence[RecipeLayer], flags: Sequence[str], program: CommandSpec
-) -> tuple[list[RecipeLayer], Any]:
-    read = [name for name in section_names(kind) if program.reads(f"{name}.path")]
-    layers = [*layers, variants(flags, read, ("model",) if kind is SftConfig else ())]
-    given, switches = read_flags(flags, program, checked_sections(kind, merge(layers)))
-    return [*layers, given], switches
+    return SplitArguments(program=program, positional=[*arguments[:first_flag], *late], flags=flags)
 
 
 def variants(flags: Sequence[str], read: Sequence[str], by_path: Sequence[str]) -> RecipeLayer:
@@ -182,37 +203,6 @@ def layers_for_model(model: str, given: SplitArguments) -> list[RecipeLayer]:
         task = {name: section for name, section in own.sections.items() if name == "task"}
         layers = [own if recipe_kind([own]) is Config else replace(own, sections=task)]
     return [*layers, model_layer(model)]
-
-
-def require_model(options: ModelOptions) -> None:
-    """Refuse a folder that is not a model, a missing file and a missing device before anything is loaded."""
-    options.require_files()
-    if options.device == "cuda":
-        from posttrain.models.loading.devices import chosen_device
-
-        chosen_device(options.device)
-
-
-def resumed(
-    kind: type[Built],
-    folder: str,
-    arguments: SplitArguments,
-    program: CommandSpec,
-    *,
-    may_change: tuple[str, ...] = MAY_CHANGE_ON_RESUME,
-) -> tuple[Built, Any]:
-    """The config of the run in a folder; flags may change its length and little else."""
-    if arguments.positional:
-        given = " ".join(arguments.positional)
-        raise UserError(f"{COMMAND_LINE}: --resume {folder} uses the recipe of that run; leave out {given}")
-    recipe = arguments.trust(run_recipe(Path(folder)))
-    for flag in given_flags(arguments.flags):
-        if "." in flag.path and not flag.path.startswith(may_change):
-            rule = f"a resumed run keeps its recipe; only {', '.join(may_change)} may change"
-            raise UserError(f"{COMMAND_LINE}: {flag.spelled}: {rule}.  For another recipe start another run.")
-    here = RecipeLayer(where=COMMAND_LINE, sections={"run": {"folder": folder, "overwrite": False}})
-    layers, switches = with_flags(kind, [recipe, here], arguments.flags, program)
-    return build(kind, layers), switches  # whether it is complete depends on what the run was given in Python
 
 
 def picture_file(given: str) -> Path:

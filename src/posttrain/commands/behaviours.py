@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posttrain.commands.arguments import configured, picture_file, split_arguments
+from posttrain.commands.arguments import picture_file, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.config.recipes import RecipeLayer
@@ -31,8 +31,7 @@ PROGRAM = CommandSpec(
 
 def main(arguments: Sequence[str]) -> int:
     """Print the table and draw the picture."""
-    given = split_arguments(arguments)
-    named, rest = given.first("RUN", PROGRAM)
+    named, rest = split_arguments(arguments, PROGRAM).first("RUN")
     run = Path(named)
     recipes = [*([run_recipe(run)] if (run / "config.yaml").is_file() else []), *rest.recipes()]
     config, switches = configured(Config, behaviour_sections(recipes), rest.flags, PROGRAM)
@@ -47,12 +46,3 @@ def main(arguments: Sequence[str]) -> int:
     draw_behaviours(history, reader, picture, title=run.absolute().name)
     print(f"\n{picture} shows every step.")
     return 0
-
-
-def behaviour_sections(layers: Sequence[RecipeLayer]) -> list[RecipeLayer]:
-    """The section `behaviours` of recipes, and no other: no code is imported."""
-    return [
-        replace(layer, sections={"behaviours": layer.sections["behaviours"]})
-        for layer in layers
-        if layer.sections.get("behaviours") is not None
-    ]

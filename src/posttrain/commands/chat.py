@@ -6,15 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from posttrain.commands.arguments import (
-    LOADING,
-    TEMPLATE,
-    configured,
-    model_layer,
-    require_model,
-    section_of_run,
-    split_arguments,
-)
+from posttrain.commands.arguments import LOADING, TEMPLATE, model_layer, section_of_run, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import BUNDLED, ModelOptions
@@ -67,9 +59,8 @@ PROGRAM = CommandSpec(
 
 
 def main(arguments: Sequence[str]) -> int:
-    model, flags = split_arguments(arguments).only("MODEL", PROGRAM)
-    config, switches = configured(ChatConfig, [model_layer(model)], flags, PROGRAM)
-    require_model(config.model)
+    model, given = split_arguments(arguments, PROGRAM).only("MODEL")
+    config, switches = given.configured(ChatConfig, [model_layer(model)])
     questions = [switches.prompt] if switches.prompt else typed(HINTS.get(model, ""))
     answer_all(config, questions, way_of_asking(model, switches), switches.seed)
     return 0

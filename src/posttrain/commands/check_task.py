@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import starmap
 
 from posttrain.commands.arguments import split_arguments
 from posttrain.commands.flags import CommandSpec, read_flags
@@ -88,6 +89,10 @@ class Payment:
     """Whether the function did not return in time."""
 
     @property
+    def slow(self) -> bool:
+        return self.seconds > self.example.slow_seconds
+
+    @property
     def fine(self) -> bool:
         if self.error or self.seconds > self.example.slow_seconds * (10 if self.answer.right else 3):
             return False
@@ -107,15 +112,11 @@ class Payment:
         note = f"  ({known})" if self.answer.known and self.earned else ""
         return f"  {kind}  {paid:>10}  {1000 * self.seconds:8.1f} ms  {self.answer.label}{note}{verdict}"
 
-    @property
-    def slow(self) -> bool:
-        return self.seconds > self.example.slow_seconds
-
 
 def main(arguments: Sequence[str]) -> int:
     """Print the table as it comes; the exit code says whether all is well."""
-    name, flags = split_arguments(arguments).only("REWARD", PROGRAM)
-    _, switches = read_flags(flags, PROGRAM, {})
+    name, given = split_arguments(arguments, PROGRAM).only("REWARD")
+    _, switches = read_flags(given.flags, PROGRAM, {})
     function, examples = found(name, switches)
     kind = "model" if kind_of_reward(name) == "model" else "function" if ":" in name else name
     read = READ_BY.get(kind, ("rows",) if isinstance(function.call, ChecksRows) else ())
@@ -124,8 +125,12 @@ def main(arguments: Sequence[str]) -> int:
             flag = each.name.replace("_", "-")
             raise UserError(f"check-task {name}: --{flag} is not read for this reward.  Leave it out.")
     print(f"{function.name}: {sum(len(example.answers) for example in examples)} answers", flush=True)
+    checked: object = function.call
     with Resources() as resources:
-        check_users_rows(name, function, switches.rows, resources)
+        if switches.rows and isinstance(checked, ChecksRows):
+            rows = [program_row(row) if name == "programs" else row for row in read_rows(switches.rows)]
+            checked.check_rows([(row.where, row.columns) for row in rows], resources)
+            print(f"{switches.rows}: nothing is wrong with the tests of its {len(rows)} rows", flush=True)
         paid = replayed(function, examples, resources)
     lost = {each.answer.label for each in paid if each.lost}
     if lost:
@@ -136,14 +141,6 @@ def main(arguments: Sequence[str]) -> int:
         rule = "check-task: these tricks are refused without a call; only a judge can say what it pays for others"
         raise UserError(f"{rule}.  Add --endpoint URL --model NAME [--key-env VARIABLE].")
     return 1 if wrong else 0
-
-
-def check_users_rows(name: str, function: RewardFunction, file: str, resources: Resources) -> None:
-    checked: object = function.call
-    if file and isinstance(checked, ChecksRows):
-        rows = [program_row(row) if name == "programs" else row for row in read_rows(file)]
-        checked.check_rows([(row.where, row.columns) for row in rows], resources)
-        print(f"{file}: nothing is wrong with the tests of its {len(rows)} rows", flush=True)
 
 
 def replayed(function: RewardFunction, examples: Sequence[AttackExample], resources: Resources) -> list[Payment]:
@@ -190,15 +187,13 @@ def reward_model(name: str, switches: CheckSwitches) -> tuple[RewardFunction, li
         raise UserError(f"check-task {name}: {rule}.  Give --rows FILE with the columns prompt and answer.")
     label = int(switches.label) if switches.label.isdecimal() else switches.label or None
     function = load_reward(RewardOptions(model=name, label=label, over_long="cut_left"))
+    compared = []
     with Resources() as resources:
-        return function, [above_its_answer(function, example, resources) for example in examples]
-
-
-def above_its_answer(function: RewardFunction, example: AttackExample, resources: Resources) -> AttackExample:
-    """The example with the score of the row's own answer as the least that is paid; without one nothing is paid."""
-    scores = [tried(function, example, answer, resources).score for answer in example.answers if answer.right]
-    known = [score for score in scores if score is not None]
-    return replace(example, above=math.nextafter(known[0], -math.inf) if known else math.inf)
+        for example in examples:  # the score of the row's own answer is the least that is paid; without one nothing is
+            scores = [tried(function, example, answer, resources).score for answer in example.answers if answer.right]
+            least = next((math.nextafter(score, -math.inf) for score in scores if score is not None), math.inf)
+            compared.append(replace(example, above=least))
+    return function, compared
 
 
 def users_function(path: str, examples: Sequence[AttackExample], seconds: float) -> RewardFunction:
@@ -228,7 +223,7 @@ def judge(switches: CheckSwitches) -> tuple[RewardFunction, list[AttackExample]]
 
 
 def from_rows(switches: CheckSwitches) -> list[AttackExample]:
-    """Rows of the user's, or one bare prompt."""
+    """Rows of the user's, or one bare prompt, each with its own answer and the tricks."""
     column = switches.prompt_column
     read = [DatasetRow("row", {column: "What is 3 + 4?"})]
     if switches.rows:
@@ -236,31 +231,36 @@ def from_rows(switches: CheckSwitches) -> list[AttackExample]:
         require_column(read, column)
     common = most_common([row.columns for row in read[:MOST_ROWS]])
     options = DatasetOptions(prompt_column=column, prompt_format="chat" if switches.chat else "auto")
-    return [from_row(row, options, common) for row in read[:MOST_ROWS]]
-
-
-def from_row(row: DatasetRow, options: DatasetOptions, common: str) -> AttackExample:
-    """One row, its prompt shaped as in training, with its own answer and the tricks."""
-    given = content(row, options)
-    messages = None if isinstance(given, str) else tuple(dict(message) for message in given)
-    prompt = given if isinstance(given, str) else given[-1]["content"]
-    columns = {name: value for name, value in row.columns.items() if name != options.prompt_column}
-    answer = columns.get("answer", columns.get("ground_truth"))
-    right = (Answer("the row's own answer", str(answer), right=True),) if answer is not None else ()
-    tricks = [trick for trick in generic(prompt, common) if trick.text.strip() != str(answer)]
-    return AttackExample(prompt, columns, messages=messages, answers=(*right, *tricks))
+    examples = []
+    for row in read[:MOST_ROWS]:  # the prompt as in training
+        given = content(row, options)
+        messages = None if isinstance(given, str) else tuple(dict(message) for message in given)
+        prompt = given if isinstance(given, str) else given[-1]["content"]
+        columns = {name: value for name, value in row.columns.items() if name != column}
+        answer = columns.get("answer", columns.get("ground_truth"))
+        right = (Answer("the row's own answer", str(answer), right=True),) if answer is not None else ()
+        tricks = [trick for trick in generic(prompt, common) if trick.text.strip() != str(answer)]
+        examples.append(AttackExample(prompt, columns, messages=messages, answers=(*right, *tricks)))
+    return examples
 
 
 def tried(function: RewardFunction, example: AttackExample, answer: Answer, resources: Resources) -> Payment:
     """What one answer is paid; the error of a function that raises or does not return."""
     columns, messages = dict(example.columns), example.messages
     prompt = Prompt(id="check", text=example.prompt, tokens=(0,), columns=columns, messages=messages)
-    rollouts = tuple(rollout_of(each, sample) for sample, each in enumerate((answer, *example.beside)))
+    rollouts = tuple(starmap(rollout_of, enumerate((answer, *example.beside))))
     group = Group(prompt=prompt, draw=0, rollouts=rollouts)
     began = time.perf_counter()
     try:
-        if function.settings.workers:
-            score = asked_once(function, group, resources)
+        if function.settings.workers:  # without retries: one missed deadline is enough
+            pending = PendingScores(function, [RolloutRow(group, group.rollouts[0])], DEFAULTS, NEVER)
+            (call,) = pending.calls()
+            (said,) = checked_verdicts(call, read_result(call, dispatch([call], resources)[0]), "stop", resources)
+            if isinstance(said, ScoringFailure):
+                raise said
+            assert isinstance(said, Score), said  # "stop" raises what else there is
+            marks = marks_in(said)
+            score = said.value + (0.0 if marks is None else marks.total)
         else:
             watched = [load_reward(RewardOptions(name=example.of))] if example.of else []
             grades = grade([group], [*watched, function], resources=resources)
@@ -274,19 +274,7 @@ def tried(function: RewardFunction, example: AttackExample, answer: Answer, reso
     return Payment(answer, example, None if math.isnan(score) else score, time.perf_counter() - began)
 
 
-def asked_once(function: RewardFunction, group: Group, resources: Resources) -> float:
-    """What a function in a worker pays, without retries: one missed deadline is enough."""
-    pending = PendingScores(function, [RolloutRow(group, group.rollouts[0])], DEFAULTS, NEVER)
-    (call,) = pending.calls()
-    (said,) = checked_verdicts(call, read_result(call, dispatch([call], resources)[0]), "stop", resources)
-    if isinstance(said, Score):
-        marks = marks_in(said)
-        return said.value + (0.0 if marks is None else marks.total)
-    assert isinstance(said, ScoringFailure), said  # "stop" raises what else there is
-    raise said
-
-
-def rollout_of(answer: Answer, sample: int) -> Rollout:
+def rollout_of(sample: int, answer: Answer) -> Rollout:
     text = answer.text.encode("utf-8", "surrogatepass")[:4096]
     tokens = tuple(range(answer.num_tokens)) if answer.num_tokens else tuple(text)
     finish = Finish.LENGTH if answer.cut_off else Finish.STOP

@@ -4,14 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from posttrain.commands.arguments import (
-    INTERRUPTED,
-    TrustSwitch,
-    configured,
-    require_model,
-    resumed,
-    split_arguments,
-)
+from posttrain.commands.arguments import INTERRUPTED, TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec, named_as_flags
 from posttrain.commands.serving.http_base import Port
 from posttrain.config import CollectConfig
@@ -63,13 +56,11 @@ PROGRAM = CommandSpec(
 
 def main(arguments: Sequence[str]) -> int:
     """Collect preferences, or show the plan."""
-    given = split_arguments(arguments)
-    folder = given.switch("resume")
-    if folder:
-        config, switches = resumed(CollectConfig, folder, given, PROGRAM, may_change=MAY_CHANGE)
+    given = split_arguments(arguments, PROGRAM)
+    if folder := given.switch("resume"):
+        config, switches = given.resumed(CollectConfig, folder, may_change=MAY_CHANGE)
     else:
-        config, switches = configured(CollectConfig, given.recipes(), given.flags, PROGRAM)
-        require_model(config.model)
+        config, switches = given.configured(CollectConfig, given.recipes())
     if not isinstance(config.judge, PersonJudgeOptions):
         kind = f"people who vote, and judge.name = {config.judge.name}"
         with named_as_flags():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posttrain.commands.arguments import TrustSwitch, configured, require_model, split_arguments
+from posttrain.commands.arguments import TrustSwitch, split_arguments
 from posttrain.commands.flags import COMMAND_LINE, CommandSpec, given_flags
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -39,16 +39,15 @@ PROGRAM = CommandSpec(
 def main(arguments: Sequence[str]) -> int:
     """Run what is not finished, and print the table."""
     bases, rest = split_base(arguments)
-    given = split_arguments(rest)
-    first, _ = given.first("RECIPE", PROGRAM)
+    given = split_arguments(rest, PROGRAM)
+    first, _ = given.first("RECIPE")
     recipes = given.positional or [first]
     from posttrain.commands.cells import make_cells, read_budget, variant_names
 
     variants: dict[str, Config] = {}
     for name, recipe in zip(variant_names(recipes), recipes, strict=True):
         layers = replace(given, positional=[*bases, recipe] if given.positional else bases).recipes()
-        variants[name], switches = configured(Config, layers, given.flags, PROGRAM)
-        require_model(variants[name].model)
+        variants[name], switches = given.configured(Config, layers)
     budget, folder = read_budget(switches.budget), Path(switches.folder)
     for flag in given_flags(given.flags) if budget else ():
         if flag.path in ("run.num_steps", "run.time_limit_minutes", "run.token_limit"):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from posttrain.binding import is_own
-from posttrain.commands.arguments import configured, split_arguments
+from posttrain.commands.arguments import split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config.reading import recipe_kind, recipe_sections
 from posttrain.config.recipes import RecipeLayer, merge, to_yaml
@@ -17,11 +17,11 @@ PROGRAM = CommandSpec(
 
 
 def main(arguments: Sequence[str]) -> int:
-    given = split_arguments(arguments)
+    given = split_arguments(arguments, PROGRAM)
     layers = given.recipes()
     own = own_sections_of_runs(layers)
     known = [replace(layer, sections={**layer.sections, **dict.fromkeys(own, None)}) for layer in layers]
-    config, _ = configured(recipe_kind(layers), known if own else layers, given.flags, PROGRAM, to_run=False)
+    config, _ = given.configured(recipe_kind(layers), known if own else layers, to_run=False, loads_model=False)
     print(to_yaml({**recipe_sections(config), **own}), end="")
     return 0
 

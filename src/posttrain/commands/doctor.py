@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from posttrain.commands.arguments import (
-    LOADING,
-    configured,
-    model_layer,
-    require_model,
-    split_arguments,
-)
+from posttrain.commands.arguments import LOADING, model_layer, split_arguments
 from posttrain.commands.flags import CommandSpec, given_flags
 from posttrain.config import Config
 from posttrain.errors import RunError, UserError
@@ -52,14 +46,14 @@ GIB = 1 << 30
 
 def main(arguments: Sequence[str]) -> int:
     """Print the tables."""
-    given = split_arguments(arguments)
+    given = split_arguments(arguments, PROGRAM)
     layers = given.recipes()
     named = given.switch("model")
     unread, instead = ("sandbox", "leave out --model") if named else ("model", "name it by --model MODEL")
     for flag in given_flags(given.flags):
         if flag.path.startswith(f"{unread}."):
             raise UserError(f"command line: {flag.spelled}: the {unread} is not checked here; {instead}.")
-    config, _ = configured(Config, [*layers, *([model_layer(named)] if named else [])], given.flags, PROGRAM)
+    config, _ = given.configured(Config, [*layers, *([model_layer(named)] if named else [])])
     if named:
         from posttrain.models.loading.folder_kinds import is_classifier_folder
 
@@ -74,7 +68,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def model(config: Config, name: str) -> None:
     """Load a model, print what it is, and try it as a run does before its first step."""
-    require_model(config.model)
     from posttrain.generation.parity import engine_in_parity, largest_gap, tried_length
     from posttrain.models.loading.description import policy_summary, unused_options
     from posttrain.models.loading.model_folder import load_policy

@@ -6,15 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.commands.arguments import (
-    LOADING,
-    TEMPLATE,
-    TrustSwitch,
-    configured,
-    layers_for_model,
-    require_model,
-    split_arguments,
-)
+from posttrain.commands.arguments import LOADING, TEMPLATE, TrustSwitch, layers_for_model, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -45,9 +37,8 @@ PROGRAM = CommandSpec(
 
 def main(arguments: Sequence[str]) -> int:
     """Print the results, and write them."""
-    model, given = split_arguments(arguments).first("MODEL", PROGRAM)
-    config, switches = configured(Config, layers_for_model(model, given), given.flags, PROGRAM)
-    require_model(config.model)
+    model, given = split_arguments(arguments, PROGRAM).first("MODEL")
+    config, switches = given.configured(Config, layers_for_model(model, given))
     output = Path(switches.output)
     if switches.output and (output.is_dir() or not output.parent.is_dir()):
         raise UserError(f"--output {output}: name a file in a folder that exists.")

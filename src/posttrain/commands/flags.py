@@ -5,7 +5,7 @@ same way wherever it came from.  tyro prints the help, from the same records, wh
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -57,11 +57,6 @@ ALIASES = {
 """Options by the names that other libraries have for them: a message about such a flag says ours."""
 
 
-@dataclass(frozen=True)
-class NoSwitches:
-    """A command without switches."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CommandSpec:
     """A command's usage, switches and what it reads of a recipe."""
@@ -69,10 +64,14 @@ class CommandSpec:
     name: str
     """With its positional arguments: `posttrain rl [RECIPE.yaml ...]`."""
     description: str
-    switches: Any = NoSwitches()
+    switches: Any = make_dataclass("NoSwitches", [], frozen=True)()
     """A dataclass of flags that are not part of the recipe."""
     only: tuple[str, ...] = ()
     """Sections and dotted paths that this command reads; empty means all of them."""
+
+    @property
+    def command(self) -> str:
+        return " ".join(self.name.split()[:2])
 
     def reads(self, path: str) -> bool:
         """Whether a flag would have an effect here."""
@@ -113,23 +112,30 @@ def given_flags(arguments: Sequence[str]) -> list[GivenFlag]:
 def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping[str, Any]) -> tuple[RecipeLayer, Any]:
     """The flags that were given, as a layer over the recipes, and the command's own switches."""
     if asks_help(arguments):
-        show_help(sections, program)
-    types, switches = flag_types(sections, program), {each.name for each in fields(program.switches)}
-    of_command: dict[str, Any] = {}
+        import tyro
+
+        with suppress(SystemExit):
+            record = help_record(sections, program)
+            tyro.cli(record, prog=program.name, description=program.description, args=["--help"])
+        raise HelpShown
+    types, kind = flag_types(sections, program), type(program.switches)
     content: dict[str, Any] = {}
     for flag in given_flags(arguments):
         path = known_path(flag, types, program)
         value = not flag_value(flag, bool, program) if path != flag.path else flag_value(flag, types[path], program)
-        set_path(of_command if path in switches else content, path, value)
-    return RecipeLayer(where=COMMAND_LINE, sections=content), made_switches(type(program.switches), of_command)
-
-
-def made_switches(kind: Any, given: Mapping[str, object]) -> Any:
+        place, (*above, name) = content, path.split(".")
+        for part in above:
+            if not isinstance(place.get(part), dict):
+                place[part] = {}
+            place = place[part]
+        place[name] = value
+    given = {each.name: content.pop(each.name) for each in fields(kind) if each.name in content}
     record, mistakes = checked(record_class(Schema(kind)), given)
     with named_as_flags():
         if mistakes:
             raise UserError(f"{mistakes[0].path[0]}{mistakes[0].says}")
-        return kind(**{each.name: getattr(record, each.name) for each in fields(record)})
+        switches = kind(**{each.name: getattr(record, each.name) for each in fields(record)})
+    return RecipeLayer(where=COMMAND_LINE, sections=content), switches
 
 
 @contextmanager
@@ -152,8 +158,11 @@ def flag_value(flag: GivenFlag, annotation: Any, program: CommandSpec) -> object
         return None
     kinds = tuple(each for each in kinds if each is not NoneType)
     items = next((get_args(each) for each in kinds if get_origin(each) is tuple), None)
-    if items is not None and not flag.word.startswith("["):
-        return list_items(flag, items[0])
+    if items is not None and not flag.word.startswith("["):  # its items as words; of lists one after another
+        values = [word if unwrapped(items[0]) is str else yaml_value(flag.spelled, word) for word in flag.words]
+        size = len(get_args(items[0]))
+        is_nested = get_origin(items[0]) is tuple
+        return [values[i : i + size] for i in range(0, len(values), size)] if is_nested else values
     value: object = True
     stray = flag.words
     if kinds != (bool,) or flag.word in ("true", "false"):
@@ -164,15 +173,6 @@ def flag_value(flag: GivenFlag, annotation: Any, program: CommandSpec) -> object
     if stray:
         raise UserError(f"{COMMAND_LINE}: no use for {' '.join(stray)}: {program.name} [--FLAGS ...]")
     return value
-
-
-def list_items(flag: GivenFlag, item: Any) -> list[object]:
-    """The items of a list that is given as words; those that are lists are given one after another."""
-    values = [word if unwrapped(item) is str else yaml_value(flag.spelled, word) for word in flag.words]
-    if get_origin(item) is not tuple:
-        return values
-    size = len(get_args(item))
-    return [values[start : start + size] for start in range(0, len(values), size)]
 
 
 def yaml_value(flag: str, text: str) -> object:
@@ -192,17 +192,13 @@ def known_path(flag: GivenFlag, types: Mapping[str, Any], program: CommandSpec) 
         return path if path in types else positive
     section = path.partition(".")[0]
     if section in VARIANTS and not any(known.startswith(f"{section}.") for known in types):
-        remedy = f"`{short(program)}` does not read the section {section}."
+        remedy = f"`{program.command}` does not read the section {section}."
     else:
         elsewhere = [known for known, names in ALIASES.items() if known in types and name in names]
         same = [known for known in types if known.endswith(f".{name}")]
         near = elsewhere or get_close_matches(path, types, n=1) or same
-        remedy = f"Did you mean `--{near[0].replace('_', '-')}`?" if near else f"`{short(program)} --help` lists them."
+        remedy = f"Did you mean `--{near[0].replace('_', '-')}`?" if near else f"`{program.command} --help` lists them."
     raise UserError(f"{COMMAND_LINE}: {flag.spelled}: no such flag.  {remedy}")
-
-
-def short(program: CommandSpec) -> str:
-    return " ".join(program.name.split()[:2])
 
 
 def flag_types(sections: Mapping[str, Any], program: CommandSpec) -> dict[str, Any]:
@@ -221,16 +217,6 @@ def option_types(path: str, record: Any) -> Iterator[tuple[str, Any]]:
         yield f"{path}.{name}", annotation
         if is_dataclass(annotation):
             yield from option_types(f"{path}.{name}", annotation)
-
-
-def show_help(sections: Mapping[str, Any], program: CommandSpec) -> None:
-    """Print what a command's flags mean, with the values that the sections have so far.  Raises HelpShown."""
-    import tyro
-
-    try:
-        tyro.cli(help_record(sections, program), prog=program.name, description=program.description, args=["--help"])
-    except SystemExit:
-        raise HelpShown from None
 
 
 def help_record(sections: Mapping[str, Any], program: CommandSpec) -> Any:
@@ -283,12 +269,3 @@ def read_part(record: Any, program: CommandSpec, path: str, anything: Any = Any)
     values = {each.name: getattr(record, each.name) for each in fields(made) if hasattr(record, each.name)}
     null = [name for name, value in values.items() if value is None and is_dataclass(hints[name])]
     return made(**values | {name: hints[name]() for name in null})
-
-
-def set_path(content: dict[str, Any], path: str, value: Any) -> None:
-    *above, name = path.split(".")
-    for part in above:
-        if not isinstance(content.get(part), dict):
-            content[part] = {}
-        content = content[part]
-    content[name] = value

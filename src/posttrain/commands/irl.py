@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from posttrain.commands.arguments import configured, split_arguments
+from posttrain.commands.arguments import split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import IrlConfig
 
@@ -16,8 +16,8 @@ PROGRAM = CommandSpec(
 
 def main(arguments: Sequence[str]) -> int:
     """Find a reward."""
-    given = split_arguments(arguments)
-    config, _ = configured(IrlConfig, given.recipes(), given.flags, PROGRAM)
+    given = split_arguments(arguments, PROGRAM)
+    config, _ = given.configured(IrlConfig, given.recipes())
     from posttrain.irl_runs import require_library
 
     require_library("scipy")

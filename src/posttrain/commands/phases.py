@@ -43,8 +43,8 @@ PROGRAM = CommandSpec(
 
 def main(arguments: Sequence[str]) -> int:
     """Run the unfinished phases, and print the report."""
-    recipe, flags = split_arguments(arguments).only("RECIPE", PROGRAM)
-    _, switches = read_flags(flags, PROGRAM, {})
+    recipe, given = split_arguments(arguments, PROGRAM).only("RECIPE")
+    _, switches = read_flags(given.flags, PROGRAM, {})
     from posttrain.commands.phase_list import read_phases, require_startable
 
     folder = Path(switches.folder)

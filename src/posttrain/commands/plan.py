@@ -7,7 +7,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from posttrain.commands.arguments import TrustSwitch, configured, split_arguments
+from posttrain.commands.arguments import TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig, RewardModelConfig
 from posttrain.config.reading import OPTIMIZER_SECTIONS, recipe_kind, resolved_config
@@ -37,9 +37,9 @@ PROGRAM = CommandSpec(
 
 def main(arguments: Sequence[str]) -> int:
     """Print the plan."""
-    given = split_arguments(arguments)
+    given = split_arguments(arguments, PROGRAM)
     layers = given.recipes()
-    config, switches = configured(recipe_kind(layers), layers, given.flags, PROGRAM)
+    config, switches = given.configured(recipe_kind(layers), layers, loads_model=False)
     if isinstance(config, IrlConfig | CollectConfig):
         raise UserError("plan: this recipe trains no language model.  Give one of `posttrain rl`, `sft` or `dpo`.")
     from posttrain.commands.memory_table import MemoryTable

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from annotated_types import Gt
 
-from posttrain.commands.arguments import LOADING, TEMPLATE, configured, model_layer, require_model, split_arguments
+from posttrain.commands.arguments import LOADING, TEMPLATE, model_layer, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.commands.serving.http_base import Port, is_loopback
 from posttrain.errors import UserError
@@ -54,9 +54,8 @@ PROGRAM = CommandSpec(
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until interrupted."""
-    model, flags = split_arguments(arguments).only("MODEL", PROGRAM)
-    config, switches = configured(ServeConfig, [model_layer(model)], flags, PROGRAM)
-    require_model(config.model)
+    model, given = split_arguments(arguments, PROGRAM).only("MODEL")
+    config, switches = given.configured(ServeConfig, [model_layer(model)])
     token = token_of(switches)
     from posttrain.commands.serving.completion_service import Service, listening
     from posttrain.models.loading.model_folder import load_policy

@@ -6,16 +6,7 @@ from typing import Annotated
 
 from annotated_types import Le
 
-from posttrain.commands.arguments import (
-    LOADING,
-    TEMPLATE,
-    TrustSwitch,
-    configured,
-    layers_for_model,
-    picture_file,
-    require_model,
-    split_arguments,
-)
+from posttrain.commands.arguments import LOADING, TEMPLATE, TrustSwitch, layers_for_model, picture_file, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
 from posttrain.errors import UserError
@@ -56,10 +47,9 @@ PROGRAM = CommandSpec(
 
 def main(arguments: Sequence[str]) -> int:
     """Print the table, and draw the picture."""
-    model, given = split_arguments(arguments).first("MODEL", PROGRAM)
-    text, given = given.first("PROMPT", PROGRAM)
-    config, switches = configured(Config, layers_for_model(model, given), given.flags, PROGRAM)
-    require_model(config.model)
+    model, given = split_arguments(arguments, PROGRAM).first("MODEL")
+    text, given = given.first("PROMPT")
+    config, switches = given.configured(Config, layers_for_model(model, given))
     size = config.rollout.group_size
     if switches.sample >= size:
         raise UserError(f"command line: --sample = {switches.sample}: must be less than rollout.group_size = {size}")

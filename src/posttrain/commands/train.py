@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from posttrain.commands.arguments import INTERRUPTED, TrustSwitch, configured, require_model, resumed, split_arguments
+from posttrain.commands.arguments import INTERRUPTED, TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config, DpoConfig, RewardModelConfig, SftConfig, TrainingConfig
 from posttrain.options.bounds import NonNegativeInt
@@ -80,7 +80,7 @@ TRAINS: dict[str, tuple[type[TrainingConfig], str, str, str]] = {
 def run_training(command: str, arguments: Sequence[str]) -> int:
     """Read the recipe, or that of the resumed run; then train, or show prompts or the plan."""
     kind, module, train, show = TRAINS[command]
-    given = split_arguments(arguments)
+    given = split_arguments(arguments, PROGRAMS[command])
     folder = given.switch("resume")
     # until it owns a folder, the run that it resumes is what is kept
     with stopped_with_a_word(lambda: what_is_kept(folder, command)):
