@@ -275,8 +275,8 @@ def test_the_kl_to_the_start_is_of_the_policy_to_it_and_per_token_a_ratio_of_sum
         Rollout(sample=1, sequence=TokenSequence.one_turn((1,), logprobs=(-0.5,), finish=Finish.STOP), text=""),
     ]
     found = drift_of(rollouts, torch.tensor([-1.0, -2.0, -0.25], dtype=torch.float64))
-    assert (found.per_completion, found.per_completion_error) == (0.375, pytest.approx(0.625))
-    assert found.per_token == 0.25, "3/4 nat over three tokens, and not the mean of 1/2 and -1/4"
+    assert (found["per_completion"], found["per_completion_error"]) == (0.375, pytest.approx(0.625))
+    assert found["per_token"] == 0.25, "3/4 nat over three tokens, and not the mean of 1/2 and -1/4"
 
 
 def test_what_lies_elsewhere_or_is_older_than_an_option_is_of_the_same_recipe(tmp_path: Path) -> None:

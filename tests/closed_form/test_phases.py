@@ -38,7 +38,7 @@ def test_a_phase_goes_on_from_what_earlier_ones_made_under_the_sections_that_all
     first, then = read_phases(recipe(tmp_path, with_rows(tmp_path), RL, run={"seed": 3}), tmp_path / "out")
     assert (first.command, then.command) == ("sft", "rl")
     assert (first.kind, then.kind) == (SftConfig, Config)
-    assert then.takes_over() == {"phase:first", "run:first"}
+    assert then.takes_over() == {"phase:first": "first", "run:first": "first"}
     config = then.config({"first": first})
     run = tmp_path / "out" / "phases" / "1-first"
     assert config.model.path == config.reference.path == str(run / "model")

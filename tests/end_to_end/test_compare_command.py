@@ -10,7 +10,7 @@ import yaml
 
 from posttrain.cli import main
 from posttrain.commands import cells
-from posttrain.commands.cells import Cell, Drift
+from posttrain.commands.cells import Cell
 from tests.support.commands import refusal
 from tests.support.refusals import mentions
 from tests.support.runs import save_tiny_model, tiny_recipe
@@ -91,7 +91,7 @@ def test_a_cell_that_was_stopped_does_not_go_on_under_another_recipe(
     calls: list[Sequence[str]] = []
     monkeypatch.setattr(cells, "run_posttrain", in_process(calls))
 
-    def stopped(cell: Cell) -> Drift:
+    def stopped(cell: Cell) -> dict[str, float]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cells, "kl_to_start", stopped)

@@ -28,14 +28,8 @@ class TokenCredit:
     """A critic's values before each token; None without one."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedToken:
-    """The place of a token in its panel, in characters."""
-
-    token: int
-    text: str
-    line: int
-    column: int
+PlacedToken = tuple[str, int, int]
+"""A token as it is shown, its line and its column, in characters."""
 
 
 def draw_token_advantages(
@@ -50,8 +44,7 @@ def draw_token_advantages(
     from matplotlib.figure import Figure
 
     placed = laid_out(tokens)
-    lines = placed[-1].line + 1
-    width, height = max(6.0, 4.2 * len(credits)), max(1.0, 0.2 * lines)
+    width, height = max(6.0, 4.2 * len(credits)), max(1.0, 0.2 * (placed[-1][1] + 1))
     figure = Figure(figsize=(width, height + 4.4), layout="constrained")
     halves: Any = figure.subfigures(2, 1, height_ratios=[height + 1.0, 3.4])
     upper, lower = halves
@@ -75,11 +68,11 @@ def laid_out(tokens: Sequence[str], width: int = LINE_CHARACTERS) -> list[Placed
     """The tokens in lines: a new one after a line end, and where one would be longer than `width`."""
     placed: list[PlacedToken] = []
     line = column = 0
-    for number, token in enumerate(tokens):
+    for token in tokens:
         shown = token.replace("\n", "⏎").replace("\t", "⇥") or "∅"
         if column and column + len(shown) > width:
             line, column = line + 1, 0
-        placed.append(PlacedToken(number, shown, line, column))
+        placed.append((shown, line, column))
         column += len(shown)
         if "\n" in token:
             line, column = line + 1, 0
@@ -94,14 +87,13 @@ def draw_text(
     from matplotlib.patches import Rectangle
 
     shades = colours.to_rgba(np.array(advantages, dtype=np.float64))
-    for each in placed:
-        colour = shades[each.token]
-        axes.add_patch(Rectangle((each.column, each.line), len(each.text), 0.94, color=colour, linewidth=0))
+    for colour, (text, line, column) in zip(shades, placed, strict=True):
+        axes.add_patch(Rectangle((column, line), len(text), 0.94, color=colour, linewidth=0))
         dark = colour[3] > 0 and 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 0.5  # NaN is transparent
-        for place, character in enumerate(each.text):
+        for place, character in enumerate(text):
             axes.text(
-                each.column + place + 0.5,
-                each.line + 0.47,
+                column + place + 0.5,
+                line + 0.47,
                 character,
                 parse_math=False,
                 color="white" if dark else "black",
@@ -110,8 +102,8 @@ def draw_text(
                 ha="center",
                 va="center",
             )
-    axes.set_xlim(0, max(each.column + len(each.text) for each in placed))
-    axes.set_ylim(placed[-1].line + 1, 0)
+    axes.set_xlim(0, max(column + len(text) for text, _, column in placed))
+    axes.set_ylim(placed[-1][1] + 1, 0)
     axes.set_axis_off()
 
 

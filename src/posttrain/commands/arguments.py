@@ -29,18 +29,9 @@ MAY_CHANGE_ON_RESUME = (
     *("run.keep_token_columns", "rollout.keep_alternatives", "checkpoint", "tracker", "model.path"),
 )
 """How long a run is, what it keeps, and where its model is; the rest of its recipe stays."""
-LOADING = tuple(
-    f"model.{name}"
-    for name in [
-        "revision",
-        "trust_remote_code",
-        "dtype",
-        "weights",
-        "device",
-        "attn_implementation",
-        "context",
-        "stop_tokens",
-    ]
+LOADING = (
+    *("model.revision", "model.trust_remote_code", "model.dtype", "model.weights", "model.device"),
+    *("model.attn_implementation", "model.context", "model.stop_tokens"),
 )
 """Options that load a model without training it."""
 OF_FILES = ("--judge.principles", "--behaviours.file")

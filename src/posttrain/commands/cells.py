@@ -15,13 +15,7 @@ from statistics import fmean, stdev
 from jaxtyping import Float64
 from torch import Tensor
 
-from posttrain.commands.comparison_report import (
-    CellResult,
-    accuracy,
-    cell_accuracy,
-    quantity,
-    write_comparison,
-)
+from posttrain.commands.comparison_report import CellResult, quantity, write_comparison
 from posttrain.config import Config, as_recipe
 from posttrain.errors import RunError, UserError
 from posttrain.generation.groups import sample_groups
@@ -49,6 +43,10 @@ MEASURED_ALIKE = (
 """Sections and options that decide what is measured, and where training starts: the same in every variant."""
 NO_STEP_LIMIT = 1_000_000
 """Steps of a cell that its budget ends."""
+PROMPTS = 64
+"""Of the KL between the trained policy and its start."""
+SAMPLES = 4
+"""Completions of each of them."""
 BUDGET_FORMS = "tokens=200000, minutes=3, or both: tokens=200000,minutes=3"
 
 
@@ -65,10 +63,8 @@ class Budget:
         return self.tokens is not None or self.minutes is not None
 
     def __str__(self) -> str:
-        given = ((self.tokens, "tokens"), (self.minutes, "minutes"))
-        return (
-            " or ".join(f"{value:,} {unit}" for value, unit in given if value is not None) or "the recipes' own steps"
-        )
+        given = [f"{value:,} {unit}" for unit, value in asdict(self).items() if value is not None]
+        return " or ".join(given) or "the recipes' own steps"
 
 
 def read_budget(text: str) -> Budget:
@@ -102,6 +98,15 @@ class Cell:
         return Path(self.config.run.folder)
 
     @property
+    def recipe_file(self) -> Path:
+        """The recipe that it was begun with, next to its folder."""
+        return self.folder.with_name(f"{self.folder.name}.yaml")
+
+    @property
+    def result_file(self) -> Path:
+        return self.folder / "cell.json"
+
+    @property
     def name(self) -> str:
         return f"{self.variant} seed {self.seed}"
 
@@ -132,7 +137,7 @@ def make_cells(variants: Mapping[str, Config], *, seeds: int, budget: Budget, fo
     alike = (*MEASURED_ALIKE, *(("rewards",) if by_reward else ()))
     for name, config in variants.items():
         for option in alike:
-            require_same(option, {first: wanted, name: config})
+            require_same(option, {first: value_at(wanted, option), name: value_at(config, option)})
         require_suits(name, config, budget)
 
     def config_of(config: Config, name: str, seed: int) -> Config:
@@ -149,11 +154,10 @@ def make_cells(variants: Mapping[str, Config], *, seeds: int, budget: Budget, fo
     ]
 
 
-def require_same(option: str, configs: Mapping[str, Config]) -> None:
+def require_same(option: str, values: Mapping[str, object]) -> None:
     """Refuse a difference in what decides how results are measured."""
-    values = {name: value_at(config, option) for name, config in configs.items()}
-    first = next(iter(values.values()))
-    if any(value != first for value in values.values()):
+    first, *others = values.values()
+    if any(value != first for value in others):
         shown = "\n".join(f"    {name}: {value}" for name, value in values.items())
         rule = f"{option} differs between {' and '.join(values)}: their results could not be compared"
         raise UserError(f"{rule}.\n{shown}\n  Give all variants the same, such as by --base.")
@@ -173,9 +177,6 @@ def require_suits(name: str, config: Config, budget: Budget) -> None:
         raise UserError(f"{name}: update.schedule = {update.schedule} {rule}.  Use constant, or leave the budget out.")
 
 
-RESULT = "cell.json"
-
-
 def run_comparison(cells: Sequence[Cell], budget: Budget, folder: Path, tell: Callable[[str], None] = print) -> str:
     """Run the cells one after another and write comparison.json, .md and .png after each; returns the table.
 
@@ -190,7 +191,7 @@ def run_comparison(cells: Sequence[Cell], budget: Budget, folder: Path, tell: Ca
                 continue
             tell(f"[{number}/{len(cells)}] {cell.name}: {cell.folder}")
             result = results[cell.name] = run_cell(cell)
-            change = f"{cell_accuracy(result, result.before):.3f} → {accuracy(result):.3f}"
+            change = f"{result.accuracy(result.before):.3f} → {result.accuracy_after:.3f}"
             cost = f"{result.steps} steps, {result.sampled_tokens:,} tokens, {result.training_seconds:.0f} s"
             tell(f"    held-out {quantity([result])} {change} in {cost}")
             write_comparison(folder, [results[each.name] for each in cells if each.name in results], str(budget))
@@ -202,39 +203,26 @@ def recipe_digest(cell: Cell) -> str:
     return hashlib.sha256(cell.recipe.replace(str(cell.folder), "FOLDER").encode()).hexdigest()
 
 
-def cell_recipe_file(cell: Cell) -> Path:
-    """The recipe that a cell was begun with, next to its folder."""
-    return cell.folder.parent / f"{cell.folder.name}.yaml"
-
-
 def kept_result(cell: Cell) -> CellResult | None:
     """The result of a finished cell.  Raises UserError if it was begun, or made, by another recipe."""
-    file = cell.folder / RESULT
-    if not file.is_file():
-        if (cell.folder / "config.yaml").is_file():
-            require_recipe_of_now(cell, f"{cell.folder}: was begun")
-        return None
-    try:
-        result = CellResult(**json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise RunError(f"{file}: is not the result of a cell ({error}).  Delete {cell.folder}.") from None
-    if result.recipe_digest != recipe_digest(cell):  # it also differs if options were added since
-        require_recipe_of_now(cell, f"{file}: was made")
-    if changed := changed_since(cell.folder, cell.config):
-        raise UserError(f"{file}: {cell.name} is finished, and {first_changes(changed)}.  {remedy(cell)}")
+    file, kept = cell.result_file, [each for each in (cell.recipe_file, cell.folder / "config.yaml") if each.is_file()]
+    remedy = f"Delete {cell.folder} to run it again, or keep this comparison in another folder."
+    result = None
+    if file.is_file():
+        try:
+            result = CellResult(**json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise RunError(f"{file}: is not the result of a cell ({error}).  Delete {cell.folder}.") from None
+    known = result is not None and result.recipe_digest == recipe_digest(cell)  # else options were added since, maybe
+    if not known and (result is not None or (cell.folder / "config.yaml").is_file()):
+        changed = changed_options(kept[0], cell.config) if kept else [f"{cell.recipe_file} is gone"]
+        if changed:
+            what = f"{cell.folder}: was begun" if result is None else f"{file}: was made"
+            rule = f"{what} by another recipe than {cell.name} has now: {first_changes(changed)}"
+            raise UserError(f"{rule}.  {remedy}")
+    if result is not None and (changed := changed_since(cell.folder, cell.config)):
+        raise UserError(f"{file}: {cell.name} is finished, and {first_changes(changed)}.  {remedy}")
     return result
-
-
-def require_recipe_of_now(cell: Cell, what: str) -> None:
-    kept = next((each for each in (cell_recipe_file(cell), cell.folder / "config.yaml") if each.is_file()), None)
-    changed = [f"{cell_recipe_file(cell)} is gone"] if kept is None else changed_options(kept, cell.config)
-    if changed:
-        rule = f"{what} by another recipe than {cell.name} has now: {first_changes(changed)}"
-        raise UserError(f"{rule}.  {remedy(cell)}")
-
-
-def remedy(cell: Cell) -> str:
-    return f"Delete {cell.folder} to run it again, or keep this comparison in another folder."
 
 
 def run_cell(cell: Cell) -> CellResult:
@@ -244,21 +232,13 @@ def run_cell(cell: Cell) -> CellResult:
     """
     if not (cell.folder / "summary.json").is_file():
         cell.folder.parent.mkdir(parents=True, exist_ok=True)
-        recipe = cell_recipe_file(cell)
-        write_atomically(recipe, cell.recipe.encode())
+        write_atomically(cell.recipe_file, cell.recipe.encode())
         begun = (cell.folder / "config.yaml").is_file()
-        command = ["rl", "--resume", str(cell.folder)] if begun else ["rl", str(recipe)]
-        run_posttrain(command, name=cell.name, log=cell.folder.parent / f"{cell.folder.name}.cell.log")
-    result = cell_result(cell, asdict(kl_to_start(cell)))
-    write_atomically(cell.folder / RESULT, json.dumps(asdict(result), indent=1).encode())
-    return result
-
-
-def cell_result(cell: Cell, kl: Mapping[str, float]) -> CellResult:
-    """The result in the run folder of a cell."""
+        command = ["rl", "--resume", str(cell.folder)] if begun else ["rl", str(cell.recipe_file)]
+        run_posttrain(command, name=cell.name, log=cell.folder.with_name(f"{cell.folder.name}.cell.log"))
     summary = json.loads((cell.folder / "summary.json").read_text(encoding="utf-8"))
     seconds = summary["seconds"]
-    return CellResult(
+    result = CellResult(
         variant=cell.variant,
         seed=cell.seed,
         recipe_digest=recipe_digest(cell),
@@ -266,9 +246,11 @@ def cell_result(cell: Cell, kl: Mapping[str, float]) -> CellResult:
         sampled_tokens=summary["tokens"]["sampled"],
         seconds=seconds["total"],
         training_seconds=seconds["total"] - seconds.get("evaluate", 0.0),
-        kl=kl,
+        kl=kl_to_start(cell),
         curve=list(accuracy_curve(read_metrics(cell.folder / "metrics.jsonl"))),
     )
+    write_atomically(cell.result_file, json.dumps(asdict(result), indent=1).encode())
+    return result
 
 
 def accuracy_curve(records: Sequence[Mapping[str, object]]) -> Iterator[tuple[int, float, float]]:
@@ -286,23 +268,7 @@ def accuracy_curve(records: Sequence[Mapping[str, object]]) -> Iterator[tuple[in
             yield int(tokens), seconds, found[1]
 
 
-PROMPTS = 64
-SAMPLES = 4
-"""Completions of each prompt."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """KL(π‖π₀) from completions of π at temperature 1, in nats."""
-
-    per_completion: float
-    per_completion_error: float
-    """Standard error of the mean over completions."""
-    per_token: float
-    """The same sum over the number of tokens."""
-
-
-def kl_to_start(cell: Cell) -> Drift:
+def kl_to_start(cell: Cell) -> dict[str, float]:
     """The KL of a finished cell's policy to its start.
 
     KL(π‖π₀) = E_{y ~ π} Σ_t log π(y_t) - log π₀(y_t)      k1: unbiased, of a completion as a whole
@@ -324,16 +290,19 @@ def kl_to_start(cell: Cell) -> Drift:
     return drift_of(rollouts, logprobs)
 
 
-def drift_of(rollouts: Sequence[Rollout], start_logprobs: Float64[Tensor, " token"]) -> Drift:
-    """The estimate from completions of π and the log-probs under π₀ of all their sampled tokens, in order."""
+def drift_of(rollouts: Sequence[Rollout], start_logprobs: Float64[Tensor, " token"]) -> dict[str, float]:
+    """The KL from completions of π and the log-probs under π₀ of all their sampled tokens, in order, in nats.
+
+    Per completion with the standard error of that mean; per token it is the same sum over the number of tokens.
+    """
     lengths = [rollout.num_sampled for rollout in rollouts]
     of_start = [part.sum().item() for part in start_logprobs.split(lengths)]
     ratios = [sum(rollout.logprobs) - other for rollout, other in zip(rollouts, of_start, strict=True)]
-    return Drift(
-        per_completion=fmean(ratios),
-        per_completion_error=stdev(ratios) / math.sqrt(len(ratios)),
-        per_token=sum(ratios) / sum(lengths),
-    )
+    return {
+        "per_completion": fmean(ratios),
+        "per_completion_error": stdev(ratios) / math.sqrt(len(ratios)),
+        "per_token": sum(ratios) / sum(lengths),
+    }
 
 
 def model_of_run(began: ModelOptions, run: Path) -> ModelOptions:

@@ -1,26 +1,41 @@
 """The results of a comparison, with intervals over seeds: comparison.json, the table as Markdown, and one picture."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from posttrain.errors import RunError
 from posttrain.runs.files import save_figure, write_atomically
+from posttrain.runs.summary import LEFT_OUT, REWARD, SCORE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from statistics import fmean, stdev
-
-from posttrain.errors import RunError
-from posttrain.runs.summary import LEFT_OUT, REWARD, SCORE
 
 CONFIDENCE = 0.95
+NOTES = (
+    "Before and after are the accuracy on held-out problems at temperature 1, or the mean of a reward that counts"
+    " something: a mean over seeds with Student's 95% interval.  `beyond the first` is the difference to the first"
+    " variant with the same seed.  KL is from the trained policy to its start, on held-out prompts.  `training s` does"
+    " not include evaluations.  The curves begin and end with a full evaluation; those between use fewer problems and"
+    " one sample each, so they vary more."
+)
+Curve = Sequence[tuple[int, float, float]]
+"""(tokens sampled so far, seconds of training so far, held-out accuracy) wherever a run measured it."""
+GRID = 60
+"""Points on which the curves of seeds are averaged."""
+COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#222222"),  # Okabe and Ito, 2008
+    *("#56b4e9", "#e69f00", "#999933", "#882255", "#888888"),  # and Tol's muted ones
+)
+"""Ten that readers with any colour vision can tell apart; the second five are also dashed."""
+FEW_VARIANTS = 5
+"""Up to here single seeds are drawn too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +57,28 @@ class CellResult:
     """Without evaluations."""
     peak_memory_bytes: int
     kl: Mapping[str, float]
-    """KL(π‖π₀) on held-out prompts; see `drift.Drift`."""
-    curve: Sequence[tuple[int, float, float]]
-    """(tokens sampled, seconds of training, held-out accuracy) along the way."""
+    """KL(π‖π₀) on held-out prompts; see `cells.drift_of`."""
+    curve: Curve
     device: str
     versions: Mapping[str, str]
+
+    def accuracy(self, results: Mapping[str, Any]) -> float:
+        """That of its results before or after training; or their mean reward, if it counts something."""
+        names = ("accuracy_sampled",) if quantity([self]) == "accuracy" else (SCORE, REWARD)
+        value = next((results[name] for name in names if results.get(name) is not None), None)
+        if value is None:
+            rule = "no held-out accuracy was measured: no problem is held out, or nothing scored their completions"
+            raise RunError(f"{self.variant} seed {self.seed}: {rule}.  See `before` and `after` in its summary.json.")
+        return float(value)
+
+    @property
+    def accuracy_after(self) -> float:
+        return self.accuracy(self.after)
+
+
+def quantity(runs: Sequence[CellResult]) -> str:
+    """The measure of runs: `accuracy`, or `reward` if theirs counts something."""
+    return "reward" if any(LEFT_OUT in each for run in runs for each in (run.before, run.after)) else "accuracy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,84 +162,42 @@ def share_within(angle: float, degrees: int) -> float:
 
 
 def variant_results(results: Sequence[CellResult]) -> list[VariantResult]:
-    """A row for every variant, in the order in which they first come."""
+    """A row for every variant, in the order in which they first come, compared with the first seed by seed."""
     by_variant: dict[str, dict[int, CellResult]] = {}
     for result in results:
         by_variant.setdefault(result.variant, {})[result.seed] = result
-    first = next(iter(by_variant.values()), {})
-    return [
-        variant_result(name, cells, first if number else None)
-        for number, (name, cells) in enumerate(by_variant.items())
-    ]
-
-
-def variant_result(name: str, cells: Mapping[int, CellResult], first: Mapping[int, CellResult] | None) -> VariantResult:
-    """The row of one variant, compared with the cells of `first` seed by seed."""
-    runs, first = list(cells.values()), first or {}
-    gains = [accuracy(cells[seed]) - accuracy(first[seed]) for seed in sorted(cells.keys() & first.keys())]
-    return VariantResult(
-        variant=name,
-        seeds=tuple(sorted(cells)),
-        before=mean_over_seeds([cell_accuracy(run, run.before) for run in runs]),
-        after=mean_over_seeds([accuracy(run) for run in runs]),
-        gain_over_first=mean_over_seeds(gains) if gains else None,
-        greedy=mean_or_none([run.after["accuracy_greedy"] for run in runs]),
-        pass_at_8=mean_or_none([run.after["pass_at_8"] for run in runs]),
-        mean_length=fmean(run.after["mean_length"] for run in runs),
-        kl_per_completion=fmean(run.kl["per_completion"] for run in runs),
-        kl_per_token=fmean(run.kl["per_token"] for run in runs),
-        steps=fmean(run.steps for run in runs),
-        sampled_tokens=fmean(run.sampled_tokens for run in runs),
-        training_seconds=fmean(run.training_seconds for run in runs),
-        seconds=fmean(run.seconds for run in runs),
-        peak_memory_bytes=max(run.peak_memory_bytes for run in runs),
-    )
-
-
-def accuracy(run: CellResult) -> float:
-    return cell_accuracy(run, run.after)
-
-
-def cell_accuracy(run: CellResult, results: Mapping[str, Any]) -> float:
-    names = ("accuracy_sampled",) if quantity([run]) == "accuracy" else (SCORE, REWARD)
-    value = next((results[name] for name in names if results.get(name) is not None), None)
-    if value is None:
-        rule = "no held-out accuracy was measured: no problem is held out, or nothing scored their completions"
-        raise RunError(f"{run.variant} seed {run.seed}: {rule}.  See `before` and `after` in its summary.json.")
-    return float(value)
-
-
-def quantity(runs: Sequence[CellResult]) -> str:
-    """The measure of runs: `accuracy`, or `reward` if theirs counts something."""
-    return "reward" if any(LEFT_OUT in each for run in runs for each in (run.before, run.after)) else "accuracy"
+    rows: list[VariantResult] = []
+    for name, cells in by_variant.items():
+        runs, first = list(cells.values()), by_variant[rows[0].variant] if rows else {}
+        gains = [
+            cells[seed].accuracy_after - first[seed].accuracy_after for seed in sorted(cells.keys() & first.keys())
+        ]
+        rows.append(
+            VariantResult(
+                variant=name,
+                seeds=tuple(sorted(cells)),
+                before=mean_over_seeds([run.accuracy(run.before) for run in runs]),
+                after=mean_over_seeds([run.accuracy_after for run in runs]),
+                gain_over_first=mean_over_seeds(gains) if gains else None,
+                greedy=mean_or_none([run.after["accuracy_greedy"] for run in runs]),
+                pass_at_8=mean_or_none([run.after["pass_at_8"] for run in runs]),
+                mean_length=fmean(run.after["mean_length"] for run in runs),
+                kl_per_completion=fmean(run.kl["per_completion"] for run in runs),
+                kl_per_token=fmean(run.kl["per_token"] for run in runs),
+                steps=fmean(run.steps for run in runs),
+                sampled_tokens=fmean(run.sampled_tokens for run in runs),
+                training_seconds=fmean(run.training_seconds for run in runs),
+                seconds=fmean(run.seconds for run in runs),
+                peak_memory_bytes=max(run.peak_memory_bytes for run in runs),
+            )
+        )
+    return rows
 
 
 def mean_or_none(values: Sequence[float | None]) -> float | None:
     """The mean, or None if some run did not measure it."""
     known = [value for value in values if value is not None]
     return fmean(known) if len(known) == len(values) and known else None
-
-
-HEADS = ("variant", "seeds", "before", "after", "beyond the first", "greedy", "pass@8", "length", "KL nats/completion")
-COSTS = ("KL nats/token", "steps", "tokens", "training s", "all s", "memory GB")
-NOTES = (
-    "Before and after are the accuracy on held-out problems at temperature 1, or the mean of a reward that counts"
-    " something: a mean over seeds with Student's 95% interval.  `beyond the first` is the difference to the first"
-    " variant with the same seed.  KL is from the trained policy to its start, on held-out prompts.  `training s` does"
-    " not include evaluations.  The curves begin and end with a full evaluation; those between use fewer problems and"
-    " one sample each, so they vary more."
-)
-Curve = Sequence[tuple[int, float, float]]
-"""(tokens sampled, seconds of training, held-out accuracy) along a run."""
-GRID = 60
-"""Points on which the curves of seeds are averaged."""
-COLOURS = (
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#222222"),  # Okabe and Ito, 2008
-    *("#56b4e9", "#e69f00", "#999933", "#882255", "#888888"),  # and Tol's muted ones
-)
-"""Ten that readers with any colour vision can tell apart; the second five are also dashed."""
-FEW_VARIANTS = 5
-"""Up to here single seeds are drawn too."""
 
 
 def write_comparison(folder: Path, results: Sequence[CellResult], budget: str) -> str:
@@ -226,29 +216,29 @@ def write_comparison(folder: Path, results: Sequence[CellResult], budget: str) -
 
 
 def markdown_table(rows: Sequence[VariantResult]) -> str:
-    heads = [*HEADS, *COSTS]
-    lines = [f"| {' | '.join(heads)} |", f"| --- | {' | '.join('---:' for _ in heads[1:])} |"]
-    return "\n".join([*lines, *(f"| {' | '.join(cells_of(row))} |" for row in rows)])
+    lines = [[*COLUMNS], ["---", *["---:"] * (len(COLUMNS) - 1)]]
+    lines += [[cell(row) for cell in COLUMNS.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def cells_of(row: VariantResult) -> list[str]:
-    return [
-        row.variant,
-        ", ".join(map(str, row.seeds)),
-        f"{row.before.mean:.3f}",
-        str(row.after),
-        "" if row.gain_over_first is None else str(row.gain_over_first),
-        "" if row.greedy is None else f"{row.greedy:.3f}",
-        "" if row.pass_at_8 is None else f"{row.pass_at_8:.3f}",
-        f"{row.mean_length:.0f}",
-        f"{row.kl_per_completion:.2f}",
-        f"{row.kl_per_token:.4f}",
-        f"{row.steps:.0f}",
-        f"{row.sampled_tokens:,.0f}",
-        f"{row.training_seconds:.0f}",
-        f"{row.seconds:.0f}",
-        f"{row.peak_memory_bytes / 1e9:.2f}",
-    ]
+COLUMNS: dict[str, Callable[[VariantResult], str]] = {
+    "variant": lambda row: row.variant,
+    "seeds": lambda row: ", ".join(map(str, row.seeds)),
+    "before": lambda row: f"{row.before.mean:.3f}",
+    "after": lambda row: str(row.after),
+    "beyond the first": lambda row: str(row.gain_over_first or ""),
+    "greedy": lambda row: "" if row.greedy is None else f"{row.greedy:.3f}",
+    "pass@8": lambda row: "" if row.pass_at_8 is None else f"{row.pass_at_8:.3f}",
+    "length": lambda row: f"{row.mean_length:.0f}",
+    "KL nats/completion": lambda row: f"{row.kl_per_completion:.2f}",
+    "KL nats/token": lambda row: f"{row.kl_per_token:.4f}",
+    "steps": lambda row: f"{row.steps:.0f}",
+    "tokens": lambda row: f"{row.sampled_tokens:,.0f}",
+    "training s": lambda row: f"{row.training_seconds:.0f}",
+    "all s": lambda row: f"{row.seconds:.0f}",
+    "memory GB": lambda row: f"{row.peak_memory_bytes / 1e9:.2f}",
+}
+"""The table's heads and cells."""
 
 
 def draw_comparison(results: Sequence[CellResult], picture: Path, budget: str) -> None:
@@ -304,7 +294,7 @@ def draw_ends_of_variants(axes: "Axes", results: Sequence[CellResult]) -> None:
     rows = variant_results(results)
     for number, row in enumerate(rows):
         colour = style(number)["color"]
-        single = [accuracy(result) for result in results if result.variant == row.variant]
+        single = [result.accuracy_after for result in results if result.variant == row.variant]
         axes.plot(single, [number] * len(single), "|", color=colour, alpha=0.7, markersize=11)
         axes.plot([row.after.mean], [number], "o", color=colour, markersize=7)
         if row.after.low is not None and row.after.high is not None:

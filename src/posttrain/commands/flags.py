@@ -55,6 +55,7 @@ ALIASES = {
     "rewards": ("reward", "reward_funcs", "reward_functions"),
 }
 """Options by the names that other libraries have for them: a message about such a flag says ours."""
+NO_SWITCHES = make_dataclass("NoSwitches", [], frozen=True)()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class CommandSpec:
     name: str
     """With its positional arguments: `posttrain rl [RECIPE.yaml ...]`."""
     description: str
-    switches: Any = make_dataclass("NoSwitches", [], frozen=True)()
+    switches: Any = NO_SWITCHES
     """A dataclass of flags that are not part of the recipe."""
     only: tuple[str, ...] = ()
     """Sections and dotted paths that this command reads; empty means all of them."""

@@ -18,12 +18,13 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.commands.collection.collection import CollectionFolder
-from posttrain.config import AnyConfig, Config
+from posttrain.config import Config
 from posttrain.config.reading import COMMAND_OF, build, recipe_kind
 from posttrain.config.recipes import RecipeLayer, find_recipe, merge, read_recipe
 from posttrain.config.run_trust import trusted
@@ -52,12 +53,8 @@ class Phase:
     """Of its run."""
 
     @property
-    def kind(self) -> type[AnyConfig]:
-        return recipe_kind(self.layers)
-
-    @property
     def command(self) -> str:
-        return COMMAND_OF[self.kind]
+        return COMMAND_OF[recipe_kind(self.layers)]
 
     def config(self, earlier: "Mapping[str, Phase]") -> Any:
         """The config of its run, with folders in place of the names of earlier results."""
@@ -67,14 +64,11 @@ class Phase:
         assert isinstance(sections, dict)
         of_run = next(iter(merged.of_runs.values()), None)
         place = RecipeLayer(where=where, sections={"run": {"folder": str(self.folder), "overwrite": False}})
-        return build(self.kind, [RecipeLayer(where=where, sections=sections, run_digest=of_run), place])
+        return build(recipe_kind(self.layers), [RecipeLayer(where=where, sections=sections, run_digest=of_run), place])
 
-    def takes_over(self) -> set[str]:
-        """The earlier results that it names, as written."""
-        return set(named_in(merge(self.layers).sections))
-
-    def names_taken_over(self) -> set[str]:
-        return {found[2] for name in self.takes_over() if (found := EARLIER.match(name)) is not None}
+    def takes_over(self) -> dict[str, str]:
+        """The earlier results that it names, as written -> the names of their phases."""
+        return {found.group(): found[2] for found in named_in(merge(self.layers).sections)}
 
 
 def read_phases(recipe: str, folder: Path, *, trust_code: bool = False) -> list[Phase]:
@@ -131,15 +125,15 @@ def with_phase_folders(value: object, earlier: Mapping[str, Phase], where: str) 
     return value
 
 
-def named_in(value: object) -> Iterator[str]:
+def named_in(value: object) -> Iterator[re.Match[str]]:
     """Every `phase:NAME` and `run:NAME` in some sections."""
     match value:
         case dict():
-            yield from (name for item in value.values() for name in named_in(item))
+            yield from named_in([*value.values()])
         case list():
-            yield from (name for item in value for name in named_in(item))
-        case str() if EARLIER.match(value):
-            yield value
+            yield from chain.from_iterable(map(named_in, value))
+        case str() if found := EARLIER.match(value):
+            yield found
 
 
 def phase_folder(found: re.Match[str], earlier: Mapping[str, Phase], where: str) -> str:

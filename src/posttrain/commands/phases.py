@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-HEADS = ("phase", "command", "measure", "before", "after", "steps", "minutes", "memory GB")
+HEADS = ["phase", "command", "measure", "before", "after", "steps", "minutes", "memory GB"]
 REMEDY = "Delete it and those of the phases after it, or keep these phases in another folder."
 
 
@@ -76,15 +76,16 @@ def run_phases(phases: "Sequence[Phase]", folder: Path, tell: Callable[[str], No
             done = finished(phase, config)
             tell(f"[{phase.number}/{len(phases)}] {phase.name}: {'finished already' if done else phase.folder}")
             if not done:
-                refuse_made_before(phase, phases[phase.number :])
-                run_phase(phase, config)
+                run_phase(phase, config, phases[phase.number :])
             summary = json.loads((phase.folder / "summary.json").read_text(encoding="utf-8"))
-            results.append(
-                {"name": phase.name, "command": phase.command, "folder": str(phase.folder), "summary": summary}
-            )
+            of_phase = {"name": phase.name, "command": phase.command, "folder": str(phase.folder)}
+            results.append({**of_phase, "summary": summary})
             earlier[phase.name] = phase
-            write_report(folder, results)
-        return (folder / "phases.md").read_text(encoding="utf-8")
+            rows = [HEADS, ["---"] * 3 + ["---:"] * 5, *(row for result in results for row in phase_rows(result))]
+            report = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+            write_atomically(folder / "phases.json", (json.dumps(results, indent=1) + "\n").encode())
+            write_atomically(folder / "phases.md", report.encode())
+        return report
 
 
 def finished(phase: "Phase", config: Any) -> bool:
@@ -100,15 +101,12 @@ def finished(phase: "Phase", config: Any) -> bool:
     return done
 
 
-def refuse_made_before(phase: "Phase", later: "Sequence[Phase]") -> None:
-    """Raise UserError if a phase is to be run again whose result a later phase was made of."""
+def run_phase(phase: "Phase", config: Any, later: "Sequence[Phase]") -> None:
+    """Run or resume a phase.  Raises UserError if a later one was made of an earlier result of it."""
     for each in later:
-        if each.folder.is_dir() and phase.name in each.names_taken_over():
+        if each.folder.is_dir() and phase.name in each.takes_over().values():
             rule = f"was made of an earlier result of phase {phase.name}, which is to be run again"
             raise UserError(f"{each.folder}: {rule}.  {REMEDY}")
-
-
-def run_phase(phase: "Phase", config: Any) -> None:
     recipe = phase_recipe_file(phase)
     recipe.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(recipe, as_recipe(config).encode())
@@ -120,19 +118,6 @@ def run_phase(phase: "Phase", config: Any) -> None:
 def phase_recipe_file(phase: "Phase") -> Path:
     """The recipe that a phase was begun with, next to its folder."""
     return phase.folder.parent / f"{phase.folder.name}.yaml"
-
-
-def write_report(folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
-    """Write phases.json and phases.md."""
-    table = "\n".join(
-        [
-            f"| {' | '.join(HEADS)} |",
-            f"| {' | '.join('---' if head in HEADS[:3] else '---:' for head in HEADS)} |",
-            *(f"| {' | '.join(row)} |" for result in results for row in phase_rows(result)),
-        ]
-    )
-    write_atomically(folder / "phases.json", (json.dumps(list(results), indent=1) + "\n").encode())
-    write_atomically(folder / "phases.md", (table + "\n").encode())
 
 
 def phase_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -154,23 +139,18 @@ def phase_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
 def measures_of(before: Mapping[str, Any], after: Mapping[str, Any], source: str = "") -> Iterator[list[str]]:
     """Name, value before and value after of each measure; then those of each source of a mixture."""
     for name in after:
-        if interval_of(after, name) and isinstance(after[name], float):
-            called = name.replace("_", " ") + (f", {source}" if source else "")
-            yield [called, result_with_interval(before, name), result_with_interval(after, name)]
+        values = [result_with_interval(results, name) for results in (before, after)]
+        if "[" in values[1]:
+            yield [name.replace("_", " ") + (f", {source}" if source else ""), *values]
     earlier = before.get("sources") or {}
     for name, results in (after.get("sources") or {}).items():
         yield from measures_of(earlier.get(name) or {}, results, name)
 
 
 def result_with_interval(results: Mapping[str, Any], name: str) -> str:
-    value, interval = results.get(name), interval_of(results, name)
+    """A result with its interval, if it has one: a pair in summaries, two numbers in the metrics of pairs."""
+    value, ends = results.get(name), (results.get(f"{name}_low"), results.get(f"{name}_high"))
+    low, high = results.get(f"{name}_interval") or ends
     if not isinstance(value, float):
         return ""
-    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else f"{value:.3f}"
-
-
-def interval_of(results: Mapping[str, Any], name: str) -> Sequence[float] | None:
-    """The interval of a result: a pair in summaries, two numbers in the metrics of pairs."""
-    found: Sequence[float] | None = results.get(f"{name}_interval")
-    low, high = results.get(f"{name}_low"), results.get(f"{name}_high")
-    return found or (None if low is None or high is None else (low, high))
+    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"

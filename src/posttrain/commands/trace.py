@@ -55,34 +55,28 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"command line: --sample = {switches.sample}: must be less than rollout.group_size = {size}")
     picture = picture_file(switches.picture) if switches.picture else None
     from posttrain.algorithms.table import build_algorithm
-    from posttrain.commands.trace_table import (
-        NO_RUN,
-        Crediting,
-        algorithms_beside,
-        draw,
-        prompt_to_trace,
-        sampled_group,
-        table,
-        traced,
-        traced_run,
-    )
+    from posttrain.commands import trace_table
+    from posttrain.commands.advantage_picture import draw_token_advantages
+    from posttrain.generation.groups import sample_groups
     from posttrain.training.caller_objects import CallerObjects
     from posttrain.training.session import open_session
 
-    algorithm, crediting = build_algorithm(config.algorithm), NO_RUN
-    beside = algorithms_beside(switches.beside)
-    run = traced_run(model)
+    algorithm, crediting = build_algorithm(config.algorithm), trace_table.Crediting()
+    beside = trace_table.algorithms_beside(switches.beside)
+    run = trace_table.traced_run(model)
     if run is not None:
-        crediting = Crediting(reference=run.first_model, whitening=run.whitening(config))
+        crediting = trace_table.Crediting(reference=run.first_model, whitening=run.whitening(config))
         config, algorithm = run.with_reference(config, algorithm), run.with_critic(algorithm)
         beside = {label: run.with_critic(each) for label, each in beside.items()}
     with open_session(config, CallerObjects(algorithm=algorithm)) as session:
         if run is not None:
             run.restore(session.learner, config)
-        group = sampled_group(session, prompt_to_trace(session, text))
-        trace = traced(session, group, switches.sample, replace(crediting, beside=beside))
-        print("\n".join(table(trace, width=switches.state_width, below=switches.below)))
-        if picture is not None:
-            draw(trace, picture)
-            print(f"picture: {picture}")
+        prompt = trace_table.prompt_to_trace(session, text)
+        (group,) = sample_groups(session.engine, [prompt], session.collector.request(0, purpose="trace"))
+        trace = trace_table.traced(session, group, switches.sample, replace(crediting, beside=beside))
+    print("\n".join(trace_table.table(trace, width=switches.state_width, below=switches.below)))
+    if picture is not None:
+        title = f"{prompt.text.strip().splitlines()[-1][-90:]}\n{trace.notes[-1][:110]}"
+        draw_token_advantages(trace.tokens, trace.credits, picture, title)
+        print(f"picture: {picture}")
     return 0

@@ -17,13 +17,12 @@ import torch
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Whitening
 from posttrain.algorithms.table import build_algorithm
-from posttrain.commands.advantage_picture import TokenCredit, draw_token_advantages
+from posttrain.commands.advantage_picture import TokenCredit
 from posttrain.commands.chat import ASKED, typed_prompt
 from posttrain.config import Config
 from posttrain.config.reading import recipe_kind
 from posttrain.config.recipes import parse_yaml
 from posttrain.errors import UserError
-from posttrain.generation.groups import sample_groups
 from posttrain.models.rendering import renderer_of
 from posttrain.options.model import ModelOptions, is_run_folder
 from posttrain.records import Grades, Group, Prompt, Rollout
@@ -160,10 +159,6 @@ class Crediting:
     """The whitening of a step of the run, for the session's algorithm."""
 
 
-NO_RUN = Crediting()
-"""A model from outside a run."""
-
-
 def prompt_to_trace(session: Session, text: str) -> Prompt:
     if not text.isascii() or not text.isdigit():
         return typed_prompt(text, renderer_of(session.policy, session.config.model.template_options))
@@ -173,7 +168,7 @@ def prompt_to_trace(session: Session, text: str) -> Prompt:
     return problems[int(text)]
 
 
-def traced(session: Session, group: Group, sample: int, crediting: Crediting = NO_RUN) -> Trace:
+def traced(session: Session, group: Group, sample: int, crediting: Crediting) -> Trace:
     """One completion of a group, with the credit that the session's algorithm and others give it."""
     grades, notes = graded_completion(session, group, sample)
     collected = CollectedStep(step=0, groups=[group], grades=grades)
@@ -290,7 +285,13 @@ def table(trace: Trace, *, width: int, below: float) -> list[str]:
     """
     notes = list(trace.notes)
     actions = min(16, max(len("action"), *(len(row.action) for row in trace.rows)))
-    columns = number_columns(trace.credits)
+    columns: list[tuple[str, str, Sequence[float]]] = []
+    shown_values: list[Sequence[float]] = []
+    for number, (name, credit) in enumerate(trace.credits.items()):
+        columns.append((name if number else "advantage", "+", credit.advantages))
+        if credit.values is not None and credit.values not in shown_values:  # two algorithms may share them
+            shown_values.append(credit.values)
+            columns.append((f"V of {name}" if number else "V", "", credit.values))
     heads = "".join(f"  {head:>9}" for head, _, _ in columns)
     lines = [
         f"prompt: {trace.prompt.text!r}",
@@ -316,23 +317,6 @@ def table(trace: Trace, *, width: int, below: float) -> list[str]:
 def aligned_number(value: float, sign: str, width: int, digits: int) -> str:
     """A number in `width` characters; spaces for NaN."""
     return " " * width if math.isnan(value) else f"{value:>{sign}{width}.{digits}f}"
-
-
-def number_columns(credits: Mapping[str, TokenCredit]) -> list[tuple[str, str, Sequence[float]]]:
-    """Head, sign format and numbers of each column; values that two algorithms share are shown once."""
-    columns: list[tuple[str, str, Sequence[float]]] = []
-    shown: list[Sequence[float]] = []
-    for number, (name, credit) in enumerate(credits.items()):
-        columns.append((name if number else "advantage", "+", credit.advantages))
-        if credit.values is not None and credit.values not in shown:
-            shown.append(credit.values)
-            columns.append((f"V of {name}" if number else "V", "", credit.values))
-    return columns
-
-
-def draw(trace: Trace, picture: Path) -> None:
-    title = f"{trace.prompt.text.strip().splitlines()[-1][-90:]}\n{trace.notes[-1][:110]}"
-    draw_token_advantages(trace.tokens, trace.credits, picture, title)
 
 
 def action_table(session: Session, prompt: Prompt, rollout: Rollout, rewards: Sequence[float]) -> list[TraceRow]:
@@ -370,8 +354,3 @@ def graded_completion(session: Session, group: Group, sample: int) -> tuple[Grad
     notes += [f"{name}: {outcomes[0][sample]}" for name, outcomes in grades.outcomes.items()]
     notes += [visible(f"logged by {line}") for line in logged_lines(grades, 0, sample)]
     return grades, notes
-
-
-def sampled_group(session: Session, prompt: Prompt) -> Group:
-    [group] = sample_groups(session.engine, [prompt], session.collector.request(0, purpose="trace"))
-    return group
