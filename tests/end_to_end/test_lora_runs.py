@@ -13,7 +13,7 @@ import posttrain
 from posttrain.cli import main
 from posttrain.config import Config
 from posttrain.config.fit_configs import DpoConfig, RewardModelConfig, SftConfig
-from posttrain.config.reading import OPTIMIZER_SECTIONS, resolved_config
+from posttrain.config.reading import resolved_config
 from posttrain.errors import RunError
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.loading.model_folder import load_policy
@@ -166,7 +166,7 @@ def test_the_default_learning_rate_with_an_adapter_is_ten_times_that_without() -
 def test_a_rate_that_was_left_out_is_left_out_of_every_copy_too(kind: Any) -> None:
     """Until it is known what is trained: a copy with another option, or another model, has the rate of that model."""
     rows = {} if kind is Config else {"task": DatasetOptions(path="rows.jsonl")}
-    config, section = kind(**rows), OPTIMIZER_SECTIONS[kind]
+    config, section = kind(**rows), kind.optimizer_section
     again = replace(config, **{section: replace(getattr(config, section), beta2=0.99)})
     assert getattr(again, section).learning_rate is None
     whole, adapted = (getattr(resolved_config(again, adapter=each), section).largest_rate for each in (False, True))

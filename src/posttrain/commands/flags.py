@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from yaml import YAMLError
 
 from posttrain.binding import OWN
-from posttrain.config.recipes import VARIANTS, RecipeLayer, parse_yaml, short_form
+from posttrain.config.recipes import VARIANTS, RecipeLayer, parse_yaml
 from posttrain.errors import HelpShown, UserError
 from posttrain.schemas import Option, Schema, as_record, checked, is_record, record_class, unwrapped
 
@@ -120,23 +120,25 @@ def read_flags(arguments: Sequence[str], program: CommandSpec, sections: Mapping
             tyro.cli(record, prog=program.name, description=program.description, args=["--help"])
         raise HelpShown
     types, kind = flag_types(sections, program), type(program.switches)
+    switches = {each.name for each in fields(kind)}
+    of_command: dict[str, Any] = {}
     content: dict[str, Any] = {}
     for flag in given_flags(arguments):
         path = known_path(flag, types, program)
         value = not flag_value(flag, bool, program) if path != flag.path else flag_value(flag, types[path], program)
-        place, (*above, name) = content, path.split(".")
+        *above, name = path.split(".")
+        place = of_command if path in switches else content
         for part in above:
             if not isinstance(place.get(part), dict):
                 place[part] = {}
             place = place[part]
         place[name] = value
-    given = {each.name: content.pop(each.name) for each in fields(kind) if each.name in content}
-    record, mistakes = checked(record_class(Schema(kind)), given)
+    record, mistakes = checked(record_class(Schema(kind)), of_command)
     with named_as_flags():
         if mistakes:
             raise UserError(f"{mistakes[0].path[0]}{mistakes[0].says}")
-        switches = kind(**{each.name: getattr(record, each.name) for each in fields(record)})
-    return RecipeLayer(where=COMMAND_LINE, sections=content), switches
+        of_kind = kind(**{each.name: getattr(record, each.name) for each in fields(record)})
+    return RecipeLayer(where=COMMAND_LINE, sections=content), of_kind
 
 
 @contextmanager
@@ -239,8 +241,9 @@ def help_record(sections: Mapping[str, Any], program: CommandSpec) -> Any:
     for name, record in sections.items():
         if name == "rewards" and program.reads(name):
             rewards = Annotated[tuple[str, ...], tyro.conf.arg(help=REWARDS_HELP)]
-            shown = (short_form(each.path or each.model or each.name, each.weight) for each in record)
-            tree.append((name, rewards, tuple(shown)))
+            sources = [(each.path or each.model or each.name, each.weight) for each in record]
+            shown = tuple(source if weight == 1 else f"{source}={weight}" for source, weight in sources)
+            tree.append((name, rewards, shown))
         elif is_record(record) and fields(part := read_part(record, program, name, anything)):
             tree.append((name, type(part), part))
     made = [(name, kind, field(default_factory=partial(lambda value: value, value))) for name, kind, value in tree]

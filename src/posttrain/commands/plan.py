@@ -10,7 +10,7 @@ from annotated_types import Ge
 from posttrain.commands.arguments import TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig, RewardModelConfig
-from posttrain.config.reading import OPTIMIZER_SECTIONS, recipe_kind, resolved_config
+from posttrain.config.reading import recipe_kind, resolved_config
 from posttrain.errors import UserError
 from posttrain.options.bounds import PositiveInt
 
@@ -77,6 +77,5 @@ def main(arguments: Sequence[str]) -> int:
     if switches.json:
         print(json.dumps(table.as_json(), indent=1))
     else:
-        options = getattr(config, OPTIMIZER_SECTIONS[type(config)])
-        table.print(learning_rate=options.largest_rate, default_rate=options.default_rate)
+        table.print(learning_rate=config.optimizer.largest_rate, default_rate=config.optimizer.default_rate)
     return 0

@@ -7,21 +7,19 @@ from typing import ClassVar
 from posttrain.binding import is_own
 from posttrain.config.sections import FOR_RL, Config, SampledSections, TrainingSections
 from posttrain.errors import UserError
-from posttrain.options.bounds import GIVEN, Rule, Rules, Unused, require_rules
+from posttrain.options.bounds import GIVEN, Rule, Rules, Unused
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions, NewModelOptions
 from posttrain.options.pairs import DpoOptions, RewardTrainingOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.task import CountdownOptions, Demonstrator, TaskOptions
-from posttrain.options.training import EvaluationOptions, RunOptions, SftOptions, UpdateOptions, require_adapter_decay
+from posttrain.options.training import EvaluationOptions, RunOptions, SftOptions, UpdateOptions
 
 DEMONSTRATED = ("countdown", "arithmetic", "sentences")
 ROWS_NEEDED = (
     "needs rows with the columns chosen and rejected.  Name their file as task.path, or sample pairs from the policy:"
     " dpo.rounds = 4."
 )
-
-
 FOR_PROMPTS = "task.shuffle task.last_assistant_message task.prefill task.over_long task.max_prompt_tokens"
 
 
@@ -49,6 +47,8 @@ def fit_rules(section: str, prompts: Mapping[str, object] | str = "prompts that 
 class SftConfig(TrainingSections):
     """Everything that decides a supervised run."""
 
+    optimizer_section: ClassVar[str] = "sft"
+
     model: NewModelOptions | ModelOptions = field(default_factory=NewModelOptions)
     """An existing model, with `path`, or else a small new one."""
     task: TaskOptions = field(default_factory=CountdownOptions)
@@ -73,15 +73,12 @@ class SftConfig(TrainingSections):
 
     samples_prompts: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        require_rules(self)
-        if isinstance(self.model, ModelOptions) and self.model.trains_adapter:
-            require_adapter_decay(self.sft, "sft")
-
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelConfig(TrainingSections):
     """Everything that decides how a reward model is trained."""
+
+    optimizer_section: ClassVar[str] = "reward_model"
 
     model: ModelOptions = field(default_factory=ModelOptions)
     """The language model whose body is trained under a new head."""
@@ -98,9 +95,7 @@ class RewardModelConfig(TrainingSections):
     samples_prompts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require_rules(self)
-        if self.model.trains_adapter:
-            require_adapter_decay(self.reward_model, "reward_model")
+        super().__post_init__()
         adapter = self.model.adapter
         if adapter is not None and adapter.save != "merged":  # a reward model is read as a whole
             object.__setattr__(self, "model", replace(self.model, adapter=replace(adapter, save="merged")))
@@ -109,6 +104,8 @@ class RewardModelConfig(TrainingSections):
 @dataclass(frozen=True, kw_only=True)
 class DpoConfig(TrainingSections, SampledSections):
     """Everything that decides a run on pairs of answers: from rows, or sampled in rounds."""
+
+    optimizer_section: ClassVar[str] = "dpo"
 
     task: TaskOptions | Mapping[str, object] = field(default_factory=DatasetOptions)
     """The rows with two answers each; or, for rounds, where prompts come from."""
@@ -141,8 +138,6 @@ class DpoConfig(TrainingSections, SampledSections):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.model.trains_adapter:
-            require_adapter_decay(self.dpo, "dpo")
         if self.dpo.rounds:
             self.sampling_half()  # checks the rules between its sections
 

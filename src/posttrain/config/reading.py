@@ -12,7 +12,6 @@ from posttrain.config.recipes import MergedRecipe, RecipeLayer, merge, read_reci
 from posttrain.config.run_trust import READ_BY_IMPORT, require_trusted, require_trusted_files, trusted
 from posttrain.config.sections import CollectConfig, Config, IrlConfig, plain, section_names, section_of, section_record
 from posttrain.errors import UserError
-from posttrain.options.model import ModelOptions
 from posttrain.options.pairs import DpoOptions
 from posttrain.options.reward import OF_ENSEMBLES, OF_MODELS
 from posttrain.options.training import rated
@@ -22,13 +21,6 @@ TrainingConfig = Config | SftConfig | RewardModelConfig | DpoConfig
 """Runs that train a model."""
 AnyConfig = TrainingConfig | CollectConfig | IrlConfig
 
-OPTIMIZER_SECTIONS: dict[type[AnyConfig], str] = {
-    Config: "update",
-    SftConfig: "sft",
-    RewardModelConfig: "reward_model",
-    DpoConfig: "dpo",
-}
-"""The section with each kind's learning rate."""
 COMMAND_OF: dict[type[AnyConfig], str] = {
     Config: "rl",
     SftConfig: "sft",
@@ -48,10 +40,9 @@ def resolved_config(config: AnyKind, *, adapter: bool | None = None) -> AnyKind:
     if isinstance(config, CollectConfig | IrlConfig):
         return config
     if adapter is None:
-        adapter = isinstance(config.model, ModelOptions) and config.model.trains_adapter
-    section = next(name for kind, name in OPTIMIZER_SECTIONS.items() if isinstance(config, kind))
-    options = rated(getattr(config, section), adapter=adapter)
-    changed: Any = {section: options.resolved() if isinstance(options, DpoOptions) else options}
+        adapter = config.trains_adapter
+    options = rated(config.optimizer, adapter=adapter)
+    changed: Any = {config.optimizer_section: options.resolved() if isinstance(options, DpoOptions) else options}
     return replace(config, **changed)
 
 
@@ -63,17 +54,13 @@ def as_recipe(config: AnyConfig) -> str:
 def recipe_sections(config: AnyConfig) -> dict[str, object]:
     resolved = asdict(resolved_config(config))
     content: dict[str, Any] = {name: plain(resolved[name]) for name in section_names(type(config))}
-    if "rewards" in content:  # each is by name or by path, which comes first
-        content["rewards"] = [reward_section(each) for each in content["rewards"]]
+    for i, reward in enumerate(content.get("rewards", ())):  # first which one it is, and only options that it reads
+        left_out = [] if reward["model"] else OF_MODELS.split()
+        left_out += [] if reward["ensemble"] else OF_ENSEMBLES.split()
+        ordered = {"name": "", "path": "", "model": "", **reward}
+        given = {key: value for key, value in ordered.items() if value not in ("", {}, None)}
+        content["rewards"][i] = {key: value for key, value in given.items() if key not in left_out}
     return content
-
-
-def reward_section(reward: dict[str, object]) -> dict[str, object]:
-    """A reward as recipes write it: first which one it is, and options of reward models only for those."""
-    left_out = [] if reward["model"] else OF_MODELS.split()
-    left_out += [] if reward["ensemble"] else OF_ENSEMBLES.split()
-    ordered: dict[str, object] = {"name": "", "path": "", "model": ""} | reward
-    return {key: value for key, value in ordered.items() if value not in ("", {}, None) and key not in left_out}
 
 
 Built = TypeVar("Built")
@@ -163,13 +150,11 @@ def checked_sections(kind: type, merged: MergedRecipe) -> dict[str, Any]:
 
 def complaint(kind: type, merged: MergedRecipe, section: str, mistake: Mistake) -> str:
     """One mistake as one line: where, what, the rule, the remedy."""
-    where = merged.where(".".join((section, *mistake.path)))
-    if mistake.names and not get_close_matches(mistake.path[-1], mistake.names, n=1):
-        elsewhere = sections_with(kind, mistake.path[-1])
-        if elsewhere:
-            line = replace(mistake, names=()).line(section)
-            return f"{where}: {line}.  Did you mean `{elsewhere[0]}.{mistake.path[-1]}`?"
-    return f"{where}: {mistake.line(section)}"
+    where, line = merged.where(".".join((section, *mistake.path))), mistake.line(section)
+    known_near = not mistake.names or get_close_matches(mistake.path[-1], mistake.names, n=1)
+    if not known_near and (elsewhere := sections_with(kind, mistake.path[-1])):
+        line = f"{replace(mistake, names=()).line(section)}.  Did you mean `{elsewhere[0]}.{mistake.path[-1]}`?"
+    return f"{where}: {line}"
 
 
 def sections_with(kind: type, name: str) -> list[str]:

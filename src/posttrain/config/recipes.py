@@ -155,7 +155,8 @@ def merge(layers: Iterable[RecipeLayer]) -> MergedRecipe:
             # `update:` with every line below it commented out is an empty section.
             before = merged.sections.get(section)
             value = {} if given is None else with_task_of_rows(section, before, full_form(section, given))
-            if isinstance(before, dict) and isinstance(value, dict) and renamed(section, before, value):
+            both = section in VARIANTS and isinstance(before, dict) and isinstance(value, dict)
+            if both and variant(section, value) not in (None, variant(section, before)):
                 forget_below(merged.origins, section)
                 before = None
             merged.sections[section] = overlay(merged.origins, section, before, value, layer.where)
@@ -191,10 +192,6 @@ def forget_below(origins: dict[str, str], path: str) -> None:
         del origins[below]
 
 
-def renamed(section: str, before: Mapping[str, object], value: Mapping[str, object]) -> bool:
-    return section in VARIANTS and variant(section, value) not in (None, variant(section, before))
-
-
 def variant(section: str, content: Mapping[str, object]) -> object:
     own = is_own(section, content) and (section == "algorithm" or is_name_in_file(content["path"]))
     return content["path"] if own else content.get("name")
@@ -217,7 +214,13 @@ def short_reward(text: str) -> dict[str, object]:
     With braces it is the whole item, as a recipe writes it: `{model: FOLDER, label: helpful, weight: 0.5}`.
     """
     if text.lstrip().startswith("{"):
-        return whole_reward(text)
+        try:
+            item = parse_yaml(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"rewards: {text[:80]!r} is not YAML ({problem(error)})") from None
+        if not isinstance(item, dict):
+            raise UserError(f"rewards: {text[:80]!r} is not a reward; write one as {{name: maths, weight: 0.5}}")
+        return item
     source, _, weight = text.partition("=")
     reward: dict[str, object] = {kind_of_reward(source): source}
     if weight:
@@ -232,21 +235,6 @@ def kind_of_reward(source: str) -> str:
     if ":" in source:
         return "path"
     return "model" if "/" in source or Path(source).is_dir() else "name"
-
-
-def whole_reward(text: str) -> dict[str, object]:
-    """A reward as a recipe writes it, on one line."""
-    try:
-        item = parse_yaml(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"rewards: {text[:80]!r} is not YAML ({problem(error)})") from None
-    if not isinstance(item, dict):
-        raise UserError(f"rewards: {text[:80]!r} is not a reward; write one as {{name: maths, weight: 0.5}}")
-    return item
-
-
-def short_form(source: str, weight: float) -> str:
-    return source if weight == 1 else f"{source}={weight}"
 
 
 DURATION = re.compile(r"\d[\d.]*( to \d[\d.]*)? (minutes|seconds|min \d+ s)\b")
@@ -301,7 +289,9 @@ def read_recipe(name: str, *, of_run: bool = False) -> RecipeLayer:
         text = path.read_text(encoding="utf-8")
         content = parse_yaml(text)
     except yaml.YAMLError as error:
-        raise UserError(f"{path}{position(error)}: not YAML: {problem(error)}") from error
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise UserError(f"{path}{line}: not YAML: {problem(error)}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not text in UTF-8, so it is not a recipe") from error
     except OSError as error:
@@ -311,17 +301,10 @@ def read_recipe(name: str, *, of_run: bool = False) -> RecipeLayer:
         kind = "list" if isinstance(content, list) else "single value"
         raise UserError(f"{path}: a recipe is a mapping of sections (`rollout:`, `update:` ...); this is a {kind}")
     sections = {str(key): value for key, value in content.items()}
-    files = [
-        each.parent / name for each in (path, path.resolve()) if each.name == RUN_RECIPE for name in BESIDE_RUN_RECIPE
-    ]
-    of_run |= any(file.is_file() for file in files)
+    folders = [each.parent for each in (path, path.resolve()) if each.name == RUN_RECIPE]
+    of_run |= any((folder / name).is_file() for folder in folders for name in BESIDE_RUN_RECIPE)
     run_digest = hashlib.sha256(text.encode()).hexdigest() if of_run else None
     return RecipeLayer(where=str(path), sections=sections, run_digest=run_digest)
-
-
-def position(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f":{mark.line + 1}" if mark else ""
 
 
 def problem(error: yaml.YAMLError) -> str:

@@ -1,15 +1,17 @@
 """The configs of rl, collect and irl: one frozen record of all that decides a run, with the rules between sections."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from posttrain.binding import call_arguments, constructed
+from posttrain.binding import OWN, call_arguments, constructed, is_name_in_file, is_own, own_schema
+from posttrain.config.recipes import TASKS_OF_ROWS
 from posttrain.errors import UserError
+from posttrain.options import irl, training
 from posttrain.options.behaviours import BehaviourOptions
-from posttrain.options.bounds import GIVEN, Rule, Rules, Unused, require_rules
+from posttrain.options.bounds import GIVEN, Rule, Rules, Unused, by_name, require_rules
 from posttrain.options.collect import (
     CollectOptions,
     CollectRunOptions,
@@ -17,56 +19,27 @@ from posttrain.options.collect import (
     PersonJudgeOptions,
     RewardJudgeOptions,
 )
-from posttrain.options.irl import (
-    CausalOptions,
-    DemonstrationOptions,
-    FeatureOptions,
-    IcyGridOptions,
-    MethodOptions,
-    RecoveryOptions,
-    SampledOptions,
-    StateFeatures,
-    WorldOptions,
-)
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward import GradingOptions, RewardOptions
-from posttrain.options.rollout import EngineOptions, InProcessOptions, RolloutOptions, SamplingOptions
+from posttrain.options.rollout import ENGINE_OPTIONS, EngineOptions, InProcessOptions, RolloutOptions, SamplingOptions
 from posttrain.options.sandbox import SandboxOptions
-from posttrain.options.task import CountdownOptions, TaskOptions
-from posttrain.options.training import (
-    CheckpointOptions,
-    EvaluationOptions,
-    ReferenceOptions,
-    RunOptions,
-    TrackerOptions,
-    UpdateOptions,
-    require_adapter_decay,
-)
-from posttrain.schemas import record_of
+from posttrain.options.task import TASK_OPTIONS, CountdownOptions, TaskOptions
+from posttrain.schemas import Option, Schema, did_you_mean, record_class, record_of
 
 if TYPE_CHECKING:
     from posttrain.algorithms.algorithm import Algorithm
-from dataclasses import fields
-from typing import Literal, get_args, get_origin, get_type_hints
 
-from posttrain.binding import OWN, is_name_in_file, is_own, own_schema
-from posttrain.config.recipes import TASKS_OF_ROWS
-from posttrain.options.collect import JUDGE_OPTIONS
-from posttrain.options.irl import DEMONSTRATION_OPTIONS, FEATURE_OPTIONS, METHOD_OPTIONS, WORLD_OPTIONS
-from posttrain.options.rollout import ENGINE_OPTIONS
-from posttrain.options.task import TASK_OPTIONS
-from posttrain.schemas import Option, Schema, did_you_mean, record_class
-
-CLASSES: dict[str, tuple[str, Mapping[str, type]]] = {
+CLASSES: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "algorithm": ("grpo", {}),
     "task": ("countdown", TASK_OPTIONS),
     "engine": ("in_process", ENGINE_OPTIONS),
-    "world": ("icy_grid", WORLD_OPTIONS),
-    "demonstrations": ("sampled", DEMONSTRATION_OPTIONS),
-    "features": ("states", FEATURE_OPTIONS),
-    "method": ("causal", METHOD_OPTIONS),
-    "judge": ("reward", JUDGE_OPTIONS),
+    "world": ("icy_grid", by_name(irl.WorldOptions)),
+    "demonstrations": ("sampled", by_name(irl.DemonstrationOptions)),
+    "features": ("states", by_name(irl.FeatureOptions)),
+    "method": ("causal", by_name(irl.MethodOptions)),
+    "judge": ("reward", by_name(JudgeOptions)),
 }
-"""Sections whose class is chosen by `name`: the default name, and every class by name."""
+"""Sections whose class is chosen by `name`: the default name, and every class by name; of `algorithm` a function."""
 
 
 ORDER = (
@@ -89,7 +62,9 @@ def section_record(kind: type, section: str, content: object) -> Any:
 
 def section_schema(kind: type, section: str, content: object) -> Schema:
     """The schema of a section, which may depend on the `name` in it."""
-    default, variants = variants_of(section)
+    default, variants = CLASSES.get(section, ("", {}))
+    if section == "algorithm":
+        from posttrain.algorithms.table import ALGORITHMS as variants
     given = content if isinstance(content, Mapping) else {}
     if not variants:
         new, *existing = get_args(get_type_hints(kind)[section]) or [get_type_hints(kind)[section]]
@@ -114,19 +89,18 @@ def section_schema(kind: type, section: str, content: object) -> Schema:
     return Schema(variants[name], (Option("name", Literal[tuple(variants)], name, f"Which {section} this is."),))
 
 
-def variants_of(section: str) -> tuple[str, Mapping[str, Any]]:
-    if section == "algorithm":
-        from posttrain.algorithms.table import ALGORITHMS
-
-        return "grpo", ALGORITHMS
-    return CLASSES.get(section, ("", {}))
-
-
 FOR_RL = "`posttrain rl`"
 
 
+class Sections:
+    """The sections of any run, whose class has the rules between them."""
+
+    def __post_init__(self) -> None:
+        require_rules(self)
+
+
 @dataclass(frozen=True, kw_only=True)
-class SampledSections:
+class SampledSections(Sections):
     """The sections of runs that sample completions and score them."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -143,32 +117,53 @@ class SampledSections:
         for name in ("task", "engine"):  # in full, so that the file saved with a run has all that it depends on
             if isinstance(section := getattr(self, name), Mapping):
                 object.__setattr__(self, name, full_section(name, section))
-        require_rules(self)
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSections:
+class TrainingSections(Sections):
     """The sections of runs that train a model."""
 
-    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
-    tracker: TrackerOptions = field(default_factory=TrackerOptions)
-    run: RunOptions = field(default_factory=RunOptions)
+    optimizer_section: ClassVar[str]
+    """The one with the learning rate."""
+
+    checkpoint: training.CheckpointOptions = field(default_factory=training.CheckpointOptions)
+    tracker: training.TrackerOptions = field(default_factory=training.TrackerOptions)
+    run: training.RunOptions = field(default_factory=training.RunOptions)
 
     rules: ClassVar[Rules] = (
         Unused("tracker.project tracker.name tracker.offline tracker.completions", {"run.report_to": GIVEN}),
     )
+
+    @property
+    def trains_adapter(self) -> bool:
+        model = getattr(self, "model", None)
+        return isinstance(model, ModelOptions) and model.trains_adapter
+
+    @property
+    def optimizer(self) -> training.OptimizerOptions:
+        options = getattr(self, self.optimizer_section)
+        assert isinstance(options, training.OptimizerOptions)
+        return options
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trains_adapter:
+            training.require_adapter_decay(self.optimizer, self.optimizer_section)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TrainingSections, SampledSections):
     """Everything that decides a reinforcement-learning run; the same config gives the same run."""
 
+    optimizer_section: ClassVar[str] = "update"
+
     algorithm: Mapping[str, object] = field(default_factory=lambda: {"name": "grpo"})
     """Name of a function in posttrain/algorithms/table.py, or path of yours, and its options; all are filled in."""
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
-    update: UpdateOptions = field(default_factory=UpdateOptions)
-    reference: ReferenceOptions = field(default_factory=ReferenceOptions)
-    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    update: training.UpdateOptions = field(default_factory=training.UpdateOptions)
+    reference: training.ReferenceOptions = field(default_factory=training.ReferenceOptions)
+    evaluation: training.EvaluationOptions = field(default_factory=training.EvaluationOptions)
     behaviours: BehaviourOptions = field(default_factory=BehaviourOptions)
 
     rules = (
@@ -189,8 +184,6 @@ class Config(TrainingSections, SampledSections):
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", full_section("algorithm", self.algorithm))
         super().__post_init__()
-        if self.model.trains_adapter:
-            require_adapter_decay(self.update, "update")
         self.require_room(1)
 
     def require_room(self, longest_prompt_tokens: int) -> None:
@@ -250,15 +243,15 @@ class CollectConfig(SampledSections):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IrlConfig:
+class IrlConfig(Sections):
     """Everything that decides a run of inverse RL, which finds the reward behind demonstrations."""
 
-    world: WorldOptions = field(default_factory=IcyGridOptions)
+    world: irl.WorldOptions = field(default_factory=irl.IcyGridOptions)
     """Where the demonstrator acts; its class depends on the kind of world."""
-    demonstrations: DemonstrationOptions = field(default_factory=SampledOptions)
-    features: FeatureOptions = field(default_factory=StateFeatures)
-    method: MethodOptions = field(default_factory=CausalOptions)
-    run: RecoveryOptions = field(default_factory=RecoveryOptions)
+    demonstrations: irl.DemonstrationOptions = field(default_factory=irl.SampledOptions)
+    features: irl.FeatureOptions = field(default_factory=irl.StateFeatures)
+    method: irl.MethodOptions = field(default_factory=irl.CausalOptions)
+    run: irl.RecoveryOptions = field(default_factory=irl.RecoveryOptions)
 
     rules = (
         Unused("features.on", {"method.name": "causal"}, "Use features of states."),
@@ -283,9 +276,6 @@ class IrlConfig:
             "needs to know where a step should lead, and world.name = {o.world.name} does not say.  Use soft.",
         ),
     )
-
-    def __post_init__(self) -> None:
-        require_rules(self)
 
 
 def require_complete(config: object) -> None:

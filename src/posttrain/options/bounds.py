@@ -119,6 +119,11 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
+def by_name(kinds: Any) -> dict[str, Any]:
+    """The option classes of a union, by the name that each has in recipes."""
+    return {each.name: each for each in get_args(kinds)}
+
+
 class Bounded:
     """Options that obey the bounds of their annotations, and `rules`; raises UserError with the first that does not."""
 

@@ -99,13 +99,6 @@ class PersonJudgeOptions(Bounded):
 
 JudgeOptions = RewardJudgeOptions | LlmJudgeOptions | PersonJudgeOptions
 
-JUDGE_OPTIONS: dict[str, type[JudgeOptions]] = {
-    "reward": RewardJudgeOptions,
-    "llm": LlmJudgeOptions,
-    "person": PersonJudgeOptions,
-}
-"""The option class of each kind of judge, by the name that it has in recipes."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class CollectRunOptions(Bounded):

@@ -85,11 +85,6 @@ class MixtureSourceOptions(RowSourceOptions):
     )
 
 
-def same_kind_of_weights(sources: tuple[MixtureSourceOptions, ...]) -> bool:
-    """Whether all sources of a mixture have weights, or none."""
-    return len({source.weight is None for source in sources}) <= 1
-
-
 BUNDLED_PROGRAMS = "bundled"
 """The path of the problems in the package."""
 
@@ -138,7 +133,11 @@ class DatasetOptions(RowSourceOptions):
     """Most held-out rows to evaluate on; the others are not trained on either."""
 
     rules: ClassVar[Rules] = (
-        Rule("sources", lambda o: same_kind_of_weights(o.sources), "have weights for some.  Give all or none one."),
+        Rule(
+            "sources",
+            lambda o: len({each.weight is None for each in o.sources}) <= 1,
+            "have weights for some.  Give all or none one.",
+        ),
         Rule("path", lambda o: not (o.sources and o.path), "is given as well as sources.  Make it one of them."),
         Rule(
             "generator", lambda o: not (o.sources and o.generator), "and sources are both given.  Make it one of them."

@@ -133,15 +133,6 @@ class RecordedOptions(Bounded):
 WorldOptions = IcyGridOptions | GymnasiumOptions | TableOptions
 DemonstrationOptions = SampledOptions | RecordedOptions
 
-WORLD_OPTIONS: dict[str, type[WorldOptions]] = {
-    "icy_grid": IcyGridOptions,
-    "gymnasium": GymnasiumOptions,
-    "table": TableOptions,
-}
-"""The option class of each kind of world, by the name it has in recipes."""
-DEMONSTRATION_OPTIONS: dict[str, type[DemonstrationOptions]] = {"sampled": SampledOptions, "recorded": RecordedOptions}
-"""The option class of each source of demonstrations, by the name it has in recipes."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class StateFeatures:
@@ -236,16 +227,3 @@ class RecoveryOptions(Bounded):
 
 FeatureOptions = StateFeatures | TileFeatures | FileFeatures
 MethodOptions = CourseOptions | PathOptions | CausalOptions
-
-FEATURE_OPTIONS: dict[str, type[FeatureOptions]] = {
-    "states": StateFeatures,
-    "tiles": TileFeatures,
-    "file": FileFeatures,
-}
-"""The option class of each kind of features, by the name it has in recipes."""
-METHOD_OPTIONS: dict[str, type[MethodOptions]] = {
-    "course": CourseOptions,
-    "maxent": PathOptions,
-    "causal": CausalOptions,
-}
-"""The option class of each method, by the name it has in recipes."""

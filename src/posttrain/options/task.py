@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveInt, Rule, Share, Unused
+from posttrain.options.bounds import Bounded, NonNegativeInt, PositiveInt, Rule, Share, Unused, by_name
 from posttrain.options.dataset import DatasetOptions, GeneratedOptions, ProgramsOptions
 
 NumbersRule = Literal["all", "subset"]
@@ -142,12 +142,4 @@ TaskOptions = (
     CountdownOptions | ArithmeticOptions | SentencesOptions | DatasetOptions | ProgramsOptions | GeneratedOptions
 )
 
-TASK_OPTIONS: dict[str, type[TaskOptions]] = {
-    "countdown": CountdownOptions,
-    "arithmetic": ArithmeticOptions,
-    "sentences": SentencesOptions,
-    "dataset": DatasetOptions,
-    "programs": ProgramsOptions,
-    "generated": GeneratedOptions,
-}
-"""The option class of each task, by the name it has in recipes."""
+TASK_OPTIONS: dict[str, type[TaskOptions]] = by_name(TaskOptions)
