@@ -1,13 +1,12 @@
 """`posttrain behaviours`: how often a run's completions check, go back or try again, over training."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.commands.arguments import picture_file, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config
-from posttrain.config.recipes import RecipeLayer
 from posttrain.runs.named_inputs import run_recipe
 
 
