@@ -1,7 +1,7 @@
 """`posttrain behaviours`: how often a run's completions check, go back or try again, over training."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posttrain.commands.arguments import picture_file, split_arguments
@@ -33,7 +33,9 @@ def main(arguments: Sequence[str]) -> int:
     named, rest = split_arguments(arguments, PROGRAM).first("RUN")
     run = Path(named)
     recipes = [*([run_recipe(run)] if (run / "config.yaml").is_file() else []), *rest.recipes()]
-    config, switches = configured(Config, behaviour_sections(recipes), rest.flags, PROGRAM)
+    own = [(each, each.sections.get("behaviours")) for each in recipes]  # no other section: no code is imported
+    layers = [replace(each, sections={"behaviours": section}) for each, section in own if section is not None]
+    config, switches = rest.configured(Config, layers)
     from posttrain.behaviours.behaviour_reader import BehaviourReader, draw_behaviours, history_table, read_history
     from posttrain.behaviours.behaviour_table import TABLE, chosen_rows
 

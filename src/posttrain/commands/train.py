@@ -11,7 +11,6 @@ from posttrain.commands.arguments import INTERRUPTED, TrustSwitch, split_argumen
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import Config, DpoConfig, RewardModelConfig, SftConfig, TrainingConfig
 from posttrain.options.bounds import NonNegativeInt
-from posttrain.options.model import ModelOptions
 from posttrain.runs.interruption import stopped_with_a_word, what_is_kept
 
 
@@ -84,12 +83,7 @@ def run_training(command: str, arguments: Sequence[str]) -> int:
     folder = given.switch("resume")
     # until it owns a folder, the run that it resumes is what is kept
     with stopped_with_a_word(lambda: what_is_kept(folder, command)):
-        if folder:
-            config, switches = resumed(kind, folder, given, PROGRAMS[command])
-        else:
-            config, switches = configured(kind, given.recipes(), given.flags, PROGRAMS[command])
-            if isinstance(config.model, ModelOptions):
-                require_model(config.model)
+        config, switches = given.resumed(kind, folder) if folder else given.configured(kind, given.recipes())
         more: dict[str, Any] = {"recipe": " ".join(given.positional)} if isinstance(config, Config) else {}
         if isinstance(config, Config) and switches.dry_run:
             more["show_prompts"] = switches.show_prompts or 1
