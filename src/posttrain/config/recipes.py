@@ -155,10 +155,11 @@ def merge(layers: Iterable[RecipeLayer]) -> MergedRecipe:
             # `update:` with every line below it commented out is an empty section.
             before = merged.sections.get(section)
             value = {} if given is None else with_task_of_rows(section, before, full_form(section, given))
-            both = section in VARIANTS and isinstance(before, dict) and isinstance(value, dict)
-            if both and variant(section, value) not in (None, variant(section, before)):
-                forget_below(merged.origins, section)
-                before = None
+            if section in VARIANTS and isinstance(before, dict) and isinstance(value, dict):
+                named = variant(section, value)
+                if named not in (None, variant(section, before)):
+                    forget_below(merged.origins, section)
+                    before = None
             merged.sections[section] = overlay(merged.origins, section, before, value, layer.where)
     return merged
 
