@@ -52,6 +52,7 @@ def as_recipe(config: AnyConfig) -> str:
 
 
 def recipe_sections(config: AnyConfig) -> dict[str, object]:
+    """What a recipe with every option has."""
     resolved = asdict(resolved_config(config))
     content: dict[str, Any] = {name: plain(resolved[name]) for name in section_names(type(config))}
     for i, reward in enumerate(content.get("rewards", ())):  # first which one it is, and only options that it reads
