@@ -29,10 +29,9 @@ from torch import Tensor
 import posttrain
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.request import GroupRequest
-from posttrain.generation.streams import StreamKey
-from posttrain.models.loading.exported_weights import ExportedWeights
+from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.algorithm import TeacherOptions
 from posttrain.options.model import ModelOptions

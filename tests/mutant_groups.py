@@ -80,9 +80,9 @@ GROUPS = [
         modules=["posttrain.training.collector", "posttrain.training.rl", "posttrain.train", "tests.support.stages"],
     ),
     Group(
-        files=["generation/sampling.py", "generation/streams.py"],
+        files=["generation/sampling.py", "generation/request.py"],
         suites=["laws"],
-        modules=["posttrain.generation.sampling", "posttrain.generation.streams"],
+        modules=["posttrain.generation.sampling", "posttrain.generation.request"],
     ),
     Group(
         files=["generation/decoding_rows.py", "generation/in_process.py"],
@@ -103,11 +103,10 @@ GROUPS = [
     Group(
         files=[
             "models/logprobs.py",
-            *(f"models/{name}.py" for name in ("forward", "output_layer")),
+            *(f"models/{name}.py" for name in ("forward", "model_outputs")),
             *(
                 f"models/shared_prompt/{name}.py"
                 for name in (
-                    "adapted",
                     "attention",
                     "decoder",
                     "families",

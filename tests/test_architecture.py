@@ -84,7 +84,7 @@ FROM_HIDDEN_STATES = {
     "full_kl",
 }
 """Functions of `models/` from hidden states to log-probs."""
-TOKEN_BY_TOKEN = {SOURCE / "generation" / name for name in ("decoder_steps.py", "static.py", "model_steps.py")}
+TOKEN_BY_TOKEN = {SOURCE / "generation" / name for name in ("decoder_steps.py", "model_steps.py")}
 """The in-process sampler: its steps are forward passes of one token over caches, and read the layer themselves."""
 
 SOURCES = sorted(SOURCE.rglob("*.py"))

@@ -18,7 +18,7 @@ from posttrain.config import load_recipe
 from posttrain.generation.engine import MEMBERS, require_engine
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.models.loading.exported_weights import ExportedWeights
+from posttrain.models.loading.saving import ExportedWeights
 from tests.support.pages import attribute, before_patch, blocks, commands, posttrain, programs, python, write_files
 from tests.support.refusals import refused
 from tests.support.runs import command, save_tiny_model

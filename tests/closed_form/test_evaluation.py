@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from posttrain.generation.engine import Engine
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.streams import StreamKey
+from posttrain.generation.request import StreamKey
 from posttrain.models.policy import as_policy
 from posttrain.options.training import EvaluationOptions
 from posttrain.records import Group

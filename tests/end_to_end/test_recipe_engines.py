@@ -16,8 +16,8 @@ from posttrain.generation.engine import PAGE as PAGE_OF_CHANGE
 from posttrain.generation.engine import SamplingTimeout, require_engine
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.models.loading.exported_weights import ExportedWeights
 from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.rendering import renderer_of
 from posttrain.options.model import ModelOptions
 from posttrain.records import Finish, Prompt

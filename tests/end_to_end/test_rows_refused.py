@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from posttrain.models import rendering
 from posttrain.models.context import num_embeddings
-from posttrain.models.rendering import TooLongText, require_text_that_may_fit
+from posttrain.models.rendering import TokenizerRenderer, TooLongText
 from posttrain.rewards.model import RewardModel
 from tests.support.commands import refusal
 from tests.support.refusals import mentions, refused
@@ -64,9 +64,9 @@ def test_a_text_is_refused_by_its_tokens_and_not_by_its_size() -> None:
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     words = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
     for fits in ("x" * 100_000, " " * 100_000 + "a", "a" + " " * 100_000 + "a"):
-        require_text_that_may_fit(words, fits, 4, "a row")
+        TokenizerRenderer(words, most_tokens=4).tokens(fits, "a row")
     with refused("a row: its 100000 characters are more than 4 tokens", error=TooLongText):
-        require_text_that_may_fit(words, "a " * 50_000, 4, "a row")
+        TokenizerRenderer(words, most_tokens=4).tokens("a " * 50_000, "a row")
 
 
 # Tokens without a row in the embedding.

@@ -10,8 +10,7 @@ import torch
 from posttrain.errors import RunError
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.request import GroupRequest
-from posttrain.generation.streams import StreamKey
+from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Grades, Prompt
 from posttrain.runs.run_folder import RunFolder

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.generation import in_process as engine_module
+from posttrain.generation.decoder_steps import StaticSteps
 from posttrain.generation.engine import Sampling, SamplingTimeout
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.recomputed_steps import RecomputedSteps
-from posttrain.generation.request import Continuation, Request, Sampled
-from posttrain.generation.static import StaticSteps
-from posttrain.generation.streams import StreamKey
+from posttrain.generation.model_steps import RecomputedSteps
+from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
 from posttrain.models.policy import Policy
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Finish

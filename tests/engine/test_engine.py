@@ -11,16 +11,16 @@ import torch
 
 from posttrain.errors import RunError
 from posttrain.generation import in_process as engine_module
+from posttrain.generation.decoder_steps import StaticSteps
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.slots import KeyValueSlots
-from posttrain.generation.static import StaticSteps
-from posttrain.generation.stepping import PrefilledPrompts, Steps
-from posttrain.generation.streams import StreamKey, uniforms
+from posttrain.generation.request import StreamKey
+from posttrain.generation.slots import KeyValueSlots, PrefilledPrompts, Steps
 from posttrain.models.policy import Policy
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Finish, Group
 from tests.support.refusals import refused
+from tests.support.streams import uniforms
 from tests.support.tiny import (
     ALL_DECODERS,
     DECODERS,

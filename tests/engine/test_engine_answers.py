@@ -12,8 +12,7 @@ from posttrain.errors import RunError
 from posttrain.generation.engine import SamplingTimeout
 from posttrain.generation.groups import sample_groups, sampled_fault, take_checked
 from posttrain.generation.in_process import InProcessEngine, InProcessSampling
-from posttrain.generation.request import Continuation, GroupRequest, Sampled
-from posttrain.generation.streams import StreamKey
+from posttrain.generation.request import Continuation, GroupRequest, Sampled, StreamKey
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Finish
 from posttrain.rewards.grading.grade import reward_function

@@ -8,11 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.models.loading import exported_weights
-from posttrain.models.loading.exported_weights import ExportedWeights
+from posttrain.models.loading import saving
 from posttrain.models.loading.folder_kinds import model_digest
 from posttrain.models.loading.model_folder import load_policy_to_train
-from posttrain.models.loading.saving import save_adapter, save_policy
+from posttrain.models.loading.saving import ExportedWeights, save_adapter, save_policy
 from posttrain.models.policy import Policy
 from posttrain.options.model import AdapterOptions, ModelOptions
 from tests.support.runs import save_tiny_model
@@ -76,7 +75,7 @@ def test_where_more_than_an_adapter_is_trained_there_is_none(tmp_path: Path) -> 
 
 def test_the_in_process_engine_makes_nothing_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy()
-    monkeypatch.setattr(exported_weights, "saved_weights", None)  # would be called
+    monkeypatch.setattr(saving, "saved_weights", None)  # would be called
     InProcessEngine(policy).load(ExportedWeights(policy), 1)
     with pytest.raises(TypeError):
         ExportedWeights(policy).merged()

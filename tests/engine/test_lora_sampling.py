@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms.table import build_algorithm
+from posttrain.generation.decoder_steps import StaticSteps
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import engine_in_parity, largest_gap
-from posttrain.generation.static import StaticSteps
 from posttrain.models.adapters.in_force import adapter_off, adapter_tensors
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.policy import Policy

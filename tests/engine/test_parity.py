@@ -10,7 +10,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from posttrain.algorithms.table import build_algorithm
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.streams import StreamKey
+from posttrain.generation.request import StreamKey
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.rollout import SamplingParams
 from posttrain.options.training import UpdateOptions

@@ -12,10 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import posttrain
 from posttrain.errors import RunError
-from posttrain.generation.aligned_slots import AlignedSlots
 from posttrain.generation.model_steps import ModelSteps
 from posttrain.generation.parity import EXACT_NATS, engine_in_parity, largest_gap, probe_prompts, tried_length
 from posttrain.generation.request import Sampled
+from posttrain.generation.slots import AlignedSlots
 from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy

@@ -21,7 +21,7 @@ from posttrain.models.adapters.quantized import (
     quantize,
 )
 from posttrain.models.policy import Policy
-from posttrain.models.shared_prompt.adapted import projection
+from posttrain.models.shared_prompt.linear import projection
 from posttrain.options.model import ModelOptions
 from tests.support.adapted import LORA, Pair, adapted_policy, completion_logprobs
 from tests.support.refusals import refused

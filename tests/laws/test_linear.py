@@ -10,9 +10,17 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from posttrain.models.logprobs import token_logprobs
-from posttrain.models.output_layer import OutputLayer
-from posttrain.models.shared_prompt.fused import GELU_TANH, SILU, Activation, gated, rms_norm, rotate
-from posttrain.models.shared_prompt.gradients import embed, gradients_in_place
+from posttrain.models.model_outputs import OutputLayer
+from posttrain.models.shared_prompt.fused import (
+    GELU_TANH,
+    SILU,
+    Activation,
+    embed,
+    gated,
+    gradients_in_place,
+    rms_norm,
+    rotate,
+)
 from posttrain.models.shared_prompt.linear import (
     MOST_ROWS,
     SIZES,

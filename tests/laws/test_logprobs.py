@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.models import logprobs
 from posttrain.models.logprobs import NextTokens, full_kl, token_entropies, token_logprobs
-from posttrain.models.output_layer import OutputLayer
-from posttrain.models.shared_prompt.gradients import gradients_in_place
+from posttrain.models.model_outputs import OutputLayer
+from posttrain.models.shared_prompt.fused import gradients_in_place
 
 ROWS, WIDTH, VOCAB = 11, 4, 7
 

@@ -11,7 +11,7 @@ from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt import attention, decoder
 from posttrain.models.shared_prompt.attention import PackedLayout, attend, repeated_heads
-from posttrain.models.shared_prompt.gradients import embed
+from posttrain.models.shared_prompt.fused import embed
 from tests.support.refusals import refused
 from tests.support.tiny import (
     ALL_DECODERS,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.errors import RunError
+from posttrain.generation.request import StreamKey
 from posttrain.generation.sampling import (
     SMALL_VOCAB,
     first_exceeding,
@@ -20,9 +21,9 @@ from posttrain.generation.sampling import (
     require_finite,
     sample,
 )
-from posttrain.generation.streams import StreamKey, uniforms
 from posttrain.options.rollout import SamplingParams
 from tests.support.refusals import refused
+from tests.support.streams import uniforms
 
 LARGEST_UNIFORM = 1 - 2**-53
 SEEDS = st.integers(0, 2**32 - 1)

@@ -7,9 +7,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.generation.streams import StreamKey, philox_key, uniform_table, uniforms
+from posttrain.generation.request import StreamKey, philox_key, uniform_table
 from posttrain.tasks.draw_order import DrawOrder, quotas_of
 from tests.support.refusals import refused
+from tests.support.streams import uniforms
 
 MASK = 2**64 - 1
 KEY = StreamKey(seed=7, purpose="rollout", step=3)

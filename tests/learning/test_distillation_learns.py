@@ -7,7 +7,7 @@ from posttrain.algorithms.correction import Correction
 from posttrain.algorithms.distillation import distill
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.streams import StreamKey
+from posttrain.generation.request import StreamKey
 from posttrain.models.policy import Policy
 from posttrain.options.algorithm import TeacherOptions
 from posttrain.options.training import UpdateOptions

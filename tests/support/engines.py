@@ -13,8 +13,7 @@ from safetensors.torch import load
 
 from posttrain.generation.engine import Sampling
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.request import Continuation, Request, Sampled
-from posttrain.generation.streams import StreamKey
+from posttrain.generation.request import Continuation, Request, Sampled, StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy
 from posttrain.options.model import ModelOptions

@@ -18,9 +18,9 @@ from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import engine_in_parity
 from posttrain.models.context import fix_angles, own_context
+from posttrain.models.loading.construction import is_wrapper
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.saving import save_adapter, save_policy
-from posttrain.models.loading.text_part import is_wrapper
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.model import AdapterOptions, ModelOptions
 from posttrain.options.rollout import SamplingParams

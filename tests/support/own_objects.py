@@ -13,7 +13,7 @@ from posttrain.algorithms.credit import Credit, Evidence
 from posttrain.generation.engine import Sampling
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Request
-from posttrain.models.loading.exported_weights import ExportedWeights
+from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Prompt

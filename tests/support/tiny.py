@@ -28,8 +28,7 @@ from transformers import (
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.batch import Batch, CreditedGroups, collate, sampled_columns
-from posttrain.generation.request import GroupRequest
-from posttrain.generation.streams import StreamKey
+from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy

@@ -19,8 +19,7 @@ from posttrain.commands.comparison_report import CellResult, quantity, write_com
 from posttrain.config import Config, as_recipe
 from posttrain.errors import RunError, UserError
 from posttrain.generation.groups import sample_groups
-from posttrain.generation.request import GroupRequest
-from posttrain.generation.streams import StreamKey
+from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.bounds import value_at
 from posttrain.options.dataset import DatasetOptions

@@ -92,8 +92,7 @@ def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", h
     """Load the model, then answer each question as it comes."""
     from posttrain.generation.groups import sample_groups
     from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
-    from posttrain.generation.request import GroupRequest
-    from posttrain.generation.streams import StreamKey
+    from posttrain.generation.request import GroupRequest, StreamKey
     from posttrain.models.loading.model_folder import load_policy
     from posttrain.models.rendering import renderer_of
     from posttrain.rewards.countdown import countdown

@@ -1,19 +1,17 @@
 """The rows that are being decoded side by side: one token each at a time, out as soon as they end."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from itertools import groupby
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from posttrain.generation.request import Continuation, Request, Sampled
+from posttrain.generation.request import Continuation, Request, Sampled, uniform_table
 from posttrain.generation.sampling import require_finite, sample
-from posttrain.generation.stepping import PrefilledPrompts, Steps
-from posttrain.generation.streams import uniform_table
+from posttrain.generation.slots import PrefilledPrompts, Steps
 from posttrain.models.policy import Policy
 from posttrain.records import Alternatives, Finish
 
@@ -37,16 +35,13 @@ class KeptRow:
     length: int
     """Tokens in the cache: all but the last, which has predicted nothing yet."""
 
-    def begins(self, prefix: tuple[int, ...]) -> bool:
-        return prefix[: len(self.tokens)] == self.tokens
-
 
 @dataclass(slots=True)
 class Member:
     """A row being decoded."""
 
     continuation: Continuation
-    given: list[int] = field(default_factory=list)
+    given: list[int]
     """Tokens of the prefix that have yet to go through the model, the next one last."""
 
 
@@ -86,27 +81,22 @@ class Columns:
         """Every column, changed by name."""
         return Columns(**{each.name: change(each.name, getattr(self, each.name)) for each in fields(self)})
 
+    def alternatives_of(self, row: int, length: int) -> Alternatives:
+        both = (self.alternatives[row, :length].tolist(), self.alternative_logprobs[row, :length].tolist())
+        return tuple(tuple(zip(tokens, logprobs, strict=True)) for tokens, logprobs in zip(*both, strict=True))
+
     @property
     def width(self) -> int:
         """Tokens that a row has room for."""
         return self.tokens.shape[1]
 
-    def widened(self, width: int) -> "Columns":
-        """The same rows with room for at least `width` tokens each."""
-        more = max(0, width - self.width)
-
-        def padded(_: str, values: Tensor) -> Tensor:
-            if values.ndim == 1 or not more:
-                return values
-            return torch.nn.functional.pad(values, (*(0, 0) * (values.ndim - 2), 0, more))
-
-        return self.map(padded)
-
     def add(self, limit: Int64[Tensor, " new"], uniforms: Float64[Tensor, "new position"]) -> "Columns":
-        """These rows and new ones behind them, which have no token yet."""
-        new = {"limit": limit, "uniforms": uniforms}
+        """These rows and new ones behind them, which have no token yet, with room for their tokens."""
+        new, more = {"limit": limit, "uniforms": uniforms}, uniforms.shape[1] - self.width
 
         def extended(name: str, values: Tensor) -> Tensor:
+            if values.ndim > 1 and more:
+                values = torch.nn.functional.pad(values, (*(0, 0) * (values.ndim - 2), 0, more))
             empty = values.new_zeros(len(limit), *values.shape[1:])
             return torch.cat([values, new.get(name, empty)])
 
@@ -125,13 +115,14 @@ class Columns:
 class Rows:
     """The rows being decoded side by side."""
 
-    def __init__(self, policy: Policy, steps: Steps[Any], request: Request, *, weights_version: int) -> None:
+    def __init__(self, policy: Policy, steps: Steps, request: Request, *, weights_version: int) -> None:
         self.policy, self.steps, self.request = policy, steps, request
         self.weights_version, self.slots = weights_version, steps.slots()
         self.stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
         self.members: list[Member] = []
         self.columns = Columns.empty(request.keep_alternatives, policy.device)
         self.finished: list[tuple[Sampled, KeptRow | None]] = []
+        """Completions that are done and were not taken, each with its cache where caches are kept."""
         self._any_given = False
 
     @property
@@ -144,13 +135,14 @@ class Rows:
         some = rows[0][0].prefilled.logits
         logits = some.new_empty(len(rows), some.shape[1])
         done = 0
-        for prefilled, places in _by_prefill([item for item, _ in rows]):
-            at = torch.tensor(places, device=device)
+        for _, run in groupby((item for item, _ in rows), key=lambda item: id(item.prefilled)):
+            items = list(run)  # in order, those that share one prefill
+            prefilled, at = items[0].prefilled, torch.tensor([item.row for item in items], device=device)
             cached = [each.index_select(0, at) for each in prefilled.cached]
             self.slots.add(cached, prefilled.lengths.index_select(0, at))
             torch.index_select(prefilled.logits, 0, at, out=logits[done : done + len(at)])
             done += len(at)
-        self._add([Member(continuation) for _, continuation in rows])
+        self._add([Member(continuation, []) for _, continuation in rows])
         self._sample(logits, torch.arange(before, self.num_rows, device=device))
 
     def resume(self, kept: KeptRow, continuation: Continuation) -> None:
@@ -161,9 +153,9 @@ class Rows:
 
     def _add(self, members: Sequence[Member]) -> None:
         device, new = self.policy.device, [member.continuation for member in members]
-        self.columns = self.columns.widened(max(each.limit for each in new))
         rows = [(each.draw, each.sample, each.first_position) for each in new]
-        table = uniform_table(self.request.key, rows, count=self.columns.width)
+        width = max(self.columns.width, *(each.limit for each in new))
+        table = uniform_table(self.request.key, rows, count=width)
         limit = torch.tensor([each.limit for each in new], device=device)
         self.columns = self.columns.add(limit, torch.from_numpy(table).to(device))
         self.members += members
@@ -238,7 +230,7 @@ class Rows:
                 tokens=tuple(tokens[:length]),
                 logprobs=tuple(logprobs[:length]),
                 cut_logprobs=tuple(cut[:length]) if self.request.sampling.cuts else None,
-                alternatives=self._alternatives(row, length) if self.request.keep_alternatives else None,
+                alternatives=kept.alternatives_of(row, length) if self.request.keep_alternatives else None,
                 finish=Finish.STOP if stop else Finish.LENGTH,
                 versions=((self.weights_version, length),),
             )
@@ -255,20 +247,3 @@ class Rows:
         for moved, hole in zip(source, target, strict=True):
             self.members[hole] = self.members[moved]
         del self.members[left:]
-
-    def _alternatives(self, row: int, length: int) -> Alternatives:
-        kept = self.columns
-        both = (kept.alternatives[row, :length].tolist(), kept.alternative_logprobs[row, :length].tolist())
-        return tuple(tuple(zip(tokens, logprobs, strict=True)) for tokens, logprobs in zip(*both, strict=True))
-
-    def take_finished(self) -> list[tuple[Sampled, KeptRow | None]]:
-        """Completions of the rows that finished since the last call, each with its cache where caches are kept."""
-        finished, self.finished = self.finished, []
-        return finished
-
-
-def _by_prefill(rows: Sequence[PendingPrefix]) -> Iterator[tuple[PrefilledPrompts, list[int]]]:
-    """Rows in order, in runs that share one prefill: the place of each in it."""
-    for _, run in groupby(rows, key=lambda item: id(item.prefilled)):
-        items = list(run)
-        yield items[0].prefilled, [item.row for item in items]

@@ -14,7 +14,7 @@ from posttrain.generation.request import Continuation, Request, Sampled
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from posttrain.models.loading.exported_weights import ExportedWeights
+    from posttrain.models.loading.saving import ExportedWeights
     from posttrain.models.policy import Policy
 
 

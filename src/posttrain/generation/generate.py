@@ -11,8 +11,7 @@ from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.parity import engine_in_parity
-from posttrain.generation.request import GroupRequest
-from posttrain.generation.streams import StreamKey
+from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.rendering import renderer_of

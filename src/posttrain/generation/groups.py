@@ -17,16 +17,12 @@ Advance = Callable[[int], None]
 """Called with the number of completions done since the last call.  If it raises, sampling ends."""
 
 
-def ignored(count: int) -> None:
-    pass
-
-
 def sample_groups(
     engine: Engine,
     prompts: Sequence[Prompt],
     request: GroupRequest,
     *,
-    advance: Advance = ignored,
+    advance: Advance = lambda count: None,
     look_seconds: float | None = None,
 ) -> list[Group]:
     """A group of `group_size` completions for each prompt, in the order of the prompts.
@@ -61,7 +57,7 @@ def sample_all(
     engine: Engine,
     continuations: Sequence[Continuation],
     request: Request,
-    advance: Advance = ignored,
+    advance: Advance = lambda count: None,
     look_seconds: float | None = None,
 ) -> list[Sampled]:
     """The result of each continuation, in their order."""
@@ -145,26 +141,22 @@ def sampled_fault(sampled: Sampled, engine: Engine) -> str | None:
 
 
 def rollouts_of(engine: Engine, sampled: Sequence[Sampled]) -> list[Rollout]:
-    """Completions with their decoded texts."""
-    bodies = [each.tokens[:-1] if each.finish.has_stop_token else each.tokens for each in sampled]
-    texts = engine.tokenizer.batch_decode([list(body) for body in bodies], skip_special_tokens=False)
-    return [
-        Rollout(sample=each.continuation.sample, sequence=sequence_of(each), text=text, alternatives=each.alternatives)
-        for each, text in zip(sampled, texts, strict=True)
-    ]
-
-
-def sequence_of(sampled: Sampled) -> TokenSequence:
-    """The record of a completion in which no token was given."""
-    starts = accumulate((count for _, count in sampled.versions[:-1]), initial=0)
-    return TokenSequence(
-        tokens=sampled.tokens,
-        sampled=(True,) * len(sampled.tokens),
-        logprobs=sampled.logprobs,
-        cut_logprobs=sampled.cut_logprobs,
-        versions=tuple((start, version) for start, (version, _) in zip(starts, sampled.versions, strict=True)),
-        finish=sampled.finish,
-    )
+    """Completions in which no token was given, with their decoded texts."""
+    bodies = [[*(each.tokens[:-1] if each.finish.has_stop_token else each.tokens)] for each in sampled]
+    texts, rollouts = engine.tokenizer.batch_decode(bodies, skip_special_tokens=False), []
+    for each, text in zip(sampled, texts, strict=True):
+        starts = accumulate((count for _, count in each.versions[:-1]), initial=0)
+        sequence = TokenSequence(
+            tokens=each.tokens,
+            sampled=(True,) * len(each.tokens),
+            logprobs=each.logprobs,
+            cut_logprobs=each.cut_logprobs,
+            versions=tuple((start, version) for start, (version, _) in zip(starts, each.versions, strict=True)),
+            finish=each.finish,
+        )
+        sample = each.continuation.sample
+        rollouts.append(Rollout(sample=sample, sequence=sequence, text=text, alternatives=each.alternatives))
+    return rollouts
 
 
 def require_room_for(prompt: Prompt, engine: Engine) -> int:

@@ -13,23 +13,20 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
-from posttrain.generation.decoder_steps import DecoderSteps
+from posttrain.generation.decoder_steps import DecoderSteps, StaticSteps
 from posttrain.generation.decoding_rows import KeptRow, PendingPrefix, Rows
 from posttrain.generation.engine import Sampling, SamplingTimeout
-from posttrain.generation.model_steps import ModelSteps
-from posttrain.generation.recomputed_steps import RecomputedSteps
+from posttrain.generation.model_steps import ModelSteps, RecomputedSteps
 from posttrain.generation.request import Continuation, Request, Sampled
-from posttrain.generation.static import StaticSteps
-from posttrain.generation.stepping import Steps
+from posttrain.generation.slots import Steps
 from posttrain.models.context import num_embeddings, require_embeddings
 from posttrain.models.forward import SharedPromptForward
-from posttrain.models.loading.exported_weights import ExportedWeights
+from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
 
 PREFILL_TOKENS = 16384
@@ -51,10 +48,8 @@ class InProcessEngine:
     patience_seconds = math.inf
 
     def __init__(self, policy: Policy, *, max_rows: int = 256) -> None:
-        self.policy = policy
-        self.max_rows = max_rows
-        self.weights_version = 0
-        self._steps: Steps[Any] | None = None
+        self.policy, self.max_rows, self.weights_version = policy, max_rows, 0
+        self._steps: Steps | None = None
         self._open: InProcessSampling | None = None
 
     @property
@@ -83,11 +78,6 @@ class InProcessEngine:
         self._open = InProcessSampling(self, self._steps, request)
         return self._open
 
-    def forget(self, sampling: "InProcessSampling") -> None:
-        """Drop a closed sampling, so that its caches are not in memory during an update."""
-        if self._open is sampling:
-            self._open = None
-
     def _require_closed(self, call: str) -> None:
         if self._open is not None and not self._open.closed:
             raise UserError(f"engine {type(self).__name__}: {call}: a sampling is still open.  Close it first.")
@@ -99,7 +89,7 @@ class InProcessSampling(Sampling):
     Kept rows count as rows in use.  They are freed, the oldest first, once nothing else can be decoded.
     """
 
-    def __init__(self, engine: InProcessEngine, steps: Steps[Any], request: Request) -> None:
+    def __init__(self, engine: InProcessEngine, steps: Steps, request: Request) -> None:
         self.engine, self.policy, self.steps, self.request = engine, engine.policy, steps, request
         self.max_positions = engine.max_positions
         self.closed = False
@@ -117,7 +107,13 @@ class InProcessSampling(Sampling):
     def put(self, continuations: Sequence[Continuation]) -> None:
         self._require_open()
         for each in continuations:
-            self._require_sound(each)
+            room = self.max_positions - len(each.prefix)
+            if not each.prefix or not 1 <= each.limit <= room:
+                raise UserError(
+                    f"{each.label}: a prefix of {len(each.prefix)} tokens and limit = {each.limit}, in a context of"
+                    f" {self.max_positions}.  Give at least 1 token, and a limit of 1 to {max(room, 1)}."
+                )
+            require_embeddings(each.prefix, self.num_tokens, self.policy.tokenizer, each.name or each.label)
         self.num_open += len(continuations)
         prefix, group = None, deque[Continuation]()
         for each in continuations:
@@ -130,19 +126,10 @@ class InProcessSampling(Sampling):
                 self.waiting.append((prefix, group))
             group.append(each)
 
-    def _require_sound(self, one: Continuation) -> None:
-        room = self.max_positions - len(one.prefix)
-        if not one.prefix or not 1 <= one.limit <= room:
-            raise UserError(
-                f"{one.label}: a prefix of {len(one.prefix)} tokens and limit = {one.limit}, in a context of"
-                f" {self.max_positions}.  Give at least 1 token, and a limit of 1 to {max(room, 1)}."
-            )
-        require_embeddings(one.prefix, self.num_tokens, self.policy.tokenizer, one.name or one.label)
-
     def _kept_of(self, one: Continuation) -> KeptRow | None:
         """The cache that a continuation reuses; it is then no longer kept for others."""
         kept = self.kept.get((one.draw, one.sample))
-        if kept is None or not kept.begins(one.prefix):
+        if kept is None or one.prefix[: len(kept.tokens)] != kept.tokens:
             return None
         del self.kept[one.draw, one.sample]
         num_given = len(one.prefix) - len(kept.tokens)
@@ -154,10 +141,11 @@ class InProcessSampling(Sampling):
         if not self.num_open:
             raise UserError(f"engine {type(self.engine).__name__}: take: nothing is open.  Put continuations first.")
         until = time.monotonic() + seconds
-        while not (finished := self.rows.take_finished()):
+        while not self.rows.finished:
             self._advance()  # at least once, so that a take of 0 seconds makes progress too
             if time.monotonic() > until and not self.rows.finished:
                 raise SamplingTimeout(type(self.engine).__name__, seconds, self.num_open)
+        finished, self.rows.finished = self.rows.finished, []
         for sampled, cache in finished:
             if cache is not None:
                 self.kept[sampled.continuation.draw, sampled.continuation.sample] = cache
@@ -172,7 +160,6 @@ class InProcessSampling(Sampling):
         if not self.closed:
             self.closed = True
             self.steps.release()
-            self.engine.forget(self)
             for held in (self.waiting, self.pending, self.continuing, self.kept):
                 held.clear()
             del self.rows  # with the caches of what was under way
@@ -220,7 +207,7 @@ class InProcessSampling(Sampling):
         self.rows.start(starting)
 
 
-def steps_for(policy: Policy) -> Steps[Any]:
+def steps_for(policy: Policy) -> Steps:
     """Steps through the policy's kind of forward pass; those of the shared-prompt one are captured on CUDA."""
     if not isinstance(policy.forward, SharedPromptForward):
         return ModelSteps(policy) if policy.cache_refusal is None else RecomputedSteps(policy)

@@ -1,6 +1,10 @@
-"""Sampling through any Hugging Face causal model's own forward pass, its keys and values cached."""
+"""Sampling through any causal model's own forward pass: its keys and values cached, or whole rows for every token.
 
-from collections.abc import Sequence
+The second way is right for every causal model, whatever state it keeps (convolutions, recurrences, compressed
+attention), because its answer does not depend on what comes later.  It is slow: n tokens cost n passes over the row.
+"""
+
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int64
@@ -8,44 +12,38 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DummyLayer, DynamicLayer
 
-from posttrain.generation.aligned_slots import AlignedSlots
-from posttrain.generation.stepping import PrefilledPrompts
+from posttrain.generation.slots import AlignedSlots, PrefilledPrompts, Steps
+from posttrain.models.forward import Completions, ForwardNeeds
 from posttrain.models.model_outputs import model_hidden
 from posttrain.models.policy import Policy
 
 
-class ModelSteps:
-    """Sampling through the model's own forward, with the masks that it makes itself and explicit positions."""
+class ModelSteps(Steps):
+    """Sampling through the model's own forward, with the masks that it makes itself and explicit positions.
+
+    The forward reads the model's own weights, so there is nothing to refresh or release.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-
-    def refresh(self) -> None:
-        """Nothing to do: the model's own forward reads its own weights."""
-
-    def release(self) -> None:
-        """Nothing to do: it made no copies."""
 
     def slots(self) -> AlignedSlots:
         return AlignedSlots()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
         """Run whole prompts, padded on the right: causal attention then needs no mask."""
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.policy.device)
-        time = int(lengths.max())
-        tokens = torch.tensor(
-            [(*prompt, *(prompt[0],) * (time - len(prompt))) for prompt in prompts], device=self.policy.device
-        )
+        tokens, lengths = _padded(prompts, self.policy.device)
         cache = DynamicCache()
-        positions = torch.arange(time, device=self.policy.device).expand(len(prompts), -1)
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(prompts), -1)
         hidden = self._hidden(tokens, positions, cache, None)
         last = hidden[torch.arange(len(prompts), device=hidden.device), lengths - 1]
         cached = [each for layer in cache.layers for each in self._kept(layer, hidden)]
         return PrefilledPrompts(logits=self.policy.output_layer.logits(last), cached=cached, lengths=lengths)
 
     def step(self, tokens: Int64[Tensor, " row"], slots: AlignedSlots) -> Float[Tensor, "row vocab"]:
-        positions = slots.begin_step()
-        hidden = self._hidden(tokens[:, None], positions[:, None], _slot_cache(slots), slots.visible())
+        positions, cache = slots.begin_step(), DynamicCache()
+        cache.layers = [_SlotLayer(slots, index) for index in range(slots.num_layers)]
+        hidden = self._hidden(tokens[:, None], positions[:, None], cache, slots.visible())
         slots.end_step()
         return self.policy.output_layer.logits(hidden[:, 0])
 
@@ -70,15 +68,15 @@ class ModelSteps:
         return layer.keys, layer.values
 
 
-def _slot_cache(slots: AlignedSlots) -> DynamicCache:
-    """The slots behind the interface that Hugging Face models cache through."""
-    cache = DynamicCache()
-    cache.layers = [_SlotLayer(slots, index) for index in range(slots.num_layers)]
-    return cache
+def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Prompts, padded on the right by their first token, and their lengths."""
+    time = max(map(len, prompts))
+    tokens = torch.tensor([(*prompt, *(prompt[0],) * (time - len(prompt))) for prompt in prompts], device=device)
+    return tokens, torch.tensor([len(prompt) for prompt in prompts], device=device)
 
 
 class _SlotLayer(DynamicLayer):
-    """One layer of the slots during one step."""
+    """One layer of the slots during one step, behind the interface that Hugging Face models cache through."""
 
     def __init__(self, slots: AlignedSlots, index: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -92,3 +90,77 @@ class _SlotLayer(DynamicLayer):
 
     def get_seq_length(self) -> int:
         return self.slots.seen
+
+
+CHUNK_TOKENS = 16384
+"""Tokens that go through the model at a time, padding included."""
+
+
+class RowTokens:
+    """The tokens of the rows being decoded, in place of a cache."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, ...]] = []
+
+    def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"]) -> None:
+        """Append rows of which `lengths` tokens are known, padded on the right."""
+        (tokens,) = cached
+        pairs = zip(tokens.tolist(), lengths.tolist(), strict=True)
+        self.rows += [tuple(row[:length]) for row, length in pairs]
+
+    def row(self, row: int) -> tuple[list[Tensor], int]:
+        return [torch.tensor([self.rows[row]])], len(self.rows[row])
+
+    def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
+        for one, other in zip(source.tolist(), target.tolist(), strict=True):
+            self.rows[other] = self.rows[one]
+        del self.rows[num_left:]
+
+
+class RecomputedSteps(Steps):
+    """Sampling through the policy's forward pass as training uses it, a token at a time."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def slots(self) -> RowTokens:
+        return RowTokens()
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
+        tokens, lengths = _padded(prompts, self.policy.device)
+        return PrefilledPrompts(logits=self._logits(prompts), cached=[tokens], lengths=lengths)
+
+    def step(self, tokens: Int64[Tensor, " row"], slots: RowTokens) -> Float[Tensor, "row vocab"]:
+        """Run every row again with one more token."""
+        slots.rows = [(*row, token) for row, token in zip(slots.rows, tokens.tolist(), strict=True)]
+        return self._logits(slots.rows)
+
+    def _logits(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "row vocab"]:
+        """Logits of the token that follows each row."""
+        places, parts = [], []
+        for chunk in chunks([len(row) for row in rows], CHUNK_TOKENS):
+            # One completion a prompt, of a token that predicts nothing and is not read.
+            prompts = [rows[place] for place in chunk]
+            batch = Completions(prompts, [(0,)] * len(chunk), range(len(chunk)))
+            found = self.policy.forward.completion_logprobs(batch, ForwardNeeds(logprobs=False, distributions=True))
+            assert found.distributions is not None
+            parts.append(found.distributions.logits())
+            places += chunk
+        logits = torch.cat(parts)
+        return torch.empty_like(logits).index_copy_(0, torch.tensor(places, device=logits.device), logits)
+
+
+def chunks(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Places of rows of these lengths, the shortest first, in runs that go through the model together.
+
+    Padded to its longest row, a run holds at most `max_tokens`, and no row more padding than tokens; a row of more than
+    that is a run by itself.
+    """
+    run: list[int] = []
+    for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
+        width = lengths[place]
+        if run and (width * (len(run) + 1) > max_tokens or width > 2 * lengths[run[0]]):
+            yield run
+            run = []
+        run.append(place)
+    yield run

@@ -18,8 +18,7 @@ from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.generation.request import GroupRequest
-from posttrain.generation.streams import StreamKey
+from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.context import changes_at, num_embeddings
 from posttrain.models.forward import Completions, PlainForward
 from posttrain.models.model_outputs import cache_refusal
@@ -48,13 +47,6 @@ def gap_limit(policy: Policy) -> float:
     return EXACT_NATS if policy.compute_dtype in (torch.float32, torch.float64) else BFLOAT16_NATS
 
 
-def engine_limit(policy: Policy, engine: Engine) -> float:
-    """Allowed difference between this engine and the trainer, in nats: its `logprob_gap`, or the usual one."""
-    if engine.logprob_gap is not None:
-        return engine.logprob_gap
-    return gap_limit(policy) if engine.reproducible else max(OTHER_ENGINE_NATS, gap_limit(policy))
-
-
 def is_rounded_mixture(policy: Policy) -> bool:
     experts = any("experts" in type(module).__name__.lower() for module in policy.model.modules())
     return experts and gap_limit(policy) == BFLOAT16_NATS
@@ -65,11 +57,14 @@ def most_of(gaps: Tensor) -> float:
 
 
 def gap_metrics(policy: Policy, engine: Engine, gaps: Tensor, undropped: Tensor | None) -> dict[str, float]:
-    """Metrics of a step's gaps between sampler and trainer, and their limit.
+    """Metrics of a step's gaps between sampler and trainer, and their limit: the engine's `logprob_gap`, or the usual.
 
     `gaps` are those of the first update, with dropout where there is some; `undropped` then replaces them.
     """
-    metrics = {"limit": engine_limit(policy, engine)}
+    limit = engine.logprob_gap
+    if limit is None:
+        limit = gap_limit(policy) if engine.reproducible else max(OTHER_ENGINE_NATS, gap_limit(policy))
+    metrics = {"limit": limit}
     if undropped is not None:
         gaps = undropped
         metrics |= {"max": gaps.max().item(), "mean": gaps.mean().item()}
@@ -140,15 +135,22 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
     """
     policy = engine.policy
     prompts = list(probe_prompts(policy, longest))
-    together = sample_groups(engine, prompts, request(0, GROUP_SIZE))
-    alone = [sample_groups(engine, [prompt], request(draw, 1))[0] for draw, prompt in enumerate(prompts)]
+    request = GroupRequest(
+        group_size=GROUP_SIZE,
+        max_completion_tokens=COMPLETION_TOKENS,
+        sampling=SamplingParams(),
+        key=StreamKey(seed=0, purpose="parity", step=0),
+    )
+    one = [replace(request, group_size=1, first_draw=draw) for draw in range(len(prompts))]
+    together = sample_groups(engine, prompts, request)
+    alone = [sample_groups(engine, [prompt], one[draw])[0] for draw, prompt in enumerate(prompts)]
     plain = replace(policy, forward=PlainForward(policy.model, policy.compute_dtype))
 
     @cache
     def by_itself(prompt: Tokens, tokens: Tokens) -> Tensor:
         return parity_logprobs(plain, [prompt], [tokens], [0])
 
-    worst = 0.0
+    gaps = []
     for groups in (together, alone):
         prompts_read = [group.prompt.tokens for group in groups]
         place = [place for place, group in enumerate(groups) for _ in group.rollouts]
@@ -157,8 +159,8 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
         sampled = torch.tensor([value for rollout in rollouts for value in rollout.logprobs], dtype=torch.float64)
         trained = parity_logprobs(policy, prompts_read, tokens, place)
         truth = torch.cat([by_itself(prompts_read[i], each) for i, each in zip(place, tokens, strict=True)])
-        worst = max(worst, *(judged(policy, distances(each, truth)) for each in (sampled, trained)))
-    return worst
+        gaps += [(each - truth).abs().nan_to_num(nan=torch.inf) for each in (sampled, trained)]
+    return max(most_of(each) if is_rounded_mixture(policy) else each.max().item() for each in gaps)
 
 
 def probe_prompts(policy: Policy, longest: int) -> Iterator[Prompt]:
@@ -171,29 +173,8 @@ def probe_prompts(policy: Policy, longest: int) -> Iterator[Prompt]:
         yield Prompt(id=f"probe of {length} tokens", text="", tokens=tokens)
 
 
-def request(draw: int, group_size: int) -> GroupRequest:
-    return GroupRequest(
-        group_size=group_size,
-        max_completion_tokens=COMPLETION_TOKENS,
-        sampling=SamplingParams(),
-        key=StreamKey(seed=0, purpose="parity", step=0),
-        first_draw=draw,
-    )
-
-
 @torch.inference_mode()
 def parity_logprobs(
-    policy: Policy,
-    prompts: Sequence[Tokens],
-    completions: Sequence[Tokens],
-    prompt_of: Sequence[int],
+    policy: Policy, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
 ) -> Tensor:
     return policy.completion_logprobs(Completions(prompts, completions, prompt_of)).double().cpu()
-
-
-def distances(some: Tensor, others: Tensor) -> Tensor:
-    return (some - others).abs().nan_to_num(nan=torch.inf)
-
-
-def judged(policy: Policy, gaps: Tensor) -> float:
-    return most_of(gaps) if is_rounded_mixture(policy) else gaps.max().item()

@@ -45,7 +45,9 @@ def sample(
     rows_at_once = max(1, ENTRIES_AT_ONCE // logits.shape[1])
     if logits.device.type == "cpu" and len(logits) > rows_at_once:
         pieces = zip(logits.split(rows_at_once), uniform.split(rows_at_once), strict=True)
-        return joined_rows([sample(*piece, sampling) for piece in pieces])
+        columns = zip(*(sample(*piece, sampling) for piece in pieces), strict=True)
+        tokens, logprobs, cut = (None if parts[0] is None else torch.cat(parts) for parts in columns)
+        return SampledTokens(tokens, logprobs, cut)
     scale = sampling.recorded_temperature
     work_type = torch.promote_types(logits.dtype, torch.float32)
     probabilities = torch.softmax(logits if scale == 1 else logits / scale, dim=-1, dtype=work_type)
@@ -58,15 +60,6 @@ def sample(
     tokens, kept = invert(torch.where(keep(probabilities, sampling), probabilities, 0.0), uniform)
     logprobs = at(probabilities, tokens).log()
     return SampledTokens(tokens, logprobs, log_share(probabilities, tokens, kept))
-
-
-def joined_rows(parts: list[SampledTokens]) -> SampledTokens:
-    cut = [part.cut_logprobs for part in parts if part.cut_logprobs is not None]
-    return SampledTokens(
-        torch.cat([part.tokens for part in parts]),
-        torch.cat([part.logprobs for part in parts]),
-        torch.cat(cut) if cut else None,
-    )
 
 
 def at(weights: Shaped[Tensor, "row n"], index: Int64[Tensor, " row"]) -> Shaped[Tensor, " row"]:

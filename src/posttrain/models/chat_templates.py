@@ -155,34 +155,20 @@ class MemoryLimit:
         self.lock, self.renderings = threading.Lock(), 0
 
     def lower(self) -> None:
-        growth = allowed_growth()
-        if growth is not None:
-            soft, hard = self.before
-            most = address_space() + growth
-            resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
-
-
-def allowed_growth() -> int | None:
-    """Bytes by which the address space may grow in a rendering; None means no limit."""
-    if sys.platform != "linux":
-        return None
-    if threading.active_count() <= 1 + (LIMIT.watcher is not None):
-        return GROWTH
-    if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
-        return None
-    return max(GROWTH, os.sysconf("SC_AVPHYS_PAGES") * PAGE // 2)
+        """Set the limit, unless this is not Linux, or other threads may use a GPU."""
+        alone = threading.active_count() <= 1 + (LIMIT.watcher is not None)
+        torch = sys.modules.get("torch")
+        if sys.platform != "linux" or not (alone or torch is None or not torch.cuda.is_initialized()):
+            return
+        growth = GROWTH if alone else max(GROWTH, os.sysconf("SC_AVPHYS_PAGES") * PAGE // 2)
+        with open("/proc/self/statm", "rb") as pages:
+            most = int(pages.read().split()[0]) * PAGE + growth
+        soft, hard = self.before
+        resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
 
 
 MEMORY = MemoryLimit()
 os.register_at_fork(after_in_child=MEMORY.reset)  # renderings of other threads stay in the parent
-
-
-def address_space() -> int:
-    file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return int(os.read(file, 64).split(b" ", 1)[0]) * PAGE
-    finally:
-        os.close(file)
 
 
 @lru_cache
@@ -204,7 +190,7 @@ def bounded(render: Callable[[], Made]) -> Made:
     return LIMIT.within(lambda: MEMORY.within(render))
 
 
-OURS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"tools", "documents"}
+RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"tools", "documents"}
 """Arguments of the call itself, which template options cannot set."""
 TODAY = "strftime_now"
 """The function by which chat templates get today's date."""
@@ -212,8 +198,6 @@ DATE = "2024-07-26"
 """The date that it returns, unless the options set another."""
 DIRECTIVES = "aAbBdeGHIjmMpSuUVwWyY"
 """The letters after % that a format may have."""
-FILTER = "replace"
-"""Jinja's filter for a text."""
 NO_TEMPLATE = (
     " has no chat template.  Use an instruction-tuned model, or set model.chat_template to a template's file, or"
     " task.prompt_format: plain for a dataset"
@@ -245,7 +229,7 @@ def known_options(template: str, options: Mapping[str, Any]) -> dict[str, Any]:
     words = set(re.findall(r"\w+", template))
     for name in options:
         where = f"model.template_options.{name}"
-        if name in OURS:
+        if name in RESERVED:
             raise UserError(f"{where}: the call itself sets it.  Remove it.")
         if not template:
             raise UserError(f"{where}: the model's tokenizer{NO_TEMPLATE}, and remove model.template_options.")
@@ -270,5 +254,5 @@ def with_one_date(template: str, day: object) -> str:
         raise UserError(f"model.template_options.{TODAY} = {day!r}: not a date.  Write it as {DATE}.") from None
     parts = {f"%{letter}": written.strftime(f"%{letter}") for letter in DIRECTIVES}
     parts |= {f"%-{letter}": parts[f"%{letter}"].lstrip("0") for letter in "dm"}
-    filled = "".join(f" | {FILTER}({part!r}, {text!r})" for part, text in parts.items())
+    filled = "".join(f" | replace({part!r}, {text!r})" for part, text in parts.items())
     return f"{{% macro {TODAY}(format) %}}{{{{ format{filled} }}}}{{% endmacro %}}\n{template}"

@@ -27,9 +27,11 @@ def context_of(config: PreTrainedConfig, asked: int | None) -> int:
     Raises UserError if the config says no length, or less than `asked`.
     """
     own = own_context(config)
-    ropes = rope_settings(config)
+    settings: dict[str, Any] = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    of_kinds = [each for each in settings.values() if isinstance(each, dict)]  # of layers
+    ropes = [(each.get("rope_type"), each) for each in of_kinds or [settings]]
     if asked is None:
-        original = [int(rope["original_max_position_embeddings"]) for rope in ropes if rope_type(rope) == "longrope"]
+        original = [int(rope["original_max_position_embeddings"]) for kind, rope in ropes if kind == "longrope"]
         lengths = [*original, *([] if own is None else [own])]
         if not lengths:
             raise UserError(
@@ -37,7 +39,7 @@ def context_of(config: PreTrainedConfig, asked: int | None) -> int:
                 " model.context (in Python, as_policy(..., context=...)), for example to 2048."
             )
         return min(lengths)
-    factors = [float(rope["factor"]) for rope in ropes if rope_type(rope) == "dynamic"]
+    factors = [float(rope["factor"]) for kind, rope in ropes if kind == "dynamic"]
     most = own if own is None else int(own * max(factors, default=1.0))
     if asked < 1 or (most is not None and asked > most):
         bound = "at least 1" if most is None else f"1 to {most}"
@@ -62,17 +64,6 @@ def changes_at(config: PreTrainedConfig) -> list[int]:
     return sorted({value for value in found if isinstance(value, int) and value > 0})
 
 
-def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
-    """The rotary settings of the model, or of each kind of its layers; possibly empty."""
-    settings: dict[str, Any] = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    of_kinds = [each for each in settings.values() if isinstance(each, dict)]
-    return of_kinds or [settings]
-
-
-def rope_type(rope: dict[str, Any]) -> str:
-    return str(rope.get("rope_type", "default"))
-
-
 @torch.no_grad()
 def fix_angles(model: PreTrainedModel, context: int) -> None:
     """Have the rotary embeddings use this context's angles for rows of every length.
@@ -83,23 +74,19 @@ def fix_angles(model: PreTrainedModel, context: int) -> None:
     for module in model.modules():
         kinds = vars(module).get("rope_type")
         for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
-            if kind in ("longrope", "dynamic"):
-                _fix(module, kind, layer_type, context)
-
-
-def _fix(module: Any, kind: str, layer_type: str | None, context: int) -> None:
-    prefix = "" if layer_type is None else f"{layer_type}_"
-    before = getattr(module, f"{prefix}inv_freq")
-    frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](
-        module.config, before.device, seq_len=context, **({} if layer_type is None else {"layer_type": layer_type})
-    )
-    names = ["inv_freq", "original_inv_freq", *(["long_inv_freq"] if kind == "longrope" else [])]
-    for name in names:  # the module's update may choose any of them
-        setattr(module, prefix + name, frequencies.to(before))
-    setattr(module, f"{prefix}attention_scaling", scaling)
-    if kind == "dynamic":
-        setattr(module, f"{prefix}max_seq_len_cached", context)
-        module.original_max_seq_len = context
+            if kind not in ("longrope", "dynamic"):
+                continue
+            rotary, prefix = cast(Any, module), "" if layer_type is None else f"{layer_type}_"
+            before = getattr(rotary, f"{prefix}inv_freq")
+            of_layer = {} if layer_type is None else {"layer_type": layer_type}
+            frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](rotary.config, before.device, seq_len=context, **of_layer)
+            names = ["inv_freq", "original_inv_freq", *(["long_inv_freq"] if kind == "longrope" else [])]
+            for name in names:  # the module's update may choose any of them
+                setattr(rotary, prefix + name, frequencies.to(before))
+            setattr(rotary, f"{prefix}attention_scaling", scaling)
+            if kind == "dynamic":
+                setattr(rotary, f"{prefix}max_seq_len_cached", context)
+                rotary.original_max_seq_len = context
 
 
 def num_embeddings(model: PreTrainedModel) -> int:

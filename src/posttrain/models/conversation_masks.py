@@ -208,15 +208,14 @@ class Masking:
         ends = [place for place, token in enumerate(turn, start=1) if token in self.stop_ids]
         rest = str(self.tokenizer.decode(turn[ends[-1] :] if ends else turn)).strip()
         if ends and not rest:
-            return next(end for end in ends if not self._says_more(turn[end:]))
+            text_ids = [[each for each in turn[end:] if each not in self.stop_ids] for end in ends]
+            says_more = [bool(str(self.tokenizer.decode(ids)).strip()) for ids in text_ids]
+            return next(end for end, more in zip(ends, says_more, strict=True) if not more)
         stops = ", ".join(repr(self.tokenizer.decode([each])) for each in self.stop_ids)
         raise UserError(
             f"{conversation.where}, message {number}: the chat template ends the assistant's turn with"
             f" {rest[-20:] or 'nothing'!r}, and the model stops at {stops}.  Set model.stop_tokens to the template's."
         )
-
-    def _says_more(self, tokens: list[int]) -> bool:
-        return bool(str(self.tokenizer.decode([each for each in tokens if each not in self.stop_ids])).strip())
 
 
 def answered(prompt: Sequence[int], completion: Sequence[int]) -> Example:

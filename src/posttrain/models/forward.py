@@ -19,8 +19,7 @@ from posttrain.models.adapters.dropout import token_keys
 from posttrain.models.adapters.in_force import in_update, input_dropouts, name_tokens
 from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.logprobs import NextTokens, full_kl, token_entropies, token_logprobs, token_statistics
-from posttrain.models.model_outputs import model_hidden, recomputing_layers
-from posttrain.models.output_layer import OutputLayer, output_layer_of
+from posttrain.models.model_outputs import OutputLayer, model_hidden, output_layer_of, recomputing_layers
 from posttrain.models.shared_prompt.attention import PackedAttention, PackedLayout
 from posttrain.models.shared_prompt.decoder import Decoder
 
@@ -115,7 +114,10 @@ class ModelForward:
     def completion_logprobs(self, batch: CompletionBatch, needs: ForwardNeeds) -> TokenParts:
         with torch.set_grad_enabled(needs.gradient and torch.is_grad_enabled()):
             hidden = self.completion_hidden(batch)
-        return token_parts(self, hidden, predicted_tokens(batch, hidden.device), needs)
+        targets = torch.tensor([token for tokens in batch.completions for token in tokens], device=hidden.device)
+        if batch.sampled is not None:
+            targets = targets[batch.sampled.to(hidden.device)]
+        return token_parts(self, hidden, targets, needs)
 
     def completion_hidden(self, batch: CompletionBatch) -> Float[Tensor, "token hidden"]:
         """Hidden states that predict the sampled tokens."""
@@ -137,9 +139,8 @@ class SharedPromptForward(ModelForward):
         unshared = len(batch.completions) == len(batch.prompts)
         if in_update(self.dropping):
             keys = token_keys(batch.prompts, batch.completions, batch.prompt_of)
-            sequences = [keys.sequence(p, i) for i, p in enumerate(batch.prompt_of)]
-            rows = torch.cat(sequences if unshared else [*keys.prompts, *keys.completions])
-            name_tokens(self.dropping, rows, self.model.device)
+            rows = keys.sequences(batch.prompt_of) if unshared else [*keys.prompts, *keys.completions]
+            name_tokens(self.dropping, torch.cat(rows), self.model.device)
         return (sequence_hidden if unshared else shared_hidden)(self.decoder, batch)
 
 
@@ -156,8 +157,7 @@ class PlainForward(ModelForward):
         positions = torch.arange(width, device=device).expand(len(sequences), -1)
         if in_update(self.dropping):
             keys = token_keys(batch.prompts, batch.completions, batch.prompt_of)
-            named = [keys.sequence(p, i) for i, p in enumerate(batch.prompt_of)]
-            name_tokens(self.dropping, pad_sequence(named, batch_first=True), device)
+            name_tokens(self.dropping, pad_sequence(keys.sequences(batch.prompt_of), batch_first=True), device)
         # Padding is on the right, so causal attention keeps it from every real token without a mask.
         with recomputing_layers(self.model):
             hidden = model_hidden(self.model, self.compute_dtype, tokens, positions, use_cache=False)
@@ -215,11 +215,6 @@ def predicting(batch: CompletionBatch, prompt_ends: Sequence[int], starts: Seque
         ]
     )
     return every if batch.sampled is None else every[batch.sampled.cpu()]
-
-
-def predicted_tokens(batch: CompletionBatch, device: torch.device) -> Int64[Tensor, " token"]:
-    every = torch.tensor([token for tokens in batch.completions for token in tokens], device=device)
-    return every if batch.sampled is None else every[batch.sampled.to(device)]
 
 
 def shared_hidden(decoder: Decoder, batch: CompletionBatch) -> Float[Tensor, "token hidden"]:

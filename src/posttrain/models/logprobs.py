@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens from hidden states, without holding all logits at once."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
-from posttrain.models.output_layer import OutputLayer
-from posttrain.models.shared_prompt.gradients import InPlaceGradient, in_place_gradient
+from posttrain.models.model_outputs import OutputLayer
+from posttrain.models.shared_prompt.fused import InPlaceGradient, in_place_gradient
 
 TILE_ELEMENTS = 1 << 20
 """Logits that a CPU holds at a time: 4 MiB in float32, which stay in its cache between two operations."""
@@ -73,7 +73,9 @@ class _TokenLogprobs(torch.autograd.Function):
             for vocab in columns:
                 # d logp / d logits = onehot - softmax, here in place on the recomputed logits.
                 logits = tile.logits(inputs, layer.part(vocab))
-                slope_of_cap = tile.slope_of_cap(logits, layer)
+                slope_of_cap = None  # d(soft_cap · tanh(z / soft_cap)) / dz = 1 - (logit / soft_cap)²
+                if layer.soft_cap is not None:
+                    slope_of_cap = (logits * (settings.temperature / layer.soft_cap)).square_().neg_().add_(1)
                 slope = logits.sub_(normalisers[rows, None]).exp_()
                 slope.mul_(-grad[rows, None])
                 place, inside = _places(targets[rows], vocab)
@@ -114,12 +116,6 @@ class _Tile:
             logits.div_(layer.soft_cap).tanh_().mul_(layer.soft_cap)
         return logits if self.temperature == 1.0 else logits.div_(self.temperature)
 
-    def slope_of_cap(self, logits: Tensor, layer: OutputLayer) -> Tensor | None:
-        """d(soft_cap · tanh(z / soft_cap)) / dz = 1 - (logit / soft_cap)², of logits / temperature; None: no cap."""
-        if layer.soft_cap is None:
-            return None
-        return (logits * (self.temperature / layer.soft_cap)).square_().neg_().add_(1)
-
 
 def token_logprobs(
     hidden: Float[Tensor, "token hidden"],
@@ -156,24 +152,13 @@ class NextTokens:
 def token_entropies(
     hidden: Float[Tensor, "token hidden"], output_layer: OutputLayer, *, temperature: float = 1.0
 ) -> Float[Tensor, " token"]:
-    """Entropy -Σ_v π log π of each row's next-token distribution, in nats, a chunk of rows in memory at a time.
+    """Entropy -Σ_v π log π of each row's next-token distribution, in nats; see `_by_chunks`."""
 
-    Chunks are recomputed in the backward pass.
-    """
-    dtype = output_layer.matrix.dtype
-    wide = output_layer.to(torch.promote_types(dtype, torch.float32))
-
-    def chunk(hidden: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-        layer = replace(output_layer, matrix=matrix, bias=bias).to(dtype)
-        logprobs = torch.log_softmax(_logits(hidden, layer, temperature), dim=-1)
+    def entropies(logits: Tensor, _: slice) -> Tensor:
+        logprobs = torch.log_softmax(logits, dim=-1)
         return -(logprobs.exp() * logprobs).sum(-1)
 
-    return torch.cat(
-        [
-            checkpoint(chunk, hidden[rows], wide.matrix, wide.bias, use_reentrant=False)
-            for rows in _chunks(len(hidden), output_layer)
-        ]
-    )
+    return _by_chunks(entropies, hidden, output_layer, temperature)
 
 
 @torch.no_grad()
@@ -208,17 +193,28 @@ def full_kl(
     *,
     temperature: float = 1.0,
 ) -> Float[Tensor, " token"]:
-    """KL(π‖π_ref) of whole next-token distributions, in nats per row, a chunk of rows in memory at a time.
+    """KL(π‖π_ref) of whole next-token distributions, in nats per row; `reference` predicts the same tokens.
 
-    `reference` predicts the same tokens.  Chunks are recomputed in the backward pass.
+    See `_by_chunks`.
     """
+
+    def divergences(logits: Tensor, rows: slice) -> Tensor:
+        return distribution_kl(logits, reference.logits(rows, temperature=temperature))
+
+    return _by_chunks(divergences, hidden, output_layer, temperature)
+
+
+def _by_chunks(
+    of_logits: Callable[[Tensor, slice], Tensor], hidden: Tensor, output_layer: OutputLayer, temperature: float
+) -> Tensor:
+    """A number of each row's logits, a chunk of rows in memory at a time and again in the backward pass."""
     dtype = output_layer.matrix.dtype
     # The chunks' gradients are summed in this precision: in bfloat16 the sum soon stops growing.
     wide = output_layer.to(torch.promote_types(dtype, torch.float32))
 
     def chunk(hidden: Tensor, matrix: Tensor, bias: Tensor | None, rows: slice) -> Tensor:
         layer = replace(output_layer, matrix=matrix, bias=bias).to(dtype)
-        return distribution_kl(_logits(hidden, layer, temperature), reference.logits(rows, temperature=temperature))
+        return of_logits(_logits(hidden, layer, temperature), rows)
 
     parts = [
         checkpoint(chunk, hidden[rows], wide.matrix, wide.bias, rows, use_reentrant=False)

@@ -5,7 +5,7 @@ are joined.  An assistant message may say whether it is learned: `weight` (OpenA
 (ms-swift), each 0 or 1, false or true.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.errors import UserError
@@ -13,12 +13,8 @@ from posttrain.errors import UserError
 BETWEEN_MESSAGES = "\n\n"
 ASSISTANT = "assistant"
 SHAREGPT_ROLES: Mapping[object, str] = {
-    "human": "user",
-    "user": "user",
-    "gpt": ASSISTANT,
-    "chatgpt": ASSISTANT,
-    "model": ASSISTANT,
-    "assistant": ASSISTANT,
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "model", "assistant"), ASSISTANT),
     "system": "system",
     "tool": "tool",
     "observation": "tool",
@@ -48,19 +44,15 @@ def checked_message(message: object, where: str) -> dict[str, Any]:
     """
     given = {key: value for key, value in message.items() if value is not None} if isinstance(message, Mapping) else {}
     if "role" not in given and {"from", "value"} <= given.keys():
-        given = from_sharegpt(given, where)
+        role = SHAREGPT_ROLES.get(given["from"]) if isinstance(given["from"], str) else None
+        if role is None:
+            known = ", ".join(map(str, SHAREGPT_ROLES))
+            raise UserError(f"{where}: from = {given['from']!r} is unknown.  Use {known}, or `role` and `content`.")
+        given = {"role": role, "content": given.pop("value"), **given}
+        del given["from"]
     if not isinstance(given.get("role"), str) or ("content" not in given and not is_call(given)):
         raise UserError(f"{where}: {str(message)[:80]!r} {WRONG_MESSAGE}.")
     return {**given, "content": content_text(given.get("content", ""), where)}
-
-
-def from_sharegpt(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    role = SHAREGPT_ROLES.get(message["from"]) if isinstance(message["from"], str) else None
-    if role is None:
-        known = ", ".join(map(str, SHAREGPT_ROLES))
-        raise UserError(f"{where}: from = {message['from']!r} is unknown.  Use {known}, or `role` and `content`.")
-    rest = {key: value for key, value in message.items() if key not in ("from", "value")}
-    return {"role": role, "content": message["value"], **rest}
 
 
 def is_call(message: Mapping[str, Any]) -> bool:
@@ -71,24 +63,23 @@ def is_call(message: Mapping[str, Any]) -> bool:
 
 def learned_mark(message: Mapping[str, Any], where: str) -> bool | None:
     """Whether a message is marked as learned (True) or not learned (False); None without a mark."""
-    for fault in mark_faults(message):
-        raise UserError(f"{where}: {fault}")
-    return next((bool(message[key]) for key in LEARNED_KEYS if message.get(key) is not None), None)
-
-
-def mark_faults(message: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the marks of a message."""
     marks = {key: message[key] for key in LEARNED_KEYS if message.get(key) is not None}
-    for key in REFUSED_KEYS:
-        if message.get(key) is not None:
-            yield f"the key `{key}` is not supported.  Mark whole messages by `weight` or `train` (0 or 1)."
-    for key, value in marks.items():
-        if not isinstance(value, bool | int | float) or value not in (0, 1):
-            yield f"{key} = {value!r} must be 0 (only read) or 1 (learned)."
-    if len({bool(value) for value in marks.values()}) > 1:
-        yield f"{', '.join(marks)} contradict each other.  Keep one of them."
-    if any(marks.values()) and message["role"] != ASSISTANT:
-        yield f"{next(iter(marks))} marks a {message['role']} message as learned; only the assistant's are.  Remove it."
+    refused = [key for key in REFUSED_KEYS if message.get(key) is not None]
+    odd = [key for key, value in marks.items() if not isinstance(value, bool | int | float) or value not in (0, 1)]
+    fault = ""
+    if refused:
+        fault = f"the key `{refused[0]}` is not supported.  Mark whole messages by `weight` or `train` (0 or 1)."
+    elif odd:
+        fault = f"{odd[0]} = {marks[odd[0]]!r} must be 0 (only read) or 1 (learned)."
+    elif len({bool(value) for value in marks.values()}) > 1:
+        fault = f"{', '.join(marks)} contradict each other.  Keep one of them."
+    elif any(marks.values()) and message["role"] != ASSISTANT:
+        fault = (
+            f"{next(iter(marks))} marks a {message['role']} message as learned; only the assistant's are.  Remove it."
+        )
+    if fault:
+        raise UserError(f"{where}: {fault}")
+    return next((bool(mark) for mark in marks.values()), None)
 
 
 def require_unmarked(messages: Sequence[Mapping[str, Any]], where: str, reason: str) -> None:

@@ -1,16 +1,20 @@
-"""A model's own forward pass without its output layer, and gradient checkpointing for it.
+"""A model's own forward pass up to its output layer, with gradient checkpointing, and the output layer itself.
 
 transformers recomputes activations only in training mode, which would turn dropout on.  Here layers do so in eval mode.
+Log-probs are computed from the output layer in chunks (`models.logprobs`), so the logits of all tokens never exist at
+once.  It is read from the model's output embeddings and config; `policy.logit_faults` compares it with the model.
 """
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from inspect import signature
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -19,6 +23,8 @@ from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.peft_layers import full_name
+from posttrain.models.shared_prompt.families import alteration
 
 
 def model_hidden(
@@ -101,7 +107,7 @@ def recomputing_layers(model: PreTrainedModel) -> Iterator[None]:
     layers = [layer for layer in recomputable_layers(model) if wanted and layer.gradient_checkpointing]
     before = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
-        layer.forward = _recomputed(layer.forward)
+        layer.forward = wraps(layer.forward)(partial(_recomputed, layer.forward))
     try:
         yield
     finally:
@@ -112,11 +118,106 @@ def recomputing_layers(model: PreTrainedModel) -> Iterator[None]:
                 layer.forward = own
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's forward whose activations are not kept; random numbers are not restored, as dropout is off."""
+def _recomputed(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """A layer whose activations are not kept; random numbers are not restored, as dropout is off."""
+    return checkpoint(partial(forward, **named), *given, use_reentrant=False, preserve_rng_state=False)
 
-    @wraps(forward)
-    def run(*given: Any, **named: Any) -> Any:
-        return checkpoint(partial(forward, **named), *given, use_reentrant=False, preserve_rng_state=False)
 
-    return run
+SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Config names of a soft cap of logits: Gemma and most others; RecurrentGemma; xLSTM."""
+MULTIPLIES, DIVIDES, IGNORED = 1, -1, 0
+SCALES = {
+    **dict.fromkeys(("logit_scale", "lm_head_multiplier", "output_multiplier"), MULTIPLIES),
+    **dict.fromkeys(("logits_scaling", "logits_mup_width_multiplier"), DIVIDES),
+}
+"""Config names of a factor of logits (Cohere; Falcon-H1; Muse) or of a divisor (Granite; Inkling, which divides the
+hidden states)."""
+OTHER_SCALES = {"hyperclovax": {"logits_scaling": MULTIPLIES}, "mpt": {"logit_scale": IGNORED}}
+"""Families that use an option of these names differently."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLayer:
+    """Logits of a hidden state h: z = scale · (h·Wᵀ + b), logits = soft_cap · tanh(z / soft_cap), or z without cap."""
+
+    matrix: Float[Tensor, "vocab hidden"]
+    """W, in the policy's compute dtype."""
+    bias: Float[Tensor, " vocab"] | None = None
+    """b, in the same dtype."""
+    soft_cap: float | None = None
+    """Bound of the logits' magnitude, > 0."""
+    scale: float = 1.0
+
+    @property
+    def num_logits(self) -> int:
+        return self.matrix.shape[0]
+
+    def logits(self, hidden: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
+        """Logits of each row, in float32 or wider, differentiable."""
+        return self.of_products(F.linear(hidden.to(self.matrix.dtype), self.matrix))
+
+    def of_products(self, products: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
+        """Logits, in float32 or wider, of known h·Wᵀ."""
+        z = products.to(torch.promote_types(products.dtype, torch.float32))
+        if self.bias is not None:
+            z = z + self.bias
+        if self.scale != 1.0:
+            z = z * self.scale
+        return z if self.soft_cap is None else torch.tanh(z / self.soft_cap) * self.soft_cap
+
+    def part(self, vocab: slice) -> "OutputLayer":
+        return self._with(lambda tensor: tensor[vocab])
+
+    def copy(self) -> "OutputLayer":
+        return self._with(Tensor.clone)
+
+    def detached(self) -> "OutputLayer":
+        return self._with(Tensor.detach)
+
+    def to(self, dtype: torch.dtype) -> "OutputLayer":
+        return self._with(lambda tensor: tensor.to(dtype))
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> "OutputLayer":
+        return replace(self, matrix=change(self.matrix), bias=None if self.bias is None else change(self.bias))
+
+    def take_over(self, other: "OutputLayer") -> None:
+        """Copy another's matrix and bias into these, in place."""
+        self.matrix.copy_(other.matrix)
+        if self.bias is not None and other.bias is not None:
+            self.bias.copy_(other.bias)
+
+
+def output_layer_of(model: PreTrainedModel, dtype: torch.dtype) -> OutputLayer:
+    """The model's output layer in this dtype, with the config's cap and scale."""
+    head, config, scale = model.get_output_embeddings(), model.config.get_text_config(decoder=True), 1.0
+    for name, use in (SCALES | OTHER_SCALES.get(config.model_type, {})).items():
+        value = getattr(config, name, None)
+        if value is not None and use != IGNORED:
+            scale = scale * value if use == MULTIPLIES else scale / value
+    cap = next((float(cap) for name in SOFT_CAPS if (cap := getattr(config, name, None))), None)
+    return OutputLayer(matrix=head.weight, bias=head.bias, soft_cap=cap, scale=float(scale)).to(dtype)
+
+
+def require_output_layer(model: PreTrainedModel) -> None:
+    """Raise UserError if log-probs cannot be computed from the output layer's matrix, with the remedy for the cause."""
+    head = model.get_output_embeddings()
+    if head is None:
+        raise UserError(
+            f"model: a {type(model).__name__} has no output layer, so it is not a causal language model.  Give one that"
+            " AutoModelForCausalLM makes."
+        )
+    altered = alteration(head)
+    if type(head) is nn.Linear and altered is None:
+        return
+    found = altered or f"is a {full_name(type(head))}, not torch.nn.Linear"
+    remedy = "Replace it by a torch.nn.Linear with the same weights, not quantised."
+    if type(head.weight).__name__ == "DTensor":
+        remedy = (
+            "Make the policy of the unsharded model.  To train it sharded, replace the policy's `forward` by one that"
+            " computes log-probs from the shards (posttrain.models.forward.ForwardPass)."
+        )
+    elif full_name(type(head)).startswith("peft."):
+        remedy = "Remove the output layer from the adapter's target_modules and modules_to_save."
+    elif type(head) is nn.Linear:
+        remedy = "Remove what was added to it, and make the policy again."
+    raise UserError(f"model: its output layer {found}, which is not supported.  {remedy}")

@@ -28,8 +28,13 @@ from posttrain.models.forward import (
     PlainForward,
     SharedPromptForward,
 )
-from posttrain.models.model_outputs import cache_refusal, release_inputs
-from posttrain.models.output_layer import OutputLayer, output_layer_of, require_output_layer
+from posttrain.models.model_outputs import (
+    OutputLayer,
+    cache_refusal,
+    output_layer_of,
+    release_inputs,
+    require_output_layer,
+)
 from posttrain.models.shared_prompt.families import shared_prompt_refusal
 
 

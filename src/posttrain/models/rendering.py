@@ -12,18 +12,6 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.models import chat_templates
-from posttrain.models.chat_templates import (
-    DATE,
-    OTHER_TEMPLATE,
-    TODAY,
-    TemplateTooSlow,
-    bounded,
-    known_options,
-    require_no_powers,
-    require_template,
-    template_text,
-    with_one_date,
-)
 from posttrain.models.messages import checked_messages
 from posttrain.models.policy import Policy
 from posttrain.records import Prompt
@@ -59,10 +47,11 @@ class TokenizerRenderer:
         most_tokens: int | None = None,
     ) -> None:
         self.tokenizer, self.most_tokens = tokenizer, most_tokens
-        template = template_text(tokenizer)
-        self.template_options = known_options(template, template_options or {})
+        template = chat_templates.template_text(tokenizer)
+        self.template_options = chat_templates.known_options(template, template_options or {})
         """Further arguments of the chat template, such as `enable_thinking`."""
-        self.template = with_one_date(template, self.template_options.pop(TODAY, DATE))
+        day = self.template_options.pop(chat_templates.TODAY, chat_templates.DATE)
+        self.template = chat_templates.with_one_date(template, day)
         """Empty if the model has none."""
         self.prefix = opening_tokens(tokenizer)
 
@@ -80,17 +69,32 @@ class TokenizerRenderer:
         special token (BOS) does so once, in `tokens` and not in `text`.  Messages get only what their template writes.
         A prefill that the template writes itself, as some do with `<think>`, is not repeated.
         """
+        messages = None
         if isinstance(content, str):
-            return self._prompt(content, None, id=id, prefill=prefill, columns=columns or {})
-        messages = checked_messages(content, f"prompt {id!r}")
-        if messages[-1]["role"] == "assistant":
-            prefill = messages.pop()["content"] + prefill
-        text = self.templated(messages, id)
-        if prefill:
-            before = self.templated(messages, id, open_answer=False)
-            if text.startswith(before) and text.removeprefix(before).endswith(prefill):
-                text = text.removesuffix(prefill)
-        return self._prompt(text, messages, id=id, prefill=prefill, columns=columns or {})
+            text = content
+        else:
+            messages = checked_messages(content, f"prompt {id!r}")
+            if messages[-1]["role"] == "assistant":
+                prefill = messages.pop()["content"] + prefill
+            text = self.templated(messages, id)
+            if prefill:
+                before = self.templated(messages, id, open_answer=False)
+                if text.startswith(before) and text.removeprefix(before).endswith(prefill):
+                    text = text.removesuffix(prefill)
+        require_characters(text + prefill, id)
+        tokens = self.tokens(text + prefill, f"prompt {id!r}")
+        if messages is None and tokens[: len(self.prefix)] != self.prefix:
+            tokens = self.prefix + tokens
+        if not tokens:
+            raise UserError(f"prompt {id!r} is empty.  Give at least one token.")
+        return Prompt(
+            id=id,
+            text=text + prefill,
+            tokens=tuple(tokens),
+            prefill=prefill,
+            messages=None if messages is None else tuple(messages),
+            columns=dict(columns or {}),
+        )
 
     def templated(
         self,
@@ -104,15 +108,15 @@ class TokenizerRenderer:
 
         `tools` are described as the template expects.
         """
-        require_template(self.tokenizer, id)
+        chat_templates.require_template(self.tokenizer, id)
         if tools and "tools" not in self.template:
             raise UserError(
                 f"prompt {id!r}: its column `tools` describes tools, and the chat template does not read them.  Remove"
                 " the column, or set model.chat_template to one that does."
             )
-        require_no_powers(self.template)
+        chat_templates.require_no_powers(self.template)
         try:
-            text = bounded(
+            text = chat_templates.bounded(
                 lambda: self.tokenizer.apply_chat_template(
                     [dict(message) for message in messages],
                     chat_template=self.template,
@@ -123,42 +127,26 @@ class TokenizerRenderer:
                 )
             )
         except TemplateSyntaxError as error:
-            fault = f"line {error.lineno}: {error.message}"
-            raise UserError(f"the chat template is not a Jinja template: {fault}.  {OTHER_TEMPLATE}") from error
+            fault = f"is not a Jinja template: line {error.lineno}: {error.message}"
+            raise UserError(f"the chat template {fault}.  {chat_templates.OTHER_TEMPLATE}") from error
         except Exception as error:
             raise template_error(error, messages, id) from error
         assert isinstance(text, str)
         return text
 
     def tokens(self, text: str, where: str) -> list[int]:
-        """The tokens of a text, without special tokens around it.  Raises TooLongText."""
-        if self.most_tokens is not None:
-            require_text_that_may_fit(self.tokenizer, text, self.most_tokens, where)
-        return token_ids(self.tokenizer, text, special=False)
+        """The tokens of a text, without special tokens around it.
 
-    def _prompt(
-        self,
-        text: str,
-        messages: list[dict[str, str]] | None,
-        *,
-        id: str,
-        prefill: str,
-        columns: Mapping[str, object],
-    ) -> Prompt:
-        require_characters(text + prefill, id)
-        tokens = self.tokens(text + prefill, f"prompt {id!r}")
-        if messages is None and tokens[: len(self.prefix)] != self.prefix:
-            tokens = self.prefix + tokens
-        if not tokens:
-            raise UserError(f"prompt {id!r} is empty.  Give at least one token.")
-        return Prompt(
-            id=id,
-            text=text + prefill,
-            tokens=tuple(tokens),
-            prefill=prefill,
-            messages=None if messages is None else tuple(messages),
-            columns=dict(columns),
-        )
+        Raises TooLongText if the beginning of a text has more than twice the allowed tokens.
+        """
+        limit, size = self.most_tokens, FIRST_LOOK * ((self.most_tokens or 0) + FIRST_LOOK)
+        while limit is not None and size < len(text):
+            # Twice, because a beginning may end within a word, and a part can have more tokens than the word.  Bytes
+            # and the longest token give no bound: one token may mean 128 spaces, or any unknown word.
+            if len(token_ids(self.tokenizer, text[:size], special=False)) > 2 * limit + FIRST_LOOK:
+                raise TooLongText(where, len(text), limit)
+            size *= 2
+        return token_ids(self.tokenizer, text, special=False)
 
 
 def template_error(error: Exception, messages: Sequence[Mapping[str, str]], id: str) -> UserError:
@@ -167,7 +155,7 @@ def template_error(error: Exception, messages: Sequence[Mapping[str, str]], id: 
     if isinstance(error, TemplateError):
         fault = f"refuses these messages: {error}"
         remedy = "Move the system message into the first user message" if "system" in roles else "Keep one turn"
-    elif isinstance(error, TemplateTooSlow):
+    elif isinstance(error, chat_templates.TemplateTooSlow):
         fault = f"takes more than {chat_templates.SECONDS:g} seconds of processor time over these messages"
     elif isinstance(error, MemoryError):
         fault = "needs more memory than allowed for these messages"
@@ -193,19 +181,6 @@ def require_characters(text: str, id: str) -> None:
             f"prompt {id!r}: half of a surrogate pair, {text[error.start]!a}, before {text[error.end :][:20]!a} is not"
             " a character.  Correct the text, or remove the row."
         ) from error
-
-
-def require_text_that_may_fit(tokenizer: PreTrainedTokenizerBase, text: str, limit: int, where: str) -> None:
-    """Raise TooLongText if the beginning of a text has more than twice the allowed tokens.
-
-    Twice, because a beginning may end within a word, and a part can have more tokens than the word.  Bytes and the
-    longest token give no bound: one token may mean 128 spaces, or any unknown word.
-    """
-    size = FIRST_LOOK * (limit + FIRST_LOOK)
-    while size < len(text):
-        if len(token_ids(tokenizer, text[:size], special=False)) > 2 * limit + FIRST_LOOK:
-            raise TooLongText(where, len(text), limit)
-        size *= 2
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:

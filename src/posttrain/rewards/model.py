@@ -25,8 +25,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.binding import bind
 from posttrain.errors import UserError
-from posttrain.models.classifiers.classifier_folder import classifier_files, loaded_classifier, reward_option
-from posttrain.models.classifiers.last_token_scores import ScoreReading, classifier_scores
+from posttrain.models.classifiers.last_token_scores import (
+    ScoreReading,
+    classifier_files,
+    classifier_scores,
+    loaded_classifier,
+    reward_option,
+)
 from posttrain.models.classifiers.saved_classifier import ClassifierText, TextReading
 from posttrain.models.context import num_embeddings, own_context, require_embeddings
 from posttrain.models.loading.folder_kinds import model_digest

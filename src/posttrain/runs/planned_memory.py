@@ -15,7 +15,7 @@ from posttrain.config import Config, DpoConfig, SftConfig
 from posttrain.models.adapters.adaptable import reaches_half, require_half
 from posttrain.models.adapters.lora import LoraExperts, lora_layers
 from posttrain.models.adapters.quantized import is_4_bit
-from posttrain.models.classifiers.classifier_folder import classifier_bytes
+from posttrain.models.classifiers.last_token_scores import classifier_bytes
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.folder_kinds import DEQUANTISED_AT_LOAD, IN_4_BITS

@@ -15,8 +15,7 @@ from numpy import ndarray
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.generation.groups import Advance, sample_groups
-from posttrain.generation.request import GroupRequest
-from posttrain.generation.streams import StreamKey
+from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.options.reward import GradingOptions
 from posttrain.options.rollout import SamplingParams
 from posttrain.options.training import EvaluationOptions

@@ -14,7 +14,7 @@ from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import adapter_dropout, drops
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_layers import require_whole_adapter
-from posttrain.models.loading.exported_weights import ExportedWeights
+from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
 from posttrain.needs import Need
 from posttrain.options.training import UpdateOptions, require_adapter_decay

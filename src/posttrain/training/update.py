@@ -20,7 +20,7 @@ from posttrain.models.adapters.in_force import drops
 from posttrain.models.forward import ForwardNeeds
 from posttrain.models.logprobs import NextTokens
 from posttrain.models.policy import Policy
-from posttrain.models.shared_prompt.gradients import gradients_in_place
+from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.needs import Need
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group

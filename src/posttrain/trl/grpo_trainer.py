@@ -13,8 +13,7 @@ from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.generation.groups import sample_groups
-from posttrain.generation.request import GroupRequest
-from posttrain.generation.streams import StreamKey
+from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions

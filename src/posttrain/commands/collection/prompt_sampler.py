@@ -12,10 +12,9 @@ from posttrain.errors import UserError
 from posttrain.generation.engine import Engine, load_checked, own_engine
 from posttrain.generation.groups import require_room_for, sample_groups
 from posttrain.generation.parity import engine_in_parity
-from posttrain.generation.request import GroupRequest
-from posttrain.generation.streams import StreamKey
-from posttrain.models.loading.exported_weights import ExportedWeights
+from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.loading.model_folder import load_policy
+from posttrain.models.loading.saving import ExportedWeights
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions

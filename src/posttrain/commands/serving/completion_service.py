@@ -18,8 +18,7 @@ from posttrain.commands.serving.http_requests import CompletionRequest, read_com
 from posttrain.errors import RunError, UserError
 from posttrain.generation.groups import sample_groups
 from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
-from posttrain.generation.request import GroupRequest
-from posttrain.generation.streams import StreamKey
+from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.records import Group, Rollout

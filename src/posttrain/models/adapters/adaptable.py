@@ -5,8 +5,6 @@ router that returns scores and indices.  And an adapter has no effect where othe
 calling the layer.  The second kind is found by running the model once on three tokens.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -18,8 +16,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.lora import LoraLinear, wrap_experts
-from posttrain.models.adapters.peft_names import refused_by_peft
+from posttrain.models.adapters.lora import LoraLinear, put_layer, wrap_experts
+from posttrain.models.adapters.peft_layers import refused_by_peft
 from posttrain.options.model import ALL_LINEAR, EXPERTS, AdapterOptions
 
 QUANTISED = ("bitsandbytes.", "transformers.integrations.")
@@ -48,11 +46,17 @@ def adaptable_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     rows = torch.tensor([[1, 2, 3]], device=model.device) % vocabulary
     types = {parameter.dtype for parameter in model.parameters()}
     mixed = torch.bfloat16 in types and len(types) > 1
-    with watched(model, layers, read, multiplied), torch.autocast(model.device.type, torch.bfloat16, enabled=mixed):
-        try:
+    held = {name: model.get_submodule(name) for name in layers}  # above a base layer, its adapter
+    try:
+        for name, layer in held.items():
+            put_layer(model, name, Watched(layer, name, read, multiplied))
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=mixed):
             model(input_ids=rows, use_cache=False)
-        except CANNOT_READ:
-            read.clear()  # `policy.logit_faults` does the same, and says what is wrong
+    except CANNOT_READ:
+        read.clear()  # `policy.logit_faults` does the same, and says what is wrong
+    finally:
+        for name, layer in held.items():
+            put_layer(model, name, layer)
     return {
         name: layer for name, layer in layers.items() if name not in read and (is_product(layer) or name in multiplied)
     }
@@ -84,20 +88,6 @@ class Watched(nn.Module):
             return super().__getattr__(name)
         self.read.add(self.name)
         return getattr(self.base_layer, name)
-
-
-@contextmanager
-def watched(model: nn.Module, layers: Iterable[str], read: set[str], multiplied: set[str]) -> Iterator[None]:
-    """Inside, `read` and `multiplied` collect the names of layers that are read or return the product."""
-    places = [(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], name) for name in layers]
-    held = [getattr(above, last) for above, last, _ in places]
-    try:
-        for (above, last, name), layer in zip(places, held, strict=True):
-            setattr(above, last, Watched(layer, name, read, multiplied))
-        yield
-    finally:
-        for (above, last, _), layer in zip(places, held, strict=True):
-            setattr(above, last, layer)
 
 
 def expert_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -141,11 +131,6 @@ def add_adapter(model: PreTrainedModel, options: AdapterOptions, *, seed: int) -
             put_layer(model, name, LoraLinear(model.get_submodule(name), name, options, seed=seed))
 
 
-def put_layer(model: nn.Module, name: str, layer: nn.Module) -> None:
-    above, _, last = name.rpartition(".")
-    setattr(model.get_submodule(above), last, layer)
-
-
 def target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
     """The names of targeted layers and arrays of experts, in the model's order."""
     names, experts = list(adaptable_layers(model)), list(expert_matrices(model))
@@ -174,14 +159,9 @@ def no_such_layer(model: PreTrainedModel, target: str, names: list[str]) -> str:
     if others:
         kind = type(model.get_submodule(others[0])).__name__
         return f"{others[0]} is a {kind}, which has no adapter.  Name linear layers other than the output layer."
-    known = list(dict.fromkeys(ending for name in names for ending in endings(name)))
-    near = get_close_matches(target, known, n=3, cutoff=0.5)
+    parts = [name.split(".") for name in names]
+    known = [".".join(each[start:]) for each in parts for start in reversed(range(len(each)))]  # q_proj, ...
+    near = get_close_matches(target, dict.fromkeys(known), n=3, cutoff=0.5)
     kinds = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
     hint = f"Did you mean {' or '.join(near)}?" if near else f"There are: {kinds or 'no linear layers'}."
     return f"{target} is not one of the model's linear layers.  {hint}"
-
-
-def endings(name: str) -> Iterator[str]:
-    """The names that match a layer, the shortest first: q_proj, self_attn.q_proj, ..."""
-    parts = name.split(".")
-    yield from (".".join(parts[start:]) for start in reversed(range(len(parts))))

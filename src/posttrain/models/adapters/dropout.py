@@ -133,8 +133,9 @@ class TokenKeys:
     completions: list[Int64[Tensor, " _"]]
     """Without the last token of each, which does not go through the model."""
 
-    def sequence(self, prompt: int, completion: int) -> Int64[Tensor, " token"]:
-        return torch.cat([self.prompts[prompt], self.completions[completion]])
+    def sequences(self, prompt_of: Sequence[int]) -> list[Int64[Tensor, " _"]]:
+        """Each completion with its prompt."""
+        return [torch.cat([self.prompts[p], keys]) for p, keys in zip(prompt_of, self.completions, strict=True)]
 
 
 def token_keys(

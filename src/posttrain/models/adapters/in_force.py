@@ -1,7 +1,7 @@
 """An adapter in force, switched off, or merged into the weights; its dropout acts in updates only."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
@@ -11,25 +11,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
+from posttrain.models.adapters import lora, peft_layers
 from posttrain.models.adapters.dropout import InputDropout, PeftDropout
-from posttrain.models.adapters.lora import (
-    DOWN,
-    UP,
-    Factors,
-    LoraExperts,
-    LoraLinear,
-    lora_layers,
-    stream_seed,
-    without_wrappers,
-)
-from posttrain.models.adapters.peft_layers import (
-    AdaptedLayer,
-    adapted_layer,
-    full_class_name,
-    is_adapter_layer,
-    more_than_plain,
-    peft_layers,
-)
 from posttrain.models.adapters.quantized import is_4_bit, whole_weight
 
 
@@ -37,10 +20,10 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The matrices of all adapters in force, by the model's names."""
     found: dict[str, nn.Parameter] = {
         f"{name}.{which}": matrix
-        for name, layer in lora_layers(model).items()
-        for which, matrix in ((DOWN, layer.lora_A), (UP, layer.lora_B))
+        for name, layer in lora.lora_layers(model).items()
+        for which, matrix in ((lora.DOWN, layer.lora_A), (lora.UP, layer.lora_B))
     }
-    for name, each in peft_layers(model).items():
+    for name, each in peft_layers.peft_layers(model).items():
         for matrix, linear in peft_matrices(each).items():
             found[f"{name}.{matrix}.weight"] = cast(nn.Parameter, linear.weight)
     return found
@@ -49,7 +32,7 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def peft_matrices(layer: Any) -> dict[str, nn.Linear]:
     """The modules with the matrices in force of a peft layer, such as `lora_A.default`."""
     active = () if layer.disable_adapters else layer.active_adapters
-    kinds = ((DOWN, layer.lora_A), (UP, layer.lora_B))
+    kinds = ((lora.DOWN, layer.lora_A), (lora.UP, layer.lora_B))
     return {f"{which}.{name}": held[name] for name in active for which, held in kinds if name in held}
 
 
@@ -68,45 +51,39 @@ def trains_adapter(model: nn.Module) -> bool:
     return any(matrix.requires_grad for matrix in adapter_parameters(model).values())
 
 
+def set_until(undone: ExitStack, owner: object, name: str, value: object) -> None:
+    """Set an attribute, which gets its old value again when the stack is left."""
+    undone.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
+
+
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
     """Inside, the model computes exactly what its base does."""
     with ExitStack() as undone:
-        for theirs in peft_layers(model).values():
-            undone.enter_context(disabled(theirs))
-        for layer in lora_layers(model).values():
-            undone.callback(setattr, layer, "off", layer.off)
-            layer.off = True
+        for each in peft_layers.peft_layers(model).values():
+            theirs = cast(Any, each)
+            if not theirs.disable_adapters:
+                for matrix in theirs.parameters():
+                    undone.callback(matrix.requires_grad_, matrix.requires_grad)
+                undone.callback(theirs.enable_adapters, True)  # which makes all of them require a gradient
+                theirs.enable_adapters(False)
+        for layer in lora.lora_layers(model).values():
+            set_until(undone, layer, "off", True)
         yield
-
-
-@contextmanager
-def disabled(layer: Any) -> Iterator[None]:
-    """Inside, a peft layer is its base; afterwards the same matrices as before require a gradient."""
-    if layer.disable_adapters:
-        yield
-        return
-    took = [(matrix, matrix.requires_grad) for matrix in layer.parameters()]
-    layer.enable_adapters(False)
-    try:
-        yield
-    finally:
-        layer.enable_adapters(True)  # which makes all of them require a gradient
-        for matrix, gradient in took:
-            matrix.requires_grad_(gradient)
 
 
 @contextmanager
 def adapter_as(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """Inside, the model runs with other matrices of its adapter, such as earlier `adapter_tensors`; no gradients."""
     with ExitStack() as undone:
-        for name, layer in lora_layers(model).items():
-            undone.callback(setattr, layer, "stand_in", layer.stand_in)
-            layer.stand_in = Factors(tensors[f"{name}.{DOWN}"], tensors[f"{name}.{UP}"])
-        for name, theirs in peft_layers(model).items():
+        for name, layer in lora.lora_layers(model).items():
+            factors = lora.Factors(tensors[f"{name}.{lora.DOWN}"], tensors[f"{name}.{lora.UP}"])
+            set_until(undone, layer, "stand_in", factors)
+        for name, theirs in peft_layers.peft_layers(model).items():
             for matrix, linear in peft_matrices(theirs).items():
-                undone.callback(setattr, linear, "weight", linear.weight)
-                linear.weight = nn.Parameter(tensors[f"{name}.{matrix}.weight"], requires_grad=False)
+                weight = nn.Parameter(tensors[f"{name}.{matrix}.weight"], requires_grad=False)
+                set_until(undone, linear, "weight", weight)
         yield
 
 
@@ -115,7 +92,7 @@ NEEDS_TRAINING_MODE = ("DoraLinearVariant", "QALoraLinearVariant")
 
 
 def input_dropouts(model: nn.Module) -> list[InputDropout]:
-    found = [module.input_dropout for module in model.modules() if isinstance(module, LoraLinear | PeftDropout)]
+    found = [module.input_dropout for module in model.modules() if isinstance(module, lora.LoraLinear | PeftDropout)]
     return [each for each in found if each.share > 0]
 
 
@@ -136,25 +113,22 @@ def name_tokens(dropouts: Sequence[InputDropout], keys: Int64[Tensor, " *rows"],
         each.tokens = keys
 
 
-@contextmanager
-def without_dropout(model: nn.Module) -> Iterator[None]:
+def without_dropout(model: nn.Module) -> AbstractContextManager[None]:
     """Inside, adapters drop nothing."""
-    with dropout_keys(model, lambda dropout: None):
-        yield
+    return dropout_keys(model, lambda dropout: None)
 
 
 @contextmanager
 def adapter_dropout(model: nn.Module, seed: int, update: int) -> Iterator[None]:
     """Inside, gradients are taken with the adapter's dropout, with the masks of `adapters.dropout`."""
     with (
-        dropout_keys(model, lambda dropout: stream_seed(seed, "dropout", dropout.layer, update)),
+        dropout_keys(model, lambda dropout: lora.stream_seed(seed, "dropout", dropout.layer, update)),
         ExitStack() as undone,
     ):
-        for layer in peft_layers(model).values():
+        for layer in peft_layers.peft_layers(model).values():
             variants = [type(each).__name__ for each in cast(Any, layer).lora_variant.values()]
             if any(name in NEEDS_TRAINING_MODE for name in variants) and drops(layer):
-                undone.callback(setattr, layer, "training", layer.training)
-                layer.training = True  # not of the modules inside
+                set_until(undone, layer, "training", True)  # not of the modules inside
         yield
 
 
@@ -162,9 +136,8 @@ def adapter_dropout(model: nn.Module, seed: int, update: int) -> Iterator[None]:
 def dropout_keys(model: nn.Module, key: Callable[[InputDropout], int | None]) -> Iterator[None]:
     with ExitStack() as undone:
         for dropout in input_dropouts(model):
-            undone.callback(setattr, dropout, "tokens", dropout.tokens)
-            undone.callback(setattr, dropout, "key", dropout.key)
-            dropout.key = key(dropout)
+            set_until(undone, dropout, "tokens", dropout.tokens)
+            set_until(undone, dropout, "key", key(dropout))
         yield
 
 
@@ -178,15 +151,15 @@ def merged_weights(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[st
     """
     require_mergeable(model)
     changed = dict[str, Tensor]()
-    experts = {name: module for name, module in model.named_modules() if isinstance(module, LoraExperts)}
+    experts = {name: module for name, module in model.named_modules() if isinstance(module, lora.LoraExperts)}
     for name, each in experts.items():
         array = each.array().detach()
         whole = array if each.factors() is None else array.to(each.lora_A.dtype) + each.change().detach()
-        changed[f"{without_wrappers(name)}.{each.parameter}"] = whole.to(dtype or array.dtype)
+        changed[f"{lora.without_wrappers(name)}.{each.parameter}"] = whole.to(dtype or array.dtype)
     adapted = {
         name: layer
         for name, module in model.named_modules()
-        if name not in experts and (layer := adapted_layer(module)) is not None
+        if name not in experts and (layer := peft_layers.adapted_layer(module)) is not None
     }
     below = {id(layer.base) for layer in adapted.values()}
     for name, layer in adapted.items():
@@ -196,8 +169,8 @@ def merged_weights(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[st
             changed[f"{name}.weight"] = stored(module, whole_weight(module))
     made: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        plain = without_wrappers(name)
-        of_experts = name.rpartition(".")[0] in experts and name.rpartition(".")[2] in (DOWN, UP)
+        plain = lora.without_wrappers(name)
+        of_experts = name.rpartition(".")[0] in experts and name.rpartition(".")[2] in (lora.DOWN, lora.UP)
         of_adapter = of_experts or any(name.startswith(f"{layer}.") and ".base_layer." not in name for layer in adapted)
         of_4_bits = any(plain.startswith(f"{changed_name}.") for changed_name in changed)
         if not of_adapter and not of_4_bits:
@@ -205,7 +178,7 @@ def merged_weights(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[st
     return made
 
 
-def merged(layer: AdaptedLayer, dtype: torch.dtype | None) -> Tensor:
+def merged(layer: peft_layers.AdaptedLayer, dtype: torch.dtype | None) -> Tensor:
     weight = whole_weight(layer.base)
     if layer.factors is None:
         return weight
@@ -220,8 +193,10 @@ def stored(layer: nn.Module, weight: Tensor) -> Tensor:
 def require_mergeable(model: PreTrainedModel) -> None:
     """Refuse peft adapters that are more than matrices to be added."""
     found = {
-        name: more_than_plain(layer) if is_adapter_layer(layer) else f"is a {full_class_name(layer)}"
-        for name, layer in peft_layers(model).items()
+        name: peft_layers.more_than_plain(layer)
+        if peft_layers.is_adapter_layer(layer)
+        else f"is a {peft_layers.full_name(type(layer))}"
+        for name, layer in peft_layers.peft_layers(model).items()
     }
     found |= {name: "is of a module that is saved whole" for name in model.state_dict() if ".modules_to_save." in name}
     faults = [f"{name} {fault}" for name, fault in found.items() if fault is not None]

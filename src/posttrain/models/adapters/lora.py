@@ -177,10 +177,14 @@ class LoraExperts(LoraLinear):
 def wrap_experts(model: nn.Module, name: str, options: AdapterOptions, *, seed: int) -> LoraExperts:
     """Put an adapter on an array of experts, given by its name without adapters."""
     path, _, parameter = name.rpartition(".")
-    above, _, last = path.rpartition(".")
     made = LoraExperts(model.get_submodule(path), path, parameter, options, seed=seed)
-    setattr(model.get_submodule(above), last, made)
+    put_layer(model, path, made)
     return made
+
+
+def put_layer(model: nn.Module, name: str, layer: nn.Module) -> None:
+    above, _, last = name.rpartition(".")
+    setattr(model.get_submodule(above), last, layer)
 
 
 def without_wrappers(name: str) -> str:

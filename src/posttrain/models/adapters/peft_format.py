@@ -19,20 +19,21 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.adaptable import expert_matrices, linear_layers, put_layer, target_layers
+from posttrain.models.adapters import lora
+from posttrain.models.adapters.adaptable import expert_matrices, linear_layers, target_layers
 from posttrain.models.adapters.in_force import adapter_tensors
-from posttrain.models.adapters.lora import (
-    DOWN,
-    UP,
-    LoraExperts,
-    LoraLinear,
-    lora_layers,
-    without_wrappers,
-    wrap_experts,
-    wrapper_names,
+from posttrain.models.adapters.peft_layers import (
+    PREFIX,
+    WEIGHT,
+    WEIGHTS,
+    held_adapters,
+    named_by_weight,
+    peft_name,
+    text_model_name,
+    trained_adapter,
+    wrapper_of,
+    write_peft_adapter,
 )
-from posttrain.models.adapters.peft_layers import PREFIX, WEIGHTS, held_adapters, trained_adapter, write_peft_adapter
-from posttrain.models.adapters.peft_names import WEIGHT, named_by_weight, peft_name, text_model_name, wrapper_of
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.options.model import ADAPTER_CONFIG, ALL_LINEAR, AdapterOptions
 
@@ -87,10 +88,6 @@ class SavedAdapter:
     def quantization(self) -> Literal["nf4"] | None:
         return "nf4" if (self.folder / BASE_IN_4_BITS).is_file() else None
 
-    def options_of(self, layer: str) -> AdapterOptions:
-        """Those of one layer, whose rank and alpha may differ."""
-        return replace(self.options, rank=len(self.tensors[f"{layer}.{DOWN}"]), alpha=self.alpha_of(layer))
-
     def alpha_of(self, layer: str) -> float:
         for pattern, value in (self.settings.get("alpha_pattern") or {}).items():
             if any(re.fullmatch(rf"(.*\.)?({pattern})", name) for name in (layer, layer + WEIGHT)):
@@ -100,7 +97,7 @@ class SavedAdapter:
 
 def write_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write the model's adapter.  The base is named by its folder, in full if it is on this machine."""
-    if not lora_layers(model):
+    if not lora.lora_layers(model):
         write_peft_adapter(model, folder)
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,14 +117,15 @@ def written_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
     """The content of adapter_config.json; a rank or alpha other than the first layer's is in a pattern."""
-    adapted = lora_layers(model)
+    adapted = lora.lora_layers(model)
     first = next(iter(adapted.values())).options
     base = model.name_or_path or ""
     by_weight = named_by_weight(model, adapted)
     named = {name: peft_name(model, name) + (WEIGHT if name in by_weight else "") for name in adapted}
-    experts = [name for name, layer in adapted.items() if isinstance(layer, LoraExperts)]
+    experts = [name for name, layer in adapted.items() if isinstance(layer, lora.LoraExperts)]
     for name in experts:
-        named[name] = f"{peft_name(model, without_wrappers(name))}.{cast(LoraExperts, adapted[name]).parameter}"
+        array = cast(lora.LoraExperts, adapted[name]).parameter
+        named[name] = f"{peft_name(model, lora.without_wrappers(name))}.{array}"
     layers = {named[name]: layer for name, layer in adapted.items()}
     parameters = sorted(named[name] for name in (*by_weight, *experts))
     return {
@@ -195,7 +193,7 @@ def plain_lora(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, 
     made = {}
     for name, tensor in tensors.items():
         made[name.removeprefix(PREFIX).removesuffix(WEIGHT)] = tensor
-        if not name.startswith(PREFIX) or name.removesuffix(WEIGHT).rpartition(".")[2] not in (DOWN, UP):
+        if not name.startswith(PREFIX) or name.removesuffix(WEIGHT).rpartition(".")[2] not in (lora.DOWN, lora.UP):
             faults.append(f"{name} in {WEIGHTS}")
     if faults:
         raise UserError(
@@ -235,7 +233,7 @@ def wrapped_arrays(model: PreTrainedModel, saved: SavedAdapter, where: str) -> d
             )
         arrays += found
     arrays = [name for name in known if name in arrays]
-    return {peft_name(model, wrapper): array for array, wrapper in wrapper_names(arrays).items()}
+    return {peft_name(model, wrapper): array for array, wrapper in lora.wrapper_names(arrays).items()}
 
 
 def put_adapter(model: PreTrainedModel, saved: SavedAdapter, options: AdapterOptions | None) -> None:
@@ -256,13 +254,14 @@ def put_adapter(model: PreTrainedModel, saved: SavedAdapter, options: AdapterOpt
                 f"{where}: its adapter is for {layer}, and its base {saved.base} has no such linear layer.  Write the"
                 f" folder of its base into {ADAPTER_CONFIG}, as base_model_name_or_path."
             )
-        of_layer = saved.options if layer in arrays else saved.options_of(layer)
-        of_layer = of_layer if options is None else replace(of_layer, dropout=options.dropout)
+        of_layer = saved.options if options is None else replace(saved.options, dropout=options.dropout)
         if layer in arrays:
-            made: LoraLinear = wrap_experts(model, arrays[layer], of_layer, seed=0)
+            made: lora.LoraLinear = lora.wrap_experts(model, arrays[layer], of_layer, seed=0)
         else:
-            made = LoraLinear(model.get_submodule(name), name, of_layer, seed=0)
-            put_layer(model, name, made)
+            rank = len(saved.tensors[f"{layer}.{lora.DOWN}"])
+            of_layer = replace(of_layer, rank=rank, alpha=saved.alpha_of(layer))
+            made = lora.LoraLinear(model.get_submodule(name), name, of_layer, seed=0)
+            lora.put_layer(model, name, made)
         fill(made, layer, saved, where)
 
 
@@ -275,7 +274,7 @@ def of_text_part(model: PreTrainedModel, saved: SavedAdapter, where: str) -> Sav
         return saved
     here = dict(model.named_modules())
     outside = [layer for layer in saved.layers if text_model_name(model, layer) == layer and layer not in here]
-    trained = [layer for layer in outside if saved.tensors.get(f"{layer}.{UP}", torch.ones(1)).any()]
+    trained = [layer for layer in outside if saved.tensors.get(f"{layer}.{lora.UP}", torch.ones(1)).any()]
     if trained:
         raise UserError(
             f"{where}: its adapter has trained {trained[0]}, which is outside the text part of its base {saved.base}."
@@ -285,9 +284,9 @@ def of_text_part(model: PreTrainedModel, saved: SavedAdapter, where: str) -> Sav
     return replace(saved, tensors=kept)
 
 
-def fill(made: LoraLinear, layer: str, saved: SavedAdapter, where: str) -> None:
+def fill(made: lora.LoraLinear, layer: str, saved: SavedAdapter, where: str) -> None:
     """Copy the saved matrices of a layer into it.  Raises UserError if one is missing or of another shape."""
-    for which, parameter in ((DOWN, made.lora_A), (UP, made.lora_B)):
+    for which, parameter in ((lora.DOWN, made.lora_A), (lora.UP, made.lora_B)):
         given = saved.tensors.get(f"{layer}.{which}")
         if given is None or given.shape != parameter.shape:
             shape = "missing" if given is None else f"of shape {[*given.shape]}"

@@ -15,12 +15,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.adaptable import adaptable_layers, expert_matrices, put_layer, require_half
+from posttrain.models.adapters.adaptable import adaptable_layers, expert_matrices, require_half
+from posttrain.models.adapters.lora import put_layer
+from posttrain.models.adapters.peft_layers import LINEAR_4BIT, full_name
 
 NF4 = "nf4"
 KERNEL = "support_avx512bf16_for_cpu"
 """The attribute of a layer that lets it pack its weight."""
-CLASS = "bitsandbytes.nn.modules.Linear4bit"
 
 
 def bitsandbytes() -> ModuleType:
@@ -113,7 +114,7 @@ def compute_unpacked_in(model: PreTrainedModel, compute_dtype: torch.dtype) -> N
 
 
 def is_4_bit(layer: nn.Module) -> bool:
-    return f"{type(layer).__module__}.{type(layer).__qualname__}" == CLASS
+    return full_name(type(layer)) == LINEAR_4BIT
 
 
 def stays_quantised(model: PreTrainedModel) -> bool:

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from posttrain.errors import UserError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_format import SavedAdapter
-from posttrain.models.adapters.peft_names import named_by_weight, refused_by_peft
+from posttrain.models.adapters.peft_layers import named_by_weight, refused_by_peft
 from posttrain.models.loading.folder_kinds import bundled_folder, model_digest, read_json
 from posttrain.options.model import ADAPTER_CONFIG, BUNDLED_MODELS, AdapterOptions, ModelOptions
 

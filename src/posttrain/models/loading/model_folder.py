@@ -26,39 +26,8 @@ from posttrain.errors import UserError
 from posttrain.models.adapters.adaptable import add_adapter
 from posttrain.models.adapters.peft_format import SavedAdapter, put_adapter, read_adapter
 from posttrain.models.adapters.quantized import compute_unpacked_in, quantize, require_half_in_4_bits
-from posttrain.models.loading.adapter_folder import (
-    adapter_template,
-    base_options,
-    name_stop_ids,
-    named_stop_ids,
-    require_adapter_for_peft,
-    with_chat_template,
-)
-from posttrain.models.loading.construction import (
-    ONE_AT_A_TIME,
-    freeze,
-    hold_frozen_in,
-    hold_rest_in,
-    lacking_weights,
-    linear_matrices,
-    require_no_lack,
-    transformers_load_errors,
-    without_progress_bars,
-)
+from posttrain.models.loading import adapter_folder, construction, folder_kinds
 from posttrain.models.loading.devices import chosen_device
-from posttrain.models.loading.folder_kinds import (
-    DEQUANTISED_AT_LOAD,
-    IN_4_BITS,
-    SAFE_WEIGHTS,
-    bundled_folder,
-    checked_config,
-    has_tokenizer,
-    hub_folder,
-    needs_code,
-    quantisation,
-    read_json,
-)
-from posttrain.models.loading.text_part import is_wrapper, require_causal_config, text_part
 from posttrain.models.model_outputs import enable_recomputation
 from posttrain.models.policy import Policy, as_policy, chosen_dtype, single_token, united_stop_ids
 from posttrain.options.model import ModelOptions, is_adapter_folder
@@ -90,7 +59,7 @@ def load_policy_to_train(
     require_trainable_weights(located, options, saves_whole=saves_whole, may_adapt=may_adapt)
     policy = policy_from(located, options, seed=seed, inference=False)
     if not saves_whole:
-        require_adapter_for_peft(policy.model, options)
+        adapter_folder.require_adapter_for_peft(policy.model, options)
     return policy
 
 
@@ -118,7 +87,7 @@ def load_tokenizer(options: ModelOptions) -> tuple[PreTrainedTokenizerBase, tupl
         generation = GenerationConfig.from_pretrained(folder) if stored else GenerationConfig.from_model_config(config)
     own = (generation.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id)
     texts = [single_token(tokenizer, text) for text in options.stop_tokens]
-    return tokenizer, united_stop_ids((*own, texts, named_stop_ids(located.saved)), options.path)
+    return tokenizer, united_stop_ids((*own, texts, adapter_folder.named_stop_ids(located.saved)), options.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +105,9 @@ class LocatedModel:
 def located_model(options: ModelOptions) -> LocatedModel:
     """Find the model that the options name, and read its small files and its adapter."""
     saved = read_adapter(options.folder) if not options.is_bundled and is_adapter_folder(options.folder) else None
-    base = options if saved is None else base_options(options, saved)
+    base = options if saved is None else adapter_folder.base_options(options, saved)
     folder = located_folder(base)
-    found = quantisation(read_json(folder / "config.json", path_option(base)))
+    found = folder_kinds.quantisation(folder_kinds.read_json(folder / "config.json", path_option(base)))
     if found is not None and options.quantization is not None:
         raise UserError(
             f"model.quantization = {options.quantization}: the weights in {base.path} are quantised already ({found})."
@@ -160,7 +129,7 @@ def policy_from(located: LocatedModel, options: ModelOptions, *, seed: int, infe
     if options.quantization is not None and saved is None:  # an adapter that was trained over such a base is still read
         require_half_in_4_bits(model)
     tokenizer = loaded_tokenizer(folder, base, saved)
-    name_stop_ids(model, named_stop_ids(saved))
+    adapter_folder.name_stop_ids(model, adapter_folder.named_stop_ids(saved))
     if base.gradient_checkpointing:
         enable_recomputation(model)
     if saved is not None:
@@ -168,7 +137,7 @@ def policy_from(located: LocatedModel, options: ModelOptions, *, seed: int, infe
     elif options.adapter is not None:
         add_adapter(model, options.adapter, seed=seed)
     if base.weights == "auto" and stored == dtype:  # so no bit of what is frozen is lost
-        hold_frozen_in(model, dtype)
+        construction.hold_frozen_in(model, dtype)
     if located.quantisation is None:
         cast(torch.nn.Module, model).to(device)
     policy = as_policy(
@@ -189,23 +158,23 @@ def plain_model(
     memory_dtype = torch.bfloat16 if options.weights == "bfloat16" else torch.float32
     narrow = method is None and read_as_stored(folder, config, options, device)
     model = loaded_model(folder, config, options, torch.bfloat16 if narrow else memory_dtype)
-    if method == IN_4_BITS:  # bitsandbytes leaves the others in the type that they are stored in
+    if method == folder_kinds.IN_4_BITS:  # bitsandbytes leaves the others in the type that they are stored in
         for parameter in model.parameters():
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(memory_dtype)
     elif method is not None and not getattr(model, "is_quantized", False):
         as_never_quantised(model, memory_dtype)
     if narrow:
-        hold_rest_in(model, torch.float32)
+        construction.hold_rest_in(model, torch.float32)
         model.config.dtype = torch.float32
-    freeze(model, options.frozen)
+    construction.freeze(model, options.frozen)
     dtype = chosen_dtype(options.dtype, torch.float32 if narrow else model.dtype, device)
     compute_unpacked_in(model, dtype)
     if options.quantization is not None:
         packed = inference and dtype == torch.bfloat16
         quantize(model, dtype, made_from=memory_dtype, device=device, packed_kernel=packed)
     if narrow and (options.weights == "float32" or dtype != torch.bfloat16):
-        for matrix in linear_matrices(model):  # such as the output layer's, which is not in 4 bits
+        for matrix in construction.linear_matrices(model):  # such as the output layer's, which is not in 4 bits
             matrix.data = matrix.data.float()
     return model, dtype
 
@@ -224,8 +193,8 @@ def read_as_stored(folder: Path, config: PreTrainedConfig, options: ModelOptions
     with load_errors(options):
         if {dtype for _, dtype in stored_tensors(folder)} != {torch.bfloat16}:
             return False
-        auto: Any = AutoModelForImageTextToText if is_wrapper(config) else AutoModelForCausalLM
-        with ONE_AT_A_TIME, torch.device("meta"):
+        auto: Any = AutoModelForImageTextToText if construction.is_wrapper(config) else AutoModelForCausalLM
+        with construction.ONE_AT_A_TIME, torch.device("meta"):
             model = auto.from_config(config, dtype=torch.bfloat16)
         return all(buffer.dtype != torch.bfloat16 for buffer in model.buffers())
 
@@ -247,13 +216,13 @@ def require_trainable_weights(
     transformers dequantises MXFP4 when it loads it, so such a model is trained and saved as any other.
     """
     method = located.quantisation
-    if method is None or method == DEQUANTISED_AT_LOAD:
+    if method is None or method == folder_kinds.DEQUANTISED_AT_LOAD:
         return
     save = "merged" if saves_whole else options.adapter.save if options.adapter is not None else "adapter"
     if not options.trains_adapter:
-        adapts = may_adapt and (not saves_whole or method == IN_4_BITS)
+        adapts = may_adapt and (not saves_whole or method == folder_kinds.IN_4_BITS)
         fault, remedy = "cannot be trained", "Train an adapter (model.adapter.rank: 16), or give" if adapts else "Give"
-    elif save != "adapter" and method != IN_4_BITS:
+    elif save != "adapter" and method != folder_kinds.IN_4_BITS:
         fault = "an adapter is only merged into whole weights or 4-bit ones of bitsandbytes"
         remedy = "Give" if saves_whole else "Set model.adapter.save: adapter, or give"
     else:
@@ -268,11 +237,11 @@ def located_folder(options: ModelOptions) -> Path:
     """The local folder that the options name; a model of the hub is downloaded if the cache lacks it."""
     options.require_files()
     if options.is_bundled:
-        return bundled_folder(options.path)
+        return folder_kinds.bundled_folder(options.path)
     trusted, folder = options.trust_remote_code, options.folder
     if options.hub_name is not None:
-        folder = hub_folder(options.hub_name, options.hub_revision, with_code=trusted)
-    checked_config(folder, path_option(options), trusted=trusted, attention=options.attn_implementation)
+        folder = folder_kinds.hub_folder(options.hub_name, options.hub_revision, with_code=trusted)
+    folder_kinds.checked_config(folder, path_option(options), trusted=trusted, attention=options.attn_implementation)
     return folder
 
 
@@ -286,20 +255,23 @@ def loaded_config(folder: Path, options: ModelOptions) -> PreTrainedConfig:
         )
     with load_errors(options):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
-        require_causal_config(config, path_option(options))
+        construction.require_causal_config(config, path_option(options))
     return cast(PreTrainedConfig, config)
 
 
 def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, dtype: torch.dtype) -> PreTrainedModel:
     """The causal language model of a folder, on the CPU, its weights in one type."""
-    whole = is_wrapper(config)
+    whole = construction.is_wrapper(config)
     loader: Any = AutoModelForImageTextToText if whole else AutoModelForCausalLM
     given: dict[str, Any] = {}
     if options.attn_implementation != "auto":
         given["attn_implementation"] = options.attn_implementation
-    if quantisation(read_json(folder / "config.json", path_option(options))) == DEQUANTISED_AT_LOAD:
+    if (
+        folder_kinds.quantisation(folder_kinds.read_json(folder / "config.json", path_option(options)))
+        == folder_kinds.DEQUANTISED_AT_LOAD
+    ):
         given["quantization_config"] = Mxfp4Config(dequantize=True)  # its kernels for GPUs compute no gradient
-    with load_errors(options), without_progress_bars():
+    with load_errors(options), construction.without_progress_bars():
         model, found = loader.from_pretrained(
             folder,
             config=config,
@@ -309,8 +281,8 @@ def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, 
             ignore_mismatched_sizes=True,  # which is then refused below
             **given,
         )
-    require_no_lack(model, lacking_weights(found), path_option(options))
-    return text_part(model) if whole else cast(PreTrainedModel, model)
+    construction.require_no_lack(model, construction.lacking_weights(found), path_option(options))
+    return construction.text_part(model) if whole else cast(PreTrainedModel, model)
 
 
 def loaded_tokenizer(base: Path, options: ModelOptions, saved: SavedAdapter | None = None) -> PreTrainedTokenizerBase:
@@ -318,31 +290,33 @@ def loaded_tokenizer(base: Path, options: ModelOptions, saved: SavedAdapter | No
 
     Its template is the one that the options name, else the adapter's, else the tokenizer's.
     """
-    folder = saved.folder if saved is not None and has_tokenizer(saved.folder) else base
+    folder = saved.folder if saved is not None and folder_kinds.has_tokenizer(saved.folder) else base
     with load_errors(options):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
     if saved is not None and folder == base:
-        tokenizer.chat_template = adapter_template(saved.folder) or tokenizer.chat_template
+        tokenizer.chat_template = adapter_folder.adapter_template(saved.folder) or tokenizer.chat_template
     if not tokenizer("a", add_special_tokens=False)["input_ids"]:
         raise UserError(
             f"{path_option(options)}: its tokenizer has no token for the letter a.  Copy tokenizer.json and"
             " tokenizer_config.json into the folder, from the original model."
         )
-    return with_chat_template(cast(PreTrainedTokenizerBase, tokenizer), options.chat_template)
+    return adapter_folder.with_chat_template(cast(PreTrainedTokenizerBase, tokenizer), options.chat_template)
 
 
 def load_errors(options: ModelOptions) -> AbstractContextManager[None]:
-    return transformers_load_errors(partial(load_message, options))
+    return construction.transformers_load_errors(partial(load_message, options))
 
 
 def load_message(options: ModelOptions, said: str) -> str:
     """What to do where transformers cannot load a folder, and says this of it."""
     where, folder = path_option(options), Path(options.path)
     if "trust_remote_code" in said:
-        return f"{where}: {needs_code('of its tokenizer or config')}"
+        return f"{where}: {folder_kinds.needs_code('of its tokenizer or config')}"
     if options.attn_implementation not in ("auto", "eager", "sdpa"):
         return f"model.attn_implementation = {options.attn_implementation}: not available ({said}).  Use auto."
-    method = quantisation(read_json(folder / "config.json", where)) if folder.is_dir() else None
+    method = (
+        folder_kinds.quantisation(folder_kinds.read_json(folder / "config.json", where)) if folder.is_dir() else None
+    )
     remedy = "The folder needs config.json, model.safetensors, tokenizer.json and tokenizer_config.json."
     if method is not None:
         remedy = f"Its weights are quantised ({method}).  Give the folder of the model that it was quantised from."
@@ -362,7 +336,7 @@ def stored_dtype(folder: Path, config: PreTrainedConfig) -> torch.dtype | None:
 
 def stored_tensors(folder: Path) -> Iterator[tuple[str, torch.dtype | None]]:
     """Names and types of the tensors in a folder's safetensors, by the files' headers."""
-    for file in sorted(folder.glob(SAFE_WEIGHTS)):
+    for file in sorted(folder.glob(folder_kinds.SAFE_WEIGHTS)):
         with safe_open(file, framework="pt") as content:
             for name in content.keys():  # noqa: SIM118  it is not a mapping
                 yield name, STORED.get(content.get_slice(name).get_dtype())

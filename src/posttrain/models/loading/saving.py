@@ -16,24 +16,20 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from posttrain.errors import RunError
-from posttrain.models.adapters.in_force import merged_weights
+from posttrain.models.adapters.in_force import merged_weights, trains_adapter_alone
 from posttrain.models.adapters.lora import DOWN, UP, LoraExperts, layer_shape, lora_layers
-from posttrain.models.adapters.peft_format import write_adapter
-from posttrain.models.adapters.peft_layers import PREFIX, WEIGHTS, adapted_names
-from posttrain.models.adapters.peft_names import WEIGHT, peft_name, wrapper_of
+from posttrain.models.adapters.peft_format import adapter_settings, write_adapter, written_tensors
+from posttrain.models.adapters.peft_layers import PREFIX, WEIGHT, WEIGHTS, adapted_names, peft_name, wrapper_of
 from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.loading import construction
 from posttrain.models.loading.adapter_folder import note_base, write_stop_ids
-from posttrain.models.loading.construction import (
-    LOAD_ERRORS,
-    ONE_AT_A_TIME,
-    first_words,
-    lacking_weights,
-    without_progress_bars,
-)
+from posttrain.models.loading.folder_kinds import model_digest
 from posttrain.models.policy import Policy, stop_ids
 from posttrain.options.model import ADAPTER_CONFIG
 
@@ -57,7 +53,7 @@ def model_fault(model: PreTrainedModel, folder: Path) -> str | None:
     loader: Any = type(model)
     try:
         weights = {name: InFile(shape) for file in weight_files(folder) for name, shape in saved_shapes(file).items()}
-        with without_progress_bars():
+        with construction.without_progress_bars():
             config = type(model.config).from_pretrained(folder)
             _, found = loader.from_pretrained(
                 None,
@@ -67,10 +63,10 @@ def model_fault(model: PreTrainedModel, folder: Path) -> str | None:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-    except LOAD_ERRORS as error:
-        return first_words(error)
+    except construction.LOAD_ERRORS as error:
+        return construction.first_words(error)
     kinds = {
-        "weights are missing or have another shape": lacking_weights(found),
+        "weights are missing or have another shape": construction.lacking_weights(found),
         "weights have names that it does not know": sorted(found["unexpected_keys"]),
     }
     return "; ".join(f"{len(names)} {says} ({', '.join(names[:2])})" for says, names in kinds.items() if names) or None
@@ -130,7 +126,7 @@ def layers_of_base(model: PreTrainedModel) -> Mapping[str, Shape]:
     base = cast(nn.Module, model)
     if wrapper_of(model) is not None:
         config = AutoConfig.from_pretrained(str(model.name_or_path))
-        with ONE_AT_A_TIME, torch.device("meta"):
+        with construction.ONE_AT_A_TIME, torch.device("meta"):
             base = AutoModelForImageTextToText.from_config(config)
     return {
         name.removesuffix(".base_layer"): layer_shape(layer)
@@ -208,7 +204,7 @@ def save_adapter(policy: Policy, folder: Path) -> None:
     """Write only the adapter, in peft's format, with the tokenizer, its template and all stop tokens."""
     write_adapter(policy.model, folder)
     note_base(policy.model.name_or_path or "", folder)
-    with without_progress_bars():
+    with construction.without_progress_bars():
         policy.tokenizer.save_pretrained(folder)
     write_stop_ids(policy.stop_ids, folder)
     readable_as(folder / ADAPTER_CONFIG, folder)
@@ -221,7 +217,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
     """
     model, dtype = policy.model, policy.stored_dtype
     weights, converted = saved_weights(policy)
-    with without_progress_bars(), saved_whole(model):
+    with construction.without_progress_bars(), saved_whole(model):
         model.save_pretrained(folder, state_dict=weights)
         if converted:
             held = model.dtype
@@ -280,3 +276,49 @@ def readable_as(example: Path, folder: Path) -> None:
     for file in folder.iterdir():
         if file.is_file():
             file.chmod(mode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedAdapter:
+    """A LoRA adapter as peft writes it, and its base."""
+
+    base: str
+    """Folder or hub name of the base."""
+    base_digest: str
+    """`model_digest` of that folder; empty if it is not a local folder."""
+    settings: Mapping[str, object]
+    """The content of adapter_config.json."""
+    tensors: Mapping[str, Tensor]
+    """The content of adapter_model.safetensors, not copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedWeights:
+    """The weights of a policy at the time of reading: `Engine.load` reads what it needs before it returns."""
+
+    policy: Policy
+
+    def merged(self) -> dict[str, Tensor]:
+        """The tensors of the saved model's files: adapters added, 4-bit layers dequantised, tied tensors once.
+
+        Tensors that need no change are the trainer's, not copies.
+        """
+        model = self.policy.model
+        weights = dict(saved_weights(self.policy)[0])
+        with saved_whole(model):
+            single = remove_tied_weights_from_state_dict(weights, model)
+            exported: dict[str, Tensor] = revert_weight_conversion(model, single)
+        return {name: tensor.detach().contiguous() for name, tensor in exported.items()}
+
+    def adapter(self) -> ExportedAdapter | None:
+        """Only the adapter; None if other weights are trained too, or if it is in peft's layers."""
+        model = self.policy.model
+        if not lora_layers(model) or not trains_adapter_alone(model):
+            return None
+        base = model.name_or_path or ""
+        return ExportedAdapter(
+            base=base,
+            base_digest=model_digest(Path(base)) if base else "",
+            settings=adapter_settings(model),
+            tensors=written_tensors(model),
+        )

@@ -4,14 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from posttrain.models.adapters.adaptable import reaches_half
-from posttrain.models.memory.memory_parts import (
-    BFLOAT16,
-    FLOAT32,
-    PARTS,
-    MemorySetup,
-    returned_cache,
-    trained_parameters,
-)
+from posttrain.models.memory import memory_parts
 from posttrain.models.memory.model_shape import ModelShape
 
 IMPORTED_BYTES = 405_000_000
@@ -36,13 +29,13 @@ class MemoryPlan:
     """Bytes by part, each at its largest."""
 
     shape: ModelShape
-    setup: MemorySetup
+    setup: memory_parts.MemorySetup
 
     @cached_property
     def parts(self) -> dict[str, dict[str, int]]:
         """Names and bytes, by the phase in which a part is held."""
         made: dict[str, dict[str, int]] = {"loading": {}, "always": {}, "sampling": {}, "updating": {}}
-        for part in PARTS:
+        for part in memory_parts.PARTS:
             stays = part.captured and self.setup.on_cuda and self.setup.shared_prompt
             unused = part.phase == "sampling" and not self.setup.samples
             size = 0 if unused else part.bytes(self.shape, self.setup)
@@ -74,7 +67,7 @@ class MemoryPlan:
             return CUDA_CONTEXT_BYTES + round(CUDA_ALLOCATOR_SHARE * max(self.phases.values()))
         if not self.setup.samples:
             return IMPORTED_BYTES + LIBRARY_BYTES + round(FREED_ACTIVATIONS_SHARE * updating["activations"])
-        kept = sum(self.parts["sampling"].values()) - returned_cache(self.shape, self.setup)
+        kept = sum(self.parts["sampling"].values()) - memory_parts.returned_cache(self.shape, self.setup)
         return IMPORTED_BYTES + LIBRARY_BYTES + min(kept, sum(updating.values()))
 
     @property
@@ -83,7 +76,7 @@ class MemoryPlan:
 
     @property
     def trained(self) -> int:
-        return trained_parameters(self.shape, self.setup)
+        return memory_parts.trained_parameters(self.shape, self.setup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +84,7 @@ class Change:
     """A change of one setting that reduces memory."""
 
     setting: str
-    setup: MemorySetup
+    setup: memory_parts.MemorySetup
     """The run's setup after it."""
     saves: int
     """Bytes that it takes off the peak."""
@@ -103,7 +96,7 @@ class Change:
         return self.setting.partition(" ")[0]
 
 
-def changes_that_save(shape: ModelShape, setup: MemorySetup) -> list[Change]:
+def changes_that_save(shape: ModelShape, setup: memory_parts.MemorySetup) -> list[Change]:
     """Each change that reduces the peak and is not refused.
 
     Those that change no result come first, and of these the one that saves most.
@@ -112,14 +105,19 @@ def changes_that_save(shape: ModelShape, setup: MemorySetup) -> list[Change]:
     tokens, rows = max(setup.row_tokens, held // 4), max(1, setup.num_rows // 4)
     whole, rank = setup.adapter_rank is None, setup.adapter_rank or ADAPTER_RANK
     half = reaches_half(shape.linear_parameters, shape.expert_parameters)
-    halved = replace(setup, weight_bytes=BFLOAT16, compute_bytes=BFLOAT16, frozen_bytes=BFLOAT16)
+    halved = replace(
+        setup,
+        weight_bytes=memory_parts.BFLOAT16,
+        compute_bytes=memory_parts.BFLOAT16,
+        frozen_bytes=memory_parts.BFLOAT16,
+    )
     in_4_bits = setup.with_adapter(rank, quantized=True)
     fewer_tokens, fewer_rows = replace(setup, tokens_per_microbatch=tokens), replace(setup, max_rows=rows)
     tried = [  # setting, whether it applies, whether it changes no result, the setup that it makes
         (f"{setup.micro_batch_option} = {tokens}", tokens < setup.tokens_per_microbatch, True, fewer_tokens),
         (f"rollout.max_rows = {rows}", setup.samples and setup.num_rows > 1, True, fewer_rows),
         ("model.gradient_checkpointing = true", not setup.recomputes, True, replace(setup, recomputes=True)),
-        ("model.weights = bfloat16", setup.weight_bytes == FLOAT32, False, halved),
+        ("model.weights = bfloat16", setup.weight_bytes == memory_parts.FLOAT32, False, halved),
         (f"model.adapter.rank = {rank}", whole, False, setup.with_adapter(rank)),
         ("model.quantization = nf4", half and not whole and not setup.quantized, False, in_4_bits),
     ]
@@ -133,7 +131,9 @@ def changes_that_save(shape: ModelShape, setup: MemorySetup) -> list[Change]:
     return sorted(worth, key=lambda change: (not change.same_results, -change.saves))
 
 
-def changes_until_it_fits(shape: ModelShape, setup: MemorySetup, size: int) -> tuple[list[str], MemoryPlan]:
+def changes_until_it_fits(
+    shape: ModelShape, setup: memory_parts.MemorySetup, size: int
+) -> tuple[list[str], MemoryPlan]:
     """Settings to change together until the run fits into `size` bytes or nothing more helps, and the plan then."""
     settings: dict[str, str] = {}
     plan = MemoryPlan(shape, setup)

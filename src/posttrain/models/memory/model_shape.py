@@ -16,11 +16,10 @@ from posttrain.models.adapters.lora import layer_shape
 from posttrain.models.adapters.peft_format import read_adapter
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.loading.adapter_folder import base_options
-from posttrain.models.loading.construction import LOAD_ERRORS, ONE_AT_A_TIME
+from posttrain.models.loading.construction import LOAD_ERRORS, ONE_AT_A_TIME, is_wrapper
 from posttrain.models.loading.folder_kinds import IN_4_BITS, bundled_folder, hub_folder, quantisation, read_json
 from posttrain.models.loading.model_folder import loaded_config, path_option
 from posttrain.models.loading.new_model import new_model_config, new_tokenizer
-from posttrain.models.loading.text_part import is_wrapper
 from posttrain.models.shared_prompt.families import shared_prompt_refusal
 from posttrain.options.model import ModelOptions, NewModelOptions, is_adapter_folder
 

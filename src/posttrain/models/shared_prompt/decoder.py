@@ -16,12 +16,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, NewGELUActivation, SiLUActivation
 
-from posttrain.models.shared_prompt.adapted import projection
 from posttrain.models.shared_prompt.attention import AttentionKind
 from posttrain.models.shared_prompt.families import FAMILIES, SAME_ANGLES, LayerKind
-from posttrain.models.shared_prompt.fused import GELU_TANH, SILU, Activation, gated, layer_norm, rms_norm, rotate
-from posttrain.models.shared_prompt.gradients import embed
-from posttrain.models.shared_prompt.linear import Weight
+from posttrain.models.shared_prompt.fused import GELU_TANH, SILU, Activation, embed, gated, layer_norm, rms_norm, rotate
+from posttrain.models.shared_prompt.linear import Weight, projection
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
 
-from posttrain.models.adapters.peft_layers import adapter_refusal, is_adapter_layer
+from posttrain.models.adapters.peft_layers import adapter_refusal, full_name, is_adapter_layer
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.shared_prompt.attention import AttentionKind
 
@@ -325,7 +325,3 @@ def alteration(module: nn.Module) -> str | None:
         if type(parameter) is not nn.Parameter:
             return f"has a weight of type {full_name(type(parameter))}"
     return None
-
-
-def full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

@@ -17,7 +17,7 @@ from posttrain.algorithms.preference_losses import OfPairs, PairObjective, impli
 from posttrain.errors import RunError
 from posttrain.models.forward import Completions
 from posttrain.models.policy import Policy
-from posttrain.models.shared_prompt.gradients import gradients_in_place
+from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.options.pairs import DpoOptions
 from posttrain.records import Preference
 from posttrain.runs.tensor_state import Tensors

@@ -14,7 +14,7 @@ from torch import Tensor
 from posttrain.algorithms.preference_losses import bradley_terry, centring
 from posttrain.errors import RunError
 from posttrain.models.classifiers.heads import TextScorer
-from posttrain.models.shared_prompt.gradients import gradients_in_place
+from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.options.pairs import RewardTrainingOptions
 from posttrain.records import Preference
 

@@ -18,7 +18,7 @@ from posttrain.models.memory.memory_parts import MemorySetup
 from posttrain.models.memory.model_shape import ModelShape
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer
-from posttrain.models.shared_prompt.gradients import gradients_in_place
+from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions, run_model
 from posttrain.options.training import SftOptions
