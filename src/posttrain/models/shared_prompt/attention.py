@@ -40,32 +40,23 @@ def attend(
     kind: AttentionKind = PLAIN,
 ) -> Float[Tensor, "row heads queries width"]:
     """Grouped-query attention, softmax(s · q·kᵀ)·v; without a mask it is causal.  A window must be in the mask."""
-    if kind.soft_cap is not None:
-        return _attend_with_cap(query, key, value, mask, kind)
-    if mask is not None and query.is_cuda:
-        # CUDA's kernels for grouped heads support no mask; the remaining one would keep all scores.
-        key, value = (repeated_heads(kv, query.shape[1]) for kv in (key, value))
-    return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=kind.scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-
-
-def _attend_with_cap(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kind: AttentionKind
-) -> Float[Tensor, "row heads queries width"]:
-    """The same with capped scores, for which there is no fused kernel: all are kept for the backward pass, twice."""
     rows, heads, queries, width = query.shape
+    if kind.soft_cap is None:
+        if mask is not None and query.is_cuda:
+            # CUDA's kernels for grouped heads support no mask; the remaining one would keep all scores.
+            key, value = (repeated_heads(kv, heads) for kv in (key, value))
+        causal, grouped = mask is None, heads != key.shape[1]
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, scale=kind.scale, enable_gqa=grouped
+        )
+    # There is no fused kernel for capped scores: all are kept for the backward pass, twice.
     if mask is None:
         mask = causal_mask(queries, None, query.device)[None, None]
     scores = capped_scores(query.reshape(rows, key.shape[1], -1, width), key, kind)
     scores = scores.view(rows, key.shape[1], -1, queries, key.shape[2])  # [row kv_heads heads/kv_heads queries keys]
-    return weighted(scores, ~mask.unsqueeze(2), value).view(rows, heads, queries, width)
+    precise = torch.promote_types(scores.dtype, torch.float32)
+    shares = torch.softmax(scores.masked_fill_(~mask.unsqueeze(2), -torch.inf), dim=-1, dtype=precise).to(value.dtype)
+    return (shares.view(rows, key.shape[1], -1, key.shape[2]) @ value).view(rows, heads, queries, width)
 
 
 def capped_scores(
@@ -76,18 +67,6 @@ def capped_scores(
     """s · q·kᵀ, softly capped if the kind has a cap."""
     scores = (query * (query.shape[-1] ** -0.5 if kind.scale is None else kind.scale)) @ key.transpose(2, 3)
     return scores if kind.soft_cap is None else (scores / kind.soft_cap).tanh_() * kind.soft_cap
-
-
-def weighted(
-    scores: Float[Tensor, "row kv_heads each queries keys"],
-    hidden_from: Bool[Tensor, "#row 1 1 queries keys"],
-    value: Float[Tensor, "row kv_heads keys width"],
-) -> Float[Tensor, "row kv_heads each_and_queries width"]:
-    """softmax(masked scores)·v, with exponentials in float32 at least."""
-    rows, kv_heads, _, _, keys = scores.shape
-    precise = torch.promote_types(scores.dtype, torch.float32)
-    shares = torch.softmax(scores.masked_fill_(hidden_from, -torch.inf), dim=-1, dtype=precise).to(value.dtype)
-    return shares.view(rows, kv_heads, -1, keys) @ value
 
 
 def causal_mask(length: int, window: int | None, device: torch.device) -> Bool[Tensor, "queries keys"]:
@@ -140,16 +119,6 @@ class BranchIndices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Masks:
-    """Which keys each query sees, bucket by bucket, in layers of one window."""
-
-    roots: tuple[Bool[Tensor, "1 1 _ _"] | None, ...]
-    """[1, 1, width, width] each; None if all tokens before are seen."""
-    branches: tuple[Bool[Tensor, "_ 1 _ _"], ...]
-    """[member, 1, width, keys] each; keys are the root's tokens, then the branch's own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedIndices:
     """Indices for attention over a layout, on its device.
 
@@ -182,14 +151,10 @@ class PackedLayout:
         self.num_tokens = self.num_root_tokens + sum(self.branch_lengths)
         self.root_starts = list(accumulate(self.root_lengths, initial=0))[:-1]
         self.branch_starts = list(accumulate(self.branch_lengths, initial=self.num_root_tokens))[:-1]
-        self.longest = max(
-            *self.root_lengths,
-            *(
-                length + self.root_lengths[root]
-                for length, root in zip(self.branch_lengths, self.branch_root, strict=True)
-            ),
-            0,
-        )
+        whole = [
+            length + self.root_lengths[root] for length, root in zip(self.branch_lengths, self.branch_root, strict=True)
+        ]
+        self.longest = max([*self.root_lengths, *whole], default=0)
         """Tokens of the longest sequence, a branch with its root."""
         self.root_buckets = _like_lengths(self.root_lengths)
         self.branch_buckets = _like_lengths(self.branch_lengths)
@@ -197,20 +162,22 @@ class PackedLayout:
     def indices(self, device: torch.device) -> PackedIndices:
         token_of_slot, slot_of_token = self._slots()
         order = [member for bucket in self.root_buckets for member in bucket.members]
+        parts, branches = [torch.arange(length) for length in self.root_lengths], []
+        for length, root in zip(self.branch_lengths, self.branch_root, strict=True):
+            parts.append(torch.arange(self.root_lengths[root], self.root_lengths[root] + length))
+        for bucket in self.branch_buckets:
+            roots = [self.branch_root[member] for member in bucket.members]
+            lengths = torch.tensor([self.root_lengths[root] for root in roots])
+            sees_root = (torch.arange(max(self.root_lengths)) < lengths[:, None]).to(device)
+            at = torch.tensor(roots).to(device)
+            branches.append(BranchIndices(roots=at, sees_root=sees_root, root_lengths=lengths.to(device)))
         return PackedIndices(
-            positions=self._positions().to(device),
+            positions=torch.cat(parts).to(device),
             token_of_slot=token_of_slot.to(device),
             slot_of_token=slot_of_token.to(device),
             row_of_root=torch.tensor(order).argsort().to(device),
-            branches=tuple(self._branch_indices(bucket, device) for bucket in self.branch_buckets),
+            branches=tuple(branches),
         )
-
-    def _positions(self) -> Int64[Tensor, " token"]:
-        parts = [torch.arange(length) for length in self.root_lengths]
-        for length, root in zip(self.branch_lengths, self.branch_root, strict=True):
-            offset = self.root_lengths[root]
-            parts.append(torch.arange(offset, offset + length))
-        return torch.cat(parts)
 
     def _slots(self) -> tuple[Int64[Tensor, " slot"], Int64[Tensor, " token"]]:
         """Packed token of each slot, and slot of each packed token."""
@@ -231,36 +198,26 @@ class PackedLayout:
                     first_slot += bucket.width
         return torch.cat(token_of_slot), slot_of_token
 
-    def _branch_indices(self, bucket: Bucket, device: torch.device) -> BranchIndices:
-        roots = [self.branch_root[member] for member in bucket.members]
-        root_lengths = torch.tensor([self.root_lengths[root] for root in roots])
-        sees_root = torch.arange(max(self.root_lengths)) < root_lengths[:, None]
-        return BranchIndices(
-            roots=torch.tensor(roots).to(device), sees_root=sees_root.to(device), root_lengths=root_lengths.to(device)
-        )
+    def masks(self, indices: PackedIndices, window: int | None) -> list[Bool[Tensor, "_ 1 _ _"] | None]:
+        """Which keys each query sees, by bucket: of roots, None if all tokens before are seen; then of branches.
 
-    def masks(self, indices: PackedIndices, window: int | None) -> Masks:
-        device = indices.positions.device
-        roots = (
-            None if window is None or bucket.width <= window else causal_mask(bucket.width, window, device)[None, None]
-            for bucket in self.root_buckets
-        )
-        branches = (
-            _branch_mask(bucket.width, branch, window)
-            for bucket, branch in zip(self.branch_buckets, indices.branches, strict=True)
-        )
-        return Masks(roots=tuple(roots), branches=tuple(branches))
-
-
-def _branch_mask(width: int, branch: BranchIndices, window: int | None) -> Bool[Tensor, "member 1 width keys"]:
-    members, longest = branch.sees_root.shape
-    to_root = branch.sees_root[:, None, :].expand(-1, width, -1)
-    if window is not None:
-        queries = branch.root_lengths[:, None] + torch.arange(width, device=branch.roots.device)  # [member width]
-        keys = torch.arange(longest, device=branch.roots.device)
-        to_root = to_root & in_sight(queries[:, :, None], keys, window)
-    own = causal_mask(width, window, branch.roots.device).expand(members, -1, -1)
-    return torch.cat([to_root, own], dim=2)[:, None]
+        [1, 1, width, width] or [member, 1, width, keys] each; a branch's keys are its root's tokens, then its own.
+        """
+        device, masks = indices.positions.device, []
+        for bucket in self.root_buckets:
+            mask = None
+            if window is not None and bucket.width > window:
+                mask = causal_mask(bucket.width, window, device)[None, None]
+            masks.append(mask)
+        for bucket, branch in zip(self.branch_buckets, indices.branches, strict=True):
+            members, longest = branch.sees_root.shape
+            to_root = branch.sees_root[:, None, :].expand(-1, bucket.width, -1)
+            if window is not None:
+                queries = branch.root_lengths[:, None] + torch.arange(bucket.width, device=device)  # [member width]
+                to_root = to_root & in_sight(queries[:, :, None], torch.arange(longest, device=device), window)
+            own = causal_mask(bucket.width, window, device).expand(members, -1, -1)
+            masks.append(torch.cat([to_root, own], dim=2)[:, None])
+        return masks
 
 
 class _Rearrange(torch.autograd.Function):
@@ -298,7 +255,7 @@ class PackedAttention:
 
     def __init__(self, layout: PackedLayout, device: torch.device) -> None:
         self.layout, self.indices = layout, layout.indices(device)
-        self._masks: dict[int | None, Masks] = {}
+        self._masks: dict[int | None, list[Tensor | None]] = {}
 
     def __call__(
         self,
@@ -308,7 +265,10 @@ class PackedAttention:
         key: Float[Tensor, "token kv_heads width"],
         value: Float[Tensor, "token kv_heads width"],
     ) -> Float[Tensor, "token heads width"]:
-        layout, at, masks = self.layout, self.indices, self._masks_of(kind.window)
+        layout, at = self.layout, self.indices
+        window = None if kind.window is None or kind.window >= layout.longest else kind.window
+        if window not in self._masks:  # once for all layers of a window
+            self._masks[window] = layout.masks(at, window)
         heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[2]
         packed = torch.cat([query.flatten(1), key.flatten(1), value.flatten(1)], dim=1)  # [token qkv]
         padded: Tensor = _Rearrange.apply(packed, at.token_of_slot, at.slot_of_token)  # type: ignore[no-untyped-call]
@@ -320,38 +280,23 @@ class PackedAttention:
             .split([heads, kv_heads, kv_heads], dim=1)
             for bucket, part in zip(buckets, parts, strict=True)
         ]
-        num_roots = len(layout.root_buckets)
-        out = [
-            attend(q, k, v, mask, kind) for (q, k, v), mask in zip(split_heads[:num_roots], masks.roots, strict=True)
-        ]
+        masked = list(zip(split_heads, self._masks[window], strict=True))
+        num_roots, longest = len(layout.root_buckets), max(layout.root_lengths)
+        out = [attend(q, k, v, mask, kind) for (q, k, v), mask in masked[:num_roots]]
         if layout.branch_buckets:
-            root_key, root_value = self._roots([kv[1:] for kv in split_heads[:num_roots]])
-            branches = zip(split_heads[num_roots:], at.branches, masks.branches, strict=True)
-            for (q, k, v), branch, mask in branches:
+            root_key, root_value = (  # of all roots in order, padded to the longest
+                torch.cat(
+                    [F.pad(part[which], (0, 0, 0, longest - part[which].shape[2])) for part, _ in masked[:num_roots]]
+                ).index_select(0, at.row_of_root)
+                for which in (1, 2)
+            )
+            for ((q, k, v), mask), branch in zip(masked[num_roots:], at.branches, strict=True):
                 keys = torch.cat([root_key.index_select(0, branch.roots), k], dim=2)
                 values = torch.cat([root_value.index_select(0, branch.roots), v], dim=2)
                 out.append(attend(q, keys, values, mask, kind))
         slots = torch.cat([o.transpose(1, 2).reshape(-1, heads * width) for o in out])
         packed_out: Tensor = _Unpad.apply(slots, at.slot_of_token)  # type: ignore[no-untyped-call]
         return packed_out.view(-1, heads, width)
-
-    def _masks_of(self, window: int | None) -> Masks:
-        """Made once for all layers of a window; a window longer than all sequences counts as none."""
-        if window is not None and window >= self.layout.longest:
-            window = None
-        if window not in self._masks:
-            self._masks[window] = self.layout.masks(self.indices, window)
-        return self._masks[window]
-
-    def _roots(self, keys_values: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
-        """Keys and values of all roots in order, padded to the longest."""
-        longest = max(self.layout.root_lengths)
-        keys, values = (
-            torch.cat([F.pad(kv[which], (0, 0, 0, longest - kv[which].shape[2])) for kv in keys_values])
-            for which in (0, 1)
-        )
-        rows = self.indices.row_of_root
-        return keys.index_select(0, rows), values.index_select(0, rows)
 
 
 def _like_lengths(lengths: Sequence[int]) -> list[Bucket]:
