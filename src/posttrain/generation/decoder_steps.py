@@ -19,7 +19,7 @@ from posttrain.models.forward import SharedPromptForward
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt import attention as attentions
 from posttrain.models.shared_prompt.attention import AttentionKind
-from posttrain.models.shared_prompt.decoder import Attend, DecoderLayer
+from posttrain.models.shared_prompt.decoder import Attend, DecoderLayer, Positions
 from posttrain.models.shared_prompt.linear import Matrix, for_inference, linear
 
 GRAPH_BLOCK = 256
@@ -37,7 +37,8 @@ class DecoderSteps(Steps):
         self.layers: list[DecoderLayer] = []
         self.output_layer = policy.output_layer
         self.head: Matrix = self.output_layer.matrix
-        self.positions = self.decoder.position_table(policy.max_positions)
+        where = torch.arange(policy.max_positions, device=self.device)
+        self.positions = Positions(self.decoder.angles(where), self.decoder.position_rows())
 
     @torch.no_grad()
     def refresh(self) -> None:

@@ -242,5 +242,6 @@ def _packed(
     attention = PackedAttention(layout, device)
     tokens = torch.tensor([token for sequence in sequences for token in sequence], device=device)
     distinct, place = torch.unique(wanted, return_inverse=True)  # a prompt's last token predicts for its whole group
-    hidden = decoder.hidden(tokens, attention.indices.positions, attention, distinct.to(device))
+    positions = decoder.positions(attention.indices.positions)
+    hidden = decoder.run(tokens, positions, attention, None, distinct.to(device))
     return hidden.index_select(0, place.to(device))

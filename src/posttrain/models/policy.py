@@ -254,7 +254,8 @@ def logit_faults(model: PreTrainedModel, compute_dtype: torch.dtype) -> Iterator
         yield "reads prompts with an encoder.  Use a causal language model."
     if model.config.model_type in WITHOUT_GRADIENT:
         yield f"{WITHOUT_GRADIENT[model.config.model_type]}.  Use a model of another family."
-    rows, dtype = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device), product_type(model)
+    halves = torch.bfloat16 in {parameter.dtype for parameter in model.parameters()}  # some matrices are held in it
+    rows, dtype = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device), torch.bfloat16 if halves else model.dtype
     rows %= num_embeddings(model)
     own = own_logits(model, rows, dtype)
     if own.isnan().any():
@@ -315,9 +316,3 @@ def reading(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
             remedy = "Its layers do not support bfloat16 products over other weights: set model.dtype to float32."
         kind = type(model).__name__
         raise UserError(f"model: a {kind} cannot read a text of three tokens ({said}).  {remedy}") from error
-
-
-def product_type(model: PreTrainedModel) -> torch.dtype:
-    """The model's type, or bfloat16 if some of its matrices are held in that."""
-    held = {parameter.dtype for parameter in model.parameters()}
-    return torch.bfloat16 if torch.bfloat16 in held else model.dtype

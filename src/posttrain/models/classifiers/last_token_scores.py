@@ -211,7 +211,7 @@ class ClassifierScores:
                 return last_token_scores(self.model, rows, self.pad_id)
             if self.reading is ScoreReading.ONE_BY_ONE:
                 return torch.cat([alone(self.model, row) for row in rows])
-            ids, mask = padded(rows, self.pad_id, device_of(self.model))
+            ids, mask = padded(rows, self.pad_id, self.model.device)
             return cast(Tensor, self.model(input_ids=ids, attention_mask=mask).logits)
 
 
@@ -248,7 +248,7 @@ def agrees(found: Float[Tensor, "row label"], expected: Float[Tensor, "row label
 
 def last_token_scores(model: PreTrainedModel, rows: Sequence[Tokens], pad_id: int) -> Float[Tensor, "row label"]:
     """The head on the hidden state of each row's last token, in float32 at least."""
-    ids, mask = padded(rows, pad_id, device_of(model))
+    ids, mask = padded(rows, pad_id, model.device)
     hidden = model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state  # [row time hidden]
     last = torch.tensor([len(row) - 1 for row in rows], device=hidden.device)
     at_last = hidden[torch.arange(len(rows), device=hidden.device), last]  # [row hidden]
@@ -279,7 +279,7 @@ def alone(model: PreTrainedModel, row: Tokens) -> Tensor:
     config: Any = model.config.get_text_config()
     before, config.pad_token_id = config.pad_token_id, None
     try:
-        ids, mask = padded([row], 0, device_of(model))
+        ids, mask = padded([row], 0, model.device)
         return cast(Tensor, model(input_ids=ids, attention_mask=mask).logits)
     finally:
         config.pad_token_id = before
@@ -295,10 +295,6 @@ def batches(rows: Sequence[tuple[int, ...]], tokens_per_batch: int) -> Iterator[
         batch.append(row)
     if batch:
         yield batch
-
-
-def device_of(model: PreTrainedModel) -> torch.device:
-    return next(iter(model.parameters())).device
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import merged_weights
-from posttrain.models.adapters.peft_layers import adapted_names
-from posttrain.models.adapters.quantized import is_4_bit, stays_quantised
+from posttrain.models.adapters.quantized import stays_quantised
 from posttrain.models.classifiers.heads import TextScorer
 from posttrain.models.conversation_masks import Dialogue, Masking
 from posttrain.models.loading.adapter_folder import with_chat_template
@@ -86,11 +85,9 @@ def save_classifier(scorer: TextScorer, folder: Path, reading: TextReading, card
     An adapter is added to a copy of the weights, in float32.  If the weights were stored in bfloat16, all are again.
     """
     policy, model = scorer.policy, scorer.policy.model
-    adapted = bool(adapted_names(model)) or any(is_4_bit(layer) for layer in model.modules())
-    weights = merged_weights(model, policy.stored_dtype) if adapted else model.state_dict()
-    tokenizer = copy.deepcopy(policy.tokenizer)
-    made = empty_classifier(model)
+    weights, made = merged_weights(model, policy.stored_dtype), empty_classifier(model)
     body = {name: weights[name] for name in made.state_dict() if name != HEAD}
+    tokenizer = copy.deepcopy(policy.tokenizer)
     pad = padding_token(tokenizer, policy.stop_ids)
     stop = tokenizer.eos_token_id if tokenizer.eos_token_id in reading.stop_token_ids else reading.stop_token_ids[0]
     appends = reading.plain and append_to_texts(tokenizer, stop)

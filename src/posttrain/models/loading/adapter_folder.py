@@ -44,14 +44,6 @@ def base_options(options: ModelOptions, saved: SavedAdapter) -> ModelOptions:
     return below
 
 
-def note_base(base: str, folder: Path) -> None:
-    """Write the digest of a local base into an adapter's folder."""
-    digest = model_digest(Path(base)) if base else ""
-    (folder / BASE_MODEL).unlink(missing_ok=True)
-    if digest:
-        (folder / BASE_MODEL).write_text(json.dumps({"sha256": digest}) + "\n", encoding="utf-8")
-
-
 def require_adapter_for_peft(model: PreTrainedModel, options: ModelOptions) -> None:
     """Refuse, before anything is trained, an adapter that peft could not load from RUN/adapter."""
     if options.adapter is not None and options.adapter.save == "merged":

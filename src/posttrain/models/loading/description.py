@@ -1,5 +1,6 @@
 """A policy in lines: the first of them at the start of every run, all of them by `posttrain doctor`."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -74,7 +75,8 @@ def left_out_lines(policy: Policy, layers: Mapping[str, LoraLinear]) -> list[str
     if ALL_LINEAR not in next(iter(layers.values())).options.targets:
         return []
     lines = []
-    without = Counter(name_in_layer(name) for name in linear_layers(policy.model) if name not in layers)
+    names = [name for name in linear_layers(policy.model) if name not in layers]
+    without = Counter(re.split(r"(?:^|\.)\d+\.", name, maxsplit=1)[-1] for name in names)  # inside its decoder layer
     if without:
         kinds = ", ".join(f"{name} ({count})" for name, count in without.items())
         lines.append(f"           without one, as an adapter there would not work as one: {kinds}")
@@ -89,13 +91,6 @@ def left_out_lines(policy: Policy, layers: Mapping[str, LoraLinear]) -> list[str
     return lines
 
 
-def name_in_layer(name: str) -> str:
-    """A layer's name without that of its decoder layer."""
-    parts = name.split(".")
-    number = next((place for place, part in enumerate(parts) if part.isdigit()), -1)
-    return ".".join(parts[number + 1 :])
-
-
 def type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -106,23 +101,6 @@ def unused_options(policy: Policy, options: ModelOptions) -> Iterator[str]:
             f"attn_implementation = {options.attn_implementation} is not used: the shared-prompt forward pass has"
             " its own attention"
         )
-
-
-def weight_lines(policy: Policy) -> list[str]:
-    sizes: dict[torch.dtype, int] = {}
-    for parameter in policy.model.parameters():
-        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel() * parameter.element_size()
-    held = ", ".join(f"{type_name(dtype)} {size / 2**20:.1f} MiB" for dtype, size in sizes.items())
-    stored = "" if policy.stored_dtype is None else f"; saved as {type_name(policy.stored_dtype)}"
-    return [f"weights    {held}{stored}"]
-
-
-def context_lines(policy: Policy) -> list[str]:
-    own, windows = own_context(policy.model.config), changes_at(policy.model.config)
-    bounds = [] if own is None else [f"the model's {own}"]
-    bounds += [f"some layers look back {window}" for window in windows]
-    chosen = [] if policy.context is None else [f"model.context is {policy.context}"]
-    return [f"context    {policy.max_positions} tokens ({', '.join([*bounds, *chosen])})"]
 
 
 def tokenizer_lines(policy: Policy) -> list[str]:
@@ -152,4 +130,19 @@ def tokenizer_lines(policy: Policy) -> list[str]:
 
 
 def policy_summary(policy: Policy, name: str) -> list[str]:
-    return [*model_lines(policy, name), *weight_lines(policy), *context_lines(policy), *tokenizer_lines(policy)]
+    """All lines about a policy: its model, weights, context and tokenizer."""
+    sizes = Counter[torch.dtype]()
+    for parameter in policy.model.parameters():
+        sizes[parameter.dtype] += parameter.numel() * parameter.element_size()
+    held = ", ".join(f"{type_name(dtype)} {size / 2**20:.1f} MiB" for dtype, size in sizes.items())
+    stored = "" if policy.stored_dtype is None else f"; saved as {type_name(policy.stored_dtype)}"
+    own = own_context(policy.model.config)
+    bounds = [] if own is None else [f"the model's {own}"]
+    bounds += [f"some layers look back {window}" for window in changes_at(policy.model.config)]
+    bounds += [] if policy.context is None else [f"model.context is {policy.context}"]
+    return [
+        *model_lines(policy, name),
+        f"weights    {held}{stored}",
+        f"context    {policy.max_positions} tokens ({', '.join(bounds)})",
+        *tokenizer_lines(policy),
+    ]

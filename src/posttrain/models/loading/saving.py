@@ -28,7 +28,7 @@ from posttrain.models.adapters.peft_format import adapter_settings, write_adapte
 from posttrain.models.adapters.peft_layers import PREFIX, WEIGHT, WEIGHTS, adapted_names, peft_name, wrapper_of
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.loading import construction
-from posttrain.models.loading.adapter_folder import note_base, write_stop_ids
+from posttrain.models.loading.adapter_folder import BASE_MODEL, write_stop_ids
 from posttrain.models.loading.folder_kinds import model_digest
 from posttrain.models.policy import Policy, stop_ids
 from posttrain.options.model import ADAPTER_CONFIG
@@ -52,7 +52,11 @@ def model_fault(model: PreTrainedModel, folder: Path) -> str | None:
     """Which weights of a saved model transformers would make up or ignore; None if it reads them all."""
     loader: Any = type(model)
     try:
-        weights = {name: InFile(shape) for file in weight_files(folder) for name, shape in saved_shapes(file).items()}
+        files, index = [folder / SAFE_WEIGHTS_NAME], folder / f"{SAFE_WEIGHTS_NAME}.index.json"
+        if index.is_file():
+            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = [folder / name for name in sorted(set(named.values()))]
+        weights = {name: InFile(shape) for file in files for name, shape in saved_shapes(file).items()}
         with construction.without_progress_bars():
             config = type(model.config).from_pretrained(folder)
             _, found = loader.from_pretrained(
@@ -70,15 +74,6 @@ def model_fault(model: PreTrainedModel, folder: Path) -> str | None:
         "weights have names that it does not know": sorted(found["unexpected_keys"]),
     }
     return "; ".join(f"{len(names)} {says} ({', '.join(names[:2])})" for says, names in kinds.items() if names) or None
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers reads a model's weights from."""
-    index = folder / f"{SAFE_WEIGHTS_NAME}.index.json"
-    if not index.is_file():
-        return [folder / SAFE_WEIGHTS_NAME]
-    named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    return [folder / name for name in sorted(set(named.values()))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +98,19 @@ def adapter_fault(model: PreTrainedModel, folder: Path) -> str | None:
     if not adapted:
         return None
     experts = {peft_name(model, name) for name, layer in adapted.items() if isinstance(layer, LoraExperts)}
-    layers = layers_of_base(model)
+    base = cast(nn.Module, model)  # as transformers loads it from its folder
+    if wrapper_of(model) is not None:
+        config = AutoConfig.from_pretrained(str(model.name_or_path))
+        with construction.ONE_AT_A_TIME, torch.device("meta"):
+            base = AutoModelForImageTextToText.from_config(config)
+    layers = {
+        name.removesuffix(".base_layer"): layer_shape(layer)
+        for name, layer in base.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D)
+    }
     settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    parameters = [name for name in settings.get("target_parameters", ()) if name.endswith(WEIGHT)]
-    by_weight = [name.removesuffix(WEIGHT) for name in parameters]
-    named = {*settings["target_modules"], *by_weight}
+    by_weight = [name for name in settings.get("target_parameters", ()) if name.endswith(WEIGHT)]
+    named = {*settings["target_modules"], *(name.removesuffix(WEIGHT) for name in by_weight)}
     written = saved_shapes(folder / WEIGHTS)
     in_file = {name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in written}
     for name in sorted((named | in_file) - experts):
@@ -119,20 +122,6 @@ def adapter_fault(model: PreTrainedModel, folder: Path) -> str | None:
         if (up[0], down[1]) != layers[name]:
             return f"{name} is {[*layers[name]]} in the model, and {up[0]} by {down[1]} there"
     return None
-
-
-def layers_of_base(model: PreTrainedModel) -> Mapping[str, Shape]:
-    """Names and shapes of the linear layers of the model that transformers loads from the base's folder."""
-    base = cast(nn.Module, model)
-    if wrapper_of(model) is not None:
-        config = AutoConfig.from_pretrained(str(model.name_or_path))
-        with construction.ONE_AT_A_TIME, torch.device("meta"):
-            base = AutoModelForImageTextToText.from_config(config)
-    return {
-        name.removesuffix(".base_layer"): layer_shape(layer)
-        for name, layer in base.named_modules()
-        if isinstance(layer, nn.Linear | Conv1D)
-    }
 
 
 def saved_shapes(file: Path) -> dict[str, Shape]:
@@ -203,7 +192,10 @@ def merged_note(policy: Policy) -> str:
 def save_adapter(policy: Policy, folder: Path) -> None:
     """Write only the adapter, in peft's format, with the tokenizer, its template and all stop tokens."""
     write_adapter(policy.model, folder)
-    note_base(policy.model.name_or_path or "", folder)
+    digest = model_digest(Path(policy.model.name_or_path)) if policy.model.name_or_path else ""
+    (folder / BASE_MODEL).unlink(missing_ok=True)
+    if digest:
+        (folder / BASE_MODEL).write_text(json.dumps({"sha256": digest}) + "\n", encoding="utf-8")
     with construction.without_progress_bars():
         policy.tokenizer.save_pretrained(folder)
     write_stop_ids(policy.stop_ids, folder)
@@ -237,8 +229,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
 def saved_weights(policy: Policy) -> tuple[dict[str, Tensor], bool]:
     """The weights to save, by the names of a model without an adapter, and whether their type was changed."""
     model, dtype = policy.model, policy.stored_dtype
-    adapted = bool(adapted_names(model)) or any(is_4_bit(layer) for layer in model.modules())
-    weights: dict[str, Tensor] = merged_weights(model, dtype) if adapted else model.state_dict()
+    weights = merged_weights(model, dtype)
     if dtype is None or {each.dtype for each in weights.values() if each.is_floating_point()} == {dtype}:
         return weights, False
     return in_dtype(weights, dtype), True

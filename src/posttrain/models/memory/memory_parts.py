@@ -71,6 +71,11 @@ class MemorySetup:
     def row_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
+    def in_blocks(self, tokens: int) -> int:
+        """Tokens of a row's part of the cache, which grows by blocks."""
+        block = CUDA_CACHE_BLOCK if self.on_cuda else CACHE_BLOCK
+        return -(-tokens // block) * block
+
     def with_adapter(self, rank: int, *, quantized: bool = False) -> "MemorySetup":
         """The same run with an adapter over weights in the type of matrix products, or in 4 bits."""
         trained = self.trained if rank == self.adapter_rank else None
@@ -105,7 +110,6 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Of a weight in 4 bits: each block of 64 has a scale of 1 byte, and each 256 scales share one of 4 bytes.
 Dettmers et al. 2023 (QLoRA), arXiv:2305.14314, §3: 4.127 bits."""
 CACHE_BLOCK, CUDA_CACHE_BLOCK = 64, 256
-"""Tokens by which a row's part of the cache grows."""
 MALLOC_KEEPS = 32 * 2**20
 """Bytes of the largest freed tensor that glibc's malloc keeps (DEFAULT_MMAP_THRESHOLD_MAX, on 64 bits)."""
 CUDA_LOGITS_COPIES = 3
@@ -211,7 +215,8 @@ def value_activations(shape: ModelShape, setup: MemorySetup) -> int:
 
 def key_value_cache(shape: ModelShape, setup: MemorySetup) -> int:
     """Keys and values of all rows at their longest: 2 L k c · rows · (P + T), in whole blocks of tokens."""
-    return _token_cache(shape, setup) * setup.num_rows * _in_blocks(setup, setup.row_tokens)
+    token = 2 * shape.layers * shape.kv_width * setup.compute_bytes
+    return token * setup.num_rows * setup.in_blocks(setup.row_tokens)
 
 
 def cache_growth(shape: ModelShape, setup: MemorySetup) -> int:
@@ -222,9 +227,9 @@ def cache_growth(shape: ModelShape, setup: MemorySetup) -> int:
 
     On a CPU the cache is still small when rows begin, which is subtracted.
     """
-    token, rows = _token_cache(shape, setup), setup.num_rows
-    full, begun = _in_blocks(setup, setup.row_tokens), _in_blocks(setup, setup.prompt_tokens + 1)
-    outgrown = token * rows * (full - _block(setup)) // shape.layers if full > begun else 0
+    token, rows = 2 * shape.layers * shape.kv_width * setup.compute_bytes, setup.num_rows
+    full, begun = setup.in_blocks(setup.row_tokens), setup.in_blocks(setup.prompt_tokens + 1)
+    outgrown = token * rows * (full - setup.in_blocks(1)) // shape.layers if full > begun else 0
     prompts = -(-rows // setup.group_size)
     missing = 0 if setup.on_cuda else rows * (full - begun)
     return max(outgrown, token * ((rows + prompts) * setup.prompt_tokens - missing))
@@ -234,18 +239,6 @@ def returned_cache(shape: ModelShape, setup: MemorySetup) -> int:
     """The cache, if its layers are so large that malloc returns them to the system when they are freed."""
     cache = key_value_cache(shape, setup)
     return cache if cache > shape.layers * MALLOC_KEEPS else 0
-
-
-def _token_cache(shape: ModelShape, setup: MemorySetup) -> int:
-    return 2 * shape.layers * shape.kv_width * setup.compute_bytes
-
-
-def _in_blocks(setup: MemorySetup, tokens: int) -> int:
-    return -(-tokens // _block(setup)) * _block(setup)
-
-
-def _block(setup: MemorySetup) -> int:
-    return CUDA_CACHE_BLOCK if setup.on_cuda else CACHE_BLOCK
 
 
 def sampled_logits(shape: ModelShape, setup: MemorySetup) -> int:

@@ -5,11 +5,12 @@ prompts) and sampler (cached keys and values) run the same arithmetic otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -18,45 +19,15 @@ from transformers.activations import GELUTanh, NewGELUActivation, SiLUActivation
 
 from posttrain.models.shared_prompt.attention import AttentionKind
 from posttrain.models.shared_prompt.families import FAMILIES, SAME_ANGLES, LayerKind
-from posttrain.models.shared_prompt.fused import GELU_TANH, SILU, Activation, embed, gated, layer_norm, rms_norm, rotate
+from posttrain.models.shared_prompt.fused import GELU_TANH, SILU, Activation, embed, gated, rms_norm, rotate
 from posttrain.models.shared_prompt.linear import Weight, projection
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
+class Norm(NamedTuple):
     """A norm's learned tensors."""
 
     weight: Tensor
     bias: Tensor | None = None
-
-    def owned(self) -> "Norm":
-        return Norm(self.weight.detach().clone(), _cloned(self.bias))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerNorms:
-    """The norms of one layer; None if its family lacks them."""
-
-    input: Norm | None
-    attention: Norm | None
-    mlp_input: Norm | None
-    mlp: Norm | None
-    heads: Tensor | None
-    """Of query and key heads, [heads + kv_heads, width]."""
-    query: Tensor | None
-    """Of all query heads of a token as one row, [heads · width]; `key` of all key heads."""
-    key: Tensor | None
-
-    def owned(self) -> "LayerNorms":
-        owned: dict[str, Any] = {}
-        for name, each in ((field.name, getattr(self, field.name)) for field in fields(self)):
-            owned[name] = each.owned() if isinstance(each, Norm) else _cloned(each)
-        return LayerNorms(**owned)
-
-    def tensors(self) -> list[Tensor]:
-        norms = [norm for norm in (self.input, self.attention, self.mlp_input, self.mlp) if norm is not None]
-        learned = [each for norm in norms for each in (norm.weight, norm.bias)]
-        return [each for each in (*learned, self.heads, self.query, self.key) if each is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +36,8 @@ class DecoderLayer:
 
     kind: LayerKind
     activation: Activation
-    norms: LayerNorms
+    norms: Mapping[str, Norm]
+    """See `Decoder.norms`."""
     qkv: Weight
     out: Weight
     gate_up: Weight
@@ -82,22 +54,24 @@ class DecoderLayer:
         return replace(self, **{name: weight.for_inference() for name, weight in self.weights().items()})
 
     def owned(self) -> "DecoderLayer":
-        owned = {name: weight.owned() for name, weight in self.weights().items()}
-        return replace(self, norms=self.norms.owned(), **owned)
+        """The layer at fixed addresses; `take_over` updates it."""
+        norms = {
+            name: Norm(norm.weight.detach().clone(), None if norm.bias is None else norm.bias.detach().clone())
+            for name, norm in self.norms.items()
+        }
+        return replace(self, norms=norms, **{name: weight.owned() for name, weight in self.weights().items()})
 
     def take_over(self, other: "DecoderLayer") -> None:
         """Copy the numbers of the same layer of the model, in place."""
-        for mine, new in zip(self.norms.tensors(), other.norms.tensors(), strict=True):
-            mine.copy_(new)
+        for name, norm in self.norms.items():
+            for mine, new in zip(norm, other.norms[name], strict=True):
+                if mine is not None and new is not None:
+                    mine.copy_(new)
         for name, weight in self.weights().items():
             weight.take_over(other.weights()[name])
 
     def weights(self) -> dict[str, Any]:
         return {"qkv": self.qkv, "out": self.out, "gate_up": self.gate_up, "down": self.down}
-
-
-def _cloned(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().clone()
 
 
 Attend = Callable[
@@ -162,42 +136,36 @@ class Decoder:
         return DecoderLayer(
             kind=self.kinds[index],
             activation=ACTIVATIONS[type(mlp.get_submodule(family.activation))],
-            norms=self._norms(layer),
+            norms=self.norms(layer),
             qkv=projection([attention.get_submodule(name) for name in family.qkv], dtype),
             out=projection([attention.get_submodule(family.output)], dtype),
             gate_up=projection([mlp.get_submodule(name) for name in family.gate_up], dtype),
             down=projection([mlp.get_submodule(family.down)], dtype),
         )
 
-    def _norms(self, layer: Any) -> LayerNorms:
+    def norms(self, layer: Any) -> dict[str, Norm]:
+        """The norms of a layer that its family has.
+
+        `input`, `attention`, `mlp_input` and `mlp` are those of the stream.  `heads` is that of query and key heads,
+        with a weight of [heads + kv_heads, width]; or `query` and `key` norm all such heads of a token as one row.
+        """
         family, attention = self.family, layer.get_submodule(self.family.attention)
-        heads = query = key = None
+        named = {"input": family.input_norm, "attention": family.attention_norm}
+        named |= {"mlp_input": family.mlp_input_norm, "mlp": family.mlp_norm}
+        norms = {name: self._norm(layer.get_submodule(path)) for name, path in named.items() if path is not None}
+        if family.query_key_norm != "none":
+            norms |= {"query": self._norm(attention.q_norm), "key": self._norm(attention.k_norm)}
         if family.query_key_norm == "heads":
-            query_row, key_row = self._norm_weight(attention.q_norm), self._norm_weight(attention.k_norm)
-            heads = torch.cat([query_row.expand(self.heads, -1), key_row.expand(self.kv_heads, -1)])
-        elif family.query_key_norm == "whole":
-            query, key = self._norm_weight(attention.q_norm), self._norm_weight(attention.k_norm)
-        return LayerNorms(
-            input=self._norm_named(layer, family.input_norm),
-            attention=self._norm_named(layer, family.attention_norm),
-            mlp_input=self._norm_named(layer, family.mlp_input_norm),
-            mlp=self._norm_named(layer, family.mlp_norm),
-            heads=heads,
-            query=query,
-            key=key,
-        )
+            query, key = norms.pop("query").weight, norms.pop("key").weight
+            norms["heads"] = Norm(torch.cat([query.expand(self.heads, -1), key.expand(self.kv_heads, -1)]))
+        return norms
 
-    def _norm_named(self, module: nn.Module, name: str | None) -> Norm | None:
-        if name is None:
-            return None
-        norm: Any = module.get_submodule(name)
-        return Norm(self._norm_weight(norm), norm.bias if self.family.norm == "layer" else None)
-
-    def _norm_weight(self, norm: Any) -> Tensor:
+    def _norm(self, norm: Any) -> Norm:
         weight: Tensor = norm.weight
         if self.family.norm_in_float32:
             weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        return weight + self.family.norm_offset if self.family.norm_offset else weight
+        weight = weight + self.family.norm_offset if self.family.norm_offset else weight
+        return Norm(weight, norm.bias if self.family.norm == "layer" else None)
 
     def positions(self, positions: Int64[Tensor, " token"]) -> Positions:
         """The encoding of these positions, with gradients for embeddings."""
@@ -205,12 +173,8 @@ class Decoder:
         rows = None if name is None else embed(cast(nn.Embedding, self.body.get_submodule(name)), positions)
         return Positions(self.angles(positions), rows)
 
-    def position_table(self, length: int) -> Positions:
-        """The encoding of the first positions, for inference: embeddings are the model's rows, not copies."""
-        where = torch.arange(length, device=self.model.device)
-        return Positions(self.angles(where), self.position_rows())
-
     def position_rows(self) -> Tensor | None:
+        """The embeddings of all positions, for inference: the model's rows, not copies."""
         name = self.family.positions
         return None if name is None else cast(nn.Embedding, self.body.get_submodule(name)).weight.detach()
 
@@ -229,19 +193,6 @@ class Decoder:
             found[name] = (cos[0].unsqueeze(1), signed.unsqueeze(1))
         return found
 
-    def hidden(
-        self,
-        tokens: Int64[Tensor, " token"],
-        positions: Int64[Tensor, " token"],
-        attend: Attend,
-        wanted: Int64[Tensor, " wanted"] | None = None,
-    ) -> Float[Tensor, "wanted hidden"]:
-        """Final hidden states of the wanted packed tokens, or of all.
-
-        A layer with `gradient_checkpointing` keeps only its input, and runs again in the backward pass.
-        """
-        return self.run(tokens, self.positions(positions), attend, None, wanted)
-
     def run(
         self,
         tokens: Int64[Tensor, " token"],
@@ -250,8 +201,16 @@ class Decoder:
         layers: Sequence[DecoderLayer] | None,
         wanted: Int64[Tensor, " wanted"] | None = None,
     ) -> Float[Tensor, "wanted hidden"]:
-        """As `hidden`, with the caller's positions and, unless None, joined weights."""
-        x, angles = self._embedded(tokens, positions), positions.angles
+        """Final hidden states of the wanted packed tokens, or of all; `layers` None reads the model's weights now.
+
+        A layer with `gradient_checkpointing` keeps only its input, and runs again in the backward pass.
+        """
+        embedding = cast(nn.Embedding, self.model.get_input_embeddings())
+        x, angles = embed(embedding, tokens), positions.angles
+        if positions.rows is not None:
+            x = x + positions.rows
+        if self.family.scaled_embedding is not None:
+            x = x * cast(Tensor, embedding.embed_scale).to(x.dtype)
         for index in range(self.num_layers):
             # Only the last layer's keys and values of other tokens than the wanted ones are read.
             kept = wanted if index == self.num_layers - 1 else None
@@ -260,16 +219,7 @@ class Decoder:
                 x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = block(x)
-        return self._normed(x, self._norm_named(self.body, self.family.last_norm), x.dtype)
-
-    def _embedded(self, tokens: Int64[Tensor, " token"], positions: Positions) -> Float[Tensor, "token hidden"]:
-        embedding = cast(nn.Embedding, self.model.get_input_embeddings())
-        x = embed(embedding, tokens)
-        if positions.rows is not None:
-            x = x + positions.rows
-        if self.family.scaled_embedding is None:
-            return x
-        return x * cast(Tensor, embedding.embed_scale).to(x.dtype)
+        return self._normed(x, self._norm(self.body.get_submodule(self.family.last_norm)), x.dtype)
 
     def _block(
         self,
@@ -282,41 +232,39 @@ class Decoder:
         wanted: Int64[Tensor, " wanted"] | None,
     ) -> Float[Tensor, "wanted hidden"]:
         layer, stream = self.layer(index) if layers is None else layers[index], x.dtype
-        norms = layer.norms
-        attended = self._attention(index, layer, self._normed(x, norms.input, self.compute_dtype), angles, attend)
+        norms = layer.norms.get
+        attended = self._attention(index, layer, self._normed(x, norms("input"), self.compute_dtype), angles, attend)
         if wanted is not None:
             x, attended, layer = x.index_select(0, wanted), attended.index_select(0, wanted), layer.of_tokens(wanted)
-        x = (x + self._normed(layer.out.product(attended), norms.attention, stream)).to(stream)
-        gate_up = layer.gate_up.product(self._normed(x, norms.mlp_input, self.compute_dtype).to(self.compute_dtype))
+        x = (x + self._normed(layer.out.product(attended), norms("attention"), stream)).to(stream)
+        gate_up = layer.gate_up.product(self._normed(x, norms("mlp_input"), self.compute_dtype).to(self.compute_dtype))
         inner = gated(gate_up, layer.activation) if self.family.gated else layer.activation.value(gate_up)
         mlp = layer.down.product(inner)
-        return (x + self._normed(mlp, norms.mlp, stream)).to(stream)
+        return (x + self._normed(mlp, norms("mlp"), stream)).to(stream)
 
     def _normed(self, x: Tensor, norm: Norm | None, dtype: torch.dtype) -> Tensor:
         """The normed x in `dtype`, or x itself without a norm."""
         if norm is None:
             return x
         if self.family.norm == "layer":
-            return layer_norm(x, norm.weight, norm.bias, self.eps).to(dtype)
+            # y = w · (x - mean(x)) / √(var(x) + ε) + b     Ba, Kiros & Hinton 2016, arXiv:1607.06450, eq. 4
+            return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, self.eps).to(dtype)
         return rms_norm(x, norm.weight, self.eps).to(dtype)
 
     def _attention(
         self, index: int, layer: DecoderLayer, x: Tensor, angles: Angles, attend: Attend
     ) -> Float[Tensor, "token heads_width"]:
-        rotated = self.heads + self.kv_heads
+        rotated, width = self.heads + self.kv_heads, self.head_width
         qkv = layer.qkv.product(x.to(self.compute_dtype))
-        if layer.norms.query is not None and layer.norms.key is not None:
-            qkv = self._with_whole_norms(qkv, layer.norms.query, layer.norms.key)
-        qkv = qkv.view(-1, rotated + self.kv_heads, self.head_width)
+        if "query" in layer.norms:
+            *turned, value = qkv.split([self.heads * width, self.kv_heads * width, self.kv_heads * width], dim=1)
+            whole = zip(turned, (layer.norms["query"], layer.norms["key"]), strict=True)
+            qkv = torch.cat([*(self._normed(each, norm, each.dtype) for each, norm in whole), value], dim=1)
+        qkv = qkv.view(-1, rotated + self.kv_heads, width)
         query_key, value = qkv.split([rotated, self.kv_heads], dim=1)
-        if layer.norms.heads is not None:
-            query_key = rms_norm(query_key, layer.norms.heads, self.eps)
+        if "heads" in layer.norms:
+            query_key = rms_norm(query_key, layer.norms["heads"].weight, self.eps)
         if layer.kind.angles is not None:
             query_key = rotate(query_key, *angles[layer.kind.angles])
         query, key = query_key.to(value.dtype).split([self.heads, self.kv_heads], dim=1)
         return attend(index, layer.kind.attention, query, key, value).flatten(1)
-
-    def _with_whole_norms(self, qkv: Tensor, query_norm: Tensor, key_norm: Tensor) -> Float[Tensor, "token qkv"]:
-        query, key, value = qkv.split([len(query_norm), len(key_norm), self.kv_heads * self.head_width], dim=1)
-        query, key = (rms_norm(x, weight, self.eps).to(x.dtype) for x, weight in ((query, query_norm), (key, key_norm)))
-        return torch.cat([query, key, value], dim=1)

@@ -8,8 +8,8 @@ A layer of every family is
 or down · activation(up · x) without a gate.  A record names the norms, their kind and how they use their weight, says
 whether queries and keys are normed by head or as a whole, which projections are stored as one matrix, whether positions
 have embeddings, and each layer's attention: window, scale, soft cap and rotary angles.  Numbers come from the model's
-config, which the functions of a record read; the activation, the scale of embeddings and rotary angles come from its
-modules.  The decoder's loop only reads records.  A new family is a row of the table, if a record can describe its
+config; the activation, the scale of embeddings and rotary angles come from its modules.  The decoder's loop only reads
+records.  A new family is a row of the table, if a record can describe its
 layers; `tests/laws/test_families.py` decides.
 
 `shared_prompt_refusal` says which models the shared-prompt forward pass reproduces; all others run through their own.
@@ -18,9 +18,9 @@ exactly.  Plain low-rank adapters and layers in 4 bits are known.  Anything else
 adapter, a sharded layer, a subclass, a hook.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from typing import Literal
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -30,60 +30,10 @@ from posttrain.models.adapters.peft_layers import adapter_refusal, full_name, is
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.shared_prompt.attention import AttentionKind
 
-Windows = Callable[[PreTrainedConfig], Sequence[int | None]]
-
 PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 """A family's usual classes."""
 SAME_ANGLES = "every layer"
 """Name of the rotary angles of models that have one kind."""
-
-
-def no_windows(config: PreTrainedConfig) -> list[int | None]:
-    return [None] * config.num_hidden_layers
-
-
-def one_window(config: PreTrainedConfig) -> list[int | None]:
-    return [config.sliding_window] * config.num_hidden_layers
-
-
-def windows_by_layer(config: PreTrainedConfig) -> list[int | None]:
-    return [config.sliding_window if kind == "sliding_attention" else None for kind in config.layer_types]
-
-
-def same_angles(config: PreTrainedConfig) -> list[str | None]:
-    return [SAME_ANGLES] * config.num_hidden_layers
-
-
-def angles_by_layer(config: PreTrainedConfig) -> list[str | None]:
-    return list(config.layer_types)
-
-
-def angles_in_some_layers(config: PreTrainedConfig) -> list[str | None]:
-    return [SAME_ANGLES if turned else None for turned in config.no_rope_layers]
-
-
-def no_angles(config: PreTrainedConfig) -> list[str | None]:
-    return [None] * config.num_hidden_layers
-
-
-def usual_scale(config: PreTrainedConfig) -> float | None:
-    return None
-
-
-def scale_of_config(config: PreTrainedConfig) -> float | None:
-    return cast(float, config.query_pre_attn_scalar**-0.5)
-
-
-def scale_if_asked(config: PreTrainedConfig) -> float | None:
-    return None if config.scale_attn_weights else 1.0
-
-
-def no_soft_cap(config: PreTrainedConfig) -> float | None:
-    return None
-
-
-def soft_cap_of_config(config: PreTrainedConfig) -> float | None:
-    return cast(float | None, config.attn_logit_softcapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +102,34 @@ class Family:
     scaled_embedding: str | None = None
     """Class of an embedding whose rows are multiplied by its `embed_scale`."""
 
-    windows: Windows = no_windows
-    scale: Callable[[PreTrainedConfig], float | None] = usual_scale
-    soft_cap: Callable[[PreTrainedConfig], float | None] = no_soft_cap
-    angles: Callable[[PreTrainedConfig], Sequence[str | None]] = same_angles
+    windows: Literal["none", "one", "by layer"] = "none"
+    """Layers with the config's window: none, all, or those of its `layer_types`."""
+    scale: Literal["usual", "config", "if asked"] = "usual"
+    """Of scores: 1/√width, the config's, or 1 unless the config asks for the usual one."""
+    soft_cap: bool = False
+    """Whether scores have the config's cap."""
+    angles: Literal["same", "by layer", "some layers", "none"] = "same"
+    """Layers' rotary angles: one kind for all, one for each of the `layer_types`, one for some layers, or none."""
 
     def layer_kinds(self, config: PreTrainedConfig) -> tuple[LayerKind, ...]:
-        scale, soft_cap = self.scale(config), self.soft_cap(config)
+        scale, soft_cap = None, config.attn_logit_softcapping if self.soft_cap else None
+        windows: list[int | None] = [
+            config.sliding_window if self.windows == "one" else None
+        ] * config.num_hidden_layers
+        angles: list[str | None] = [SAME_ANGLES if self.angles == "same" else None] * config.num_hidden_layers
+        if self.windows == "by layer":
+            windows = [config.sliding_window if kind == "sliding_attention" else None for kind in config.layer_types]
+        if self.angles == "by layer":
+            angles = list(config.layer_types)
+        elif self.angles == "some layers":
+            angles = [SAME_ANGLES if turned else None for turned in config.no_rope_layers]
+        if self.scale == "config":
+            scale = config.query_pre_attn_scalar**-0.5
+        elif self.scale == "if asked" and not config.scale_attn_weights:
+            scale = 1.0
         return tuple(
-            LayerKind(AttentionKind(window, scale, soft_cap), angles)
-            for window, angles in zip(self.windows(config), self.angles(config), strict=True)
+            LayerKind(AttentionKind(window, scale, soft_cap), angle)
+            for window, angle in zip(windows, angles, strict=True)
         )
 
 
@@ -175,9 +143,9 @@ GEMMA2 = Family(
     norm_in_float32=True,
     activation_option="hidden_activation",
     scaled_embedding="TextScaledWordEmbedding",
-    windows=windows_by_layer,
-    scale=scale_of_config,
-    soft_cap=soft_cap_of_config,
+    windows="by layer",
+    scale="config",
+    soft_cap=True,
 )
 
 GPT2 = Family(
@@ -208,24 +176,24 @@ GPT2 = Family(
     activation="act",
     activation_option="activation_function",
     activations=("gelu_new", "gelu_pytorch_tanh"),
-    scale=scale_if_asked,
-    angles=no_angles,
+    scale="if asked",
+    angles="none",
 )
 
 FAMILIES = {
     "gpt2": GPT2,
     "llama": Family(package="llama", prefix="Llama"),
-    "mistral": Family(package="mistral", prefix="Mistral", windows=one_window),
-    "qwen2": Family(package="qwen2", prefix="Qwen2", windows=windows_by_layer),
-    "qwen3": Family(package="qwen3", prefix="Qwen3", windows=windows_by_layer, query_key_norm="heads"),
-    "smollm3": Family(package="smollm3", prefix="SmolLM3", windows=windows_by_layer, angles=angles_in_some_layers),
+    "mistral": Family(package="mistral", prefix="Mistral", windows="one"),
+    "qwen2": Family(package="qwen2", prefix="Qwen2", windows="by layer"),
+    "qwen3": Family(package="qwen3", prefix="Qwen3", windows="by layer", query_key_norm="heads"),
+    "smollm3": Family(package="smollm3", prefix="SmolLM3", windows="by layer", angles="some layers"),
     "phi3": Family(
         package="phi3",
         prefix="Phi3",
         qkv=("qkv_proj",),
         gate_up=("gate_up_proj",),
         activation="activation_fn",
-        windows=one_window,
+        windows="one",
     ),
     "olmo2": Family(
         package="olmo2",
@@ -244,8 +212,8 @@ FAMILIES = {
         prefix="Gemma3",
         parts=("ForCausalLM", "TextModel", *PARTS[2:]),
         query_key_norm="heads",
-        soft_cap=no_soft_cap,  # its attention ignores the config's cap
-        angles=angles_by_layer,
+        soft_cap=False,  # its attention ignores the config's cap
+        angles="by layer",
     ),
 }
 """By `config.model_type`."""
@@ -287,12 +255,15 @@ def _config_refusals(model: PreTrainedModel) -> Iterator[str]:
 
 def _module_refusals(model: PreTrainedModel) -> Iterator[str]:
     family = model.config.model_type
-    allowed = allowed_classes(FAMILIES[family])
+    record = FAMILIES[family]
+    place = f"transformers.models.{record.package}.modeling_{record.package}.{record.prefix}"
+    embedding = full_name(nn.Embedding) if record.scaled_embedding is None else place + record.scaled_embedding
+    allowed = {*(place + part for part in record.parts), embedding, *map(full_name, COMMON), *record.others}
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
         if inside and name.startswith(inside):
             continue
-        where = name.removeprefix(f"{FAMILIES[family].decoder}.") or "the model"
+        where = name.removeprefix(f"{record.decoder}.") or "the model"
         if is_adapter_layer(module):
             inside = (*inside, f"{name}.")
             refusal = adapter_refusal(module)
@@ -306,13 +277,6 @@ def _module_refusals(model: PreTrainedModel) -> Iterator[str]:
         altered = alteration(module)
         if altered is not None:
             yield f"{where} {altered}"
-
-
-def allowed_classes(family: Family) -> set[str]:
-    """Full names of the classes of a family's models."""
-    place = f"transformers.models.{family.package}.modeling_{family.package}.{family.prefix}"
-    embedding = full_name(nn.Embedding) if family.scaled_embedding is None else place + family.scaled_embedding
-    return {*(place + part for part in family.parts), embedding, *map(full_name, COMMON), *family.others}
 
 
 def alteration(module: nn.Module) -> str | None:

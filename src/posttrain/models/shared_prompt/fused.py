@@ -100,14 +100,6 @@ def rms_norm(x: Float[Tensor, "*rows width"], weight: Float[Tensor, "*weights wi
     return normed
 
 
-def layer_norm(x: Float[Tensor, "row width"], weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Centre rows and scale them to unit deviation, then by a learned weight, and add a learned bias.
-
-    y = w · (x - mean(x)) / √(var(x) + ε) + b     Ba, Kiros & Hinton 2016, arXiv:1607.06450, eq. 4
-    """
-    return F.layer_norm(x, weight.shape, weight, bias, eps)
-
-
 def rotate(
     x: Float[Tensor, "token head width"], cos: Float[Tensor, "token 1 turned"], sin: Float[Tensor, "token 1 turned"]
 ) -> Float[Tensor, "token head width"]:

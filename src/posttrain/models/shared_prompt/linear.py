@@ -218,10 +218,11 @@ class _Adapted(torch.autograd.Function):
         back = [(part @ up) * scale for part, up, scale in zip(grads, ups, parts.scales, strict=True)]
         grad_ups = [(part.T @ of) * scale for part, of, scale in zip(grads, lows, parts.scales, strict=True)]
         grad_low = torch.cat(back, dim=1) if len(back) > 1 else back[0]
-        grad_down, grad_x = None if parts.drop else grad_low.T @ x, None
-        grad_lows = grad_low.split(ranks, dim=1)
+        grad_lows, grad_x = grad_low.split(ranks, dim=1), None
         if parts.drop:
             grad_down = torch.cat([of.T @ seen for of, seen in zip(grad_lows, parts.seen(x), strict=True)])
+        else:
+            grad_down = grad_low.T @ x
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
             grad_x = torch.zeros_like(x) if parts.drop else grad_low @ down
             if parts.drop:
