@@ -44,9 +44,11 @@ class Steps(Protocol):
 
     def refresh(self) -> None:
         """Read the policy's weights anew; called before every sampling."""
+        return
 
     def release(self) -> None:
         """Free what only a sampling needs; called after it."""
+        return
 
     def slots(self) -> Slots:
         """An empty cache for one sampling."""
