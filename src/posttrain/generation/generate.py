@@ -46,7 +46,14 @@ def generate(
     `min_p`.  The same seed gives the same completions, whatever the other prompts are.
     """
     options = bind(SamplingOptions, sampling, where="generate")
-    policy = policy_of(model, tokenizer)
+    if isinstance(model, nn.Module):
+        if tokenizer is None:
+            raise UserError(f"model: a {type(model).__name__} needs its tokenizer.  Give tokenizer=...")
+        policy = as_policy(model, tokenizer)
+    elif tokenizer is not None:
+        raise UserError("tokenizer: a policy and a folder have their own.  Leave it out.")
+    else:
+        policy = model if isinstance(model, Policy) else load_policy(ModelOptions(path=str(model)), inference=True)
     renderer = renderer_of(policy)
     listed = [prompts] if isinstance(prompts, str) else list(prompts)
     if any(isinstance(each, Mapping) for each in listed):
@@ -72,14 +79,3 @@ def completions(
         key=StreamKey(seed, "generate", 0),
     )
     return sample_groups(engine, prompts, request)
-
-
-def policy_of(model: Policy | nn.Module | str | Path, tokenizer: PreTrainedTokenizerBase | None) -> Policy:
-    """The given policy, or one of a model object and its tokenizer, or of a folder."""
-    if isinstance(model, nn.Module):
-        if tokenizer is None:
-            raise UserError(f"model: a {type(model).__name__} needs its tokenizer.  Give tokenizer=...")
-        return as_policy(model, tokenizer)
-    if tokenizer is not None:
-        raise UserError("tokenizer: a policy and a folder have their own.  Leave it out.")
-    return model if isinstance(model, Policy) else load_policy(ModelOptions(path=str(model)), inference=True)

@@ -117,23 +117,16 @@ class InProcessSampling(Sampling):
         self.num_open += len(continuations)
         prefix, group = None, deque[Continuation]()
         for each in continuations:
-            kept = self._kept_of(each)
-            if kept is not None:
-                self.continuing.append((kept, each))
-                continue
+            kept = self.kept.get((each.draw, each.sample))
+            if kept is not None and each.prefix[: len(kept.tokens)] == kept.tokens:
+                del self.kept[each.draw, each.sample]
+                if GIVEN_SHARE * (len(each.prefix) - len(kept.tokens)) <= kept.length:
+                    self.continuing.append((kept, each))
+                    continue
             if each.prefix != prefix:
                 prefix, group = each.prefix, deque()
                 self.waiting.append((prefix, group))
             group.append(each)
-
-    def _kept_of(self, one: Continuation) -> KeptRow | None:
-        """The cache that a continuation reuses; it is then no longer kept for others."""
-        kept = self.kept.get((one.draw, one.sample))
-        if kept is None or one.prefix[: len(kept.tokens)] != kept.tokens:
-            return None
-        del self.kept[one.draw, one.sample]
-        num_given = len(one.prefix) - len(kept.tokens)
-        return kept if GIVEN_SHARE * num_given <= kept.length else None
 
     @torch.inference_mode()
     def take(self, seconds: float) -> list[Sampled]:

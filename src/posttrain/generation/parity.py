@@ -7,7 +7,7 @@ sampled, one by one and together, and compared with the model's own forward pass
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -128,6 +128,7 @@ def tried_length(policy: Policy, longest: int) -> int:
     return min(longest, max([USUAL_TOKENS, *bounds]))
 
 
+@torch.inference_mode()
 def largest_gap(engine: InProcessEngine, longest: int) -> float:
     """Greatest |difference|, in nats, between a token's log-prob and the model's own, row by row.
 
@@ -148,7 +149,7 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
 
     @cache
     def by_itself(prompt: Tokens, tokens: Tokens) -> Tensor:
-        return parity_logprobs(plain, [prompt], [tokens], [0])
+        return plain.completion_logprobs(Completions([prompt], [tokens], [0])).double().cpu()
 
     gaps = []
     for groups in (together, alone):
@@ -157,7 +158,7 @@ def largest_gap(engine: InProcessEngine, longest: int) -> float:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         tokens = [rollout.tokens for rollout in rollouts]
         sampled = torch.tensor([value for rollout in rollouts for value in rollout.logprobs], dtype=torch.float64)
-        trained = parity_logprobs(policy, prompts_read, tokens, place)
+        trained = policy.completion_logprobs(Completions(prompts_read, tokens, place)).double().cpu()
         truth = torch.cat([by_itself(prompts_read[i], each) for i, each in zip(place, tokens, strict=True)])
         gaps += [(each - truth).abs().nan_to_num(nan=torch.inf) for each in (sampled, trained)]
     return max(most_of(each) if is_rounded_mixture(policy) else each.max().item() for each in gaps)
@@ -171,10 +172,3 @@ def probe_prompts(policy: Policy, longest: int) -> Iterator[Prompt]:
     for length in sorted({min(each, most) for each in (*SHORT_PROMPTS, most)}):
         tokens = tuple(dice.randrange(vocabulary) for _ in range(length))
         yield Prompt(id=f"probe of {length} tokens", text="", tokens=tokens)
-
-
-@torch.inference_mode()
-def parity_logprobs(
-    policy: Policy, prompts: Sequence[Tokens], completions: Sequence[Tokens], prompt_of: Sequence[int]
-) -> Tensor:
-    return policy.completion_logprobs(Completions(prompts, completions, prompt_of)).double().cpu()

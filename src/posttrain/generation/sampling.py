@@ -95,7 +95,12 @@ def invert_by_blocks(
     """`invert` in two levels, for a large vocabulary and for devices that add in parallel."""
     vocab = weights.shape[1]
     size = 2 ** math.ceil(math.log2(vocab) / 2)
-    sums = block_sums(weights, size)
+    whole = vocab // size * size
+    runs = weights[:, :whole].unflatten(1, (-1, size))  # [row block size], in float64 a few blocks at a time
+    parts = [part.sum(dim=2, dtype=torch.float64) for part in runs.split(BLOCKS_AT_ONCE, dim=1)]
+    if whole < vocab:
+        parts.append(weights[:, whole:].sum(dim=1, keepdim=True, dtype=torch.float64))
+    sums = torch.cat(parts, dim=1)
     cumulative = sums.cumsum(dim=1)
     total = cumulative[:, -1]
     target = uniform * total
@@ -105,16 +110,6 @@ def invert_by_blocks(
     inside = torch.where(position < vocab, inside, 0.0)
     offset = first_exceeding(inside, inside.cumsum(dim=1), target - (at(cumulative, block) - at(sums, block)))
     return at(position, offset), total
-
-
-def block_sums(weights: Float[Tensor, "row vocab"], size: int) -> Float64[Tensor, "row block"]:
-    """Sums of runs of `size` entries, the last run shorter; converted to float64 a few blocks at a time."""
-    whole = weights.shape[1] // size * size
-    runs = weights[:, :whole].unflatten(1, (-1, size))  # [row block size]
-    sums = [part.sum(dim=2, dtype=torch.float64) for part in runs.split(BLOCKS_AT_ONCE, dim=1)]
-    if whole < weights.shape[1]:
-        sums.append(weights[:, whole:].sum(dim=1, keepdim=True, dtype=torch.float64))
-    return torch.cat(sums, dim=1)
 
 
 def first_exceeding(

@@ -205,12 +205,6 @@ NO_TEMPLATE = (
 OTHER_TEMPLATE = "Correct it, or set model.chat_template to another file."
 
 
-def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of a tokenizer's chat template, of several the one named default; empty without one."""
-    template = tokenizer.chat_template
-    return template.get("default", "") if isinstance(template, dict) else template or ""
-
-
 def require_template(tokenizer: PreTrainedTokenizerBase, id: str) -> None:
     """Refuse messages of the prompt `id` if there is no template for them."""
     template = tokenizer.chat_template
@@ -224,8 +218,15 @@ def require_template(tokenizer: PreTrainedTokenizerBase, id: str) -> None:
         raise UserError(f"prompt {id!r} is a list of messages, but the model's tokenizer ({name}){NO_TEMPLATE}.")
 
 
-def known_options(template: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a chat template, which must read each of them: a misspelt one would change nothing."""
+def read_template(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A tokenizer's chat template, of several the one named default and empty without one, and its other options.
+
+    It must read each option: a misspelt one would change nothing.  It writes a fixed date instead of today's: otherwise
+    prompts would change overnight, and a resumed or repeated run would differ.  A template's arguments are data, so the
+    function is a macro above the text, on a line that writes nothing.
+    """
+    template = tokenizer.chat_template
+    template = template.get("default", "") if isinstance(template, dict) else template or ""
     words = set(re.findall(r"\w+", template))
     for name in options:
         where = f"model.template_options.{name}"
@@ -237,17 +238,10 @@ def known_options(template: str, options: Mapping[str, Any]) -> dict[str, Any]:
             near = did_you_mean(name, words)
             hint = near if near.startswith("Did") else "Look for `if` in it to see which it reads."
             raise UserError(f"{where}: the chat template reads no variable of that name.  {hint}")
-    return dict(options)
-
-
-def with_one_date(template: str, day: object) -> str:
-    """A template that writes a fixed date instead of today's; other templates unchanged.
-
-    Otherwise prompts would change overnight, and a resumed or repeated run would differ.  A template's arguments are
-    data, so the function is a macro above the text, on a line that writes nothing.
-    """
+    others = {name: value for name, value in options.items() if name != TODAY}
     if TODAY not in template:
-        return template
+        return template, others
+    day = options.get(TODAY, DATE)
     try:
         written = date.fromisoformat(str(day))
     except ValueError:
@@ -255,4 +249,4 @@ def with_one_date(template: str, day: object) -> str:
     parts = {f"%{letter}": written.strftime(f"%{letter}") for letter in DIRECTIVES}
     parts |= {f"%-{letter}": parts[f"%{letter}"].lstrip("0") for letter in "dm"}
     filled = "".join(f" | replace({part!r}, {text!r})" for part, text in parts.items())
-    return f"{{% macro {TODAY}(format) %}}{{{{ format{filled} }}}}{{% endmacro %}}\n{template}"
+    return f"{{% macro {TODAY}(format) %}}{{{{ format{filled} }}}}{{% endmacro %}}\n{template}", others

@@ -6,7 +6,7 @@ once.  It is read from the model's output embeddings and config; `policy.logit_f
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -38,7 +38,7 @@ def model_hidden(
 
     `positions` are used if the family takes them.
     """
-    if "position_ids" in _parameters(model):
+    if "position_ids" in signature(trunk(model).forward).parameters:
         more["position_ids"] = positions
     with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=compute_dtype == torch.bfloat16):
         out = trunk(model)(input_ids=tokens, **more)
@@ -57,17 +57,13 @@ def trunk(model: PreTrainedModel) -> nn.Module:
 
 def cache_refusal(model: PreTrainedModel) -> str | None:
     """Why completions of this model cannot be sampled from cached keys and values; None if they can."""
-    if "past_key_values" not in _parameters(model):
+    if "past_key_values" not in signature(trunk(model).forward).parameters:
         return f"a {model.config.model_type} does not support a cache of keys and values"
     kept = {type(layer) for layer in DynamicCache(config=model.config).layers}
     others = sorted(kind.__name__ for kind in kept - {DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})
     if others or model._is_stateful:
         return f"layers of a {model.config.model_type} keep more than keys and values ({', '.join(others)})"
     return None
-
-
-def _parameters(model: PreTrainedModel) -> Mapping[str, object]:
-    return signature(trunk(model).forward).parameters
 
 
 def enable_recomputation(model: PreTrainedModel) -> None:

@@ -92,25 +92,22 @@ class Policy:
 
         Called for every session, rollout and step's weights; it takes milliseconds.
         """
-        for fault in self.changes():
+        model, forward = self.model, self.forward
+        faults = [f"{name} has got an adapter with dropout" for name, *_ in torch_dropouts(model)]
+        if any(module.training for module in model.modules()):
+            faults.insert(0, "it has layers in training mode, whose dropout would be on")
+        if isinstance(forward, SharedPromptForward):
+            changed = sorted(adapted_names(model) ^ forward.adapted)
+            faults[:0] = [f"{name} has got or lost an adapter" for name in changed]
+            refusal = shared_prompt_refusal(model) if type(forward) is SharedPromptForward else None
+            faults[:0] = [] if refusal is None else [refusal]
+        if faults:
             raise UserError(
-                f"policy: its model has changed since the policy was made: {fault}.  Make the policy again after that,"
-                " by posttrain.as_policy(policy.model, policy.tokenizer)."
+                f"policy: its model has changed since the policy was made: {faults[0]}.  Make the policy again after"
+                " that, by posttrain.as_policy(policy.model, policy.tokenizer)."
             )
-        if isinstance(self.forward, SharedPromptForward | PlainForward):
-            require_output_layer(self.model)
-
-    def changes(self) -> Iterator[str]:
-        """Changes of the model that the forward pass does not follow."""
-        refusal = shared_prompt_refusal(self.model) if type(self.forward) is SharedPromptForward else None
-        if refusal is not None:
-            yield refusal
-        if isinstance(self.forward, SharedPromptForward):
-            changed = sorted(adapted_names(self.model) ^ self.forward.adapted)
-            yield from (f"{name} has got or lost an adapter" for name in changed)
-        if any(module.training for module in self.model.modules()):
-            yield "it has layers in training mode, whose dropout would be on"
-        yield from (f"{name} has got an adapter with dropout" for name, *_ in torch_dropouts(self.model))
+        if isinstance(forward, SharedPromptForward | PlainForward):
+            require_output_layer(model)
 
     def copy(self) -> "Policy":
         """The policy with its own weights, through the same forward pass."""

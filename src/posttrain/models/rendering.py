@@ -47,12 +47,8 @@ class TokenizerRenderer:
         most_tokens: int | None = None,
     ) -> None:
         self.tokenizer, self.most_tokens = tokenizer, most_tokens
-        template = chat_templates.template_text(tokenizer)
-        self.template_options = chat_templates.known_options(template, template_options or {})
-        """Further arguments of the chat template, such as `enable_thinking`."""
-        day = self.template_options.pop(chat_templates.TODAY, chat_templates.DATE)
-        self.template = chat_templates.with_one_date(template, day)
-        """Empty if the model has none."""
+        self.template, self.template_options = chat_templates.read_template(tokenizer, template_options or {})
+        """Empty if the model has none, and further arguments, such as `enable_thinking`."""
         self.prefix = opening_tokens(tokenizer)
 
     def render(
@@ -81,7 +77,14 @@ class TokenizerRenderer:
                 before = self.templated(messages, id, open_answer=False)
                 if text.startswith(before) and text.removeprefix(before).endswith(prefill):
                     text = text.removesuffix(prefill)
-        require_characters(text + prefill, id)
+        try:
+            (text + prefill).encode("utf-8")
+        except UnicodeEncodeError as error:  # JSON allows it, and neither tokenizers nor UTF-8 files do
+            half, after = (text + prefill)[error.start], (text + prefill)[error.end :][:20]
+            raise UserError(
+                f"prompt {id!r}: half of a surrogate pair, {half!a}, before {after!a} is not a character.  Correct the"
+                " text, or remove the row."
+            ) from error
         tokens = self.tokens(text + prefill, f"prompt {id!r}")
         if messages is None and tokens[: len(self.prefix)] != self.prefix:
             tokens = self.prefix + tokens
@@ -170,17 +173,6 @@ def template_error(error: Exception, messages: Sequence[Mapping[str, str]], id: 
 def renderer_of(policy: Policy, template_options: Mapping[str, Any] | None = None) -> TokenizerRenderer:
     """A policy's renderer, which refuses texts that cannot fit into its context."""
     return TokenizerRenderer(policy.tokenizer, template_options=template_options, most_tokens=policy.max_positions)
-
-
-def require_characters(text: str, id: str) -> None:
-    """Refuse half of a surrogate pair, which JSON allows, and neither tokenizers nor UTF-8 files do."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"prompt {id!r}: half of a surrogate pair, {text[error.start]!a}, before {text[error.end :][:20]!a} is not"
-            " a character.  Correct the text, or remove the row."
-        ) from error
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:

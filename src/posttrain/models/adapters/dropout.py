@@ -11,6 +11,7 @@ the same mask, and a prompt has one mask for all its completions.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -43,8 +44,8 @@ class TokenDropout:
         """m∘x.  The gradient of x is m∘ the result's; the mask is never stored."""
         flat = x.reshape(-1, x.shape[-1])
         made = torch.empty_like(flat)
-        rows = _high_half(_mixed(self.tokens.flatten() ^ self.key))
-        features = _high_half(_mixed(torch.arange(flat.shape[1], device=x.device) * STEP + self.key))
+        rows = (_mixed(self.tokens.flatten() ^ self.key) >> 32).to(torch.int32)
+        features = (_mixed(torch.arange(flat.shape[1], device=x.device) * STEP + self.key) >> 32).to(torch.int32)
         at_once = max(1, (CUDA_ELEMENTS if x.is_cuda else TILE_ELEMENTS) // flat.shape[1])
         for part, given, row in zip(made.split(at_once), flat.split(at_once), rows.split(at_once), strict=True):
             torch.mul(given, self._kept(row, features), out=part)
@@ -73,11 +74,6 @@ class _Dropped(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
         dropout: TokenDropout = ctx.dropout  # type: ignore[attr-defined]
         return dropout.applied(grad), None
-
-
-def dropped(x: Float[Tensor, "*rows inputs"], dropout: TokenDropout) -> Float[Tensor, "*rows inputs"]:
-    made: Tensor = _Dropped.apply(x, dropout)  # type: ignore[no-untyped-call]
-    return made
 
 
 @dataclass(slots=True)
@@ -110,7 +106,7 @@ class InputDropout:
                 f"{self.option}: {self.layer} does not read each token once and in order (but {[*x.shape]}), so masks"
                 " would depend on micro-batches.  Leave dropout at 0, or remove that layer from the targets."
             )
-        return dropped(x, dropout)
+        return cast(Tensor, _Dropped.apply(x, dropout))  # type: ignore[no-untyped-call]
 
 
 class PeftDropout(nn.Dropout):
@@ -141,25 +137,18 @@ class TokenKeys:
 def token_keys(
     prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], prompt_of: Sequence[int]
 ) -> TokenKeys:
+    def keys(parts: Sequence[Sequence[int]], start: int, count: int) -> Tensor:
+        digest = hashlib.blake2b(np.asarray([len(part) for part in parts], dtype="<i8").tobytes(), digest_size=8)
+        for part in parts:
+            digest.update(np.asarray(part, dtype="<i8").tobytes())
+        row = int.from_bytes(digest.digest(), "little", signed=True)
+        return _mixed(torch.arange(start, start + count) * STEP + row)
+
+    pairs = [(prompts[p], completion) for p, completion in zip(prompt_of, completions, strict=True)]
     return TokenKeys(
-        [_keys(_row_key(prompt), 0, len(prompt)) for prompt in prompts],
-        [
-            _keys(_row_key(prompts[p], completion), len(prompts[p]), len(completion) - 1)
-            for p, completion in zip(prompt_of, completions, strict=True)
-        ],
+        [keys([prompt], 0, len(prompt)) for prompt in prompts],
+        [keys([prompt, completion], len(prompt), len(completion) - 1) for prompt, completion in pairs],
     )
-
-
-def _row_key(*parts: Sequence[int]) -> int:
-    """64 bits, signed, of a row's tokens and the length of each part."""
-    digest = hashlib.blake2b(np.asarray([len(part) for part in parts], dtype="<i8").tobytes(), digest_size=8)
-    for part in parts:
-        digest.update(np.asarray(part, dtype="<i8").tobytes())
-    return int.from_bytes(digest.digest(), "little", signed=True)
-
-
-def _keys(row: int, start: int, count: int) -> Int64[Tensor, " token"]:
-    return _mixed(torch.arange(start, start + count) * STEP + row)
 
 
 def _mixed(number: Int64[Tensor, " number"]) -> Int64[Tensor, " number"]:
@@ -173,7 +162,3 @@ def _shifted(number: Tensor, by: int) -> Tensor:
     """Logical shift to the right: torch has no unsigned numbers."""
     shifted: Tensor = (number >> by) & (2 ** (64 - by) - 1)
     return shifted
-
-
-def _high_half(number: Int64[Tensor, " number"]) -> Int32[Tensor, " number"]:
-    return (number >> 32).to(torch.int32)

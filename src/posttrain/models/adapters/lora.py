@@ -13,7 +13,7 @@ runs with W' instead of W.  Every forward pass makes W', and an update keeps it 
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -189,15 +189,3 @@ def put_layer(model: nn.Module, name: str, layer: nn.Module) -> None:
 
 def without_wrappers(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "base_layer")
-
-
-def wrapper_names(arrays: Iterable[str]) -> dict[str, str]:
-    """The module name of each array's wrapper once all are wrapped: the last array's is outermost."""
-    by_module: dict[str, list[str]] = {}
-    for array in arrays:
-        by_module.setdefault(array.rpartition(".")[0], []).append(array)
-    return {
-        array: path + ".base_layer" * (len(of_module) - 1 - place)
-        for path, of_module in by_module.items()
-        for place, array in enumerate(of_module)
-    }

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -232,8 +233,14 @@ def wrapped_arrays(model: PreTrainedModel, saved: SavedAdapter, where: str) -> d
                 " layer nor an array of experts.  Merge it with peft first."
             )
         arrays += found
-    arrays = [name for name in known if name in arrays]
-    return {peft_name(model, wrapper): array for array, wrapper in lora.wrapper_names(arrays).items()}
+    wrapped: dict[str, str] = {}
+    for path, of_module in groupby(
+        (name for name in known if name in arrays), key=lambda name: name.rpartition(".")[0]
+    ):
+        names = list(of_module)
+        for place, array in enumerate(names, start=1):  # the last array's wrapper is outermost
+            wrapped[peft_name(model, path + ".base_layer" * (len(names) - place))] = array
+    return wrapped
 
 
 def put_adapter(model: PreTrainedModel, saved: SavedAdapter, options: AdapterOptions | None) -> None:

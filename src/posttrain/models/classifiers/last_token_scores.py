@@ -85,20 +85,15 @@ def loaded_classifier(folder: Path, options: RewardModelOptions) -> tuple[PreTra
     device = chosen_device(options.device, option="rewards: device")
     config, dtype = folder_kinds.read_json(folder / "config.json", where), chosen_type(options, device)
     causal = folder_kinds.architecture_name(config).endswith(CAUSAL_HEADS)
-    with classifier_errors(where), construction.without_progress_bars(), torch.random.fork_rng(devices=[]):
+    given: dict[str, Any] = {"dtype": dtype, **({"num_labels": 1} if causal else {})}
+    trusted = {"trust_remote_code": options.trust_remote_code}
+    with classifier_errors(where), construction.ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.manual_seed(HEAD_SEED)
-        model, found = AutoModelForSequenceClassification.from_pretrained(
-            folder,
-            dtype=dtype,
-            trust_remote_code=options.trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # which is then refused below
-            **({"num_labels": 1} if causal else {}),
-        )
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
-    require_classifier_weights(model, construction.lacking_weights(found), where, untrained_head=options.untrained_head)
+        model, lacking, _ = construction.loaded(AutoModelForSequenceClassification, folder, **given, **trusted)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)
+    require_classifier_weights(model, lacking, where, untrained_head=options.untrained_head)
     model.requires_grad_(False).eval()
-    if folder_kinds.quantisation(config) is not None:
+    if folder_kinds.quantisation(folder, where) is not None:
         compute_unpacked_in(model, dtype)
         return model, tokenizer
     if options.quantization is not None:
@@ -115,7 +110,7 @@ def chosen_type(options: RewardModelOptions, device: torch.device) -> torch.dtyp
 def require_classifier_weights(model: PreTrainedModel, lacking: list[str], where: str, *, untrained_head: bool) -> None:
     """Refuse a model whose weights are not all in its folder; its head may be new if the options say so."""
     body = f"{model.base_model_prefix}."
-    construction.require_no_lack(model, sorted(name for name in lacking if name.startswith(body)), where)
+    construction.require_no_lack(model, [name for name in lacking if name.startswith(body)], where)
     heads = {name: each for name, each in model.named_parameters() if not name.startswith(body)}
     broken = [name for name, each in heads.items() if not each.isfinite().all()]
     if broken:
@@ -125,7 +120,7 @@ def require_classifier_weights(model: PreTrainedModel, lacking: list[str], where
         )
     if lacking and not untrained_head:
         raise UserError(
-            f"{where}: its head is not trained: {', '.join(sorted(lacking))} would be random.  Give a folder that was"
+            f"{where}: its head is not trained: {', '.join(lacking)} would be random.  Give a folder that was"
             " saved after training, or set untrained_head: true."
         )
 
@@ -153,7 +148,7 @@ def classifier_bytes(options: RewardModelOptions, *, on_cuda: bool) -> int:
     if there != on_cuda:
         return 0
     folder, where = classifier_files(options), reward_option(options)
-    if folder_kinds.quantisation(folder_kinds.read_json(folder / "config.json", where)) is not None:
+    if folder_kinds.quantisation(folder, where) is not None:
         return sum(file.stat().st_size for file in folder.glob(folder_kinds.SAFE_WEIGHTS))
     with classifier_errors(where), construction.ONE_AT_A_TIME, torch.device("meta"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
@@ -207,12 +202,12 @@ class ClassifierScores:
 
     def of_batch(self, rows: Sequence[Tokens]) -> Float[Tensor, "row label"]:
         with torch.inference_mode():
-            if self.reading is ScoreReading.LAST_TOKEN:
-                return last_token_scores(self.model, rows, self.pad_id)
             if self.reading is ScoreReading.ONE_BY_ONE:
                 return torch.cat([alone(self.model, row) for row in rows])
-            ids, mask = padded(rows, self.pad_id, self.model.device)
-            return cast(Tensor, self.model(input_ids=ids, attention_mask=mask).logits)
+            given = padded(rows, self.pad_id, self.model.device)
+            if self.reading is ScoreReading.LAST_TOKEN:
+                return last_token_scores(self.model, given, [len(row) - 1 for row in rows])
+            return cast(Tensor, self.model(**given).logits)
 
 
 def classifier_scores(model: PreTrainedModel, *, pad_id: int | None, where: str) -> ClassifierScores:
@@ -231,13 +226,12 @@ def classifier_scores(model: PreTrainedModel, *, pad_id: int | None, where: str)
             f"{where}: {type(model).__name__} returns numbers of shape {shape} for one text, not one per label.  Give a"
             " model for sequence classification."
         )
-    for reading in ScoreReading:
-        if reading is ScoreReading.LAST_TOKEN and score_layer(model) is None:
-            continue
+    batched = [] if score_layer(model) is None else [ScoreReading.LAST_TOKEN]
+    for reading in (*batched, ScoreReading.OWN_FORWARD):
         scores = ClassifierScores(model, pad_id, reading)
-        if reading is ScoreReading.ONE_BY_ONE or agrees(scores.of_batch(rows), torch.cat(expected), model):
+        if agrees(scores.of_batch(rows), torch.cat(expected), model):
             return scores
-    raise AssertionError("rows one by one are what the others are compared with")
+    return ClassifierScores(model, pad_id, ScoreReading.ONE_BY_ONE)
 
 
 def agrees(found: Float[Tensor, "row label"], expected: Float[Tensor, "row label"], model: PreTrainedModel) -> bool:
@@ -246,12 +240,12 @@ def agrees(found: Float[Tensor, "row label"], expected: Float[Tensor, "row label
     return bool(gap <= (ROUNDED if coarse else EXACT))
 
 
-def last_token_scores(model: PreTrainedModel, rows: Sequence[Tokens], pad_id: int) -> Float[Tensor, "row label"]:
+def last_token_scores(
+    model: PreTrainedModel, given: Mapping[str, Tensor], last: Sequence[int]
+) -> Float[Tensor, "row label"]:
     """The head on the hidden state of each row's last token, in float32 at least."""
-    ids, mask = padded(rows, pad_id, model.device)
-    hidden = model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state  # [row time hidden]
-    last = torch.tensor([len(row) - 1 for row in rows], device=hidden.device)
-    at_last = hidden[torch.arange(len(rows), device=hidden.device), last]  # [row hidden]
+    hidden = model.base_model(**given).last_hidden_state  # [row time hidden]
+    at_last = hidden[range(len(last)), last]  # [row hidden]
     head = cast(nn.Linear, score_layer(model))
     wide = torch.promote_types(torch.float32, head.weight.dtype)
     bias = None if head.bias is None else head.bias.to(wide)
@@ -264,14 +258,12 @@ def score_layer(model: PreTrainedModel) -> nn.Linear | None:
     return found if type(found) is nn.Linear else None
 
 
-def padded(
-    rows: Sequence[Tokens], pad_id: int, device: torch.device
-) -> tuple[Int[Tensor, "row time"], Int[Tensor, "row time"]]:
-    """Rows padded on the right to one length, and their mask."""
+def padded(rows: Sequence[Tokens], pad_id: int, device: torch.device) -> dict[str, Int[Tensor, "row time"]]:
+    """Rows padded on the right to one length, and their mask, as a model takes them."""
     width = max(map(len, rows))
-    ids = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
-    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
-    return ids, mask
+    ids = [[*row, *[pad_id] * (width - len(row))] for row in rows]
+    mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
+    return {"input_ids": torch.tensor(ids, device=device), "attention_mask": torch.tensor(mask, device=device)}
 
 
 def alone(model: PreTrainedModel, row: Tokens) -> Tensor:
@@ -279,8 +271,7 @@ def alone(model: PreTrainedModel, row: Tokens) -> Tensor:
     config: Any = model.config.get_text_config()
     before, config.pad_token_id = config.pad_token_id, None
     try:
-        ids, mask = padded([row], 0, model.device)
-        return cast(Tensor, model(input_ids=ids, attention_mask=mask).logits)
+        return cast(Tensor, model(**padded([row], 0, model.device)).logits)
     finally:
         config.pad_token_id = before
 
@@ -328,23 +319,19 @@ def scored_body(policy: Policy, path: str, *, option: str) -> ScoredBody:
         )
     if stays_quantised(classifier) or any(is_4_bit(layer) for layer in classifier.modules()):
         raise UserError(f"{where}: its weights are stored quantised.  Give the model that it was quantised from.")
-    require_tokens_read(policy, tokenizer.get_vocab(), str(tokenizer.pad_token), where)
-    model = with_output_layer(classifier)
-    model.requires_grad_(True)
-    narrow = policy.compute_dtype == torch.bfloat16
-    body = as_policy(model, policy.tokenizer, dtype="bfloat16" if narrow else "float32", context=policy.context)
-    return ScoredBody(body, head.weight.detach()[0].clone())
-
-
-def require_tokens_read(policy: Policy, theirs: Mapping[str, int], pad: str, where: str) -> None:
-    """Refuse a reward model with other token ids than the policy's; its pad token may be new."""
-    mine = policy.tokenizer.get_vocab()
-    differing = sorted(text for text in mine.keys() | (theirs.keys() - {pad}) if mine.get(text) != theirs.get(text))
+    mine, theirs, pad = policy.tokenizer.get_vocab(), tokenizer.get_vocab(), str(tokenizer.pad_token)
+    texts = mine.keys() | (theirs.keys() - {pad})  # which may be new
+    differing = sorted(text for text in texts if mine.get(text) != theirs.get(text))
     if differing:
         raise UserError(
             f"{where}: its vocabulary is not the policy's: {len(differing)} tokens differ, such as {differing[0]!r}."
             "  Give a reward model with the policy's tokenizer."
         )
+    model = with_output_layer(classifier)
+    model.requires_grad_(True)
+    narrow = policy.compute_dtype == torch.bfloat16
+    body = as_policy(model, policy.tokenizer, dtype="bfloat16" if narrow else "float32", context=policy.context)
+    return ScoredBody(body, head.weight.detach()[0].clone())
 
 
 def with_output_layer(classifier: PreTrainedModel) -> PreTrainedModel:

@@ -88,7 +88,13 @@ def save_classifier(scorer: TextScorer, folder: Path, reading: TextReading, card
     weights, made = merged_weights(model, policy.stored_dtype), empty_classifier(model)
     body = {name: weights[name] for name in made.state_dict() if name != HEAD}
     tokenizer = copy.deepcopy(policy.tokenizer)
-    pad = padding_token(tokenizer, policy.stop_ids)
+    ends = {*policy.stop_ids, tokenizer.eos_token_id}
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id in ends:  # which ends no text
+        if tokenizer.bos_token_id is not None and tokenizer.bos_token_id not in ends:
+            tokenizer.pad_token = tokenizer.bos_token
+        else:
+            tokenizer.add_special_tokens({"pad_token": NEW_PAD})
+    pad = int(tokenizer.pad_token_id)
     stop = tokenizer.eos_token_id if tokenizer.eos_token_id in reading.stop_token_ids else reading.stop_token_ids[0]
     appends = reading.plain and append_to_texts(tokenizer, stop)
     body = with_row(body, made, pad)
@@ -155,17 +161,6 @@ def empty_classifier(model: PreTrainedModel) -> PreTrainedModel:
         what = f"also needs {', '.join(lacking[:3])}" if lacking else "has no head named score"
         raise UserError(f"model.path: the sequence classifier of transformers over a {kind} {what}.  {OTHER_FAMILY}")
     return made  # type: ignore[no-any-return]
-
-
-def padding_token(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> int:
-    """Set and return a pad token that ends no text: the tokenizer's, the opening one, or a new one."""
-    ends = {*stop_ids, tokenizer.eos_token_id}
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id in ends:
-        if tokenizer.bos_token_id is not None and tokenizer.bos_token_id not in ends:
-            tokenizer.pad_token = tokenizer.bos_token
-        else:
-            tokenizer.add_special_tokens({"pad_token": NEW_PAD})
-    return int(tokenizer.pad_token_id)
 
 
 def with_row(body: Mapping[str, Tensor], made: PreTrainedModel, pad: int) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -60,13 +61,15 @@ def transformers_load_errors(message: Callable[[str], str]) -> Iterator[None]:
         raise UserError(message(first_words(error))) from error
 
 
-def lacking_weights(found: Mapping[str, Any]) -> list[str]:
-    """The weights that transformers would make up, by its loading info: missing ones, and those of another shape."""
-    return sorted([*map(str, found["missing_keys"]), *(str(each[0]) for each in found["mismatched_keys"])])
+def loaded(loader: Any, folder: Path | None, **given: object) -> tuple[PreTrainedModel, list[str], Mapping[str, Any]]:
+    """A model as transformers loads it, the weights that it makes up (missing or misshapen), and what it found."""
+    with without_progress_bars():
+        model, found = loader.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **given)
+    lacking = [*map(str, found["missing_keys"]), *(str(each[0]) for each in found["mismatched_keys"])]
+    return model, sorted(lacking), found
 
 
 def require_no_lack(model: PreTrainedModel, lacking: Sequence[str], where: str) -> None:
-    """Refuse a folder that lacks weights."""
     if lacking:
         raise UserError(
             f"{where}: {len(lacking)} weights of a {type(model).__name__} are missing ({', '.join(lacking[:3])}"

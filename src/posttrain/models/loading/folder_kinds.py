@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +59,15 @@ def checked_config(
             " merge_and_unload."
         )
     config = read_json(folder / "config.json", where)
-    faults = config_faults(config, trusted=trusted, option=option, attention=attention, causal=causal)
-    for fault in chain(faults, file_faults(folder)):
+    for fault in folder_faults(folder, config, trusted=trusted, option=option, attention=attention, causal=causal):
         raise UserError(f"{where}: {fault}")
     return config
 
 
-def config_faults(
-    config: Mapping[str, Any], *, trusted: bool, option: str, attention: str, causal: bool
+def folder_faults(
+    folder: Path, config: Mapping[str, Any], *, trusted: bool, option: str, attention: str, causal: bool
 ) -> Iterator[str]:
-    """Kernels from a hub, which transformers would download and run, other kinds of models, and code."""
+    """Kernels from a hub, which transformers would download and run, other kinds of models, code, and missing files."""
     from transformers import CONFIG_MAPPING
 
     for name, value in nested_items(config):
@@ -85,10 +83,6 @@ def config_faults(
     if code and not trusted and str(config.get("model_type")) not in CONFIG_MAPPING:
         names = code.values() if isinstance(code, Mapping) else [code]
         yield needs_code(", ".join(sorted(set(map(str, names)))), option)
-
-
-def file_faults(folder: Path) -> Iterator[str]:
-    """Missing weights and tokenizers."""
     if not has_weights(folder):
         others = [whose for pattern, whose in OTHER_WEIGHTS.items() if any(folder.glob(pattern))]
         found = f"; those in it are {' and '.join(others)}, which are not read" if others else ""
@@ -144,9 +138,9 @@ def has_tokenizer(folder: Path) -> bool:
     return settings.is_file() and "auto_map" in read_json(settings, str(folder))
 
 
-def quantisation(config: Mapping[str, Any]) -> str | None:
-    """How the weights of a folder are stored quantised, by its config; None if they are not."""
-    found = config.get("quantization_config")
+def quantisation(folder: Path, where: str) -> str | None:
+    """How the weights of a folder are stored quantised, by its config.json; None if they are not."""
+    found = read_json(folder / "config.json", where).get("quantization_config")
     if not isinstance(found, Mapping):
         return None
     method = str(found.get("quant_method", "an unnamed method"))

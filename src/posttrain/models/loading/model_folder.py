@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -107,7 +106,7 @@ def located_model(options: ModelOptions) -> LocatedModel:
     saved = read_adapter(options.folder) if not options.is_bundled and is_adapter_folder(options.folder) else None
     base = options if saved is None else adapter_folder.base_options(options, saved)
     folder = located_folder(base)
-    found = folder_kinds.quantisation(folder_kinds.read_json(folder / "config.json", path_option(base)))
+    found = folder_kinds.quantisation(folder, path_option(base))
     if found is not None and options.quantization is not None:
         raise UserError(
             f"model.quantization = {options.quantization}: the weights in {base.path} are quantised already ({found})."
@@ -124,7 +123,7 @@ def policy_from(located: LocatedModel, options: ModelOptions, *, seed: int, infe
     device = chosen_device(base.device)
     config = loaded_config(folder, base)
     with load_errors(base):
-        stored = stored_dtype(folder, config)
+        stored = config.dtype if isinstance(config.dtype, torch.dtype) else next(stored_types(folder), None)
     model, dtype = plain_model(located, config, device, inference=inference)
     if options.quantization is not None and saved is None:  # an adapter that was trained over such a base is still read
         require_half_in_4_bits(model)
@@ -191,7 +190,7 @@ def read_as_stored(folder: Path, config: PreTrainedConfig, options: ModelOptions
     if options.quantization is None and not held:
         return False
     with load_errors(options):
-        if {dtype for _, dtype in stored_tensors(folder)} != {torch.bfloat16}:
+        if set(stored_types(folder)) != {torch.bfloat16}:
             return False
         auto: Any = AutoModelForImageTextToText if construction.is_wrapper(config) else AutoModelForCausalLM
         with construction.ONE_AT_A_TIME, torch.device("meta"):
@@ -236,13 +235,19 @@ def require_trainable_weights(
 def located_folder(options: ModelOptions) -> Path:
     """The local folder that the options name; a model of the hub is downloaded if the cache lacks it."""
     options.require_files()
+    folder, where, trusted = local_folder(options), path_option(options), options.trust_remote_code
+    if not options.is_bundled:
+        folder_kinds.checked_config(folder, where, trusted=trusted, attention=options.attn_implementation)
+    return folder
+
+
+def local_folder(options: ModelOptions) -> Path:
+    """`located_folder`, unchecked."""
     if options.is_bundled:
         return folder_kinds.bundled_folder(options.path)
-    trusted, folder = options.trust_remote_code, options.folder
-    if options.hub_name is not None:
-        folder = folder_kinds.hub_folder(options.hub_name, options.hub_revision, with_code=trusted)
-    folder_kinds.checked_config(folder, path_option(options), trusted=trusted, attention=options.attn_implementation)
-    return folder
+    if options.hub_name is None:
+        return options.folder
+    return folder_kinds.hub_folder(options.hub_name, options.hub_revision, with_code=options.trust_remote_code)
 
 
 def loaded_config(folder: Path, options: ModelOptions) -> PreTrainedConfig:
@@ -266,23 +271,13 @@ def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, 
     given: dict[str, Any] = {}
     if options.attn_implementation != "auto":
         given["attn_implementation"] = options.attn_implementation
-    if (
-        folder_kinds.quantisation(folder_kinds.read_json(folder / "config.json", path_option(options)))
-        == folder_kinds.DEQUANTISED_AT_LOAD
-    ):
+    if folder_kinds.quantisation(folder, path_option(options)) == folder_kinds.DEQUANTISED_AT_LOAD:
         given["quantization_config"] = Mxfp4Config(dequantize=True)  # its kernels for GPUs compute no gradient
-    with load_errors(options), construction.without_progress_bars():
-        model, found = loader.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            trust_remote_code=options.trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # which is then refused below
-            **given,
-        )
-    construction.require_no_lack(model, construction.lacking_weights(found), path_option(options))
-    return construction.text_part(model) if whole else cast(PreTrainedModel, model)
+    given |= {"config": config, "dtype": dtype, "trust_remote_code": options.trust_remote_code}
+    with load_errors(options):
+        model, lacking, _ = construction.loaded(loader, folder, **given)
+    construction.require_no_lack(model, lacking, path_option(options))
+    return construction.text_part(model) if whole else model
 
 
 def loaded_tokenizer(base: Path, options: ModelOptions, saved: SavedAdapter | None = None) -> PreTrainedTokenizerBase:
@@ -304,39 +299,30 @@ def loaded_tokenizer(base: Path, options: ModelOptions, saved: SavedAdapter | No
 
 
 def load_errors(options: ModelOptions) -> AbstractContextManager[None]:
-    return construction.transformers_load_errors(partial(load_message, options))
-
-
-def load_message(options: ModelOptions, said: str) -> str:
-    """What to do where transformers cannot load a folder, and says this of it."""
+    """Raise what transformers says of a folder that it cannot load as a UserError with the remedy."""
     where, folder = path_option(options), Path(options.path)
-    if "trust_remote_code" in said:
-        return f"{where}: {folder_kinds.needs_code('of its tokenizer or config')}"
-    if options.attn_implementation not in ("auto", "eager", "sdpa"):
-        return f"model.attn_implementation = {options.attn_implementation}: not available ({said}).  Use auto."
-    method = (
-        folder_kinds.quantisation(folder_kinds.read_json(folder / "config.json", where)) if folder.is_dir() else None
-    )
-    remedy = "The folder needs config.json, model.safetensors, tokenizer.json and tokenizer_config.json."
-    if method is not None:
-        remedy = f"Its weights are quantised ({method}).  Give the folder of the model that it was quantised from."
-    return f"{where}: transformers cannot load it ({said}).  {remedy}"
+
+    def message(said: str) -> str:
+        if "trust_remote_code" in said:
+            return f"{where}: {folder_kinds.needs_code('of its tokenizer or config')}"
+        if options.attn_implementation not in ("auto", "eager", "sdpa"):
+            return f"model.attn_implementation = {options.attn_implementation}: not available ({said}).  Use auto."
+        method = folder_kinds.quantisation(folder, where) if folder.is_dir() else None
+        remedy = "The folder needs config.json, model.safetensors, tokenizer.json and tokenizer_config.json."
+        if method is not None:
+            remedy = f"Its weights are quantised ({method}).  Give the folder of the model that it was quantised from."
+        return f"{where}: transformers cannot load it ({said}).  {remedy}"
+
+    return construction.transformers_load_errors(message)
 
 
 def path_option(options: ModelOptions) -> str:
     return f"model.path = {options.path}"
 
 
-def stored_dtype(folder: Path, config: PreTrainedConfig) -> torch.dtype | None:
-    """The type of the stored weights: the config's, or else that of the first of them; None if unknown."""
-    if isinstance(config.dtype, torch.dtype):
-        return config.dtype
-    return next((dtype for _, dtype in stored_tensors(folder)), None)
-
-
-def stored_tensors(folder: Path) -> Iterator[tuple[str, torch.dtype | None]]:
-    """Names and types of the tensors in a folder's safetensors, by the files' headers."""
+def stored_types(folder: Path) -> Iterator[torch.dtype | None]:
+    """Types of the tensors in a folder's safetensors, by the files' headers; None if unknown."""
     for file in sorted(folder.glob(folder_kinds.SAFE_WEIGHTS)):
         with safe_open(file, framework="pt") as content:
             for name in content.keys():  # noqa: SIM118  it is not a mapping
-                yield name, STORED.get(content.get_slice(name).get_dtype())
+                yield STORED.get(content.get_slice(name).get_dtype())

@@ -57,20 +57,13 @@ def model_fault(model: PreTrainedModel, folder: Path) -> str | None:
             named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             files = [folder / name for name in sorted(set(named.values()))]
         weights = {name: InFile(shape) for file in files for name, shape in saved_shapes(file).items()}
-        with construction.without_progress_bars():
-            config = type(model.config).from_pretrained(folder)
-            _, found = loader.from_pretrained(
-                None,
-                config=config,
-                state_dict=weights,
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
+        config = type(model.config).from_pretrained(folder)
+        given = {"config": config, "state_dict": weights, "dtype": torch.float32}
+        _, lacking, found = construction.loaded(loader, None, **given)
     except construction.LOAD_ERRORS as error:
         return construction.first_words(error)
     kinds = {
-        "weights are missing or have another shape": construction.lacking_weights(found),
+        "weights are missing or have another shape": lacking,
         "weights have names that it does not know": sorted(found["unexpected_keys"]),
     }
     return "; ".join(f"{len(names)} {says} ({', '.join(names[:2])})" for says, names in kinds.items() if names) or None
@@ -135,7 +128,7 @@ def save_trained(policy: Policy, run: Path, save: Literal["adapter", "merged", "
 
     `save` is `model.adapter.save`, which is ignored if no adapter is trained.
     """
-    adapted, folders = bool(adapted_names(policy.model)), []
+    adapted, folders = len(adapted_names(policy.model)), []
     if adapted and save != "merged":
         folders.append(run / "adapter")
         with whole_folder(run / "adapter") as folder:
@@ -145,7 +138,11 @@ def save_trained(policy: Policy, run: Path, save: Literal["adapter", "merged", "
         folders.append(run / "model")
         with whole_folder(run / "model") as folder:
             save_policy(policy, folder)
-            write_card(folder, card + merged_note(policy))
+            in_4_bits = any(is_4_bit(layer) for layer in policy.model.modules())
+            onto = "the dequantised 4-bit (nf4) weights that it was trained over" if in_4_bits else "the base's weights"
+            dtype = str(policy.stored_dtype or policy.model.dtype).removeprefix("torch.")
+            sum_of = f"An adapter of {adapted} layers was merged in float32 onto {onto}, and the sum is stored"
+            write_card(folder, card + (f"\n{sum_of} in {dtype}.\n" if adapted else ""))
     for folder in folders:  # last, so that both are kept whatever is wrong with them
         require_loadable(policy.model, folder)
 
@@ -174,19 +171,6 @@ def remove_folder(folder: Path) -> None:
 def write_card(folder: Path, card: str) -> None:
     if card:
         (folder / "README.md").write_text(card, encoding="utf-8")
-
-
-def merged_note(policy: Policy) -> str:
-    """How a merged model was made, for its card; empty if nothing was merged."""
-    layers = adapted_names(policy.model)
-    if not layers:
-        return ""
-    dtype = str(policy.stored_dtype or policy.model.dtype).removeprefix("torch.")
-    in_4_bits = any(is_4_bit(layer) for layer in policy.model.modules())
-    onto = "the dequantised 4-bit (nf4) weights that it was trained over" if in_4_bits else "the base's weights"
-    return (
-        f"\nAn adapter of {len(layers)} layers was merged in float32 onto {onto}, and the sum is stored in {dtype}.\n"
-    )
 
 
 def save_adapter(policy: Policy, folder: Path) -> None:

@@ -17,8 +17,8 @@ from posttrain.models.adapters.peft_format import read_adapter
 from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.loading.adapter_folder import base_options
 from posttrain.models.loading.construction import LOAD_ERRORS, ONE_AT_A_TIME, is_wrapper
-from posttrain.models.loading.folder_kinds import IN_4_BITS, bundled_folder, hub_folder, quantisation, read_json
-from posttrain.models.loading.model_folder import loaded_config, path_option
+from posttrain.models.loading.folder_kinds import IN_4_BITS, quantisation
+from posttrain.models.loading.model_folder import loaded_config, local_folder, path_option
 from posttrain.models.loading.new_model import new_model_config, new_tokenizer
 from posttrain.models.shared_prompt.families import shared_prompt_refusal
 from posttrain.options.model import ModelOptions, NewModelOptions, is_adapter_folder
@@ -162,11 +162,7 @@ def recipe_shape(options: ModelOptions | NewModelOptions) -> ModelShape:
     if not options.is_bundled and is_adapter_folder(options.folder):
         options = base_options(options, read_adapter(options.folder))
     options.require_folder()
-    folder = options.folder
-    if options.is_bundled:
-        folder = bundled_folder(options.path)
-    elif options.hub_name is not None:
-        folder = hub_folder(options.hub_name, options.hub_revision, with_code=options.trust_remote_code)
+    folder = local_folder(options)
     config = loaded_config(folder, options)
     shape = config_shape(config.get_text_config() if is_wrapper(config) else config)
-    return replace(shape, quantised=quantisation(read_json(folder / "config.json", path_option(options))))
+    return replace(shape, quantised=quantisation(folder, path_option(options)))
