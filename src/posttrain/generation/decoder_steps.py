@@ -130,7 +130,6 @@ class StaticSteps(DecoderSteps):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the policy's weights, in place."""
         for index, layer in enumerate(self.layers):
             layer.take_over(self.decoder.layer(index))
         self.output_layer.take_over(self.policy.output_layer)

@@ -87,7 +87,6 @@ class Columns:
 
     @property
     def width(self) -> int:
-        """Tokens that a row has room for."""
         return self.tokens.shape[1]
 
     def add(self, limit: Int64[Tensor, " new"], uniforms: Float64[Tensor, "new position"]) -> "Columns":

@@ -19,10 +19,7 @@ from posttrain.models.policy import Policy
 
 
 class ModelSteps(Steps):
-    """Sampling through the model's own forward, with the masks that it makes itself and explicit positions.
-
-    The forward reads the model's own weights, so there is nothing to refresh or release.
-    """
+    """Sampling through the model's own forward and weights, with its own masks and explicit positions."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -55,10 +52,7 @@ class ModelSteps(Steps):
         )
 
     def _kept(self, layer: object, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of whole prompts as they are cached; under autocast both in its type, as products take them.
-
-        A layer that reads another's has none.
-        """
+        """Keys and values of prompts, under autocast in its type; none of a layer that reads another's."""
         assert isinstance(layer, DynamicLayer | DummyLayer)
         if layer.keys is None or layer.values is None:
             nothing = hidden.new_zeros(len(hidden), 0, hidden.shape[1], 1)
@@ -131,12 +125,10 @@ class RecomputedSteps(Steps):
         return PrefilledPrompts(logits=self._logits(prompts), cached=[tokens], lengths=lengths)
 
     def step(self, tokens: Int64[Tensor, " row"], slots: RowTokens) -> Float[Tensor, "row vocab"]:
-        """Run every row again with one more token."""
         slots.rows = [(*row, token) for row, token in zip(slots.rows, tokens.tolist(), strict=True)]
         return self._logits(slots.rows)
 
     def _logits(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "row vocab"]:
-        """Logits of the token that follows each row."""
         places, parts = [], []
         for chunk in chunks([len(row) for row in rows], CHUNK_TOKENS):
             # One completion a prompt, of a token that predicts nothing and is not read.

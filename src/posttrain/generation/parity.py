@@ -120,20 +120,14 @@ def slower(policy: Policy, reason: str) -> Policy | None:
 
 
 def tried_length(policy: Policy, longest: int) -> int:
-    """Tokens of the longest sequence that is tried, for runs whose sequences reach `longest`.
-
-    It is beyond every length within reach at which attention changes; without one a few hundred are enough.
-    """
+    """Tokens of the longest sequence that is tried: beyond every length within reach at which attention changes."""
     bounds = [bound + BEYOND_TOKENS for bound in changes_at(policy.model.config) if bound < longest]
     return min(longest, max([USUAL_TOKENS, *bounds]))
 
 
 @torch.inference_mode()
 def largest_gap(engine: InProcessEngine, longest: int) -> float:
-    """Greatest |difference|, in nats, between a token's log-prob and the model's own, row by row.
-
-    For a mixture that rounds, the difference that most tokens do not exceed.
-    """
+    """Greatest difference of a token's log-prob from the model's own, row by row, in nats; see `ROUTED_SHARE`."""
     policy = engine.policy
     prompts = list(probe_prompts(policy, longest))
     request = GroupRequest(

@@ -159,7 +159,6 @@ class KeyValueSlots:
 
 
 def power_of_two(number: int) -> int:
-    """The least power of two that is at least this number."""
     return 1 << (number - 1).bit_length()
 
 
@@ -219,7 +218,6 @@ class AlignedSlots:
         self._left = int(self._first.min()) if num_left else self._end
 
     def begin_step(self) -> Int64[Tensor, " row"]:
-        """Make room for one token a row; returns its position in each row."""
         if self._end == self._storage[0].shape[2]:
             self._make_room(self.num_rows, self.seen, like=self._storage)
         return self.lengths

@@ -60,7 +60,6 @@ class TimeLimit:
         self.watcher: threading.Thread | None = None
 
     def within(self, render: Callable[[], Made]) -> Made:
-        """Run a rendering.  Raises TemplateTooSlow."""
         thread = threading.get_ident()
         try:
             self.begin(thread)
@@ -135,7 +134,6 @@ class MemoryLimit:
         self.before = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
     def within(self, render: Callable[[], Made]) -> Made:
-        """Run a rendering.  Raises MemoryError."""
         with self.lock:
             if self.renderings == 0:
                 self.before = resource.getrlimit(resource.RLIMIT_AS)

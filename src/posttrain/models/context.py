@@ -22,10 +22,7 @@ WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
 
 
 def context_of(config: PreTrainedConfig, asked: int | None) -> int:
-    """Tokens of prompt and completion together: `asked`, or for `longrope` the original context, or else the model's.
-
-    Raises UserError if the config says no length, or less than `asked`.
-    """
+    """Tokens of prompt and completion together: `asked`, for `longrope` the original context, or else the model's."""
     own = own_context(config)
     settings: dict[str, Any] = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
     of_kinds = [each for each in settings.values() if isinstance(each, dict)]  # of layers

@@ -85,7 +85,6 @@ class Masking:
         return self.renderer.tokenizer
 
     def require_known(self, tokens: Sequence[int], where: str) -> None:
-        """Raise UserError for tokens without an embedding."""
         if self.num_embeddings is not None:
             require_embeddings(tokens, self.num_embeddings, self.tokenizer, where)
 
@@ -105,7 +104,6 @@ class Masking:
         return trimmed(whole, learned)
 
     def _span(self, conversation: Dialogue, number: int, whole: list[int]) -> tuple[int, int]:
-        """Start and end of a turn in the tokens of the whole conversation."""
         opened = self._text(conversation, number, open_answer=True)
         before = self.renderer.tokens(opened, conversation.where)
         upto = self._tokens(conversation, number + 1)
@@ -122,10 +120,7 @@ class Masking:
         return len(before), end
 
     def last_turn(self, conversation: Dialogue) -> Example:
-        """Only the last turn, after what the model reads before it.
-
-        If the template changes the turn's text, the text itself and a stop token are used.
-        """
+        """Only the last turn, after what the model reads before it; its own text if the template changes that."""
         number, last = conversation.turns[-1], len(conversation.messages) - 1
         if number != last and last in conversation.only_read:
             raise UserError(f"{conversation.where}: nothing to learn: its last turn is marked as not learned.")
@@ -224,7 +219,6 @@ def answered(prompt: Sequence[int], completion: Sequence[int]) -> Example:
 
 
 def trimmed(tokens: Sequence[int], learned: Sequence[bool]) -> Example:
-    """An example up to its last learned token."""
     end = max((place for place, each in enumerate(learned, start=1) if each), default=0)
     return Example(TokenSequence(tokens=tuple(tokens[:end]), sampled=tuple(learned[:end])))
 

@@ -193,10 +193,7 @@ def full_kl(
     *,
     temperature: float = 1.0,
 ) -> Float[Tensor, " token"]:
-    """KL(π‖π_ref) of whole next-token distributions, in nats per row; `reference` predicts the same tokens.
-
-    See `_by_chunks`.
-    """
+    """KL(π‖π_ref) of whole next-token distributions, in nats per row; `reference` predicts the same tokens."""
 
     def divergences(logits: Tensor, rows: slice) -> Tensor:
         return distribution_kl(logits, reference.logits(rows, temperature=temperature))

@@ -30,7 +30,6 @@ WRONG_MESSAGE = 'must have the texts `role` and `content`, such as {"role": "use
 
 
 def checked_messages(content: Sequence[object], where: str) -> list[dict[str, Any]]:
-    """The messages of a prompt, with a role and a text each."""
     messages = [checked_message(each, f"{where}: message {i} of the prompt") for i, each in enumerate(content)]
     if not any(message["role"] != ASSISTANT for message in messages):
         raise UserError(f"{where}: the prompt has no user message.  Add one.")
@@ -38,10 +37,7 @@ def checked_messages(content: Sequence[object], where: str) -> list[dict[str, An
 
 
 def checked_message(message: object, where: str) -> dict[str, Any]:
-    """A message with the texts `role` and `content`, which is empty for a call of tools without text.
-
-    Keys without a value are dropped: columns of a Parquet file add them to every message.
-    """
+    """A message with the texts `role` and `content`, without the empty keys that a Parquet file's columns add."""
     given = {key: value for key, value in message.items() if value is not None} if isinstance(message, Mapping) else {}
     if "role" not in given and {"from", "value"} <= given.keys():
         role = SHAREGPT_ROLES.get(given["from"]) if isinstance(given["from"], str) else None
@@ -56,7 +52,6 @@ def checked_message(message: object, where: str) -> dict[str, Any]:
 
 
 def is_call(message: Mapping[str, Any]) -> bool:
-    """Whether a message calls tools, so that it needs no text."""
     calls = message.get("tool_calls")
     return isinstance(calls, list | tuple) and len(calls) > 0 and message["role"] == ASSISTANT
 

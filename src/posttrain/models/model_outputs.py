@@ -34,10 +34,7 @@ def model_hidden(
     positions: Int64[Tensor, "row time"],
     **more: object,
 ) -> Float[Tensor, "row time hidden"]:
-    """Hidden states by the model's own forward, under autocast if the compute type is bfloat16.
-
-    `positions` are used if the family takes them.
-    """
+    """Hidden states by the model's own forward, under autocast if the compute type is bfloat16."""
     if "position_ids" in signature(trunk(model).forward).parameters:
         more["position_ids"] = positions
     with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=compute_dtype == torch.bfloat16):

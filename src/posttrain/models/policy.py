@@ -88,10 +88,7 @@ class Policy:
         return logprobs
 
     def require_as_made(self) -> None:
-        """Raise UserError if the model has since got an adapter or a hook, which the policy would run without.
-
-        Called for every session, rollout and step's weights; it takes milliseconds.
-        """
+        """Refuse a model that has since got an adapter or a hook, which would not run.  It takes milliseconds."""
         model, forward = self.model, self.forward
         faults = [f"{name} has got an adapter with dropout" for name, *_ in torch_dropouts(model)]
         if any(module.training for module in model.modules()):
@@ -182,10 +179,7 @@ def chosen_dtype(name: str, weights: torch.dtype, device: torch.device) -> torch
 
 
 def without_wrapper(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside a `PeftModel`, with its adapter layers; any other transformers model unchanged.
-
-    Raises UserError for wrappers other than LoRA's, which may do more than call that model.
-    """
+    """The transformers model inside a LoRA `PeftModel`, with its adapter; any other transformers model unchanged."""
     peft = sys.modules.get("peft")  # such a model has imported it
     if peft is not None and isinstance(model, peft.PeftModel):
         for config in model.peft_config.values():
@@ -275,7 +269,6 @@ def logit_faults(model: PreTrainedModel, compute_dtype: torch.dtype) -> Iterator
 def own_logits(
     model: PreTrainedModel, rows: Int64[Tensor, "row time"], dtype: torch.dtype
 ) -> Float[Tensor, "row time vocab"]:
-    """The logits of some rows by the model itself."""
     with reading(model, dtype), torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=mixes(model, dtype)):
         logits: Tensor = model(input_ids=rows, use_cache=False).logits
         return logits

@@ -107,10 +107,7 @@ class TokenizerRenderer:
         open_answer: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The messages as text by the chat template; `open_answer` begins the assistant's next turn.
-
-        `tools` are described as the template expects.
-        """
+        """The messages as text by the chat template; `open_answer` begins the assistant's next turn."""
         chat_templates.require_template(self.tokenizer, id)
         if tools and "tools" not in self.template:
             raise UserError(
@@ -138,10 +135,7 @@ class TokenizerRenderer:
         return text
 
     def tokens(self, text: str, where: str) -> list[int]:
-        """The tokens of a text, without special tokens around it.
-
-        Raises TooLongText if the beginning of a text has more than twice the allowed tokens.
-        """
+        """The tokens of a text, without special ones around it.  Raises TooLongText for far too many."""
         limit, size = self.most_tokens, FIRST_LOOK * ((self.most_tokens or 0) + FIRST_LOOK)
         while limit is not None and size < len(text):
             # Twice, because a beginning may end within a word, and a part can have more tokens than the word.  Bytes

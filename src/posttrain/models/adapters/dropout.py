@@ -130,7 +130,6 @@ class TokenKeys:
     """Without the last token of each, which does not go through the model."""
 
     def sequences(self, prompt_of: Sequence[int]) -> list[Int64[Tensor, " _"]]:
-        """Each completion with its prompt."""
         return [torch.cat([self.prompts[p], keys]) for p, keys in zip(prompt_of, self.completions, strict=True)]
 
 

@@ -114,7 +114,6 @@ def name_tokens(dropouts: Sequence[InputDropout], keys: Int64[Tensor, " *rows"],
 
 
 def without_dropout(model: nn.Module) -> AbstractContextManager[None]:
-    """Inside, adapters drop nothing."""
     return dropout_keys(model, lambda dropout: None)
 
 

@@ -128,7 +128,6 @@ class LoraExperts(LoraLinear):
         self.put_adapter(f"{name}.{parameter}", options, seed, weight, (rows, inputs), (outputs, rows))
 
     def chain(self) -> "Iterator[LoraExperts]":
-        """This wrapper and those below it."""
         layer: nn.Module = self
         while isinstance(layer, LoraExperts):
             yield layer
@@ -159,7 +158,6 @@ class LoraExperts(LoraLinear):
 
     @property
     def weight(self) -> Tensor:
-        """Refused: see `LoraLinear.weight`."""
         raise UserError(
             f"model.adapter.targets: the model reads {self.name} itself instead of calling the experts, so an adapter"
             " would have no effect.  Remove experts from the targets."

@@ -68,7 +68,6 @@ class SavedAdapter:
 
     @property
     def base(self) -> str:
-        """Path or hub name of the base."""
         return str(self.settings["base_model_name_or_path"])
 
     @property
@@ -153,7 +152,6 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
 
 
 def alpha_number(number: float) -> float | int:
-    """A whole number as an int, as peft writes alpha."""
     return int(number) if number == int(number) else number
 
 
@@ -219,10 +217,7 @@ def unread_reason(model: PreTrainedModel) -> str | None:
 
 
 def wrapped_arrays(model: PreTrainedModel, saved: SavedAdapter, where: str) -> dict[str, str]:
-    """The file's layers that wrap arrays of experts, each with its array by the model's name, in the model's order.
-
-    Raises UserError for a target parameter that is neither such an array nor the weight of a layer.
-    """
+    """The file's layers that wrap arrays of experts, each with its array by the model's name, in the model's order."""
     known = list(expert_matrices(model))
     arrays: list[str] = []
     for parameter in saved.settings.get("target_parameters") or ():
@@ -244,10 +239,7 @@ def wrapped_arrays(model: PreTrainedModel, saved: SavedAdapter, where: str) -> d
 
 
 def put_adapter(model: PreTrainedModel, saved: SavedAdapter, options: AdapterOptions | None) -> None:
-    """Put a saved adapter over its base, to be used or trained further.  Raises UserError if it does not fit.
-
-    A recipe's `options` may change the dropout; everything else must agree with the adapter.
-    """
+    """Put a saved adapter over its base.  A recipe's `options` may change its dropout; everything else must agree."""
     where = f"model.path = {saved.folder}"
     saved = of_text_part(model, saved, where)
     known, arrays = linear_layers(model), wrapped_arrays(model, saved, where)

@@ -103,10 +103,7 @@ def in_4_bits(library: Any, layer: nn.Linear, compute_dtype: torch.dtype, *, pac
 
 
 def compute_unpacked_in(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
-    """Have layers that were stored in 4 bits compute in this type, not in their folder's, and never pack their weights.
-
-    Sampler and trainer then agree as they do elsewhere.
-    """
+    """Have layers that were stored in 4 bits compute in this type, as elsewhere, and never pack their weights."""
     for layer in model.modules():
         if is_4_bit(layer):
             setattr(layer, KERNEL, False)

@@ -70,7 +70,6 @@ class TextScorer:
 
 
 def new_scorer(policy: Policy, *, seed: int) -> TextScorer:
-    """A policy's body with a new head."""
     dtype = torch.float64 if policy.model.dtype == torch.float64 else torch.float32
     head = ScoreHead(policy.hidden_width, seed=seed, dtype=dtype)
     return TextScorer(policy, head.to(policy.device))

@@ -54,10 +54,7 @@ HEAD_SEED = 0
 
 
 def classifier_files(options: RewardModelOptions) -> Path:
-    """The local folder of a reward model, downloaded from the hub if it must be.  Reads only small files.
-
-    Raises UserError for a folder that is not a classifier: a language model has no head that scores.
-    """
+    """The local folder of a classifier, downloaded from the hub if it must be.  Reads only small files."""
     where, named = reward_option(options), ModelOptions(path=options.model)
     folder, trusted = named.folder, options.trust_remote_code
     if named.hub_name is not None:
@@ -188,11 +185,7 @@ class ClassifierScores:
     reading: ScoreReading
 
     def of_rows(self, rows: Sequence[Tokens], *, tokens_per_batch: int) -> Float[Tensor, "row label"]:
-        """The numbers of each row, as float32 on the CPU.
-
-        Equal rows are computed once, others sorted by length in batches of at most `tokens_per_batch` tokens with
-        padding, or of one row.
-        """
+        """The numbers of each row, as float32 on the CPU; equal rows are computed once, others in batches."""
         different = sorted(set(map(tuple, rows)), key=lambda row: (len(row), row))
         one_by_one = self.reading is ScoreReading.ONE_BY_ONE
         found: dict[tuple[int, ...], Tensor] = {}
@@ -211,10 +204,7 @@ class ClassifierScores:
 
 
 def classifier_scores(model: PreTrainedModel, *, pad_id: int | None, where: str) -> ClassifierScores:
-    """The fastest way to score that agrees with the model on one row at a time.
-
-    `pad_id` is the tokenizer's, if it has one.  Raises UserError if the model returns no numbers for a text.
-    """
+    """The fastest way to score that agrees with the model on one row at a time; `pad_id` is the tokenizer's."""
     vocab = num_embeddings(model)
     pad_id = 0 if pad_id is None or pad_id >= vocab else pad_id
     rows = [[(3 + 5 * place + length) % vocab for place in range(length)] for length in TRIED_LENGTHS]
@@ -299,10 +289,7 @@ class ScoredBody:
 
 
 def scored_body(policy: Policy, path: str, *, option: str) -> ScoredBody:
-    """The reward model of a folder, trainable, with the policy's tokenizer, on its device.
-
-    Raises UserError of `option` unless it gives one number over a decoder and reads the policy's tokens.
-    """
+    """The reward model of a folder, trainable and on the policy's device, if it reads the policy's tokens."""
     where = f"{option} = {path}"
     on_cuda = policy.device.type == "cuda"
     options = RewardModelOptions(model=path, dtype="float32", device="cuda" if on_cuda else "cpu")

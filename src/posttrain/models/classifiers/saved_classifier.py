@@ -80,10 +80,7 @@ def require_classifier(policy: Policy) -> None:
 
 
 def save_classifier(scorer: TextScorer, folder: Path, reading: TextReading, card: str = "") -> PreTrainedModel:
-    """Write body, head and tokenizer, and return the classifier.
-
-    An adapter is added to a copy of the weights, in float32.  If the weights were stored in bfloat16, all are again.
-    """
+    """Write body (an adapter added in float32), head and tokenizer in their stored type; return the classifier."""
     policy, model = scorer.policy, scorer.policy.model
     weights, made = merged_weights(model, policy.stored_dtype), empty_classifier(model)
     body = {name: weights[name] for name in made.state_dict() if name != HEAD}
@@ -140,10 +137,7 @@ tokenizer's `apply_chat_template` with `tokenize=False`.
 
 
 def empty_classifier(model: PreTrainedModel) -> PreTrainedModel:
-    """A classifier with one label over a model's body, without memory for its weights.
-
-    Raises UserError if transformers has none, or one with more than that body and a linear head.
-    """
+    """transformers' classifier with one label over a model's body and a linear head, without memory for weights."""
     config: Any = copy.deepcopy(model.config)
     vars(config).pop("quantization_config", None)  # the weights are whole again when they are saved
     config.num_labels, config.id2label, config.label2id = 1, {0: LABEL}, {LABEL: 0}

@@ -24,10 +24,7 @@ GENERATION_CONFIG = "generation_config.json"
 
 
 def base_options(options: ModelOptions, saved: SavedAdapter) -> ModelOptions:
-    """Options of the model below a saved adapter: its path, and 4 bits if it was trained so.
-
-    A base that is not on this machine may be a bundled model, by its digest.
-    """
+    """Options of the model below a saved adapter; a base that is not here may be a bundled one, by its digest."""
     note, path = saved.folder / BASE_MODEL, saved.base
     if not Path(path).is_dir() and note.is_file():
         digest = read_json(note, f"model.path = {saved.folder}").get("sha256")
@@ -65,10 +62,7 @@ def require_adapter_for_peft(model: PreTrainedModel, options: ModelOptions) -> N
 
 
 def adapter_template(adapter: Path) -> str | dict[str, str] | None:
-    """The template in the folder of an adapter that has no tokenizer; several have names; None if there is none.
-
-    It is a file, or is in the settings of a tokenizer whose other files are the base's.
-    """
+    """The template in the folder of an adapter without a tokenizer, or in its settings; several have names."""
     file, settings = adapter / "chat_template.jinja", adapter / "tokenizer_config.json"
     if file.is_file():
         return file.read_text(encoding="utf-8")
@@ -79,7 +73,6 @@ def adapter_template(adapter: Path) -> str | dict[str, str] | None:
 
 
 def named_stop_ids(saved: SavedAdapter | None) -> list[int]:
-    """The stop tokens that an adapter's folder names."""
     if saved is None or not (saved.folder / GENERATION_CONFIG).is_file():
         return []
     named = read_json(saved.folder / GENERATION_CONFIG, f"model.path = {saved.folder}").get("eos_token_id")
@@ -87,7 +80,6 @@ def named_stop_ids(saved: SavedAdapter | None) -> list[int]:
 
 
 def name_stop_ids(model: PreTrainedModel, ids: Sequence[int]) -> None:
-    """Add stop tokens to a model's generation config."""
     if ids:
         config = model.generation_config or GenerationConfig()
         known = config.eos_token_id

@@ -47,10 +47,7 @@ def checked_config(
     attention: str = "auto",
     causal: bool = True,
 ) -> dict[str, Any]:
-    """The config of a folder with a whole model: weights, tokenizer and no code that `option` does not trust.
-
-    `where` begins messages, such as `model.path = FOLDER`; `attention` is the option `model.attn_implementation`.
-    """
+    """The config of a folder with a whole model: weights, tokenizer and no code that `option` does not trust."""
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         adapter = read_json(folder / "adapter_config.json", where)
         kind, base = adapter.get("peft_type", "unknown"), adapter.get("base_model_name_or_path") or "an unnamed model"
@@ -108,7 +105,6 @@ def architecture_name(config: Mapping[str, Any]) -> str:
 
 
 def nested_items(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys and values of an object and of the objects in it."""
     for name, value in content.items():
         yield name, value
         if isinstance(value, Mapping):
@@ -245,10 +241,7 @@ MIB = 2**20
 
 
 def model_digest(folder: Path) -> str:
-    """A digest of the sizes of a folder's files and the first and last MiB of each; empty if there is no model.
-
-    That is quick, and distinguishes other models and other trainings.
-    """
+    """A digest of the sizes of a folder's files and the first and last MiB of each; empty if there is no model."""
     digest = hashlib.sha256()
     files = [file for file in sorted(folder.glob("*")) if MODEL_FILES.fullmatch(file.name)]
     try:

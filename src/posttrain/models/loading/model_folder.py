@@ -63,10 +63,7 @@ def load_policy_to_train(
 
 
 def load_beside(policy: Policy, path: str, *, option: str, inference: bool = True) -> Policy:
-    """A second model, named by an option such as `reference.path`, on the policy's device.
-
-    Without `inference` it is trained, and saved whole.  Raises UserError of that option if it cannot be loaded.
-    """
+    """A second model, named by an option such as `reference.path`, on the policy's device."""
     options = ModelOptions(path=path, device="cuda" if policy.device.type == "cuda" else "cpu")
     try:
         if inference:
@@ -281,10 +278,7 @@ def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, 
 
 
 def loaded_tokenizer(base: Path, options: ModelOptions, saved: SavedAdapter | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a saved adapter, or else of the base's folder.
-
-    Its template is the one that the options name, else the adapter's, else the tokenizer's.
-    """
+    """The tokenizer of an adapter or of the base, with the template that the options or else the adapter name."""
     folder = saved.folder if saved is not None and folder_kinds.has_tokenizer(saved.folder) else base
     with load_errors(options):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)

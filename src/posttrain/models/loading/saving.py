@@ -83,10 +83,7 @@ class InFile:
 
 
 def adapter_fault(model: PreTrainedModel, folder: Path) -> str | None:
-    """Which layer of a saved adapter peft would not find in the base; None if it finds all, or wrote the files itself.
-
-    Arrays of experts are not checked.
-    """
+    """Which layer of a saved adapter, other than experts, peft would not find in the base; None if it finds all."""
     adapted = lora_layers(model)
     if not adapted:
         return None
@@ -124,10 +121,7 @@ def saved_shapes(file: Path) -> dict[str, Shape]:
 
 
 def save_trained(policy: Policy, run: Path, save: Literal["adapter", "merged", "both"], card: str) -> None:
-    """Save a finished run's model in RUN/model, or its adapter in RUN/adapter, or both, each with a card.
-
-    `save` is `model.adapter.save`, which is ignored if no adapter is trained.
-    """
+    """Save a finished run's model in RUN/model, or its adapter in RUN/adapter, or both, each with a card."""
     adapted, folders = len(adapted_names(policy.model)), []
     if adapted and save != "merged":
         folders.append(run / "adapter")
@@ -274,10 +268,7 @@ class ExportedWeights:
     policy: Policy
 
     def merged(self) -> dict[str, Tensor]:
-        """The tensors of the saved model's files: adapters added, 4-bit layers dequantised, tied tensors once.
-
-        Tensors that need no change are the trainer's, not copies.
-        """
+        """The tensors of the saved model's files, tied ones once; those that need no change are not copied."""
         model = self.policy.model
         weights = dict(saved_weights(self.policy)[0])
         with saved_whole(model):

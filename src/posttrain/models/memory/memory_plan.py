@@ -97,10 +97,7 @@ class Change:
 
 
 def changes_that_save(shape: ModelShape, setup: memory_parts.MemorySetup) -> list[Change]:
-    """Each change that reduces the peak and is not refused.
-
-    Those that change no result come first, and of these the one that saves most.
-    """
+    """Each change that reduces the peak and is not refused: first those that change no result, the largest first."""
     held = min(setup.tokens_per_microbatch, setup.prompts_per_step * setup.group_size * setup.row_tokens)
     tokens, rows = max(setup.row_tokens, held // 4), max(1, setup.num_rows // 4)
     whole, rank = setup.adapter_rank is None, setup.adapter_rank or ADAPTER_RANK

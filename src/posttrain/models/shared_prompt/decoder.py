@@ -62,7 +62,6 @@ class DecoderLayer:
         return replace(self, norms=norms, **{name: weight.owned() for name, weight in self.weights().items()})
 
     def take_over(self, other: "DecoderLayer") -> None:
-        """Copy the numbers of the same layer of the model, in place."""
         for name, norm in self.norms.items():
             for mine, new in zip(norm, other.norms[name], strict=True):
                 if mine is not None and new is not None:

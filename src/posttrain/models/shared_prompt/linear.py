@@ -43,7 +43,6 @@ class PackedWeight:
 
     @staticmethod
     def serves(weight: Tensor) -> bool:
-        """Whether this machine and precision support it."""
         return (
             weight.device.type == "cpu"
             and weight.dtype == torch.float32
