@@ -45,8 +45,8 @@ def sample(
     rows_at_once = max(1, ENTRIES_AT_ONCE // logits.shape[1])
     if logits.device.type == "cpu" and len(logits) > rows_at_once:
         pieces = zip(logits.split(rows_at_once), uniform.split(rows_at_once), strict=True)
-        tokens, logprobs, cut = zip(*(sample(*piece, sampling) for piece in pieces), strict=True)
-        return SampledTokens(torch.cat(tokens), torch.cat(logprobs), None if cut[0] is None else torch.cat(cut))
+        some = list(zip(*(sample(*piece, sampling) for piece in pieces), strict=True))
+        return SampledTokens(torch.cat(some[0]), torch.cat(some[1]), None if some[2][0] is None else torch.cat(some[2]))
     scale = sampling.recorded_temperature
     work_type = torch.promote_types(logits.dtype, torch.float32)
     probabilities = torch.softmax(logits if scale == 1 else logits / scale, dim=-1, dtype=work_type)
