@@ -94,7 +94,7 @@ def loaded_classifier(folder: Path, options: RewardModelOptions) -> tuple[PreTra
         compute_unpacked_in(model, dtype)
         return model, tokenizer
     if options.quantization is not None:
-        quantize(model.base_model, dtype, device=device)
+        quantize(cast(PreTrainedModel, model.base_model), dtype, device=device)
     cast(torch.nn.Module, model).to(device)
     return model, tokenizer
 
