@@ -136,6 +136,8 @@ class TokenKeys:
 def token_keys(
     prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], prompt_of: Sequence[int]
 ) -> TokenKeys:
+    """Hashes of the row's tokens, the length of its parts and each position."""
+
     def keys(parts: Sequence[Sequence[int]], start: int, count: int) -> Tensor:
         digest = hashlib.blake2b(np.asarray([len(part) for part in parts], dtype="<i8").tobytes(), digest_size=8)
         for part in parts:
