@@ -5,7 +5,7 @@ TESTS = {
     "rewards/process_rewards.py": ["laws/rewards/test_process_rewards.py"],
     "models/forward.py": ["laws/test_forward_contract.py", "laws/test_distillation.py"],
     "algorithms/ppo.py": ["closed_form/test_ppo.py"],
-    "training/reward_model/pair_scores.py": ["laws/test_pair_updates.py"],
+    "training/pair_updates.py": ["laws/test_pair_updates.py"],
     "algorithms/advantages.py": [
         "closed_form/test_advantages.py",
         "reference/test_twins.py",

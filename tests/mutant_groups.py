@@ -46,9 +46,9 @@ GROUPS = [
     Group(
         files=[
             "models/classifiers/*.py",
-            "training/reward_model/pair_scores.py",
-            *(f"training/reward_model/{name}.py" for name in ("calibration", "pair_scores")),
-            *(f"training/dpo/{name}.py" for name in ("pair_update", "sampled_pairs")),
+            "training/pair_updates.py",
+            "training/reward_model/calibration.py",
+            "training/dpo/dpo_run.py",
         ],
         suites=["closed_form", "laws", "engine", "reference", "attacks"],
         modules=[

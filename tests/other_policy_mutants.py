@@ -44,7 +44,7 @@ OTHER_POLICIES: list[tuple[str, str, str, int]] = [
     ),
     ("algorithms/distillation.py", "coefficient * (gaps if", "(gaps if", 0),
     ("algorithms/distillation.py", "part.flip(0).cumsum(0).flip(0)", "part.cumsum(0)", 0),
-    ("algorithms/distillation.py", "coefficient=coefficient,\n        needs", "needs", 0),
+    ("algorithms/distillation.py", "coefficient=coefficient,\n            needs", "needs", 0),
     ("algorithms/distillation.py", '2 if reward_weight or teacher.sees == "sibling" else 1', "2", 0),
     ("algorithms/distillation.py", '2 if reward_weight or teacher.sees == "sibling" else 1', "1", 0),
     ("models/forward.py", "output_layer().detached()", "output_layer()", 0),

@@ -71,9 +71,9 @@ if TYPE_CHECKING:
     from posttrain.training.dpo.dpo_run import train_dpo as train_dpo
     from posttrain.training.held_out import evaluate as evaluate
     from posttrain.training.reward_model.reward_run import train_reward_model as train_reward_model
+    from posttrain.training.rl import steps as steps
     from posttrain.training.rl import train as train
     from posttrain.training.sft.sft_run import train_sft as train_sft
-    from posttrain.training.steps import steps as steps
 
 NAMES = {
     "posttrain.algorithms.algorithm": "Algorithm",
@@ -99,9 +99,8 @@ NAMES = {
     "posttrain.training.dpo.dpo_run": "train_dpo",
     "posttrain.training.held_out": "evaluate",
     "posttrain.training.reward_model.reward_run": "train_reward_model",
-    "posttrain.training.rl": "train",
+    "posttrain.training.rl": "steps train",
     "posttrain.training.sft.sft_run": "train_sft",
-    "posttrain.training.steps": "steps",
 }
 """The public names of each module."""
 HOMES = {name: module for module, names in NAMES.items() for name in names.split()}

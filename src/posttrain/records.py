@@ -98,7 +98,6 @@ class TokenSequence:
 
     @property
     def sampled_tokens(self) -> tuple[int, ...]:
-        """Those tokens."""
         return self.tokens if False not in self.sampled else tuple(compress(self.tokens, self.sampled))
 
     @property
@@ -140,12 +139,10 @@ class Example:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All tokens of the row."""
         return self.sequence.tokens
 
     @property
     def sampled(self) -> tuple[bool, ...]:
-        """Whether each token is learned."""
         return self.sequence.sampled
 
     @property
@@ -215,17 +212,14 @@ class Rollout:
 
     @property
     def cut_logprobs(self) -> tuple[float, ...] | None:
-        """The same under the cut distribution that was sampled; None if nothing was cut."""
         return self.sequence.cut_logprobs
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the policy sampled: the completion's length."""
         return self.sequence.num_sampled
 
     @property
     def finish(self) -> Finish:
-        """Why the completion ended."""
         assert self.sequence.finish is not None, "a completion that was sampled"
         return self.sequence.finish
 
@@ -319,16 +313,10 @@ class Grades:
     def select(self, rows: Sequence[int]) -> "Grades":
         """Those of some groups; what is counted of all of them goes with it."""
         chosen = list(rows)
-        return replace(
-            self,
-            scores=self.scores[:, chosen],
-            rewards=self.rewards[chosen],
-            outcomes={name: tuple(outcomes[i] for i in chosen) for name, outcomes in self.outcomes.items()},
-            details={name: tuple(details[i] for i in chosen) for name, details in self.details.items()},
-            extras={name: tuple(extras[i] for i in chosen) for name, extras in self.extras.items()},
-            logged={name: tuple(logged[i] for i in chosen) for name, logged in self.logged.items()},
-            marks={name: tuple(marks[i] for i in chosen) for name, marks in self.marks.items()},
-        )
+        told: dict[str, Any] = {
+            kind: {name: tuple(each[i] for i in chosen) for name, each in getattr(self, kind).items()} for kind in TOLD
+        }
+        return replace(self, scores=self.scores[:, chosen], rewards=self.rewards[chosen], **told)
 
     def joined(self, other: "Grades") -> "Grades":
         """Those of two lists of groups, one after the other."""
@@ -338,21 +326,23 @@ class Grades:
             weights=self.weights,
             clips=self.clips,
             rewards=torch.cat([self.rewards, other.rewards]),
-            outcomes=_appended([(self, self.outcomes), (other, other.outcomes)], blank=""),
-            details=_appended([(self, self.details), (other, other.details)], blank=None),
-            extras=_appended([(self, self.extras), (other, other.extras)], blank=None),
-            logged=_appended([(self, self.logged), (other, other.logged)], blank=None),
-            marks=_appended([(self, self.marks), (other, other.marks)], blank=None),
+            **{kind: _appended((self, other), kind) for kind in TOLD},
             num_failures=self.num_failures + other.num_failures,
             num_cached=self.num_cached + other.num_cached,
         )
 
 
-def _appended(parts: Sequence[tuple[Grades, Mapping[str, Any]]], *, blank: object) -> dict[str, Any]:
+TOLD = ("outcomes", "details", "extras", "logged", "marks")
+"""Fields of what functions said of each rollout."""
+
+
+def _appended(parts: Sequence[Grades], kind: str) -> dict[str, Any]:
     """What functions said of some groups and then of others; a function may have said nothing of some of them."""
-    speaking = [name for name in parts[0][0].names if any(name in of_part for _, of_part in parts)]
-    nothing = [((blank,) * grades.rewards.shape[1],) * grades.rewards.shape[0] for grades, _ in parts]
+    said: list[Mapping[str, Any]] = [getattr(grades, kind) for grades in parts]
+    blank = "" if kind == "outcomes" else None
+    nothing = [((blank,) * grades.rewards.shape[1],) * grades.rewards.shape[0] for grades in parts]
     return {
-        name: tuple(row for (_, of_part), none in zip(parts, nothing, strict=True) for row in of_part.get(name, none))
-        for name in speaking
+        name: tuple(row for each, none in zip(said, nothing, strict=True) for row in each.get(name, none))
+        for name in parts[0].names
+        if any(name in each for each in said)
     }

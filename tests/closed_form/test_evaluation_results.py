@@ -15,8 +15,8 @@ from posttrain.rewards.grading.function import reward_function
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.summary import headline
 from posttrain.tasks.base import Probe, Reading
-from posttrain.training.evaluation import Answers, Questions, accuracies, full_evaluation
-from posttrain.training.held_out import comparison, held_out_metrics
+from posttrain.training.evaluation import Answers, Questions, accuracies, full_evaluation, held_out_metrics
+from posttrain.training.held_out import comparison
 from posttrain.training.report import unmeasured_lines
 from tests.support.refusals import refused
 from tests.support.tiny import some_prompts, tiny_policy

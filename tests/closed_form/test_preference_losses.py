@@ -23,7 +23,7 @@ from posttrain.algorithms.preference_losses import (
     unbiased,
 )
 from posttrain.irl.preferences import BradleyTerry
-from posttrain.training.dpo.pair_update import MeasuredPairs
+from posttrain.training.pair_updates import MeasuredPairs
 
 
 def values(*numbers: float) -> torch.Tensor:
@@ -115,7 +115,8 @@ def test_implicit_rewards_are_sums_as_trl_logs_them_and_pairs_are_ranked_as_the_
 ) -> None:
     objective = PairObjective(beta=0.5, length_normalized=length_normalized)
     seen = MeasuredPairs.of(objective, POLICY, REFERENCE, LENGTHS)
-    assert [each.tolist() for each in seen.rewards] == [[0.5, -0.5], [-0.5, 0.25]]
+    rewards = [seen.columns[f"rewards/{answer}"].tolist() for answer in ("chosen", "rejected")]
+    assert rewards == [[0.5, -0.5], [-0.5, 0.25]]
     assert seen.columns["rewards/margins"].tolist() == [1.0, -0.75]
     margins = [0.375, -0.225] if length_normalized else [1.0, -0.75]  # of .25 - -.125 and -.1 - .125
     assert seen.columns["pairs/margin"].tolist() == pytest.approx(margins)

@@ -85,12 +85,12 @@ def test_a_value_is_that_of_the_state_before_its_token(trunk: str, forward: str)
     filled(critic.head)
     found = critic.of_groups(groups, max_tokens=40)
     before, after = values_one_by_one(critic.trunk, critic.head, groups)
-    torch.testing.assert_close(found.values, torch.tensor(before, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found["values"], torch.tensor(before, dtype=torch.float64), rtol=1e-9, atol=1e-9)
     finished = [rollout.finish == Finish.STOP for group in groups for rollout in group.rollouts]
     assert any(finished)
     assert not all(finished)
     expected = [0.0 if stop else end for stop, end in zip(finished, after, strict=True)]
-    assert found.final_values.flatten().tolist() == pytest.approx(expected, rel=1e-9)
+    assert found["final_values"].flatten().tolist() == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_new_head_expects_the_mean_reward_everywhere() -> None:

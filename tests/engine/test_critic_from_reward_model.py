@@ -54,7 +54,7 @@ def test_the_value_of_a_text_is_the_reward_models_score_of_it(head: str, tmp_pat
     with torch.no_grad():
         expected = [scorer(input_ids=torch.tensor([[*group.prompt.tokens, *each.tokens]])).logits[0, 0] for each in cut]
     assert torch.stack(expected).std() > 1e-3, "texts of one score would say nothing"
-    torch.testing.assert_close(found.final_values.flatten().float(), torch.stack(expected), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found["final_values"].flatten().float(), torch.stack(expected), rtol=0, atol=1e-5)
 
 
 def test_a_reward_model_of_another_size_and_family_will_do(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.progress import Clock
 from posttrain.training.learner import Learner, LearnerSettings
 from posttrain.training.session import trained_by_reward
-from posttrain.training.update import group_logprobs, trial_gradient
+from posttrain.training.update import group_logprobs
 from tests.support.adapted import adapted_policy
 from tests.support.refusals import refused
 from tests.support.stages import Stages, stages_with
@@ -72,8 +72,7 @@ def test_the_groups_of_a_mini_batch_keep_their_order() -> None:
 def try_gradient(stages: Stages, clock: Clock) -> list[Batch]:
     learner = stages.learner
     batches = learner.batches(stages.credited(), clock)
-    objective, options = learner.whole_objective(), learner.settings.update
-    trial_gradient(learner.policy, learner.optimizer, batches, objective, options, clock)
+    learner.try_gradient(batches, clock)
     return batches
 
 

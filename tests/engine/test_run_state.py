@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from posttrain.options.training import CheckpointOptions, RunOptions
-from posttrain.runs.checkpoint import load_latest, saved_steps
+from posttrain.runs.checkpoint import load_latest
+from posttrain.runs.files import saved_steps
 from posttrain.runs.harness import Harness, HarnessOptions
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.tensor_state import like

@@ -24,8 +24,8 @@ from posttrain.records import Preference, TokenSequence
 from posttrain.rewards.model import RewardModel
 from posttrain.tasks.preference_set import preference_set
 from posttrain.tasks.row_files.rows import GivenRows
+from posttrain.training.pair_updates import pair_scores
 from posttrain.training.reference import named_reference, teacher_of
-from posttrain.training.reward_model.pair_scores import pair_scores
 from tests.support.conversations import CHATML, CLOSED, OPENING, chat_model, chat_tokenizer, turns
 from tests.support.every_family import small_model
 from tests.support.refusals import refused

@@ -12,7 +12,8 @@ from posttrain.models.policy import Policy
 from posttrain.needs import Need
 from posttrain.runs.progress import Clock
 from posttrain.training import credited_step
-from posttrain.training.credited_step import CreditedStep, StepGroups, proximal_logprobs
+from posttrain.training.credited_step import CreditedStep
+from posttrain.training.update import group_logprobs
 from tests.support.adapted import LORA, adapted_policy
 from tests.support.stages import PLAIN_DAPO, Stages, stages_with
 from tests.support.tiny import gradient_of_update, plain_logprobs, relative_distance, tiny_policy
@@ -126,8 +127,8 @@ def test_where_a_step_began_is_computed_once_and_only_where_updates_leave_it(
 def test_the_only_update_of_a_step_starts_where_the_step_does() -> None:
     stages = stale({**PLAIN_DAPO, "correction": CORRECTION})
     credited = stages.credited()
-    seen = StepGroups(groups=credited.collected.groups)
-    columns = replace(credited.groups.columns, known=proximal_logprobs(stages.learner.step_models(), seen))
+    proximal = group_logprobs(stages.policy, credited.collected.groups, temperature=1.0, max_tokens=99)
+    columns = replace(credited.groups.columns, known={"proximal_logprobs": proximal})
     known = replace(credited, groups=replace(credited.groups, columns=columns))
     found = []
     for each in (credited, known):

@@ -11,7 +11,7 @@ from posttrain.rewards.grading.answers import ProcessReward
 from posttrain.runs.progress import Clock
 from posttrain.runs.rollout_file import parquet_bytes, read_rollouts
 from posttrain.training.collector import CollectedStep
-from posttrain.training.learner import require_earlier_rollouts, require_known_tokens, warm_start
+from posttrain.training.learner import earlier_rollouts, require_known_tokens, warm_start
 from tests.support.refusals import refused
 from tests.support.stages import Stages, stages_with
 from tests.support.tiny import weights
@@ -105,12 +105,12 @@ def test_without_a_folder_nothing_is_done() -> None:
     assert warm_start(stages_with({"name": "grpo"}).learner, Clock()) == []
     assert new.learner.actor_critic_state == before
     for config in ({"name": "grpo"}, {"name": "ppo"}):
-        require_earlier_rollouts(build_algorithm(config))
+        assert earlier_rollouts(build_algorithm(config)) == []
 
 
 def test_a_folder_without_rollouts_is_refused_before_anything_is_sampled(tmp_path: Path) -> None:
     with refused("algorithm.critic.warm_start =", ": holds no step-N.parquet"):
-        require_earlier_rollouts(build_algorithm({"name": "ppo", "critic": {"warm_start": str(tmp_path)}}))
+        earlier_rollouts(build_algorithm({"name": "ppo", "critic": {"warm_start": str(tmp_path)}}))
 
 
 def test_rollouts_of_a_larger_vocabulary_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from posttrain.models.classifiers.heads import new_scorer
 from posttrain.models.forward import Completions, ForwardNeeds, ForwardPass
 from posttrain.models.policy import Policy, as_policy
 from posttrain.records import Example, Preference, TokenSequence
-from posttrain.training.dpo import pair_update
+from posttrain.training.pair_updates import accumulate_pairs
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.sft.sft_run import accumulate_examples, held_out_loss
 from posttrain.training.update import Objective
@@ -81,7 +81,7 @@ def supervised_gradient(policy: Policy) -> Tensor:
 def preference_gradient(policy: Policy) -> Tensor:
     pairs = some_pairs()
     zeros = torch.zeros(len(pairs), dtype=torch.float64)
-    pair_update.accumulate_pairs(policy, pairs, OfPairs(zeros, zeros), PairObjective(), 12)
+    accumulate_pairs(policy, pairs, OfPairs(zeros, zeros), PairObjective(), 12)
     return flat_gradient(policy)
 
 

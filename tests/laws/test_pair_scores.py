@@ -15,7 +15,7 @@ from posttrain.options.pairs import RewardTrainingOptions
 from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.fit import learn
-from posttrain.training.reward_model.pair_scores import accumulate_scores, pair_microbatches, pair_scores, read_lengths
+from posttrain.training.pair_updates import accumulate_scores, pair_microbatches, pair_scores, read_lengths
 from tests.support.pairs import reward_session
 from tests.support.refusals import refused
 from tests.support.tiny import through_its_own_forward, tiny_policy

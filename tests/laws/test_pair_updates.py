@@ -14,17 +14,17 @@ from posttrain.options.pairs import DpoOptions
 from posttrain.records import Preference
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.dpo.dpo_objective import DpoObjective
-from posttrain.training.dpo.pair_update import (
+from posttrain.training.fit import learn
+from posttrain.training.fit_session import FitSession
+from posttrain.training.pair_updates import (
     PairReference,
     accumulate_pairs,
     answer_lengths,
     logprobs_without_gradient,
+    pair_microbatches,
     predicting_lengths,
 )
-from posttrain.training.fit import learn
-from posttrain.training.fit_session import FitSession
 from posttrain.training.reference import EarlierAdapter, FrozenCopy
-from posttrain.training.reward_model.pair_scores import pair_microbatches
 from tests.support.adapted import adapted_policy, fill
 from tests.support.pairs import dpo_session, one_row_at_a_time, rounds_session, some_pairs
 from tests.support.refusals import refused

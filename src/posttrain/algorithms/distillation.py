@@ -64,7 +64,22 @@ def distill(
         given = {"correction": is_corrected, "clip_low": clip_low != CLIP, "clip_high": clip_high != CLIP}
         refuse_unread("signal = sampled or a reward_weight", given)
     policy = corrected(policy_term(clipped_surrogate, clip=ClipRange(low=clip_low, high=clip_high)), correction)
-    terms = [full_term(coefficient), *([policy] if reward_weight else [])] if full else [sampled_term(policy)]
+
+    def with_kl(view: TokenView) -> Mapping[str, Tensor]:
+        others = {} if policy.measures is None else policy.measures(view)
+        return {**others, "kl_teacher": view.logprobs - view.columns.teacher_logprobs}
+
+    terms = [replace(policy, needs=policy.needs | {Need.TEACHER_LOGPROBS}, measures=with_kl)]
+    if full:
+        of_teacher = LossTerm(  # KL(π‖π_T) of whole distributions, in nats per token
+            name="distill",
+            per_token=attrgetter("teacher_kl"),
+            coefficient=coefficient,
+            needs=frozenset({Need.TEACHER_KL}),
+            reported=False,
+            measures=lambda view: {"kl_teacher": view.teacher_kl},
+        )
+        terms = [of_teacher, *([policy] if reward_weight else [])]
     needs = () if full else (Need.TEACHER_LOGPROBS, *([Need.PROXIMAL_LOGPROBS] if is_corrected else []))
     return Algorithm(
         name="distill",
@@ -75,28 +90,6 @@ def distill(
         least_group_size=2 if reward_weight or teacher.sees == "sibling" else 1,
         teacher=teacher,
     )
-
-
-def full_term(coefficient: float) -> LossTerm:
-    """KL(π‖π_T) of whole distributions, in nats per token."""
-    return LossTerm(
-        name="distill",
-        per_token=attrgetter("teacher_kl"),
-        coefficient=coefficient,
-        needs=frozenset({Need.TEACHER_KL}),
-        reported=False,
-        measures=lambda view: {"kl_teacher": view.teacher_kl},
-    )
-
-
-def sampled_term(policy: LossTerm) -> LossTerm:
-    """The policy's term with the metric `kl_teacher`, which the teacher's log-probs estimate."""
-
-    def measures(view: TokenView) -> Mapping[str, Tensor]:
-        others = {} if policy.measures is None else policy.measures(view)
-        return {**others, "kl_teacher": view.logprobs - view.columns.teacher_logprobs}
-
-    return replace(policy, needs=policy.needs | {Need.TEACHER_LOGPROBS}, measures=measures)
 
 
 def taught(coefficient: float, horizon: Horizon, reward_weight: float, *, corrected: bool = False) -> CreditRule:

@@ -207,7 +207,13 @@ def ppo(
     """
     has_critic, in_loss = baseline == "critic", kl is not None and kl.place == "loss"
     if not has_critic:
-        refuse_critic_options(critic, value_loss, gae)
+        given = {
+            "critic": critic != DEFAULT_CRITIC,
+            "value_loss": value_loss != DEFAULT_VALUE_LOSS,
+            "gae.lambda_value": gae.lambda_value != PAPERS_GAE.lambda_value,
+            "gae.truncated": gae.truncated != PAPERS_GAE.truncated,
+        }
+        refuse_unread("baseline = critic", given)
     if adaptive_kl is not None and (kl is None or kl.place != "reward" or kl.estimator != "k1"):
         raise UserError("adaptive_kl needs a KL in the reward: kl: {coefficient: .05, estimator: k1, place: reward}.")
     dual = max(LARGEST_RATIO, 1 + clip_high) if dual_clip is None else dual_clip
@@ -240,16 +246,6 @@ def ppo(
     )
 
 
-def refuse_critic_options(critic: CriticOptions, value_loss: ValueLossOptions, gae: GaeOptions) -> None:
-    given = {
-        "critic": critic != DEFAULT_CRITIC,
-        "value_loss": value_loss != DEFAULT_VALUE_LOSS,
-        "gae.lambda_value": gae.lambda_value != PAPERS_GAE.lambda_value,
-        "gae.truncated": gae.truncated != PAPERS_GAE.truncated,
-    }
-    refuse_unread("baseline = critic", given)
-
-
 def actor_critic_credit(
     evidence: Evidence,
     *,
@@ -270,7 +266,10 @@ def actor_critic_credit(
         assert evidence.truncated is not None, "unknown which completions were cut off"
         penalty, cap = missing_stop
         rewards = rewards_with_missing_stops(rewards, evidence.truncated, penalty=penalty, cap=cap)
-    earned = rewards_of_tokens(evidence, rewards)
+    earned = evidence.token_rewards
+    if earned is None:
+        earned = torch.zeros(len(rollout), dtype=torch.float64)
+    earned = earned.index_add(0, evidence.lengths.flatten().cumsum(0) - 1, rewards.flatten().nan_to_num(nan=0.0))
     bootstrapped = baseline == "critic" and gae.truncated == "bootstrap"
     tokens = ValuedTokens(
         rewards=earned,
@@ -303,14 +302,6 @@ def estimated(
         generalised_advantages(tokens, gamma=gae.gamma, lam=lam),
         value_targets(tokens, gamma=gae.gamma, lam=gae.lambda_value),
     )
-
-
-def rewards_of_tokens(evidence: Evidence, rewards: Float64[Tensor, "prompt group"]) -> Float64[Tensor, " token"]:
-    """The reward of each token, and for the last one the completion's too; 0 for a completion without a score."""
-    lengths, earned = evidence.lengths.flatten(), evidence.token_rewards
-    if earned is None:
-        earned = torch.zeros(int(lengths.sum()), dtype=torch.float64)
-    return earned.index_add(0, lengths.cumsum(0) - 1, rewards.flatten().nan_to_num(nan=0.0))
 
 
 def values_of(evidence: Evidence, earned: Float64[Tensor, " token"], baseline: Baseline) -> Float64[Tensor, " token"]:

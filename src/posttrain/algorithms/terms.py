@@ -5,7 +5,6 @@ The update reads the needs and passes a `TokenView` that has these columns.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
 from typing import Annotated, Literal, TypeGuard, TypeVar
 
@@ -161,46 +160,37 @@ def policy_term(
 
 
 def kl_term(term: KlTerm) -> LossTerm:
-    """The KL to the reference as a term of the loss, estimated from the sampled token or completion, or in full."""
-    full = term.estimator == "full"
+    """The KL to the reference as a term of the loss, estimated from the sampled token or completion, or in full.
+
+        L = ρ k,   ∇L = ρ (k ∇log π + ∇k)        DeepSeek-V3.2 (2025), arXiv:2512.02556; TRL's use_bias_correction_kl
+
+    ρ = π/μ, with its gradient, if the term has an importance level, else 1.  Tokens from an older policy then estimate
+    the KL of today's.  With k1 or k3 and token ratios the slope is that of KL(π‖ref), where k3 by itself has that of
+    KL(ref‖π): k3 + 1 - e⁻ˣ = x.
+    """
+    full, importance = term.estimator == "full", term.importance
+
+    def estimate(view: TokenView) -> Float[Tensor, " token"]:
+        if full:
+            return view.full_kl
+        reference = view.columns.reference_logprobs
+        if term.level == "completion":
+            return kl.of_completions(view.logprobs, reference, view.rollout, estimator=term.estimator)
+        return kl.ESTIMATORS[term.estimator](view.logprobs, reference)
+
+    def per_token(view: TokenView) -> Float[Tensor, " token"]:
+        if importance is None:
+            return estimate(view)
+        ratio = log_ratio(view.logprobs, view.columns.behaviour_logprobs, view.rollout, level=importance)
+        return ratio.exp() * estimate(view)
+
     return LossTerm(
         name="kl",
-        per_token=importance_weighed(
-            attrgetter("full_kl") if full else partial(estimated_kl, estimator=term.estimator, level=term.level),
-            term.importance,
-        ),
+        per_token=per_token,
         coefficient=term.coefficient,
         needs=frozenset({Need.FULL_KL if full else Need.REFERENCE_LOGPROBS}),
         metric="kl" if term.level == "token" else None,  # `kl` is in nats per token, and that of completions is not
     )
-
-
-def importance_weighed(
-    estimate: Callable[[TokenView], Tensor], level: RatioLevel | None
-) -> Callable[[TokenView], Tensor]:
-    """The estimate times π/μ, both with their gradients; the estimate itself without a level.
-
-        L = ρ k,   ∇L = ρ (k ∇log π + ∇k)        DeepSeek-V3.2 (2025), arXiv:2512.02556; TRL's use_bias_correction_kl
-
-    Tokens from an older policy then estimate the KL of today's.  With k1 or k3 and token ratios the slope is that of
-    KL(π‖ref), where k3 by itself has that of KL(ref‖π): k3 + 1 - e⁻ˣ = x.
-    """
-    if level is None:
-        return estimate
-
-    def per_token(view: TokenView) -> Float[Tensor, " token"]:
-        ratio = log_ratio(view.logprobs, view.columns.behaviour_logprobs, view.rollout, level=level)
-        return ratio.exp() * estimate(view)
-
-    return per_token
-
-
-def estimated_kl(view: TokenView, *, estimator: str, level: KlLevel = "token") -> Float[Tensor, " token"]:
-    """The estimate of the KL from the sampled token, or from its whole completion."""
-    reference = view.columns.reference_logprobs
-    if level == "completion":
-        return kl.of_completions(view.logprobs, reference, view.rollout, estimator=estimator)
-    return kl.ESTIMATORS[estimator](view.logprobs, reference)
 
 
 def require_needs(needs: object, available: frozenset[Need], where: str) -> frozenset[Need]:

@@ -8,7 +8,7 @@ Completions are hostile: `(a|aa)+c` tries 2^n ways on n times `a`.  Each pattern
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -91,28 +91,23 @@ class BehaviourReader:
         """
         text = text[:MAX_CHARACTERS]
         thinking = text.partition(END_THINK)[0]
-        found = dict[str, Signs]()
-        searching = {name: row for name, row in self.rows.items() if isinstance(row, SearchRow)}
-        if searching and "numbers" in columns and "target" in columns:
-            problem = puzzle(columns["numbers"], columns["target"], columns.get("rule", "all"))
-            search = read_search(problem, text)
-            found = {name: row.read(search) for name, row in searching.items()}
+        found, search = dict[str, Signs](), None
+        if any(isinstance(row, SearchRow) for row in self.rows.values()) and {"numbers", "target"} <= columns.keys():
+            search = read_search(puzzle(columns["numbers"], columns["target"], columns.get("rule", "all")), text)
         for name, row in self.rows.items():
-            if isinstance(row, PatternRow):
-                within = thinking if row.within == "thinking" else text
-                count = self.pattern_signs(name, within)
-                if count is not None:
-                    found[name] = Signs(count, count >= row.at_least)
-        return {name: found[name] for name in self.rows if name in found}
-
-    def pattern_signs(self, name: str, text: str) -> int | None:
-        try:
-            return num_signs(self.patterns[name], text, timeout_seconds=self.timeout_seconds)
-        except TimeoutError:
-            slow = f"took more than {self.timeout_seconds} s on a completion of {len(text)} characters, now left out"
-            remedy = "Bound its repeats, such as \\w{1,20} for \\w+."
-            warnings.warn(f"behaviours: {name}: a pattern {slow}. {remedy}", PatternTimeout, stacklevel=2)
-            return None
+            if isinstance(row, SearchRow):
+                found |= {} if search is None else {name: row.read(search)}
+                continue
+            within = thinking if row.within == "thinking" else text
+            try:
+                count = num_signs(self.patterns[name], within, timeout_seconds=self.timeout_seconds)
+                found[name] = Signs(count, count >= row.at_least)
+            except TimeoutError:
+                slow = f"took more than {self.timeout_seconds} s on a completion of {len(within)} characters"
+                remedy = "Bound its repeats, such as \\w{1,20} for \\w+."
+                told = f"behaviours: {name}: a pattern {slow}, now left out. {remedy}"
+                warnings.warn(told, PatternTimeout, stacklevel=2)
+        return found
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Share and signs per 1000 tokens of each row, over what was sampled: the prefill is the prompt's."""
@@ -219,16 +214,17 @@ def read_history(run: Path, reader: BehaviourReader) -> BehaviourHistory:
     files = {step: file for file in sorted(run.glob("rollouts/*.parquet")) if (step := rollout_step(file)) is not None}
     if not files:
         raise UserError(f"{run}: has no rollouts/step-N.parquet.  Name the folder of a `posttrain rl` run with a step.")
-    return BehaviourHistory({step: [*read_step(step, file, reader)] for step, file in sorted(files.items())})
-
-
-def read_step(step: int, file: Path, reader: BehaviourReader) -> Iterator[ReadCompletion]:
     import pyarrow.parquet as pq
 
-    columns = ["draw", "completion", "tokens", "reward", "columns"]
-    for row in pq.read_table(file, columns=columns).to_pylist():
-        signs = reader.read(row["completion"], json.loads(row["columns"]))
-        yield ReadCompletion((step, row["draw"]), len(row["tokens"]), row["reward"], signs)
+    steps: dict[int, list[ReadCompletion]] = {}
+    for step, file in sorted(files.items()):
+        rows = pq.read_table(file, columns=["draw", "completion", "tokens", "reward", "columns"]).to_pylist()
+        signs = [reader.read(row["completion"], json.loads(row["columns"])) for row in rows]
+        steps[step] = [
+            ReadCompletion((step, row["draw"]), len(row["tokens"]), row["reward"], each)
+            for row, each in zip(rows, signs, strict=True)
+        ]
+    return BehaviourHistory(steps)
 
 
 def share_with_interval(rows: Sequence[ReadCompletion], name: str) -> str:

@@ -11,7 +11,7 @@ The bundled model writes no prose: its tries, steps and verdicts are read as pos
 defines, in linear time; tries beyond the first `MOST_TRIES` are ignored.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -196,29 +196,24 @@ KINDS = tuple(dict.fromkeys(row.kind for row in TABLE.values()))
 
 
 def chosen_rows(options: BehaviourOptions) -> dict[str, Row]:
-    """The rows that a recipe measures: those of the table in its order, then the recipe's patterns."""
+    """The rows that a recipe measures: the table's in its order, the recipe's patterns, those of `behaviours.file`."""
     unknown = [name for name in options.measure if name not in (*KINDS, *TABLE)]
     if unknown:
         hint = f"{did_you_mean(unknown[0], (*KINDS, *TABLE))} To add one, use behaviours.patterns or behaviours.file."
         raise UserError(f"behaviours.measure: no behaviour `{unknown[0]}`. {hint}")
     rows = {name: row for name, row in TABLE.items() if name in options.measure or row.kind in options.measure}
-    for name, row in custom_rows(options):
-        if name in TABLE or name in KINDS:
-            raise UserError(f"behaviours: `{name}` is already in the table.  Choose another name.")
-        if name in rows:
-            raise UserError(f"behaviours: `{name}` is in the recipe and in {options.file}.  Remove one of them.")
-        rows[name] = row
-    return rows
-
-
-def custom_rows(options: BehaviourOptions) -> Iterator[tuple[str, PatternRow]]:
-    """The recipe's patterns, then those of `behaviours.file`."""
     places = {"behaviours.patterns": options.patterns}
     if options.file:
         places[options.file] = patterns_in(Path(options.file))
     for where, patterns in places.items():
         for name, content in patterns.items():
-            yield name, custom_row(f"{where}: {name}", name, content)
+            row = custom_row(f"{where}: {name}", name, content)
+            if name in TABLE or name in KINDS:
+                raise UserError(f"behaviours: `{name}` is already in the table.  Choose another name.")
+            if name in rows:
+                raise UserError(f"behaviours: `{name}` is in the recipe and in {options.file}.  Remove one of them.")
+            rows[name] = row
+    return rows
 
 
 def custom_row(where: str, name: str, content: object) -> PatternRow:

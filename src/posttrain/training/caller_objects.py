@@ -1,7 +1,7 @@
 """Objects that a caller in Python passes in place of what a config describes, and what a resume compares of them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.table import build_algorithm
@@ -28,19 +28,6 @@ Rewards = Reward | str | Sequence[Reward | str]
 """A text is a reward as a flag names it: of this package, FILE.py:FUNCTION, or the folder of a reward model."""
 
 
-def loaded_rewards(given: Rewards) -> Rewards:
-    """Rewards, with each text replaced by the reward that it names."""
-    if isinstance(given, str):
-        return named_reward(given)
-    if isinstance(given, list | tuple) and any(isinstance(each, str) for each in given):
-        return [named_reward(each) if isinstance(each, str) else each for each in given]
-    return given
-
-
-def named_reward(text: str) -> RewardFunction:
-    return load_reward(bind(RewardOptions, short_reward(text), where="rewards"))
-
-
 @dataclass(frozen=True, kw_only=True)
 class CallerObjects:
     """Objects that replace what the config describes."""
@@ -51,6 +38,8 @@ class CallerObjects:
     algorithm: Algorithm | None = None
     rewards: Rewards = ()
     """Rewards before those of the config."""
+    functions: tuple[RewardFunction, ...] = field(init=False, default=())
+    """These, loaded where a text names one, each with a name and settings."""
     rows: Rows | None = None
     """Replace a dataset's file."""
     held_out_rows: Rows | None = None
@@ -66,7 +55,15 @@ class CallerObjects:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise UserError(f"{name}: {value!r:.60} ({type(value).__name__}) is not {kind_name}.  {remedy}.")
-        object.__setattr__(self, "rewards", loaded_rewards(self.rewards))
+        given: object = self.rewards
+        if callable(given) or isinstance(given, RewardFunction | str):
+            given = [given]
+        if isinstance(given, list | tuple):
+            given = [
+                load_reward(bind(RewardOptions, short_reward(each), where="rewards")) if isinstance(each, str) else each
+                for each in given
+            ]
+        object.__setattr__(self, "functions", as_reward_functions(given, "rewards"))
         for name, rows in (("rows", self.rows), ("held_out_rows", self.held_out_rows)):
             if isinstance(rows, Iterable) and not isinstance(rows, Sized):  # a generator gives them once
                 object.__setattr__(self, name, list(rows))
@@ -74,12 +71,6 @@ class CallerObjects:
 
 NOTHING_BROUGHT = CallerObjects()
 """Of a command, which has everything in the config."""
-
-
-def given_rewards(own: CallerObjects) -> tuple[RewardFunction, ...]:
-    """The caller's rewards, each with a name and settings."""
-    one = callable(own.rewards) or isinstance(own.rewards, RewardFunction)
-    return as_reward_functions([own.rewards] if one else own.rewards, "rewards")
 
 
 def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
@@ -97,7 +88,7 @@ def inputs_of(config: Config, own: CallerObjects) -> RunInputs:
         objects["algorithm"] = code_input(own.algorithm.name, own.algorithm)
     if own.optimizer is not None:
         objects["optimizer"] = RunInput(class_name(own.optimizer.optimizer))
-    for index, reward in enumerate(given_rewards(own)):
+    for index, reward in enumerate(own.functions):
         settings, default = reward.settings, RewardSettings()
         said = [  # a reward that is given by its name has more settings, those of a recipe's item
             f"{each.name} = {value}"

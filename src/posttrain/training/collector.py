@@ -85,10 +85,25 @@ class Collector:
         self.unscored = UnscoredRows(settings.grading.on_unscored_row)
 
     def collect(self, step: int, journal: Journal, clock: Clock) -> CollectedStep:
+        """The groups of a step, in which dynamic sampling replaces uninformative ones by those of other prompts.
+
+        What is uninformative after its last round stays, so that a step always has its full number.
+        """
         groups, grades = self._sampled(step, range(self.settings.rollout.prompts_per_step), journal, clock)
-        if self.settings.resample is None:
-            return CollectedStep(step=step, groups=groups, grades=grades)
-        return self._refilled(CollectedStep(step=step, groups=groups, grades=grades), journal, clock)
+        replaced: list[tuple[Sequence[Group], Grades]] = []
+        drawn, resample = len(groups), self.settings.resample
+        for _ in range(0 if resample is None else resample.max_rounds):
+            keep = self.settings.informative(grades)
+            missing = int((~keep).sum())
+            if missing == 0:
+                break
+            new_groups, new_grades = self._sampled(step, range(drawn, drawn + missing), journal, clock)
+            drawn += missing
+            out, kept = (~keep).nonzero().flatten().tolist(), keep.nonzero().flatten().tolist()
+            replaced.append(([groups[i] for i in out], grades.select(out)))
+            groups = [groups[i] for i in kept] + new_groups
+            grades = grades.select(kept).joined(new_grades)
+        return CollectedStep(step=step, groups=groups, grades=grades, replaced=replaced)
 
     def request(self, step: int, *, first_draw: int = 0, purpose: str = "rollout") -> GroupRequest:
         options = self.settings.rollout
@@ -126,25 +141,3 @@ class Collector:
             grades = self.grade(groups, step=step, journal=journal)
         self.unscored.look_at(groups, grades)
         return groups, grades
-
-    def _refilled(self, first: CollectedStep, journal: Journal, clock: Clock) -> CollectedStep:
-        """Replace uninformative groups by those of other prompts, for at most `max_rounds` rounds.
-
-        Groups that are uninformative after the last round stay, so that a step always has its full number.
-        """
-        assert self.settings.resample is not None
-        groups, grades = list(first.groups), first.grades
-        replaced: list[tuple[Sequence[Group], Grades]] = []
-        drawn = len(groups)
-        for _ in range(self.settings.resample.max_rounds):
-            keep = self.settings.informative(grades)
-            missing = int((~keep).sum())
-            if missing == 0:
-                break
-            new_groups, new_grades = self._sampled(first.step, range(drawn, drawn + missing), journal, clock)
-            drawn += missing
-            out, kept = (~keep).nonzero().flatten().tolist(), keep.nonzero().flatten().tolist()
-            replaced.append(([groups[i] for i in out], grades.select(out)))
-            groups = [groups[i] for i in kept] + new_groups
-            grades = grades.select(kept).joined(new_grades)
-        return CollectedStep(step=first.step, groups=groups, grades=grades, replaced=replaced)

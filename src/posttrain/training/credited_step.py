@@ -1,10 +1,13 @@
 """From a collected step to credit for each of its tokens: columns, evidence, and the algorithm's rule.
 
-A new column is a need, a row of `PROVIDERS` and a property where rules and terms read it.
+A new column is a need, a branch of `step_columns` and a property where rules and terms read it.  What outlives a step
+is an `ActorCriticState`: plain numbers, saved with every checkpoint.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import cast
 
 import torch
 from jaxtyping import Float64
@@ -13,9 +16,8 @@ from torch import Tensor
 from posttrain.algorithms import kl
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Credit, Evidence, mean_of_rollouts
-from posttrain.algorithms.kl import next_coefficient
 from posttrain.algorithms.reward_shaping import LEAST_DEVIATION, RewardStatistics, scaled_rewards
-from posttrain.batch import CreditedGroups, TokenColumns, completions_of, sampled_columns
+from posttrain.batch import CreditedGroups, completions_of, sampled_columns
 from posttrain.errors import RunError
 from posttrain.models.forward import ForwardNeeds
 from posttrain.models.policy import Policy
@@ -24,8 +26,8 @@ from posttrain.records import Group
 from posttrain.rewards.process_rewards import process_rewards, with_penalties
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
-from posttrain.training.critic import Critic, truncated_of
-from posttrain.training.reference import Reference, Teacher
+from posttrain.training.critic import Critic
+from posttrain.training.reference import Reference, Teacher, Tokens
 from posttrain.training.update import group_logprobs
 
 EXPLAINED = "value/explained_variance"
@@ -37,7 +39,6 @@ SHIFT, SCALE = "whitening/mean", "whitening/deviation"
 """Metrics of what a step's advantages were whitened by."""
 LEAST_EXPLAINED = 1e-6
 """Share of the variance of returns; a critic that predicts a constant explains less, by rounding."""
-NO_REWARDS = RewardStatistics()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class ActorCriticState:
 
     kl_coefficient: float = 0.0
     """Of the KL in the reward; 0 without one."""
-    rewards: RewardStatistics = NO_REWARDS
+    rewards: RewardStatistics = field(default_factory=RewardStatistics)
     begun: bool = False
     """Whether the critic has learned anything."""
     fitted: bool = True
@@ -86,15 +87,6 @@ def restored(saved: Mapping[str, object], at_first: ActorCriticState, algorithm:
     return at_first
 
 
-def with_rewards(
-    state: ActorCriticState, rewards: Float64[Tensor, "prompt group"], algorithm: Algorithm
-) -> tuple[ActorCriticState, Float64[Tensor, "prompt group"]]:
-    if algorithm.reward_scaling is None:
-        return state, rewards
-    seen = replace(state, rewards=state.rewards.with_rewards(rewards))
-    return seen, scaled_rewards(rewards, seen.rewards, algorithm.reward_scaling)
-
-
 def after_step(
     state: ActorCriticState, metrics: Mapping[str, float], num_rollouts: int, algorithm: Algorithm
 ) -> ActorCriticState:
@@ -104,8 +96,8 @@ def after_step(
     """
     adaptive = algorithm.adaptive_kl
     if adaptive is not None and state.fitted:
-        kl = metrics[COMPLETION_KL if adaptive.per == "sequence" else TOKEN_KL]
-        new = next_coefficient(state.kl_coefficient, kl, num_rollouts=num_rollouts, options=adaptive)
+        found = metrics[COMPLETION_KL if adaptive.per == "sequence" else TOKEN_KL]
+        new = kl.next_coefficient(state.kl_coefficient, found, num_rollouts=num_rollouts, options=adaptive)
         state = replace(state, kl_coefficient=new)
     if state.fitted or algorithm.critic is None:
         return state
@@ -165,9 +157,6 @@ def credit_metrics(
     return metrics
 
 
-NO_MODEL = "a need without the model that computes it"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepModels:
     """Which columns are computed, and with what."""
@@ -182,19 +171,6 @@ class StepModels:
     """The one that sampled: log-probs and entropies are taken at it."""
     max_tokens: int
     """Tokens of a micro-batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepGroups:
-    """The completions that columns are computed for."""
-
-    groups: Sequence[Group]
-    teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None
-    """The teacher's prompt of each completion, group by group; None if it sees the student's."""
-
-
-Provider = Callable[[StepModels, StepGroups], Mapping[str, Tensor]]
-"""The columns of a need by name: a number for every sampled token, in float64 on the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,13 +200,15 @@ def credited_step(
     clock: Clock,
 ) -> CreditedStep:
     """The algorithm's advantages and returns for every sampled token; `state` is that of earlier steps."""
-    groups, grades = collected.groups, collected.grades
+    groups, grades, rewards, seen = collected.groups, collected.grades, collected.grades.rewards, state
     shown = None if models.teacher is None else models.teacher.prompts(groups, grades)
-    state_seen, rewards = with_rewards(state, grades.rewards, algorithm)
+    teacher_prompts = None if shown is None else shown.tokens
+    if algorithm.reward_scaling is not None:
+        seen = replace(state, rewards=state.rewards.with_rewards(rewards))
+        rewards = scaled_rewards(rewards, seen.rewards, algorithm.reward_scaling)
     if models.critic is not None and not state.begun:
         models.critic.head.expect(rewards.nanmean().nan_to_num(nan=0.0).item())
-    seen = StepGroups(groups=groups, teacher_prompts=None if shown is None else shown.tokens)
-    known = step_columns(models, seen, clock)
+    known = step_columns(models, groups, teacher_prompts, clock)
     sampled = sampled_columns(groups)
     steps = process_rewards(groups, grades, models.policy.tokenizer)
     token_rewards = with_penalties(steps, penalties(algorithm, state, sampled.behaviour_logprobs, known))
@@ -242,37 +220,35 @@ def credited_step(
         max_completion_tokens=max_completion_tokens,
         token_rewards=token_rewards,
         step_rewards=steps,
-        truncated=truncated_of(groups),
+        truncated=torch.tensor([[rollout.finish.cut_off for rollout in group.rollouts] for group in groups]),
         known={"behaviour_logprobs": sampled.behaviour_logprobs, **known},
     )
     credit = algorithm.credited(evidence, groups)
     metrics = credit_metrics(evidence, credit, algorithm, state)
-    next_state = after_step(state_seen, metrics, evidence.lengths.numel(), algorithm)
+    next_state = after_step(seen, metrics, evidence.lengths.numel(), algorithm)
     if models.critic is not None:
         metrics["value/critic_alone"] = float(not next_state.fitted)
     if shown is not None:
         metrics["teacher/shown"] = shown.shown_share
+    known.pop("final_values", None)  # the only one that is not of tokens
+    returns = {} if credit.returns is None else {"returns": credit.returns}
+    credited = CreditedGroups(
+        groups=groups,
+        scored=~grades.rewards.isnan() | algorithm.counts_unscored,
+        columns=replace(
+            sampled, advantages=credit.advantages, value_range=credit.value_range, known={**known, **returns}
+        ),
+        teacher_prompts=teacher_prompts,
+    )
     return CreditedStep(
         collected=collected,
-        groups=CreditedGroups(
-            groups=groups,
-            scored=~grades.rewards.isnan() | algorithm.counts_unscored,
-            columns=with_credit(sampled, credit, known),
-            teacher_prompts=seen.teacher_prompts,
-        ),
+        groups=credited,
         advantages=mean_of_rollouts(credit.advantages, evidence.lengths),
         metrics=metrics,
         token_rewards=token_rewards,
         process_rewards=steps,
         next_state=next_state,
     )
-
-
-def with_credit(sampled: TokenColumns, credit: Credit, known: Mapping[str, Tensor]) -> TokenColumns:
-    per_token = {name: column for name, column in known.items() if name != "final_values"}
-    returns = {} if credit.returns is None else {"returns": credit.returns}
-    advantages, value_range = credit.advantages, credit.value_range
-    return replace(sampled, advantages=advantages, value_range=value_range, known={**per_token, **returns})
 
 
 def penalties(
@@ -285,65 +261,35 @@ def penalties(
     return -state.kl_coefficient * kl.ESTIMATORS[penalty.estimator](behaviour, known["reference_logprobs"])
 
 
-def step_columns(models: StepModels, step: StepGroups, clock: Clock) -> dict[str, Tensor]:
+def step_columns(
+    models: StepModels, groups: Sequence[Group], teacher_prompts: Sequence[Sequence[Tokens]] | None, clock: Clock
+) -> dict[str, Tensor]:
+    """The columns of the needs by name: a number for every sampled token, in float64 on the CPU.
+
+    A teacher may see other prompts, given group by group.  The clock has a stage for each need.
+    """
     columns: dict[str, Tensor] = {}
-    for need, (stage, provider) in PROVIDERS.items():
-        if need in models.needs:
-            with clock(stage):
-                columns |= provider(models, step)
+    logprobs = partial(group_logprobs, groups=groups, temperature=models.temperature, max_tokens=models.max_tokens)
+    if Need.REFERENCE_LOGPROBS in models.needs:
+        assert models.reference is not None
+        with clock("reference"), models.reference.entered() as reference:
+            columns["reference_logprobs"] = logprobs(reference)
+    if Need.TEACHER_LOGPROBS in models.needs:
+        assert models.teacher is not None
+        with clock("teacher"), models.teacher.entered() as teacher:
+            columns["teacher_logprobs"] = logprobs(teacher, teacher_prompts=teacher_prompts)
+    if Need.PROXIMAL_LOGPROBS in models.needs:
+        with clock("proximal"):
+            columns["proximal_logprobs"] = logprobs(models.policy)
+    if Need.VALUES in models.needs:
+        assert models.critic is not None
+        with clock("values"):
+            columns |= models.critic.of_groups(groups, max_tokens=models.max_tokens)
+    if Need.ENTROPY in models.needs:
+        forward = models.policy.forward
+        asked = ForwardNeeds(logprobs=False, temperature=models.temperature, gradient=False, entropies=True)
+        with clock("entropies"), torch.no_grad():
+            micros = completions_of(groups).split(models.max_tokens, padded=forward.padded)
+            found = [cast(Tensor, forward.completion_logprobs(micro, asked).entropies) for micro in micros]
+            columns["entropies"] = torch.cat([each.double().cpu() for each in found])
     return columns
-
-
-def logprobs_under(
-    policy: Policy,
-    models: StepModels,
-    step: StepGroups,
-    teacher_prompts: Sequence[Sequence[tuple[int, ...]]] | None = None,
-) -> Float64[Tensor, " token"]:
-    temperature, max_tokens = models.temperature, models.max_tokens
-    return group_logprobs(
-        policy, step.groups, temperature=temperature, max_tokens=max_tokens, teacher_prompts=teacher_prompts
-    )
-
-
-def reference_logprobs(models: StepModels, step: StepGroups) -> Mapping[str, Tensor]:
-    assert models.reference is not None, NO_MODEL
-    with models.reference.entered() as reference:
-        return {"reference_logprobs": logprobs_under(reference, models, step)}
-
-
-def teacher_logprobs(models: StepModels, step: StepGroups) -> Mapping[str, Tensor]:
-    assert models.teacher is not None, NO_MODEL
-    with models.teacher.entered() as teacher:
-        return {"teacher_logprobs": logprobs_under(teacher, models, step, step.teacher_prompts)}
-
-
-def proximal_logprobs(models: StepModels, step: StepGroups) -> Mapping[str, Tensor]:
-    return {"proximal_logprobs": logprobs_under(models.policy, models, step)}
-
-
-def value_columns(models: StepModels, step: StepGroups) -> Mapping[str, Tensor]:
-    assert models.critic is not None, NO_MODEL
-    found = models.critic.of_groups(step.groups, max_tokens=models.max_tokens)
-    return {"values": found.values, "final_values": found.final_values}
-
-
-@torch.no_grad()
-def entropies(models: StepModels, step: StepGroups) -> Mapping[str, Tensor]:
-    policy, columns = models.policy, []
-    needs = ForwardNeeds(logprobs=False, temperature=models.temperature, gradient=False, entropies=True)
-    for micro in completions_of(step.groups).split(models.max_tokens, padded=policy.forward.padded):
-        found = policy.forward.completion_logprobs(micro, needs).entropies
-        assert found is not None
-        columns.append(found.double().cpu())
-    return {"entropies": torch.cat(columns)}
-
-
-PROVIDERS: Mapping[Need, tuple[str, Provider]] = {
-    Need.REFERENCE_LOGPROBS: ("reference", reference_logprobs),
-    Need.TEACHER_LOGPROBS: ("teacher", teacher_logprobs),
-    Need.PROXIMAL_LOGPROBS: ("proximal", proximal_logprobs),
-    Need.VALUES: ("values", value_columns),
-    Need.ENTROPY: ("entropies", entropies),
-}
-"""By need: the clock's stage that its seconds count for, and the function that computes it."""

@@ -7,13 +7,13 @@ critic/config.json ...           a separate trunk, as transformers reads it
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -34,22 +34,12 @@ from posttrain.options.algorithm import CriticOptions
 from posttrain.options.model import ModelOptions
 from posttrain.records import Group, Rollout
 from posttrain.runs.tensor_state import Tensors, module_tensors, refuse_mismatch, restore_module, shapes, untied
-from posttrain.training.optimizer import POLICY, ParameterGroup
+from posttrain.training.optimizer import ParameterGroup
 from posttrain.training.reference import require_same_tokens
 
 CRITIC = "critic"
 """Its name as a parameter group, and as a file of a checkpoint."""
 HEAD_FILE = "value_head.safetensors"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectedValues:
-    """Predictions for some groups."""
-
-    values: Float64[Tensor, " token"]
-    """Before each sampled token."""
-    final_values: Float64[Tensor, "prompt group"]
-    """After the last token of each completion that was cut off; 0 for the others."""
 
 
 class Critic:
@@ -61,8 +51,17 @@ class Critic:
         found = own_trunk(policy, options)
         self.own_trunk: Policy | None = None if found is None else found.body
         """The model that the head reads; None reads the policy."""
+        where = f"algorithm.critic.path = {options.path}"
         if options.path and self.own_trunk is None:
-            require_head_of_policy(options.path)
+            if not has_head(options.path):
+                raise UserError(
+                    f"{where}: holds no {HEAD_FILE}, and the head reads the policy here (critic.trunk).  Give the"
+                    " RUN/critic of a run, or set trunk = own to read the folder's model, such as a reward model."
+                )
+            if (Path(options.path) / "config.json").is_file():
+                raise UserError(
+                    f"{where}: its head reads the model in that folder, not the policy.  Set critic.trunk = own."
+                )
         self.head = ValueHead(
             self.trunk.hidden_width,
             options.head,
@@ -75,7 +74,15 @@ class Critic:
         if score is not None:
             self.head.load_score(score)
         elif self.begun:
-            loaded_head(self.head, options.path)
+            saved, own = load_file(Path(options.path) / HEAD_FILE), untied(self.head)
+            there = {name: [*each.shape] for name, each in saved.items()}
+            if there != {name: [*each.shape] for name, each in own.items()}:
+                raise UserError(
+                    f"{where}: its head is {there}, and critic.head = {self.head.kind} over this model has"
+                    f" {own['output.weight'].shape[-1]} channels.  Use the head and the model width that it was trained"
+                    " with."
+                )
+            self.head.load_state_dict(saved)
 
     @property
     def trunk(self) -> Policy:
@@ -91,14 +98,21 @@ class Critic:
             return self._values(micro)
 
     @torch.no_grad()
-    def of_groups(self, groups: Sequence[Group], *, max_tokens: int) -> CollectedValues:
-        with_ends = completions_of([replace(group, rollouts=tuple(map(with_end, group.rollouts))) for group in groups])
-        budget = with_ends.split(max_tokens, padded=self.trunk.forward.padded)
+    def of_groups(self, groups: Sequence[Group], *, max_tokens: int) -> dict[str, Tensor]:
+        """`values` before each sampled token, and `final_values` [prompt group] after the last one of each completion.
+
+        A final value is 0 for a completion that was not cut off.
+        """
+        longer = [replace(group, rollouts=tuple(map(with_end, group.rollouts))) for group in groups]
+        budget = completions_of(longer).split(max_tokens, padded=self.trunk.forward.padded)
         found = torch.cat([self._values(micro).double().cpu() for micro in budget])
-        is_end, truncated = ends_of(groups), truncated_of(groups)
+        truncated = torch.tensor([[rollout.finish.cut_off for rollout in group.rollouts] for group in groups])
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        ends = [t == each.num_sampled for each in rollouts for t in range(each.num_sampled + each.finish.cut_off)]
+        is_end = torch.tensor(ends)
         final = torch.zeros(truncated.shape, dtype=torch.float64)
         final[truncated] = found[is_end]
-        return CollectedValues(values=found[~is_end], final_values=final)
+        return {"values": found[~is_end], "final_values": final}
 
     def _values(self, micro: Batch) -> Float[Tensor, " token"]:
         found = self.trunk.forward.completion_logprobs(micro, ForwardNeeds(logprobs=False, values=self.values)).values
@@ -140,9 +154,8 @@ def own_trunk(policy: Policy, options: CriticOptions) -> ScoredBody | None:
     size = sum(each.numel() for each in policy.model.parameters())
     if not options.has_own_trunk(size):
         return None
-    loaded = loaded_trunk(options.path, policy) if options.path else None
-    if loaded is not None:
-        return loaded
+    if options.path and ((Path(options.path) / "config.json").is_file() or not has_head(options.path)):
+        return loaded_trunk(options.path, policy)
     if stays_quantised(policy.model):
         raise UserError(
             f"algorithm.critic.trunk = {options.trunk}: would copy a policy whose weights are stored quantised.  Set it"
@@ -163,24 +176,6 @@ def with_end(rollout: Rollout) -> Rollout:
     logprobs = (*sequence.logprobs, 0.0)
     longer = replace(sequence, tokens=tokens, sampled=(*sequence.sampled, True), logprobs=logprobs)
     return replace(rollout, sequence=longer)
-
-
-def ends_of(groups: Sequence[Group]) -> Bool[Tensor, " token"]:
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    return torch.tensor([t == each.num_sampled for each in rollouts for t in range(with_end(each).num_sampled)])
-
-
-def truncated_of(groups: Sequence[Group]) -> Bool[Tensor, "prompt group"]:
-    return torch.tensor([[rollout.finish.cut_off for rollout in group.rollouts] for group in groups])
-
-
-def trained_groups(
-    policy: Policy, critic: Critic | None, given: Sequence[ParameterGroup]
-) -> Sequence[ParameterGroup] | Iterable[nn.Parameter]:
-    if critic is None:
-        return given or policy.model.parameters()
-    own = given or [ParameterGroup(module=POLICY, parameters=list(policy.model.parameters()))]
-    return [*own, critic.parameter_group]
 
 
 def save_critic(head: ValueHead, own_trunk: Policy | None, folder: Path) -> None:
@@ -204,34 +199,8 @@ def saved_options(path: str) -> CriticOptions:
     return CriticOptions(path=path, trunk="own" if own_trunk else "shared", head="mlp" if is_mlp else "linear")
 
 
-def require_head_of_policy(path: str) -> None:
-    """Refuse a folder for a head on the policy's own trunk that holds none, or one that reads another trunk."""
-    where = f"algorithm.critic.path = {path}"
-    if not has_head(path):
-        raise UserError(
-            f"{where}: holds no {HEAD_FILE}, and the head reads the policy here (critic.trunk).  Give the folder"
-            " RUN/critic of a run, or set trunk = own to read the folder's model, such as a reward model."
-        )
-    if (Path(path) / "config.json").is_file():
-        raise UserError(f"{where}: its head reads the model in that folder, not the policy.  Set critic.trunk = own.")
-
-
-def loaded_head(head: ValueHead, path: str) -> None:
-    """Be the head of a folder.  Raises UserError where that is of another shape."""
-    saved, own = load_file(Path(path) / HEAD_FILE), untied(head)
-    there = {name: [*each.shape] for name, each in saved.items()}
-    if there != {name: [*each.shape] for name, each in own.items()}:
-        raise UserError(
-            f"algorithm.critic.path = {path}: its head is {there}, and critic.head = {head.kind} over this model has"
-            f" {own['output.weight'].shape[-1]} channels.  Use the head and the model width that it was trained with."
-        )
-    head.load_state_dict(saved)
-
-
-def loaded_trunk(path: str, policy: Policy) -> ScoredBody | None:
-    """The model of a folder, with its score if it is a reward model's; None if the folder only holds a head."""
-    if has_head(path) and not (Path(path) / "config.json").is_file():
-        return None
+def loaded_trunk(path: str, policy: Policy) -> ScoredBody:
+    """The model of a folder, with its score if it is a reward model's."""
     if is_classifier_folder(ModelOptions(path=path).folder):
         return scored_body(policy, path, option="algorithm.critic.path")
     model = load_beside(policy, path, option="algorithm.critic.path", inference=False)

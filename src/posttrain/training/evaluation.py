@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from types import MappingProxyType
 from typing import cast
 
 import numpy as np
@@ -34,8 +34,7 @@ LATE = 2**31
 """A step after the end of every weight schedule, so that before and after are comparable."""
 Keep = Callable[[ScoredCompletions], object]
 """Receives all completions of an evaluation with their scores."""
-IntervalOf = Callable[[ndarray], Interval | None]
-"""The interval of a mean over problems."""
+NO_PROBES: Mapping[str, Probe] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,42 +127,32 @@ def sample_answers(
 def judged_answers(groups: Sequence[Group], questions: Questions, rewards: Sequence[RewardFunction]) -> Answers:
     """Judge and reward completions; a function that does both is called once."""
     judge = questions.judge
-    place = next((i for i, function in enumerate(rewards) if scores_alike(function, judge)), None)
-    summed = held_out_grades(groups, rewards, questions) if rewards else None
-    if summed is None or place is None:
-        judged, place = held_out_grades(groups, [judge], questions), 0
-    else:
-        judged = summed
-    scores = judged.scores[place]
-    grades = judged if summed is None else replace(summed, outcomes={**judged.outcomes, **summed.outcomes})
+
+    def graded(functions: Sequence[RewardFunction]) -> Grades:
+        return grade(
+            groups,
+            functions,
+            on_error=questions.on_error,
+            step=LATE,
+            grading=questions.grading,
+            resources=questions.resources,
+            trainer_state=questions.trainer_state,
+        )
+
+    # The rewards that give the judge's scores, before clips and weights.
+    alike = [each.unconditional() == judge and not each.settings.gate and not each.settings.of for each in rewards]
+    summed = graded(rewards) if rewards else None
+    judged = summed if summed is not None and any(alike) else graded([judge])
+    told = judged if summed is None else summed
+    scores = judged.scores[alike.index(True) if any(alike) else 0]
     counts = Counter(outcome for row in judged.outcomes.get(judge.name, ()) for outcome in row if outcome)
     return Answers(
         groups=tuple(groups),
         scores=scores.numpy(),
         rewards=(torch.full_like(scores, torch.nan) if summed is None else summed.rewards).numpy(),
         outcomes={outcome: count / counts.total() for outcome, count in sorted(counts.items())},
-        logged={
-            name.removeprefix("logged/"): value
-            for name, value in logged_metrics((judged if summed is None else summed).logged).items()
-        },
-        grades=grades,
-    )
-
-
-def scores_alike(function: RewardFunction, judge: RewardFunction) -> bool:
-    """Whether a reward gives the judge's scores, before clips and weights."""
-    return function.unconditional() == judge and not function.settings.gate and not function.settings.of
-
-
-def held_out_grades(groups: Sequence[Group], functions: Sequence[RewardFunction], questions: Questions) -> Grades:
-    return grade(
-        groups,
-        functions,
-        on_error=questions.on_error,
-        step=LATE,
-        grading=questions.grading,
-        resources=questions.resources,
-        trainer_state=questions.trainer_state,
+        logged={name.removeprefix("logged/"): value for name, value in logged_metrics(told.logged).items()},
+        grades=replace(told, outcomes={**judged.outcomes, **told.outcomes}),
     )
 
 
@@ -202,22 +191,29 @@ def full_evaluation(
         "num_unscored": sampled.num_unscored + greedy.num_unscored,
         **unmeasured,
         **accuracies(sampled, greedy, questions),
-        **with_interval(REWARD, *mean_and_interval(sampled.rewards)),
+        **mean_with_interval(REWARD, sampled.rewards),
         "mean_length": sampled.mean_length,
         "outcomes": dict(sampled.outcomes),
         **({"sources": by_source} if (by_source := sources_apart(sampled, questions)) else {}),
         **({"logged": dict(sampled.logged)} if sampled.logged else {}),
     }
     for name, probe in questions.probes.items():
-        read = greedy if probe.greedy else sampled
-        numbers = probe_results(engine, questions, probe, read.groups, advance)
+        groups = (greedy if probe.greedy else sampled).groups
+        if probe.samples_anew:
+            encoded = [engine.tokenizer.encode(text, add_special_tokens=False) for text in probe.suppressed]
+            if any(len(tokens) != 1 for tokens in encoded):
+                continue  # the texts are not single tokens of this tokenizer
+            suppressed = (*(tokens[0] for tokens in encoded), *(engine.stop_ids if probe.endless else ()))
+            request = replace(evaluation_request(questions, samples=1), suppressed=suppressed)
+            groups = tuple(sample_groups(engine, questions.prompts, request, advance=advance))
+        numbers = probe.measure(groups)
         results |= checked_readings(f"task {questions.task}: probe {name!r}", probe, numbers, results)
     return results, sampled.groups
 
 
 def accuracies(sampled: Answers, greedy: Answers, questions: Questions) -> dict[str, object]:
     if questions.counts or sampled.counts or greedy.counts:
-        scores = {} if questions.rewards else with_interval(SCORE, *mean_and_interval(sampled.scores))
+        scores = {} if questions.rewards else mean_with_interval(SCORE, sampled.scores)
         return {LEFT_OUT: "left out: a score is above 1, so 1 is not a right answer", **scores}
     return {
         **with_interval("accuracy_sampled", sampled.rates),
@@ -235,33 +231,27 @@ def sources_apart(answers: Answers, questions: Questions) -> dict[str, dict[str,
         apart[source] = {
             "num_problems": int((sources == source).sum()),
             **({} if questions.counts or answers.counts else with_interval("accuracy_sampled", rates)),
-            **with_interval(REWARD, *mean_and_interval(rewards)),
+            **mean_with_interval(REWARD, rewards),
         }
     return apart
 
 
-def interval_readings(results: Mapping[str, object]) -> dict[str, float]:
-    """Accuracies, score and reward with the ends of their intervals, under the names of docs/metrics.md."""
-    metrics: dict[str, float] = {}
-    for name in (*HELD_OUT, SCORE, REWARD):
+def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] = NO_PROBES) -> dict[str, float]:
+    """Held-out results under the names of docs/metrics.md, with intervals: of probes, data sets and what was logged."""
+    readings = [name for probe in probes.values() for name in probe.readings]
+    metrics = {f"eval/{name}": cast(float, results[name]) for name in readings if name in results}
+    for source, numbers in cast(Mapping[str, Mapping[str, object]], results.get("sources", {})).items():
+        for name in ("accuracy_sampled", REWARD):
+            if isinstance(value := numbers.get(name), float):
+                metrics[f"eval/sources/{source}/{name}"] = value
+    for name, value in cast(Mapping[str, float], results.get("logged", {})).items():
+        metrics[f"eval/logged/{name}"] = value
+    for name in ("mean_length", *HELD_OUT, SCORE, REWARD):
         if results.get(name) is not None:
             metrics[f"eval/{name}"] = cast(float, results[name])
         if interval := cast("Interval | None", results.get(f"{name}_interval")):
             metrics |= {f"eval/{name}_low": interval[0], f"eval/{name}_high": interval[1]}
     return metrics
-
-
-def source_readings(apart: Mapping[str, Mapping[str, object]]) -> dict[str, float]:
-    return {
-        f"eval/sources/{source}/{name}": value
-        for source, numbers in apart.items()
-        for name in ("accuracy_sampled", REWARD)
-        if isinstance(value := numbers.get(name), float)
-    }
-
-
-def logged_readings(logged: Mapping[str, float]) -> dict[str, float]:
-    return {f"eval/logged/{name}": value for name, value in logged.items()}
 
 
 def checked_readings(where: str, probe: Probe, numbers: object, results: Mapping[str, object]) -> Mapping[str, float]:
@@ -273,25 +263,23 @@ def checked_readings(where: str, probe: Probe, numbers: object, results: Mapping
     if unknown := ", ".join(sorted(map(str, numbers.keys() - probe.readings.keys()))):
         readings = ", ".join(sorted(probe.readings))
         raise UserError(f"{where} measured {unknown}, but its readings are {readings}; add what is missing there")
-    return {name: finite_reading(f"{where}: {name}", value) for name, value in numbers.items()}
+    found: dict[str, float] = {}
+    for name, value in numbers.items():
+        number, kind = as_number(value), type(value).__name__
+        if number is None or not math.isfinite(number):
+            unknown = "is not a finite number; leave out unknown values"
+            raise UserError(f"{where}: {name} = {value!r:.60} ({kind}) {unknown}")
+        found[name] = number
+    return found
 
 
-def finite_reading(where: str, value: object) -> float:
-    number = as_number(value)
-    if number is None or not math.isfinite(number):
-        kind = type(value).__name__
-        raise UserError(f"{where} = {value!r:.60} ({kind}) is not a finite number; leave out unknown values")
-    return number
+def with_interval(name: str, rates: Float64[ndarray, " problem"]) -> dict[str, object]:
+    return {name: float(rates.mean()), f"{name}_interval": share_interval(rates)} if len(rates) else {}
 
 
-def mean_and_interval(scores: Float64[ndarray, "prompt sample"]) -> tuple[Float64[ndarray, " problem"], IntervalOf]:
-    return means_of_problems(scores), partial(score_interval, scores=scores)
-
-
-def with_interval(
-    name: str, values: Float64[ndarray, " problem"], interval: IntervalOf = share_interval
-) -> dict[str, object]:
-    return {name: float(values.mean()), f"{name}_interval": interval(values)} if len(values) else {}
+def mean_with_interval(name: str, scores: Float64[ndarray, "prompt sample"]) -> dict[str, object]:
+    means = means_of_problems(scores)
+    return {name: float(means.mean()), f"{name}_interval": score_interval(means, scores=scores)} if len(means) else {}
 
 
 def num_completions(questions: Questions, *, samples: int) -> int:
@@ -312,40 +300,18 @@ def brief_evaluation(
         return {}
     few = replace(questions, prompts=questions.prompts[:problems])
     answers = sample_answers(engine, few, samples=1, keep=keep)
-    counts = questions.counts or answers.counts
-    results = with_interval(REWARD, *mean_and_interval(answers.rewards))
-    if not counts:
+    results = mean_with_interval(REWARD, answers.rewards)
+    if not (questions.counts or answers.counts):
         results |= with_interval("accuracy_sampled", answers.rates)
     elif not questions.rewards:
-        results |= with_interval(SCORE, *mean_and_interval(answers.scores))
-    metrics = {
-        **interval_readings(results),
-        **source_readings(sources_apart(answers, questions)),
-        **logged_readings(answers.logged),
-        "eval/num_unscored": float(answers.num_unscored),
-    }
-    if not len(answers.rates):
-        return metrics
-    return {
-        **metrics,
-        "eval/mean_length": answers.mean_length,
-        **{f"eval/outcomes/{questions.judge.name}/{name}": share for name, share in answers.outcomes.items()},
-    }
-
-
-def probe_results(
-    engine: Engine, questions: Questions, probe: Probe, sampled: Sequence[Group], advance: Advance
-) -> object:
-    """The numbers of a probe; none if its suppressed texts are not single tokens of this tokenizer."""
-    if not probe.samples_anew:
-        return probe.measure(sampled)
-    encoded = [engine.tokenizer.encode(text, add_special_tokens=False) for text in probe.suppressed]
-    if any(len(tokens) != 1 for tokens in encoded):
-        return {}
-    suppressed = [tokens[0] for tokens in encoded]
-    request = evaluation_request(questions, samples=1)
-    request = replace(request, suppressed=(*suppressed, *(engine.stop_ids if probe.endless else ())))
-    return probe.measure(sample_groups(engine, questions.prompts, request, advance=advance))
+        results |= mean_with_interval(SCORE, answers.scores)
+    results |= {"sources": sources_apart(answers, questions), "logged": answers.logged}
+    metrics = {**held_out_metrics(results), "eval/num_unscored": float(answers.num_unscored)}
+    if len(answers.rates):
+        metrics["eval/mean_length"] = answers.mean_length
+        outcomes = answers.outcomes.items()
+        metrics |= {f"eval/outcomes/{questions.judge.name}/{name}": share for name, share in outcomes}
+    return metrics
 
 
 def pass_at_k(correct: Float64[ndarray, "prompt sample"], k: int) -> Float64[ndarray, " measured"]:

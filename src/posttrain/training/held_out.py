@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
-from types import MappingProxyType
 from typing import Literal, cast
 
 from posttrain.algorithms.algorithm import Algorithm
@@ -14,20 +13,12 @@ from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.models.policy import Policy
 from posttrain.runs.harness import Harness
-from posttrain.runs.progress import Progress
+from posttrain.runs.progress import Clock, Progress
 from posttrain.runs.reports import EvaluationReport, ScoredCompletions
-from posttrain.runs.summary import HELD_OUT, REWARD, SCORE
+from posttrain.runs.summary import HELD_OUT, REWARD, SCORE, headline
 from posttrain.tasks.base import Probe, Reading, Task
 from posttrain.training.caller_objects import CallerObjects, Rewards, Rows
-from posttrain.training.evaluation import (
-    Questions,
-    brief_evaluation,
-    full_evaluation,
-    interval_readings,
-    logged_readings,
-    num_completions,
-    source_readings,
-)
+from posttrain.training.evaluation import Questions, brief_evaluation, full_evaluation, num_completions
 from posttrain.training.session import Session, open_session
 
 SHOWN = 3
@@ -35,7 +26,6 @@ SHOWN = 3
 COLUMN = 46
 """Characters of a transcript's column."""
 NOTHING_HELD_OUT = "No rows were held out, so nothing was measured before and after."
-NO_PROBES: Mapping[str, Probe] = MappingProxyType({})
 ACCURACIES = {
     "accuracy_sampled": Reading("accuracy, sampled at temperature 1"),
     "accuracy_greedy": Reading("accuracy, greedy"),
@@ -68,15 +58,34 @@ def measure_in_brief(session: Session, harness: Harness, questions: Questions, *
     return metrics
 
 
-def held_out_metrics(results: Mapping[str, object], probes: Mapping[str, Probe] = NO_PROBES) -> dict[str, float]:
-    """Full held-out results under the names of docs/metrics.md."""
-    readings = [name for probe in probes.values() for name in probe.readings]
-    metrics = {f"eval/{name}": cast(float, results[name]) for name in readings if name in results}
-    metrics |= source_readings(cast(Mapping[str, Mapping[str, object]], results.get("sources", {})))
-    metrics |= logged_readings(cast(Mapping[str, float], results.get("logged", {})))
-    if results["mean_length"] is not None:
-        metrics["eval/mean_length"] = cast(float, results["mean_length"])
-    return metrics | interval_readings(results)
+def evaluate_when_due(session: Session, harness: Harness) -> Mapping[str, float]:
+    """A brief evaluation every `evaluation.every_steps` steps."""
+    every, state = session.config.evaluation.every_steps, session.trained.run
+    if not every or state.step % every:
+        return {}
+    metrics = measure_in_brief(session, harness, session.questions_now(), step=state.step)
+    if (score := held_out_score(metrics)) is not None:
+        state.saw_evaluation(score)
+    return metrics
+
+
+def held_out_score(metrics: Mapping[str, float]) -> float | None:
+    """Decides which checkpoint is the best and when to stop early: held-out accuracy, else score or reward."""
+    found = headline(metrics, "eval/")
+    return None if found is None else found[1]
+
+
+def measure(
+    session: Session, harness: Harness, when: Literal["before", "after"]
+) -> tuple[dict[str, object], list[list[str]]]:
+    """The full evaluation with its seconds, kept as the run's if it is before training; and transcripts."""
+    clock, state = Clock(), session.trained.run
+    with clock("evaluate"):
+        results, transcripts = measure_in_full(session, harness, session.questions_now(), step=state.step, when=when)
+    if when == "before":
+        state.before, state.seconds = results, {}
+    state.add_seconds(clock.seconds)
+    return results, transcripts
 
 
 def comparison(summary: Mapping[str, object], probes: Iterable[Probe] = ()) -> list[Row]:
@@ -120,16 +129,15 @@ def transcript_lines(before: Sequence[Sequence[str]], after: Sequence[Sequence[s
     """The completions of problems that are in both, in two columns."""
     last = {each[0]: each[1] for each in after}
     both = {prompt: text for prompt, text in before if prompt in last}
-    return [line for prompt, text in both.items() for line in side_by_side(prompt, text, last[prompt])]
-
-
-def side_by_side(prompt: str, before: str, after: str) -> list[str]:
-    left, right = (
-        [piece for line in text.split("\n") for piece in (wrap(line, COLUMN, drop_whitespace=False) or [""])]
-        for text in (before, after)
-    )
-    body = [f"  {a:<{COLUMN}} | {b}" for a, b in zip_longest(left, right, fillvalue="")]
-    return [prompt.strip(), f"  {'before':<{COLUMN}} | after", *body, ""]
+    lines: list[str] = []
+    for prompt, text in both.items():
+        left, right = (
+            [piece for line in each.split("\n") for piece in (wrap(line, COLUMN, drop_whitespace=False) or [""])]
+            for each in (text, last[prompt])
+        )
+        body = [f"  {a:<{COLUMN}} | {b}" for a, b in zip_longest(left, right, fillvalue="")]
+        lines += [prompt.strip(), f"  {'before':<{COLUMN}} | after", *body, ""]
+    return lines
 
 
 def evaluate(

@@ -6,10 +6,11 @@ from pathlib import Path
 from random import Random
 
 import torch
+from torch import Tensor
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.token_locality import LocalityCheck
-from posttrain.batch import Batch, collate
+from posttrain.batch import Batch, CreditedGroups, collate
 from posttrain.errors import UserError
 from posttrain.models.adapters.in_force import adapter_dropout, drops
 from posttrain.models.adapters.lora import lora_layers
@@ -33,9 +34,10 @@ from posttrain.training.credited_step import (
     restored,
     state_json,
 )
-from posttrain.training.critic import CRITIC, Critic, trained_groups
+from posttrain.training.critic import CRITIC, Critic
 from posttrain.training.metrics import UpdateReport, kl_limit
 from posttrain.training.optimizer import (
+    POLICY,
     OwnOptimizer,
     ParameterGroup,
     new_optimizer,
@@ -44,7 +46,7 @@ from posttrain.training.optimizer import (
     take_over,
 )
 from posttrain.training.reference import Reference, Teacher, UncopiedPolicy, named_reference, reference_of, teacher_of
-from posttrain.training.update import Objective, update
+from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +97,12 @@ class Learner:
             raise UserError(
                 f"optimizer: {algorithm.name} trains a critic, which yours does not include.  Leave it out."
             )
-        self.optimizer: torch.optim.Optimizer = (
-            new_optimizer(trained_groups(policy, self.critic, parameter_groups), settings.update)
-            if own_optimizer is None
-            else own_optimizer.optimizer
-        )
+        if own_optimizer is not None:
+            self.optimizer = own_optimizer.optimizer
+        else:
+            groups = [*parameter_groups] or [ParameterGroup(module=POLICY, parameters=[*policy.model.parameters()])]
+            groups += [] if self.critic is None else [self.critic.parameter_group]
+            self.optimizer = new_optimizer(groups, settings.update)
         require_all_trained(self.optimizer, policy.model)
         require_whole_adapter(policy.model)
         if lora_layers(policy.model):
@@ -118,17 +121,7 @@ class Learner:
         """Updates of the last step that were skipped because the KL limit was exceeded."""
 
     def credit(self, collected: CollectedStep, clock: Clock) -> CreditedStep:
-        return credited_step(
-            collected,
-            self.algorithm,
-            self.step_models(),
-            self.actor_critic_state,
-            max_completion_tokens=self.settings.max_completion_tokens,
-            clock=clock,
-        )
-
-    def step_models(self) -> StepModels:
-        return StepModels(
+        models = StepModels(
             needs=self.column_needs,
             policy=self.policy,
             reference=self.reference,
@@ -137,6 +130,8 @@ class Learner:
             temperature=self.settings.temperature,
             max_tokens=self.settings.update.tokens_per_microbatch,
         )
+        state, limit = self.actor_critic_state, self.settings.max_completion_tokens
+        return credited_step(collected, self.algorithm, models, state, max_completion_tokens=limit, clock=clock)
 
     @property
     def column_needs(self) -> frozenset[Need]:
@@ -157,7 +152,8 @@ class Learner:
         reports: list[UpdateReport] = []
         self.left_out = 0
         for index, batch in enumerate(batches):
-            rate = self.next_rate((step - 1) * self.passes.updates + index)
+            number, total = (step - 1) * self.passes.updates + index, settings.num_steps * self.passes.updates
+            rate = next_rate(settings.update, self.own_optimizer, number, total)
             if not batch.completions:
                 continue  # nothing to learn from; a zero gradient would still move AdamW's weights
             objective = replace(self.objective(), largest_kl=kl_limit(limit, reports, noisy=noisy))
@@ -175,9 +171,35 @@ class Learner:
             self.reference = reference_of(self.policy)
         return reports
 
-    def next_rate(self, update: int) -> float:
-        settings = self.settings
-        return next_rate(settings.update, self.own_optimizer, update, settings.num_steps * self.passes.updates)
+    def try_gradient(self, batches: Sequence[Batch], clock: Clock) -> None:
+        """Compute and drop the gradient of a step's largest batch; the clock's seconds are scaled to all of them.
+
+        Does nothing if all batches are empty.  The policy moves too, even where the critic would learn alone at first.
+        """
+        first, policy = max(batches, key=lambda batch: len(batch.tokens)), self.policy
+        if not first.completions:
+            return
+        with clock("update"):
+            for micro in first.split(self.settings.update.tokens_per_microbatch, padded=policy.forward.padded):
+                for share in micro_losses(policy, micro, self.whole_objective(), Observations()):
+                    share.backward()
+            self.optimizer.zero_grad(set_to_none=True)
+            if policy.device.type == "cuda":
+                torch.cuda.synchronize(policy.device)
+        clock.seconds["update"] *= sum(len(batch.tokens) for batch in batches) / len(first.tokens)
+
+    def undropped_gaps(self, groups: CreditedGroups) -> Tensor | None:
+        """|log π - log μ| before a step's first update, without dropout; None if updates have no dropout.
+
+        Covers all tokens if log π is known, else those of the first group, which is scored for this.
+        """
+        if not drops(self.policy.model):
+            return None
+        logprobs = groups.columns.known.get("proximal_logprobs")
+        if logprobs is None:
+            temperature, budget = self.settings.temperature, self.settings.update.tokens_per_microbatch
+            logprobs = group_logprobs(self.policy, groups.groups[:1], temperature=temperature, max_tokens=budget)
+        return (logprobs - groups.columns.behaviour_logprobs[: len(logprobs)]).abs()
 
     def whole_objective(self) -> Objective:
         return Objective(
@@ -274,31 +296,19 @@ class Learner:
 OPTION = "algorithm.critic.warm_start"
 
 
-def require_earlier_rollouts(algorithm: Algorithm) -> None:
-    if algorithm.critic is not None and algorithm.critic.warm_start:
-        stored_steps(algorithm.critic.warm_start, OPTION)
-
-
 def warm_start(learner: Learner, clock: Clock) -> list[str]:
     """Train the critic once on each step of the folder in its options, if there is one; returns notes.
 
     The explained variance of a step is measured before the critic learns from it.
     """
-    options = learner.algorithm.critic
-    if options is None or not options.warm_start:
-        return []
-    explained: list[float | None] = []
-    count = 0
-    for number, file in enumerate(stored_steps(options.warm_start, OPTION)):
+    files, last, count = earlier_rollouts(learner.algorithm), None, 0
+    for number, file in enumerate(files):
         groups, grades = read_rollouts(file)
         require_known_tokens(groups, learner.policy, file)
         metrics = fit_critic(learner, CollectedStep(step=-number, groups=groups, grades=grades), clock)
-        explained.append(metrics.get(EXPLAINED))
-        count += sum(len(group.rollouts) for group in groups)
-    last = "unknown" if explained[-1] is None else f"{explained[-1]:.2f}"
-    return [
-        f"The critic learned from {count} earlier rollouts; explained variance of the last step's before it: {last}."
-    ]
+        last, count = metrics.get(EXPLAINED), count + sum(len(group.rollouts) for group in groups)
+    explained = f"explained variance of the last step's before it: {'unknown' if last is None else f'{last:.2f}'}"
+    return [f"The critic learned from {count} earlier rollouts; {explained}."] if files else []
 
 
 def fit_critic(learner: Learner, collected: CollectedStep, clock: Clock) -> Mapping[str, float]:
@@ -319,3 +329,9 @@ def require_known_tokens(groups: Sequence[Group], policy: Policy, file: Path) ->
     if largest >= policy.num_logits:
         where = f"{OPTION}: {file} has token {largest}, and the policy knows {policy.num_logits} of them"
         raise UserError(f"{where}.  Give rollouts of a policy with the same tokenizer.")
+
+
+def earlier_rollouts(algorithm: Algorithm) -> list[Path]:
+    """The files that a critic begins with, step by step.  Raises UserError if the folder in its options has none."""
+    critic = algorithm.critic
+    return [] if critic is None or not critic.warm_start else [*stored_steps(critic.warm_start, OPTION)]

@@ -88,17 +88,6 @@ def new_optimizer(
         ]
     if not any(group["params"] for group in groups):
         raise UserError("model: every parameter is frozen (requires_grad is False), so there is nothing to train.")
-    require_distinct(modules, groups)
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=options.largest_rate,
-        betas=(options.beta1, options.beta2),
-        fused=True,
-    )
-
-
-def require_distinct(modules: Sequence[ParameterGroup], groups: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse two groups of one name, or with one parameter."""
     for module, count in Counter(each.module for each in modules).items():
         if count > 1:
             raise UserError(f"parameter groups: {count} have the name {module!r}; give each a name of its own.")
@@ -111,6 +100,12 @@ def require_distinct(modules: Sequence[ParameterGroup], groups: Sequence[Mapping
                     f"parameter groups: a parameter of shape {list(parameter.shape)} is in {other!r} and in"
                     f" {group['module']!r}; it can be trained in one."
                 )
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=options.largest_rate,
+        betas=(options.beta1, options.beta2),
+        fused=True,
+    )
 
 
 def learning_rate(options: OptimizerOptions, update: int, num_updates: int) -> float:
@@ -156,7 +151,8 @@ def standing_still(parameters: Iterable[nn.Parameter], rate: float) -> float:
 def apply_gradients(optimizer: torch.optim.Optimizer, rate: float, max_grad_norm: float) -> dict[str, float]:
     """Clip the accumulated gradients, step, and clear them.  Returns the norm of each module before clipping.
 
-    If a norm is not finite, no step is taken.
+    Gradients are scaled down to the limits of their modules; modules without one share `max_grad_norm`.  If a norm is
+    not finite, no step is taken.
     """
     by_module: dict[str, list[nn.Parameter]] = {}
     limits: dict[str, float | None] = {}
@@ -168,21 +164,6 @@ def apply_gradients(optimizer: torch.optim.Optimizer, rate: float, max_grad_norm
     found = {module: norm.item() for module, norm in norms.items()}
     if not all(math.isfinite(norm) for norm in found.values()):
         return found
-    clip(by_module, norms, limits, max_grad_norm)
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("rate_scale", 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return found
-
-
-def clip(
-    by_module: Mapping[str, Sequence[nn.Parameter]],
-    norms: Mapping[str, Tensor],
-    limits: Mapping[str, float | None],
-    shared_limit: float,
-) -> None:
-    """Scale gradients down to the limits of their modules; modules without one share a limit."""
     sharing = [module for module, limit in limits.items() if limit is None]
     for module, limit in limits.items():
         if limit is not None:
@@ -191,7 +172,12 @@ def clip(
         parameters = [parameter for module in sharing for parameter in by_module[module]]
         # For one module its norm itself, which a second computation could miss by a rounding.
         norm = norms[sharing[0]] if len(sharing) == 1 else gradient_norm(parameters)
-        nn.utils.clip_grads_with_norm_(parameters, shared_limit, norm)
+        nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("rate_scale", 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return found
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:

@@ -167,29 +167,32 @@ class PrivilegedPrompts:
         self.options, self.renderer, self.max_positions = options, renderer, max_positions
 
     def of(self, groups: Sequence[Group], grades: Grades) -> TeacherPrompts:
-        tokens = [
-            self._of_group(group, rewards) for group, rewards in zip(groups, grades.rewards.tolist(), strict=True)
-        ]
+        """The prompt of each completion."""
+        tokens: list[list[Tokens]] = []
+        for group, rewards in zip(groups, grades.rewards.tolist(), strict=True):
+            tokens.append([])
+            written: dict[str, Tokens] = {}
+            for index, rollout in enumerate(group.rollouts):
+                prompt, shown = group.prompt.tokens, self._shown(group, rewards, index)
+                if shown is not None:
+                    if shown not in written:
+                        written[shown] = self.written(group.prompt, shown)
+                    if len(written[shown]) + len(rollout.tokens) <= self.max_positions:
+                        prompt = written[shown]
+                tokens[-1].append(prompt)
         differ = [each != group.prompt.tokens for group, some in zip(groups, tokens, strict=True) for each in some]
         return TeacherPrompts(tokens, sum(differ) / len(differ))
-
-    def _of_group(self, group: Group, rewards: Sequence[float]) -> list[Tokens]:
-        written: dict[str, Tokens] = {}
-        prompts: list[Tokens] = []
-        for index, rollout in enumerate(group.rollouts):
-            prompt, shown = group.prompt.tokens, self._shown(group, rewards, index)
-            if shown is not None:
-                if shown not in written:
-                    written[shown] = self.written(group.prompt, shown)
-                if len(written[shown]) + len(rollout.tokens) <= self.max_positions:
-                    prompt = written[shown]
-            prompts.append(prompt)
-        return prompts
 
     def _shown(self, group: Group, rewards: Sequence[float], index: int) -> str | None:
         """The text added for this completion: its row's answer, or its shortest correct sibling."""
         if self.options.sees == "answer":
-            return answer_of(group.prompt, self.options.answer_column)
+            column, columns = self.options.answer_column, group.prompt.columns
+            if column not in columns:
+                raise UserError(
+                    f"algorithm.teacher.answer_column = {column}: prompt {group.prompt.id} has no such column (it has"
+                    f" {', '.join(map(str, columns)) or 'none'}).  Name one of them, or use sees = sibling."
+                )
+            return str(columns[column])
         right = [
             rollout
             for other, (rollout, reward) in enumerate(zip(group.rollouts, rewards, strict=True))
@@ -215,15 +218,6 @@ def filled(template: str, prompt: str, shown: str) -> str:
     """The template with both texts in their places, even if they contain a place's name."""
     texts = dict(zip(PLACES, (prompt, shown), strict=True))
     return re.sub("|".join(map(re.escape, PLACES)), lambda place: texts[place.group()], template)
-
-
-def answer_of(prompt: Prompt, column: str) -> str:
-    if column not in prompt.columns:
-        raise UserError(
-            f"algorithm.teacher.answer_column = {column}: prompt {prompt.id} has no such column (it has"
-            f" {', '.join(map(str, prompt.columns)) or 'none'}).  Name one of them, or use sees = sibling."
-        )
-    return str(prompt.columns[column])
 
 
 class Teacher:

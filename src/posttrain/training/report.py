@@ -22,7 +22,6 @@ from posttrain.runs.planned_memory import held_by, machine_memory, memory_line, 
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.summary import build_summary
 from posttrain.tasks.dataset import count_text
-from posttrain.training.caller_objects import given_rewards
 from posttrain.training.collector import CollectedStep
 from posttrain.training.critic import save_critic
 from posttrain.training.evaluation import completions_of_run
@@ -129,7 +128,7 @@ def time_lines(session: Session, first: CollectedStep, seconds: Mapping[str, flo
 
 def write_results(session: Session, run: RunFolder, state: RunState, after: Mapping[str, object]) -> dict[str, object]:
     """Save the model and curves of a finished run; returns the content of its summary."""
-    folder = run.path
+    folder, rewards = run.path, [line["reward"] for line in run.metrics() if "reward" in line]
     summary = build_summary(
         before=state.before,
         after=after,
@@ -141,9 +140,23 @@ def write_results(session: Session, run: RunFolder, state: RunState, after: Mapp
             "all": state.num_tokens,
         },
         device=str(session.policy.device),
-        run=described_run(session, state, [line["reward"] for line in run.metrics() if "reward" in line]),
+        run={
+            "steps": state.step,
+            "algorithm": session.algorithm.name,
+            "rewards": {function.name: function.settings.weight for function in session.rewards},
+            "training_reward": {"first_step": rewards[0], "last_step": rewards[-1]} if rewards else None,
+            "recipe": state.recipe or None,
+            "machine": {"cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        },
     )
-    card = model_card(folder, session.algorithm.name, card_text(session, state, summary))
+    rollout, rows = session.config.rollout, comparison(summary, session.questions().probes.values())
+    lines = ["| held-out | before | after |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    table = "\n".join(lines) if rows else NOTHING_HELD_OUT
+    about = (
+        f"{session.model_name}, trained with posttrain: {session.algorithm.name} on {session.task.name} for"
+        f" {state.step} steps of {rollout.prompts_per_step} × {rollout.group_size} rollouts.\n\n{table}"
+    )
+    card = model_card(folder, session.algorithm.name, about)
     try:
         write_model(session.config.model, session.policy, run, curves=session.config.run.curves, card=card)
     finally:  # a policy that cannot be saved does not lose the critic
@@ -151,27 +164,6 @@ def write_results(session: Session, run: RunFolder, state: RunState, after: Mapp
             with writing(folder / "critic", folder):
                 save_critic(critic.head, critic.own_trunk, folder / "critic")
     return summary
-
-
-def described_run(session: Session, state: RunState, rewards: Sequence[float | None]) -> dict[str, object]:
-    return {
-        "steps": state.step,
-        "algorithm": session.algorithm.name,
-        "rewards": {function.name: function.settings.weight for function in session.rewards},
-        "training_reward": {"first_step": rewards[0], "last_step": rewards[-1]} if rewards else None,
-        "recipe": state.recipe or None,
-        "machine": {"cores": os.cpu_count(), "threads": torch.get_num_threads()},
-    }
-
-
-def card_text(session: Session, state: RunState, summary: Mapping[str, object]) -> str:
-    rollout, rows = session.config.rollout, comparison(summary, session.questions().probes.values())
-    lines = ["| held-out | before | after |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
-    table = "\n".join(lines) if rows else NOTHING_HELD_OUT
-    return (
-        f"{session.model_name}, trained with posttrain: {session.algorithm.name} on {session.task.name} for"
-        f" {state.step} steps of {rollout.prompts_per_step} × {rollout.group_size} rollouts.\n\n{table}"
-    )
 
 
 def closing_lines(
@@ -182,7 +174,17 @@ def closing_lines(
 ) -> list[str]:
     """The end of a run: results and transcripts before and after, files, and commands to try next."""
     rows = comparison(summary, session.questions().probes.values())
-    folder, picture = shown(folder), ", curves.png" if session.config.run.curves else ""
+    folder, picture, caller = shown(folder), ", curves.png" if session.config.run.curves else "", session.caller
+    given = {
+        "task": caller.task is not None,
+        "rows": caller.rows is not None,
+        "held_out_rows": caller.held_out_rows is not None,
+        "rewards": bool(caller.functions),
+    }
+    arguments = ", ".join(f"{name}={name}" for name, is_given in given.items() if is_given)
+    measured = f"posttrain eval {folder}"
+    if arguments:  # a command does not have the caller's objects
+        measured = f"posttrain.evaluate({str(run_model(folder))!r}, config, {arguments})"
     return [
         "",
         *(table_lines(rows) if rows else unmeasured_lines(summary)),
@@ -190,7 +192,7 @@ def closing_lines(
         *transcript_lines(*transcripts),
         f"run folder   {folder}  (summary.json, metrics.jsonl, rollouts/{picture})",
         f"ask it       posttrain chat {folder}",
-        *([f"measure it   {measuring(session, folder)}"] if session.questions().prompts else []),
+        *([f"measure it   {measured}"] if session.questions().prompts else []),
     ]
 
 
@@ -201,17 +203,3 @@ def unmeasured_lines(summary: Mapping[str, object]) -> list[str]:
         first, last = ("unknown" if each is None else f"{each:.3f}" for each in rewards.values())
         lines.append(f"Reward in training: {first} in the first step, {last} in the last.")
     return lines
-
-
-def measuring(session: Session, folder: Path) -> str:
-    """What measures the model as the run did: a command, or a call if objects of the caller are needed."""
-    caller = session.caller
-    given = {
-        "task": caller.task is not None,
-        "rows": caller.rows is not None,
-        "held_out_rows": caller.held_out_rows is not None,
-        "rewards": bool(given_rewards(caller)),
-    }
-    arguments = ", ".join(f"{name}={name}" for name, is_given in given.items() if is_given)
-    model = str(run_model(folder))
-    return f"posttrain.evaluate({model!r}, config, {arguments})" if arguments else f"posttrain eval {folder}"

@@ -1,14 +1,16 @@
 """The RL loop: prompts → rollouts → grades → advantages → batches → loss → updates, step by step."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Literal
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
 
 from torch import Tensor
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config
+from posttrain.errors import UserError
 from posttrain.generation.engine import Engine
 from posttrain.generation.parity import gap_metrics
 from posttrain.models.policy import Policy
@@ -19,20 +21,20 @@ from posttrain.runs.prompt_preview import Reader, first_step_lines
 from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
-from posttrain.runs.summary import headline
 from posttrain.runs.tracker import require_trackers
 from posttrain.runs.watchers import RewardGuard, SamplerGuard, Watcher
+from posttrain.schemas import did_you_mean
 from posttrain.tasks.base import Task
 from posttrain.training import report
 from posttrain.training.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows, StartOptions, inputs_of
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.credited_step import CreditedStep
-from posttrain.training.held_out import held_out_metrics, measure_in_brief, measure_in_full
-from posttrain.training.learner import require_earlier_rollouts, warm_start
+from posttrain.training.evaluation import held_out_metrics
+from posttrain.training.held_out import evaluate_when_due, held_out_score, measure
+from posttrain.training.learner import earlier_rollouts, warm_start
 from posttrain.training.metrics import UpdateReport, step_metrics, step_tokens, update_metrics
 from posttrain.training.session import Session, open_session, require_prompts_and_rows, require_training_by_reward
 from posttrain.training.trained import RunState
-from posttrain.training.update import trial_gradient, undropped_gaps
 
 
 def train(
@@ -94,8 +96,8 @@ def to_the_end(steps: RunSteps) -> Run:
 def run_steps(config: Config, caller: CallerObjects, start: StartOptions) -> RunSteps:
     """The run of a config and a caller's objects, step by step; nothing is done before the first `next`."""
     require_training_by_reward(config)
-    require_trackers(config.run.report_to, config.tracker)
     inputs = inputs_of(config, caller)
+    require_trackers(config.run.report_to, config.tracker)
     if start.resume:
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=start.accept_changes)
     else:
@@ -118,27 +120,29 @@ def make_ready(session: Session) -> None:
         print(line, flush=True)
 
 
-def rl_harness_options(session: Session, folder: RunFolder, start: StartOptions) -> HarnessOptions:
-    config = session.config
-    return HarnessOptions(
-        run=config.run,
-        checkpoint=config.checkpoint,
-        watchers=start.watchers,
-        guards=[SamplerGuard(), RewardGuard(folder, config.grading)],
-        score=held_out_score,
-        stop_early=lambda: at_an_end(config, session.trained.run),
-        config=config,
-        from_step=start.from_step,
-        kept_from={"metrics.jsonl": 0, "scores.jsonl": 1, "rollouts": 1},
-    )
-
-
 def train_session(session: Session, inputs: RunInputs, start: StartOptions) -> RunSteps:
     """The run of a session, from its folder to its summary."""
     config, state, first = session.config, session.trained.run, None
     run = config.run
     folder = RunFolder.resume(run.folder) if start.resume else RunFolder.claim(run.folder, overwrite=run.overwrite)
-    with Harness(folder, session.trained, rl_harness_options(session, folder, start)) as harness:
+
+    def stop_early() -> bool:
+        patience, limit = config.run.early_stop_evaluations, config.run.token_limit
+        out_of_patience = patience is not None and state.evaluations_since_best >= patience
+        return out_of_patience or (limit is not None and state.sampled_tokens >= limit)
+
+    options = HarnessOptions(
+        run=run,
+        checkpoint=config.checkpoint,
+        watchers=start.watchers,
+        guards=[SamplerGuard(), RewardGuard(folder, config.grading)],
+        score=held_out_score,
+        stop_early=stop_early,
+        config=config,
+        from_step=start.from_step,
+        kept_from={"metrics.jsonl": 0, "scores.jsonl": 1, "rollouts": 1},
+    )
+    with Harness(folder, session.trained, options) as harness:
         notes = resume_run(session, harness) if start.resume else []
         if inputs.changes:
             folder.write_inputs(inputs)
@@ -179,7 +183,7 @@ def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -
     for step in harness.steps():
         collected = first.collected if first else collector.collect(step, journal, harness.clock)  # rollouts, grades
         credited = first or learner.credit(collected, harness.clock)  # reference log-probs, advantages
-        gaps = gaps_before(session, credited)  # sampler and trainer, where an update drops inputs
+        gaps = learner.undropped_gaps(credited.groups)  # sampler and trainer, where an update drops inputs
         learner.remember(credited)  # what outlives the step: an adaptive coefficient, whether the critic is ready
         batches = learner.batches(credited, harness.clock)  # token weights, fixed on each whole update
         updates = learner.learn(batches, step, harness.clock)  # losses, updates
@@ -188,12 +192,6 @@ def take_steps(session: Session, harness: Harness, first: CreditedStep | None) -
         evaluation = evaluate_when_due(session, harness)
         yield harness.record(step_report(session, credited, updates, evaluation, gaps))
         first = None
-
-
-def gaps_before(session: Session, credited: CreditedStep) -> Tensor | None:
-    settings = session.learner.settings
-    budget = settings.update.tokens_per_microbatch
-    return undropped_gaps(session.policy, credited.groups, temperature=settings.temperature, max_tokens=budget)
 
 
 def count_step(state: RunState, collected: CollectedStep, updates: Sequence[UpdateReport], num_updates: int) -> None:
@@ -245,45 +243,10 @@ def step_report(
     )
 
 
-def evaluate_when_due(session: Session, harness: Harness) -> Mapping[str, float]:
-    """A brief evaluation every `evaluation.every_steps` steps."""
-    every, state = session.config.evaluation.every_steps, session.trained.run
-    if not every or state.step % every:
-        return {}
-    metrics = measure_in_brief(session, harness, session.questions_now(), step=state.step)
-    if (score := held_out_score(metrics)) is not None:
-        state.saw_evaluation(score)
-    return metrics
-
-
-def held_out_score(metrics: Mapping[str, float]) -> float | None:
-    """Decides which checkpoint is the best and when to stop early: held-out accuracy, else score or reward."""
-    found = headline(metrics, "eval/")
-    return None if found is None else found[1]
-
-
-def at_an_end(config: Config, state: RunState) -> bool:
-    patience, limit = config.run.early_stop_evaluations, config.run.token_limit
-    out_of_patience = patience is not None and state.evaluations_since_best >= patience
-    return out_of_patience or (limit is not None and state.sampled_tokens >= limit)
-
-
-def measure(
-    session: Session, harness: Harness, when: Literal["before", "after"]
-) -> tuple[dict[str, object], list[list[str]]]:
-    """The full evaluation with its seconds, kept as the run's if it is before training; and transcripts."""
-    clock, state = Clock(), session.trained.run
-    with clock("evaluate"):
-        results, transcripts = measure_in_full(session, harness, session.questions_now(), step=state.step, when=when)
-    if when == "before":
-        state.before, state.seconds = results, {}
-    state.add_seconds(clock.seconds)
-    return results, transcripts
-
-
 def end_early(session: Session, harness: Harness) -> Run:
-    folder, step = harness.folder.path, session.trained.run.step
-    harness.end({}, interrupted_lines(folder, step, harness.interruption.reason, harness.command))
+    folder = harness.folder.path
+    lines = interrupted_lines(folder, session.trained.step, harness.interruption.reason, harness.command)
+    harness.end({}, lines)
     return Run(folder=folder, summary={}, interrupted=True)
 
 
@@ -319,13 +282,11 @@ def show_rl_plan(
     with open_session(config, caller) as session:
         session.trained.run.recipe = recipe
         make_ready(session)
-        require_earlier_rollouts(session.algorithm)
+        earlier_rollouts(session.algorithm)
         session.load_weights()
         clock, learner = Clock(), session.learner
         collected = session.collector.collect(1, no_journal, clock)
-        batches = learner.batches(learner.credit(collected, clock), clock)
-        objective, options = learner.whole_objective(), config.update
-        trial_gradient(learner.policy, learner.optimizer, batches, objective, options, clock)
+        learner.try_gradient(learner.batches(learner.credit(collected, clock), clock), clock)
         plan = report.rl_plan_lines(session, collected, clock.seconds, whole_step=True)
         reader = Reader(
             tokenizer=session.policy.tokenizer,
@@ -335,3 +296,76 @@ def show_rl_plan(
         )
         shown = first_step_lines(collected.groups, collected.grades, show_prompts, reader)
         print("\n".join([*plan, "", *shown]))
+
+
+class TrainArguments(TypedDict, total=False):
+    """The arguments of `train` apart from the config."""
+
+    policy: Policy | None
+    task: Task | None
+    engine: Engine | None
+    algorithm: Algorithm | None
+    rewards: Rewards
+    rows: Rows | None
+    held_out_rows: Rows | None
+    watchers: Sequence[Watcher]
+    resume: bool
+    from_step: int | None
+    accept_changes: bool
+    recipe: str
+
+
+class TrainingSteps:
+    """The steps of a run, each returned after it is journalled and, if due, saved.
+
+    The first `next` also does what `train` does before its first step; the end measures again and saves the model.
+    Leaving earlier, by the `with` block or `close`, interrupts the run: the last step is saved and `resume=True`
+    continues from it.
+    """
+
+    def __init__(self, steps: RunSteps) -> None:
+        self._steps = steps
+        self.run: Run | None = None
+        """The results; None until all steps are taken."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> StepReport:
+        try:
+            return next(self._steps)
+        except StopIteration as end:
+            self.run = self.run or end.value
+            raise
+
+    def close(self) -> None:
+        self._steps.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def steps(config: Config, **objects: Unpack[TrainArguments]) -> TrainingSteps:
+    """The run of `train` with the same arguments, step by step.
+
+        with posttrain.steps(config, rows=rows, rewards=[solved]) as steps:
+            for step in steps:
+                print(step.step, step.metrics["reward"], step.groups[0].rollouts[0].text)
+        print(steps.run.summary)
+
+    Each record has the step's metrics, groups, grades and advantages (`posttrain.runs.reports.StepReport`).  Weights,
+    folder and checkpoints equal those of `train`, bit for bit.  Time between steps counts for `run.time_limit_minutes`
+    only.  Without `with`, call `steps.close()` after leaving the loop early: until then the run folder is locked.
+    """
+    given: dict[str, Any] = dict(objects)
+    unknown = given.keys() - TrainArguments.__annotations__.keys()
+    if unknown:
+        name = min(unknown)
+        raise UserError(f"steps: there is no argument `{name}`.  {did_you_mean(name, TrainArguments.__annotations__)}")
+    start = StartOptions(**{each.name: given.pop(each.name) for each in fields(StartOptions) if each.name in given})
+    return TrainingSteps(run_steps(config, CallerObjects(**given), start))

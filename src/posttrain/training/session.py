@@ -19,7 +19,6 @@ from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of
 from posttrain.options.dataset import DatasetOptions
-from posttrain.options.task import TaskOptions
 from posttrain.rewards.grading.function import RewardFunction, with_distinct_names
 from posttrain.rewards.grading.gates import require_rewarded_rows
 from posttrain.rewards.grading.grade import require_enforceable
@@ -29,9 +28,9 @@ from posttrain.rewards.model import reward_models_in
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.checkpoint import ThreadClaim, claim_threads
 from posttrain.runs.summary import LEFT_OUT
-from posttrain.tasks.base import Probe, Task, held_out_prompts, longest_prompts, task_probes, task_rewards
+from posttrain.tasks.base import Task, held_out_prompts, longest_prompts, task_probes, task_rewards
 from posttrain.tasks.task_registry import load_task, require_task
-from posttrain.training.caller_objects import NOTHING_BROUGHT, CallerObjects, given_rewards
+from posttrain.training.caller_objects import NOTHING_BROUGHT, CallerObjects
 from posttrain.training.collector import Collector, CollectorSettings
 from posttrain.training.evaluation import Questions
 from posttrain.training.learner import Learner, LearnerSettings
@@ -69,9 +68,6 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         self.threads.release()
         self.resources.close()
 
@@ -86,7 +82,9 @@ class Session:
         If training does not use the task's measure, no reward is computed for them.
         """
         if self.held_out is None:
-            functions = task_rewards(self.task) or self.rewards
+            functions, probes = task_rewards(self.task) or self.rewards, task_probes(self.task)
+            if not (self.config.evaluation.sampling_probes and self.engine.suppresses):
+                probes = {name: probe for name, probe in probes.items() if not probe.samples_anew}
             self.held_out = Questions(
                 task=self.task.name,
                 prompts=held_out_prompts(self.task),
@@ -97,16 +95,9 @@ class Session:
                 grading=self.config.grading,
                 on_error=self.config.rollout.on_reward_error,
                 resources=self.resources,
-                probes={**self.behaviours.probes(), **self.probes_of_task()},
+                probes={**self.behaviours.probes(), **probes},
             )
         return self.held_out
-
-    def probes_of_task(self) -> Mapping[str, Probe]:
-        """Those that the recipe wants and the engine can sample."""
-        probes = task_probes(self.task)
-        if self.config.evaluation.sampling_probes and self.engine.suppresses:
-            return probes
-        return {name: probe for name, probe in probes.items() if not probe.samples_anew}
 
     def questions_now(self) -> Questions:
         """The questions, with the state of the run for rewards that read it."""
@@ -122,41 +113,37 @@ def open_session(config: Config, caller: CallerObjects = NOTHING_BROUGHT, *, inf
     """Load the model and make everything else that the caller does not bring; `inference` trains nothing."""
     require_training_by_reward(config)
     config = resolved_config(config, adapter=None if caller.policy is None else trains_adapter(caller.policy.model))
+    behaviours = BehaviourReader(chosen_rows(config.behaviours))
     with ExitStack() as opened:
         threads = opened.enter_context(claim_threads(config.run.threads))
-        session = assembled(config, caller, threads, opened, inference=inference)
+        policy, name = policy_of_run(config.model, caller.policy, seed=config.run.seed, inference=inference)
+        task = task_of(config, caller, policy)
+        engine, policy = engine_of(config, caller, task, policy)
+        rewards = rewards_of(config, caller, task, policy)
+        resources = opened.enter_context(Resources(config.sandbox))
+        algorithm = caller.algorithm or build_algorithm(config.algorithm)
+        collector = CollectorSettings(
+            rollout=config.rollout,
+            grading=config.grading,
+            seed=config.run.seed,
+            resample=algorithm.resample,
+            informative=algorithm.informative,
+            num_steps=config.run.num_steps,
+            num_rows=task.num_rows,
+        )
+        settings = LearnerSettings(
+            update=config.update,
+            max_completion_tokens=config.rollout.max_completion_tokens,
+            temperature=config.rollout.temperature,
+            seed=config.run.seed,
+            num_steps=config.run.num_steps,
+            refresh_reference_every=config.reference.refresh_every,
+            reference_path=config.reference.path,
+            template_options=config.model.template_options,
+            keep_token_columns=config.run.keep_token_columns,
+        )
+        learner = Learner(policy, algorithm, settings, own_optimizer=caller.optimizer)
         opened.pop_all()  # the session closes them
-    return session
-
-
-def require_training_by_reward(config: object) -> None:
-    """Refuse a config of another kind, as `load_recipe` makes of recipes for other commands."""
-    if not isinstance(config, Config):
-        kind = type(config).__name__
-        raise UserError(f"config: a {kind} is given, and a Config is needed, such as load_recipe() makes.")
-
-
-def assembled(
-    config: Config, caller: CallerObjects, threads: ThreadClaim, opened: ExitStack, *, inference: bool
-) -> Session:
-    """The parts of a run in the order of a step: model, task, engine, rewards, learner."""
-    behaviours = BehaviourReader(chosen_rows(config.behaviours))
-    policy, name = policy_of_run(config.model, caller.policy, seed=config.run.seed, inference=inference)
-    task = task_of(config, caller, policy)
-    engine, policy = engine_of(config, caller, task, policy)
-    rewards = rewards_of(config, caller, task, policy)
-    resources = opened.enter_context(Resources(config.sandbox))
-    algorithm = caller.algorithm or build_algorithm(config.algorithm)
-    settings = CollectorSettings(
-        rollout=config.rollout,
-        grading=config.grading,
-        seed=config.run.seed,
-        resample=algorithm.resample,
-        informative=algorithm.informative,
-        num_steps=config.run.num_steps,
-        num_rows=task.num_rows,
-    )
-    learner = Learner(policy, algorithm, learner_settings(config), own_optimizer=caller.optimizer)
     return Session(
         config=config,
         caller=caller,
@@ -168,30 +155,23 @@ def assembled(
         rewards=rewards,
         resources=resources,
         threads=threads,
-        collector=Collector(task, engine, rewards, settings, resources=resources),
+        collector=Collector(task, engine, rewards, collector, resources=resources),
         learner=learner,
         trained=trained_by_reward(learner),
         behaviours=behaviours,
     )
 
 
+def require_training_by_reward(config: object) -> None:
+    """Refuse a config of another kind, as `load_recipe` makes of recipes for other commands."""
+    if not isinstance(config, Config):
+        kind = type(config).__name__
+        raise UserError(f"config: a {kind} is given, and a Config is needed, such as load_recipe() makes.")
+
+
 def trained_by_reward(learner: Learner) -> Trained[RunState]:
     optimizer, updates = learner.own_optimizer or learner.optimizer, learner.passes.updates
     return Trained(learner.policy, optimizer, RunState(), parts=[learner], updates_per_step=updates)
-
-
-def learner_settings(config: Config) -> LearnerSettings:
-    return LearnerSettings(
-        update=config.update,
-        max_completion_tokens=config.rollout.max_completion_tokens,
-        temperature=config.rollout.temperature,
-        seed=config.run.seed,
-        num_steps=config.run.num_steps,
-        refresh_reference_every=config.reference.refresh_every,
-        reference_path=config.reference.path,
-        template_options=config.model.template_options,
-        keep_token_columns=config.run.keep_token_columns,
-    )
 
 
 def engine_of(config: Config, caller: CallerObjects, task: Task, policy: Policy) -> tuple[Engine, Policy]:
@@ -207,14 +187,24 @@ def engine_of(config: Config, caller: CallerObjects, task: Task, policy: Policy)
 
 
 def task_of(config: Config, caller: CallerObjects, policy: Policy) -> Task:
-    """The caller's task, or that of the config."""
+    """The caller's task, or that of the config; long prompts that are skipped or cut leave room for a completion."""
     if caller.task is not None:
         for name, given in (("rows", caller.rows), ("held_out_rows", caller.held_out_rows)):
             if given is not None:
                 raise UserError(f"{name}: a task is given as well, which makes its own prompts.  Give one of them.")
         return require_task(caller.task, "task")
+    task = config.task
+    if isinstance(task, DatasetOptions) and task.over_long != "error" and task.max_prompt_tokens is None:
+        completion, context = config.rollout.max_completion_tokens, policy.max_positions
+        left = min(context, config.update.tokens_per_microbatch) - completion
+        if left < 1:
+            raise UserError(
+                f"task.over_long = {task.over_long}: rollout.max_completion_tokens = {completion} leaves no prompt any"
+                f" room in the model's context of {context}.  Lower it, or set task.max_prompt_tokens."
+            )
+        task = replace(task, max_prompt_tokens=left)
     return load_task(
-        with_longest_prompt(config, policy),
+        task,
         renderer_of(policy, config.model.template_options),
         seed=config.run.seed,
         prompts_per_step=config.rollout.prompts_per_step,
@@ -223,24 +213,9 @@ def task_of(config: Config, caller: CallerObjects, policy: Policy) -> Task:
     )
 
 
-def with_longest_prompt(config: Config, policy: Policy) -> TaskOptions | Mapping[str, object]:
-    """The task's options; if long prompts are skipped or cut, with the length that leaves room for a completion."""
-    task = config.task
-    if not isinstance(task, DatasetOptions) or task.over_long == "error" or task.max_prompt_tokens is not None:
-        return task
-    completion, context = config.rollout.max_completion_tokens, policy.max_positions
-    left = min(context, config.update.tokens_per_microbatch) - completion
-    if left < 1:
-        raise UserError(
-            f"task.over_long = {task.over_long}: rollout.max_completion_tokens = {completion} leaves no prompt any room"
-            f" in the model's context of {context}.  Lower it, or set task.max_prompt_tokens."
-        )
-    return replace(task, max_prompt_tokens=left)
-
-
 def rewards_of(config: Config, caller: CallerObjects, task: Task, policy: Policy) -> tuple[RewardFunction, ...]:
     """The caller's rewards and those of the config, else the task's."""
-    rewards = (*given_rewards(caller), *(load_reward(item) for item in config.rewards)) or task_rewards(task)
+    rewards = (*caller.functions, *(load_reward(item) for item in config.rewards)) or task_rewards(task)
     if not rewards:
         raise UserError(
             "rewards: the task has no reward function of its own, and none is given."

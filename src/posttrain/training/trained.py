@@ -91,24 +91,18 @@ class FitState(Counters):
         self.num_tokens += num_tokens
 
     def saw_evaluation(self, results: Mapping[str, object]) -> None:
-        if self.step:
-            self.after = dict(results)
-        else:
-            self.before = dict(results)
+        setattr(self, "after" if self.step else "before", dict(results))
 
 
 class SavedPart(Protocol):
-    """State of a run apart from modules, optimiser and counters."""
+    """State of a run apart from modules, optimiser and counters; what is not a tensor is JSON."""
 
     def tensors(self) -> Mapping[str, Tensors]: ...
 
-    def state(self) -> Mapping[str, object]:
-        """Non-tensor state, JSON-serialisable."""
-        ...
+    def state(self) -> Mapping[str, object]: ...
 
     def restore(self, saved: Checkpoint) -> None:
-        """Restore from a checkpoint, after the counters."""
-        ...
+        """From a checkpoint, after the counters."""
 
 
 State = TypeVar("State", bound=Counters, covariant=True)

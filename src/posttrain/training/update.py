@@ -14,9 +14,8 @@ from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.losses import ratio_statistics
 from posttrain.algorithms.terms import LossTerm, TokenView, needs_of
 from posttrain.algorithms.token_locality import LocalityCheck
-from posttrain.batch import Batch, CreditedGroups, completions_of
+from posttrain.batch import Batch, completions_of
 from posttrain.errors import RunError
-from posttrain.models.adapters.in_force import drops
 from posttrain.models.forward import ForwardNeeds
 from posttrain.models.logprobs import NextTokens
 from posttrain.models.policy import Policy
@@ -24,7 +23,6 @@ from posttrain.models.shared_prompt.fused import gradients_in_place
 from posttrain.needs import Need
 from posttrain.options.training import UpdateOptions
 from posttrain.records import Group
-from posttrain.runs.progress import Clock
 from posttrain.runs.reports import UpdateTokens
 from posttrain.training.critic import Critic
 from posttrain.training.metrics import UpdateReport
@@ -123,31 +121,6 @@ def update(
     )
 
 
-def trial_gradient(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    batches: Sequence[Batch],
-    objective: Objective,
-    options: UpdateOptions,
-    clock: Clock,
-) -> None:
-    """Compute and drop the gradient of a step's largest batch; the clock's seconds are scaled by tokens to all of them.
-
-    Does nothing if all batches are empty.
-    """
-    first = max(batches, key=lambda batch: len(batch.tokens))
-    if not first.completions:
-        return
-    with clock("update"):
-        for micro in first.split(options.tokens_per_microbatch, padded=policy.forward.padded):
-            for share in micro_losses(policy, micro, objective, Observations()):
-                share.backward()
-        optimizer.zero_grad(set_to_none=True)
-        if policy.device.type == "cuda":
-            torch.cuda.synchronize(policy.device)
-    clock.seconds["update"] *= sum(len(batch.tokens) for batch in batches) / len(first.tokens)
-
-
 def micro_loss(policy: Policy, micro: Batch, objective: Objective, observed: Observations) -> Float[Tensor, ""]:
     """The micro-batch's share of the update's loss, for `backward` alone; see `models.gradients`."""
     return torch.stack(list(micro_losses(policy, micro, objective, observed))).sum()
@@ -176,21 +149,46 @@ def micro_losses(policy: Policy, micro: Batch, objective: Objective, observed: O
 
 def share_of(terms: Sequence[LossTerm], view: TokenView, micro: Batch, objective: Objective) -> Float[Tensor, ""]:
     """Σ_t w_t Σ_k c_k L_k(t) of some terms.  Raises RunError if a token's loss is not finite."""
-    algorithm = replace(objective.algorithm, terms=tuple(terms))
+    owner = objective.owner
     if objective.check_terms is not None:
-        objective.check_terms(terms, view, owner=objective.owner)
-    losses = algorithm.loss(view)
-    require_finite_losses(losses, micro, algorithm, view)
+        objective.check_terms(terms, view, owner=owner)
+    losses = replace(objective.algorithm, terms=tuple(terms)).loss(view)
+    bad = (~torch.isfinite(losses.detach())).nonzero()
+    if len(bad):
+        token = int(bad[0, 0])
+        prompt, sample = micro.names[int(micro.rollout[token])]
+        of_each = {term.name: term.losses(view, owner=owner)[token].item() for term in terms}
+        parts = ", ".join(f"{value:.4g} by its term {term}" for term, value in of_each.items())
+        raise RunError(
+            f"prompt {prompt}, sample {sample}: the loss of a token is {losses[token].item()} ({owner}: {parts}), where"
+            f" log π is {view.logprobs[token].item():.4g} nats.  {REMEDY}"
+        )
     return (view.columns.weights * losses).sum()
 
 
 def token_view(
     policy: Policy, micro: Batch, objective: Objective, terms: Sequence[LossTerm] | None = None
 ) -> TokenView:
-    """The micro-batch's tokens with the columns that the terms, or some of them, need."""
+    """The micro-batch's tokens with the columns that the terms, or some of them, need.
+
+    Reference and teacher run first, then the policy.
+    """
     needs = needs_of(objective.algorithm.terms if terms is None else terms)
     needs |= {Need.ENTROPY} if objective.measure_entropy else set()
-    wanted = forward_needs(objective, needs, micro)
+    divergences: dict[str, NextTokens] = {}
+    if Need.FULL_KL in needs:
+        divergences[Need.FULL_KL] = distributions(objective.reference, micro)
+    if Need.TEACHER_KL in needs:
+        divergences[Need.TEACHER_KL] = distributions(objective.teacher, micro.behind_teacher_prompts)
+    assert Need.VALUES not in needs or objective.critic is not None, "a need that was not met"
+    wanted = ForwardNeeds(
+        temperature=objective.temperature,
+        gradient=not objective.policy_frozen,
+        divergences=divergences,
+        entropies=Need.ENTROPY in needs,
+        entropy_gradient=Need.ENTROPY in objective.algorithm.needs,
+        values=None if Need.VALUES not in needs or objective.critic is None else objective.critic.values,
+    )
     with gradients_in_place():
         parts = policy.forward.completion_logprobs(micro, wanted)
     logprobs = parts.logprobs
@@ -205,24 +203,6 @@ def token_view(
     if parts.values is not None:
         known["values"] = parts.values.to(logprobs)
     return TokenView(logprobs=logprobs, rollout=micro.rollout.to(logprobs.device), columns=columns, known=known)
-
-
-def forward_needs(objective: Objective, needs: frozenset[Need], micro: Batch) -> ForwardNeeds:
-    """The request for the policy's forward pass; reference and teacher run here, before it."""
-    divergences: dict[str, NextTokens] = {}
-    if Need.FULL_KL in needs:
-        divergences[Need.FULL_KL] = distributions(objective.reference, micro)
-    if Need.TEACHER_KL in needs:
-        divergences[Need.TEACHER_KL] = distributions(objective.teacher, micro.behind_teacher_prompts)
-    assert Need.VALUES not in needs or objective.critic is not None, "a need that was not met"
-    return ForwardNeeds(
-        temperature=objective.temperature,
-        gradient=not objective.policy_frozen,
-        divergences=divergences,
-        entropies=Need.ENTROPY in needs,
-        entropy_gradient=Need.ENTROPY in objective.algorithm.needs,
-        values=None if Need.VALUES not in needs or objective.critic is None else objective.critic.values,
-    )
 
 
 def observe(observed: Observations, view: TokenView, terms: Sequence[LossTerm], owner: str) -> None:
@@ -262,19 +242,6 @@ def distributions(other: Reference | Teacher | None, micro: Batch) -> NextTokens
     return found
 
 
-def require_finite_losses(losses: Float[Tensor, " token"], micro: Batch, algorithm: Algorithm, view: TokenView) -> None:
-    bad = (~torch.isfinite(losses.detach())).nonzero()
-    if len(bad):
-        token, owner = int(bad[0, 0]), f"algorithm {algorithm.name}"
-        prompt, sample = micro.names[int(micro.rollout[token])]
-        of_each = {term.name: term.losses(view, owner=owner)[token].item() for term in algorithm.terms}
-        parts = ", ".join(f"{value:.4g} by its term {term}" for term, value in of_each.items())
-        raise RunError(
-            f"prompt {prompt}, sample {sample}: the loss of a token is {losses[token].item()} ({owner}: {parts}), where"
-            f" log π is {view.logprobs[token].item():.4g} nats.  {REMEDY}"
-        )
-
-
 def token_totals(micro_batches: Sequence[Batch], observed: Observations) -> dict[str, Any]:
     """Sums and extremes over all tokens of the update, in the order that the micro-batches saw them."""
     logprobs = torch.cat(observed.logprobs)
@@ -289,8 +256,11 @@ def token_totals(micro_batches: Sequence[Batch], observed: Observations) -> dict
     completion_sums: dict[str, float] = {}
     if observed.clipped:
         counted = completion_sums if observed.clips_completions else sums
-        of_each = 1 / token_counts(micro_batches) if observed.clips_completions else torch.ones(len(logprobs))
-        clipped = torch.cat(observed.clipped).double() * of_each
+        clipped = torch.cat(observed.clipped).double()
+        if observed.clips_completions:  # a completion's tokens count one together
+            clipped *= torch.cat(
+                [(1 / torch.tensor(micro.num_sampled).double())[micro.rollout.cpu()] for micro in micro_batches]
+            )
         counted |= {
             "clip_ratio/low_mean": (clipped * (advantages < 0)).sum().item(),
             "clip_ratio/high_mean": (clipped * (advantages > 0)).sum().item(),
@@ -333,11 +303,6 @@ def update_tokens(batch: Batch, micro_batches: Sequence[Batch], observed: Observ
     return UpdateTokens(rollouts=rollouts, lengths=batch.num_sampled, columns=columns)
 
 
-def token_counts(micro_batches: Sequence[Batch]) -> Float64[Tensor, " token"]:
-    counts = [torch.tensor(micro.num_sampled) for micro in micro_batches]
-    return torch.cat([of[micro.rollout.cpu()] for of, micro in zip(counts, micro_batches, strict=True)]).double()
-
-
 @torch.no_grad()
 def group_logprobs(
     policy: Policy,
@@ -353,16 +318,3 @@ def group_logprobs(
     for micro in batch.split(max_tokens, padded=policy.forward.padded):
         parts.append(policy.completion_logprobs(micro, temperature=temperature).double().cpu())
     return torch.cat(parts)
-
-
-def undropped_gaps(policy: Policy, groups: CreditedGroups, *, temperature: float, max_tokens: int) -> Tensor | None:
-    """|log π - log μ| before a step's first update, without dropout; None if updates have no dropout.
-
-    Covers all tokens if log π is known, else those of the first group, which is scored for this.
-    """
-    if not drops(policy.model):
-        return None
-    logprobs = groups.columns.known.get("proximal_logprobs")
-    if logprobs is None:
-        logprobs = group_logprobs(policy, groups.groups[:1], temperature=temperature, max_tokens=max_tokens)
-    return (logprobs - groups.columns.behaviour_logprobs[: len(logprobs)]).abs()

@@ -25,7 +25,7 @@ from posttrain.tasks.preference_set import preference_set
 from posttrain.tasks.row_files.rows import GivenRows
 from posttrain.training.dpo.dpo_objective import pair_objective
 from posttrain.training.dpo.dpo_run import train_dpo
-from posttrain.training.dpo.pair_update import MeasuredPairs, answer_lengths, logprobs_without_gradient
+from posttrain.training.pair_updates import MeasuredPairs, answer_lengths, logprobs_without_gradient
 from posttrain.training.reference import Reference, UncopiedPolicy, reference_of, require_same_vocabulary
 from posttrain.trl.base_trainer import BaseTrainer, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength, run_length

@@ -38,7 +38,7 @@ from posttrain.runs.reports import Run
 from posttrain.runs.tensor_state import restore_module
 from posttrain.tasks.preference_set import preference_rows
 from posttrain.tasks.row_files.rows import MEMORY, BadRows, numbered_rows
-from posttrain.training.reward_model.pair_scores import pair_scores
+from posttrain.training.pair_updates import pair_scores
 from posttrain.training.reward_model.reward_run import HEAD, train_reward_model
 from posttrain.trl.base_trainer import BaseTrainer, Start
 from posttrain.trl.configs.batch_arithmetic import RunLength, run_length

@@ -27,16 +27,16 @@ from posttrain.runs.reports import Metrics
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.tensor_state import Tensors
 from posttrain.tasks.preference_set import PreferenceSet
-from posttrain.training.dpo.pair_update import (
+from posttrain.training.fit import model_card, write_model
+from posttrain.training.fit_session import FitObjective
+from posttrain.training.held_out import Row, table_lines
+from posttrain.training.pair_updates import (
     MeasuredPairs,
     PairReference,
     accumulate_pairs,
     answer_lengths,
     logprobs_without_gradient,
 )
-from posttrain.training.fit import model_card, write_model
-from posttrain.training.fit_session import FitObjective
-from posttrain.training.held_out import Row, table_lines
 from posttrain.training.reference import Reference
 from posttrain.training.trained import FitState
 
@@ -125,10 +125,19 @@ class DpoObjective(FitObjective[Preference]):
         return sum(2 * len(pair.prompt.tokens) + len(pair.chosen.tokens) + len(pair.rejected.tokens) for pair in batch)
 
     def measured(self) -> tuple[dict[str, float], Mapping[str, object]]:
-        pairs = self.held_out
+        """With bootstrap intervals over prompts."""
+        pairs, prompts = self.held_out, [pair.prompt.tokens for pair in self.held_out]
         policy = logprobs_without_gradient(self.policy, pairs, self.options.tokens_per_microbatch)
         reference = self.reference.logprobs("held_out", range(len(pairs)), pairs)
-        metrics = held_out_pair_metrics(MeasuredPairs.of(self.loss, policy, reference, answer_lengths(pairs)), pairs)
+        found = MeasuredPairs.of(self.loss, policy, reference, answer_lengths(pairs))
+        columns = {"loss": found.losses, **{each: found.columns[each] for each in WITH_INTERVAL}}
+        metrics = {f"eval/{name}": value for name, value in found.means().items()}
+        metrics["eval/loss"] = found.losses.mean().item()
+        intervals = mean_intervals(prompts, torch.stack([*columns.values()], dim=1).detach().numpy())
+        for name, (low, high) in zip(columns, intervals, strict=True):
+            if name == "pairs/accuracy":
+                low, high = share_of_pairs_interval(prompts, metrics["eval/pairs/accuracy"], (low, high))
+            metrics[f"eval/{name}_low"], metrics[f"eval/{name}_high"] = low, high
         return metrics, {name.removeprefix("eval/"): value for name, value in metrics.items()}
 
     def score(self, metrics: Metrics) -> float | None:
@@ -211,20 +220,6 @@ def pair_objective(options: DpoOptions) -> PairObjective:
         length_normalized=options.length_normalized,
         nll_weight=options.nll_weight,
     )
-
-
-def held_out_pair_metrics(found: MeasuredPairs, pairs: Sequence[Preference]) -> dict[str, float]:
-    """Metrics of held-out pairs, with bootstrap intervals over prompts."""
-    columns = {"loss": found.losses, **{each: found.columns[each] for each in WITH_INTERVAL}}
-    metrics = {f"eval/{name}": value for name, value in found.means().items()}
-    metrics["eval/loss"] = found.losses.mean().item()
-    prompts = [pair.prompt.tokens for pair in pairs]
-    intervals = mean_intervals(prompts, torch.stack([*columns.values()], dim=1).detach().numpy())
-    for name, (low, high) in zip(columns, intervals, strict=True):
-        if name == "pairs/accuracy":
-            low, high = share_of_pairs_interval(prompts, metrics["eval/pairs/accuracy"], (low, high))
-        metrics[f"eval/{name}_low"], metrics[f"eval/{name}_high"] = low, high
-    return metrics
 
 
 def pairs_digest(pairs: PreferenceSet) -> str:

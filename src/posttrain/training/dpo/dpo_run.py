@@ -33,6 +33,7 @@ from posttrain.training import held_out
 from posttrain.training.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows, StartOptions, inputs_of
 from posttrain.training.collector import Journal, completion_tokens, no_journal
 from posttrain.training.dpo.dpo_objective import DpoObjective
+from posttrain.training.evaluation import held_out_metrics
 from posttrain.training.fit import run_fit, show_plan
 from posttrain.training.fit_session import FitSession, pairs_of_rows
 from posttrain.training.metrics import step_metrics
@@ -213,7 +214,7 @@ class RoundPairs(DpoObjective):
         if not step:
             self.run.transcripts = self.transcripts
         self.run.saw_evaluation(results)
-        return held_out.held_out_metrics(results, questions.probes) if results["num_problems"] else {}
+        return held_out_metrics(results, questions.probes) if results["num_problems"] else {}
 
     @property
     def num_held_out(self) -> int:

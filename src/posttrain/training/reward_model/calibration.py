@@ -33,7 +33,7 @@ from posttrain.runs.intervals import (
     resampled_sums,
     share_of_pairs_interval,
 )
-from posttrain.training.reward_model.pair_scores import PairScores
+from posttrain.training.pair_updates import PairScores
 
 WITH_INTERVAL = ("loss", "accuracy", "margin")
 CALIBRATION = ("calibration_error", "calibration_error_by_chance", "calibration_error_by_chance_high")
@@ -137,7 +137,18 @@ def held_out_pairs(scores: PairScores, pairs: Sequence[Preference], num_bins: in
         calibration_error=float(sums.calibration_error()[0]),
         calibration_error_by_chance=float(by_chance.mean()),
         calibration_error_by_chance_high=float(np.quantile(by_chance, 0.95)),
-        bins=tuple(calibration_bin(which, num_bins, sums) for which in range(num_bins) if inside[:, which].any()),
+        bins=tuple(
+            CalibrationBin(
+                low=0.5 + 0.5 * which / num_bins,
+                high=0.5 + 0.5 * (which + 1) / num_bins,
+                num_pairs=round(count),
+                confidence=float(sums.of["confidence_in_bin"][0, which]) / count,
+                right=(share := float(sums.of["right_in_bin"][0, which]) / count),
+                right_interval=jeffreys_interval(share, round(count)),
+            )
+            for which, count in enumerate(sums.of["in_bin"][0].tolist())
+            if count
+        ),
     )
 
 
@@ -171,20 +182,6 @@ def errors_by_chance(
         gaps[number] = np.abs(np.bincount(bins, right - confidence)).sum()
     found: ndarray = gaps / len(confidence)
     return found
-
-
-def calibration_bin(which: int, num_bins: int, sums: Sums) -> CalibrationBin:
-    """One bin that holds a pair."""
-    count = round(sums.of["in_bin"][0, which])
-    right = float(sums.of["right_in_bin"][0, which]) / count
-    return CalibrationBin(
-        low=0.5 + 0.5 * which / num_bins,
-        high=0.5 + 0.5 * (which + 1) / num_bins,
-        num_pairs=count,
-        confidence=float(sums.of["confidence_in_bin"][0, which]) / count,
-        right=right,
-        right_interval=jeffreys_interval(right, count),
-    )
 
 
 def bin_of(confidence: Float64[ndarray, " pair"], num_bins: int) -> Int64[ndarray, " pair"]:

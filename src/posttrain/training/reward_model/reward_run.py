@@ -33,6 +33,7 @@ from posttrain.training.caller_objects import StartOptions
 from posttrain.training.fit import run_fit, show_plan
 from posttrain.training.fit_session import FitObjective, FitSession, pairs_of_rows
 from posttrain.training.optimizer import POLICY, OwnOptimizer, ParameterGroup, new_optimizer
+from posttrain.training.pair_updates import PairScores, accumulate_scores, pair_scores, read_answers
 from posttrain.training.reward_model.calibration import (
     HeldOutPairs,
     calibration_words,
@@ -40,7 +41,6 @@ from posttrain.training.reward_model.calibration import (
     draw_pair_curves,
     held_out_pairs,
 )
-from posttrain.training.reward_model.pair_scores import PairScores, accumulate_scores, pair_scores, read_answers
 from posttrain.training.trained import FitState, policy_of_run
 
 HEAD = "head"
@@ -134,14 +134,30 @@ class RewardModelObjective(FitObjective[Preference]):
         return read_answers(pair)
 
     def save(self, folder: RunFolder) -> None:
+        """Save the model with its card, curves and, where pairs are held out, their scores and calibration."""
         reading = TextReading(
             stop_token_ids=self.policy.stop_ids,
             template_options=self.config.model.template_options,
             plain=all(pair.prompt.messages is None for pair in self.pairs.training),
         )
         found, scores = self.scored() if self.held_out else (None, None)
-        write_reward_model(self.config, self.scorer, reading, folder, found)
-        if scores is not None:
+        path, measured = folder.path, ""
+        if found is not None:
+            low, high = found.accuracy_interval
+            measured = (
+                f"\nOf {found.num_pairs} held-out pairs it orders {found.accuracy:.1%} as people or programs did"
+                f" (95%: {low:.1%} to {high:.1%}).\n"
+            )
+        card = CARD.format(base=self.config.model.path, measured=measured)
+        with writing(path / "model", path), whole_folder(path / "model") as made:
+            classifier = save_classifier(self.scorer, made, reading, card)
+        require_loadable(classifier, path / "model")
+        if self.config.run.curves:
+            with writing(path / "curves.png", path):
+                draw_pair_curves(path / "metrics.jsonl", path / "curves.png", title=path.name)
+        if found is not None and scores is not None:
+            with writing(path / "calibration.png", path):
+                draw_calibration(found.summary(), path / "calibration.png", title=path.name)
             both = zip(self.held_out, scores.chosen.tolist(), scores.rejected.tolist(), strict=True)
             folder.write_rows(HELD_OUT, [{"where": pair.where, "chosen": a, "rejected": b} for pair, a, b in both])
 
@@ -213,31 +229,3 @@ def open_reward_model(
     scorer = new_scorer(policy, seed=seed) if head is None else TextScorer(policy, head)
     objective = RewardModelObjective(config, scorer, pairs)
     return nullcontext(FitSession(config, name, pairs, objective, own_optimizer=optimizer))
-
-
-def write_reward_model(
-    config: RewardModelConfig, scorer: TextScorer, reading: TextReading, run: RunFolder, found: HeldOutPairs | None
-) -> None:
-    """Save the model, curves and, where pairs are held out, the calibration picture of a finished run."""
-    folder = run.path
-    with writing(folder / "model", folder), whole_folder(folder / "model") as made:
-        classifier = save_classifier(scorer, made, reading, card_of(config, found))
-    require_loadable(classifier, folder / "model")
-    if config.run.curves:
-        with writing(folder / "curves.png", folder):
-            draw_pair_curves(folder / "metrics.jsonl", folder / "curves.png", title=folder.name)
-    if found is not None:
-        with writing(folder / "calibration.png", folder):
-            draw_calibration(found.summary(), folder / "calibration.png", title=folder.name)
-
-
-def card_of(config: RewardModelConfig, found: HeldOutPairs | None) -> str:
-    """The model card."""
-    measured = ""
-    if found is not None:
-        low, high = found.accuracy_interval
-        measured = (
-            f"\nOf {found.num_pairs} held-out pairs it orders {found.accuracy:.1%} as people or programs did"
-            f" (95%: {low:.1%} to {high:.1%}).\n"
-        )
-    return CARD.format(base=config.model.path, measured=measured)

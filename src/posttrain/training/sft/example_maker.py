@@ -69,7 +69,6 @@ def learned_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[LearnedRow]:
     found: list[LearnedRow] = []
     for row in rows:
         try:
-            require_no_weight(row)
             found.append(learned_row(row, format))
         except UserError as error:
             bad.add(str(error))
@@ -86,8 +85,19 @@ def format_of(rows: Sequence[DatasetRow]) -> str:
 
 
 def learned_row(row: DatasetRow, format: str) -> LearnedRow:
-    if format in (TOKENS, TEXT):
-        return token_row(row) if format == TOKENS else text_row(row)
+    """One row.  Raises UserError if it is not valid."""
+    weight, text = row.columns.get(WEIGHT), row.columns.get(TEXT)
+    if weight is not None and weight != 1:
+        raise UserError(
+            f"{row.where}: the column `{WEIGHT}` = {weight!r:.40} is not supported: each row counts once.  Drop the row"
+            f" or the column.  To learn only some messages, set the key `{WEIGHT}` (0 or 1) of each."
+        )
+    if format == TOKENS:
+        return token_row(row)
+    if format == TEXT:
+        if isinstance(text, str) and text:
+            return TextRow(row.where, text)
+        raise UserError(f"{row.where}: the column `{TEXT}` must hold a text, not {text!r:.80}; fill it or drop the row")
     made = formatted([row], RowFormat(format))[0]
     assert isinstance(made, CompletionRow | ConversationRow)
     return made
@@ -98,22 +108,6 @@ def columns_line(rows: Sequence[DatasetRow], *, known: str = "") -> str:
     if format in READ:
         return format_line(format, rows, lambda row: (*READ[format], *own))
     return format_line(format, rows, lambda row: (*columns_read(RowFormat(format), row), *own))
-
-
-def require_no_weight(row: DatasetRow) -> None:
-    weight = row.columns.get(WEIGHT)
-    if weight is not None and weight != 1:
-        raise UserError(
-            f"{row.where}: the column `{WEIGHT}` = {weight!r:.40} is not supported: each row counts once.  Drop the row"
-            f" or the column.  To learn only some messages, set the key `{WEIGHT}` (0 or 1) of each."
-        )
-
-
-def text_row(row: DatasetRow) -> TextRow:
-    text = row.columns.get(TEXT)
-    if not isinstance(text, str) or not text:
-        raise UserError(f"{row.where}: the column `{TEXT}` must hold a text, not {text!r:.80}; fill it or drop the row")
-    return TextRow(row.where, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +148,7 @@ class ExampleMaker:
         found: list[PackedExample] = []
         for row in rows:
             try:
-                whole = self.whole(row)
-                for example in whole:
+                for example in (whole := self.whole(row)):
                     self.masking.require_known(example.tokens, row.where)
             except TooLongText:
                 if self.options.long_rows == "error":
@@ -186,7 +179,12 @@ class ExampleMaker:
             if self.options.loss_on == "all":
                 example = trimmed(example.tokens, [False, *[True] * example.num_inputs])
             return [example]
-        require_nothing_learned(given, row.where)
+        for number, message in enumerate(given):
+            if learned_mark(message, f"{row.where}, message {number}"):
+                raise UserError(
+                    f"{row.where}, message {number}: is marked as learned, and stands in the prompt, which is only"
+                    " read.  Give the conversation as `messages`, or remove the mark."
+                )
         turns = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
         messages, tools = [*given, *turns], tools_of(row)
         return self.of_conversation(Dialogue(where=row.where, messages=messages, num_given=len(given), tools=tools))
@@ -204,27 +202,21 @@ class ExampleMaker:
         return [*opening, *row.messages[before:]]
 
     def of_conversation(self, conversation: Dialogue) -> list[Example]:
-        masking, loss_on = self.masking, self.options.loss_on
-        if loss_on == "completion":
-            found = [masking.last_turn(conversation)]
-        elif loss_on == "all":
-            found = [masking.all_tokens(conversation)]
+        """The examples of a conversation, whose unread keys and empty answers are counted."""
+        masking, learned = self.masking, [conversation.messages[each] for each in conversation.turns]
+        if self.options.loss_on == "completion":
+            found, learned = [masking.last_turn(conversation)], learned[-1:]
+        elif self.options.loss_on == "all":
+            found, learned = [masking.all_tokens(conversation)], []
         elif self.options.split_turns:
             found = masking.turn_by_turn(conversation)
         else:
             found = [masking.every_turn(conversation)]
-        self.look_over(conversation)
-        return found
-
-    def look_over(self, conversation: Dialogue) -> None:
-        template = self.masking.renderer.template
-        self.unread.update(
-            key for each in conversation.messages for key in each if key not in KNOWN_KEYS and key not in template
-        )
-        turns = [] if self.options.loss_on == "all" else [conversation.messages[each] for each in conversation.turns]
-        learned = turns[-1:] if self.options.loss_on == "completion" else turns
+        keys = (key for message in conversation.messages for key in message if key not in KNOWN_KEYS)
+        self.unread.update(key for key in keys if key not in masking.renderer.template)
         if any(not str(turn["content"]).strip() and not is_call(turn) for turn in learned):
             self.silent.append(conversation.where)
+        return found
 
     def notes(self) -> list[str]:
         counts = [(self.skipped, "too long and skipped"), (self.cut, "too long and cut")]
@@ -248,23 +240,6 @@ class ExampleMaker:
             return kept
         self.skipped.append(where)
         return None
-
-    def require_short(self) -> None:
-        if self.too_long and self.options.long_rows == "error":
-            rows = row_list([f"{where} ({length} tokens)" for where, length in self.too_long])
-            raise UserError(
-                f"sft.max_length: {len(self.too_long)} rows are longer than {self.longest} tokens: {rows}.  Use a"
-                " larger value within the model's context, or sft.long_rows = skip or cut."
-            )
-
-
-def require_nothing_learned(prompt: Sequence[Mapping[str, Any]], where: str) -> None:
-    for number, message in enumerate(prompt):
-        if learned_mark(message, f"{where}, message {number}"):
-            raise UserError(
-                f"{where}, message {number}: is marked as learned, and stands in the prompt, which is only read.  Give"
-                " the conversation as `messages`, or remove the mark."
-            )
 
 
 def row_list(rows: Sequence[str]) -> str:

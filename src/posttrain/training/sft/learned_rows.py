@@ -42,6 +42,7 @@ from posttrain.training.sft.example_maker import (
     TokenRow,
     columns_line,
     learned_rows,
+    row_list,
 )
 
 
@@ -127,12 +128,21 @@ def row_examples(
     held_out_rows = held_out_of(task, given.held_out, bad)
     everything = learned_rows(read, bad)
     apart = None if held_out_rows is None else learned_rows(held_out_rows, bad)
-    training, held_out = split(keyed(everything, task), None if apart is None else keyed(apart, task), task)
+
+    def keyed(rows: Sequence[LearnedRow]) -> list[DatasetRow]:
+        return [DatasetRow(row.where, {task.prompt_column: prompt_of(row), "row": row}) for row in rows]
+
+    training, held_out = split(keyed(everything), None if apart is None else keyed(apart), task)
     maker = ExampleMaker(masking=masking, task=task, options=options, longest=longest, bad=bad)
     trained, measured = (
         maker.examples([cast(LearnedRow, row.columns["row"]) for row in part]) for part in (training, held_out)
     )
-    maker.require_short()
+    if maker.too_long and options.long_rows == "error":
+        rows = row_list([f"{where} ({length} tokens)" for where, length in maker.too_long])
+        raise UserError(
+            f"sft.max_length: {len(maker.too_long)} rows are longer than {longest} tokens: {rows}.  Use a larger value"
+            " within the model's context, or sft.long_rows = skip or cut."
+        )
     if not trained and not (maker.too_long or maker.skipped):
         raise UserError(f"no row can be learned.  The first:{bad.listed()}")
     if not trained:
@@ -142,11 +152,7 @@ def row_examples(
     return RowExamples(seed=seed, trained=trained, apart=measured, maker=maker, format=format)
 
 
-def keyed(rows: Sequence[LearnedRow], task: DatasetOptions) -> list[DatasetRow]:
-    return [DatasetRow(row.where, {task.prompt_column: text_before_answer(row), "row": row}) for row in rows]
-
-
-def text_before_answer(row: LearnedRow) -> object:
+def prompt_of(row: LearnedRow) -> object:
     """The part of a row before its first answer."""
     if isinstance(row, TextRow):
         return row.text

@@ -45,8 +45,7 @@ def learned_tokens(policy: Policy, examples: Sequence[Example], *, statistics: b
 
     To the forward pass, a prompt ends before the first learned token.
     """
-    firsts = [example.sampled.index(True) for example in examples]
-    pairs = list(zip(examples, firsts, strict=True))
+    pairs = [(example, example.sampled.index(True)) for example in examples]
     batch = Completions(
         [example.tokens[:first] for example, first in pairs],
         [example.tokens[first:] for example, first in pairs],
@@ -124,19 +123,15 @@ def held_out_loss(policy: Policy, examples: Sequence[Example], tokens_per_microb
         sizes = [example.num_sampled for example in micro]
         losses += [part.sum().item() for part in found.split(sizes)]
         counts += sizes
-    return HeldOutLoss(
-        loss=total / sum(counts),
-        interval=ratio_interval(losses, counts),
-        accuracy=right / sum(counts),
-        entropy=entropy / sum(counts),
-    )
-
-
-def ratio_interval(losses: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
     summed, tokens = np.asarray(losses), np.asarray(counts)
     draws = np.random.default_rng(0).integers(len(summed), size=(RESAMPLES, len(summed)))
     low, high = np.percentile(summed[draws].sum(axis=1) / tokens[draws].sum(axis=1), [2.5, 97.5])
-    return float(low), float(high)
+    return HeldOutLoss(
+        loss=total / sum(counts),
+        interval=(float(low), float(high)),
+        accuracy=right / sum(counts),
+        entropy=entropy / sum(counts),
+    )
 
 
 def microbatches(examples: Sequence[Example], max_tokens: int, *, padded: bool = False) -> Iterator[list[Example]]:

@@ -1,0 +1,336 @@
+"""Log-probs and scores of pairs, and the gradient of a loss of them, a micro-batch at a time.
+
+A pair is never split: its loss is not a sum over tokens.  A prompt is computed once for all pairs of a micro-batch if
+the forward pass shares prompts, and an answer in several pairs is scored once.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from posttrain.algorithms.preference_losses import (
+    OfPairs,
+    PairObjective,
+    bradley_terry,
+    centring,
+    implicit_rewards,
+    log_ratios,
+    ranked_right,
+)
+from posttrain.errors import RunError
+from posttrain.models.classifiers.heads import TextScorer
+from posttrain.models.forward import Completions
+from posttrain.models.policy import Policy
+from posttrain.models.shared_prompt.fused import gradients_in_place
+from posttrain.options.pairs import DpoOptions, RewardTrainingOptions
+from posttrain.records import Preference
+from posttrain.runs.tensor_state import Tensors
+from posttrain.training.reference import Reference, reference_of
+
+AnswerLengths = Callable[[Preference], tuple[int, int]]
+"""Tokens of the chosen and of the rejected answer that go through the model."""
+
+
+def pair_microbatches(
+    pairs: Sequence[Preference], max_tokens: int, *, lengths: AnswerLengths, padded: bool = False
+) -> Iterator[list[int]]:
+    """Indices of pairs of similar length, of at most `max_tokens` tokens together as the forward pass computes them.
+
+    Pairs of one prompt are adjacent, and their prompt counts once.  With padded rows a pair counts as two rows, as wide
+    as the widest of the micro-batch.  A pair that is too long is a micro-batch by itself.
+    """
+    answers = [lengths(pair) for pair in pairs]
+    widths = [len(pair.prompt.tokens) + max(both) for pair, both in zip(pairs, answers, strict=True)]
+    longest: dict[tuple[int, ...], int] = {}
+    for pair, width in zip(pairs, widths, strict=True):
+        longest[pair.prompt.tokens] = max(width, longest.get(pair.prompt.tokens, 0))
+    order = sorted(
+        range(len(pairs)), key=lambda row: (longest[pairs[row].prompt.tokens], pairs[row].prompt.tokens, widths[row])
+    )
+    batch: list[int] = []
+    held, widest = 0, 0
+    prompts: set[tuple[int, ...]] = set()
+    for row in order:
+        prompt = pairs[row].prompt.tokens
+        more = sum(answers[row]) + (0 if prompt in prompts else len(prompt))
+        would = 2 * (len(batch) + 1) * max(widest, widths[row]) if padded else held + more
+        if batch and would > max_tokens:
+            yield batch
+            batch, held, widest, prompts = [], 0, 0, set()
+            more = sum(answers[row]) + len(prompt)
+        batch.append(row)
+        held, widest = held + more, max(widest, widths[row])
+        prompts.add(prompt)
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True, slots=True)
+class PairScores:
+    """A reward model's scores of some pairs, in their order."""
+
+    chosen: Float64[Tensor, " pair"]
+    rejected: Float64[Tensor, " pair"]
+
+    @property
+    def margins(self) -> Float64[Tensor, " pair"]:
+        return self.chosen - self.rejected
+
+    @property
+    def right(self) -> Float64[Tensor, " pair"]:
+        """1 where the chosen answer scores higher, 1/2 where both score alike, else 0."""
+        return (1 + self.margins.sign()) / 2
+
+    def metrics(self) -> dict[str, float]:
+        both = torch.cat([self.chosen, self.rejected])
+        return {
+            "accuracy": self.right.mean().item(),
+            "margin": self.margins.mean().item(),
+            "mean_reward": both.mean().item(),
+            "min_reward": both.min().item(),
+            "max_reward": both.max().item(),
+        }
+
+
+def read_answers(pair: Preference) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return pair.chosen.tokens + pair.chosen_closing, pair.rejected.tokens + pair.rejected_closing
+
+
+def read_lengths(pair: Preference) -> tuple[int, int]:
+    chosen, rejected = read_answers(pair)
+    return len(chosen), len(rejected)
+
+
+def scores_of_pairs(scorer: TextScorer, pairs: Sequence[Preference]) -> Float64[Tensor, "2 pair"]:
+    """Scores of chosen and rejected answers, with gradients, in float64 from the head on."""
+    prompts: dict[tuple[int, ...], int] = {}
+    texts: dict[tuple[int, tuple[int, ...]], int] = {}
+    places = []
+    for pair in pairs:
+        prompt = prompts.setdefault(pair.prompt.tokens, len(prompts))
+        places.append([texts.setdefault((prompt, answer), len(texts)) for answer in read_answers(pair)])
+    scores = scorer.scores([*prompts], [answer for _, answer in texts], [prompt for prompt, _ in texts])
+    where = torch.tensor(places, device=scores.device).T  # [2 pair]
+    return scores.double()[where]
+
+
+def accumulate_scores(
+    scorer: TextScorer, pairs: Sequence[Preference], options: RewardTrainingOptions
+) -> tuple[float, PairScores]:
+    """Add the gradient of the batch's loss to the parameters; returns the loss and the scores.
+
+        L = Σ_i w_i [ -log σ(r_c - r_r - s·m) + c (r_c + r_r)² ] / Σ_i w_i
+
+    w: the pairs' weights over the whole batch, so that no split changes the gradient; s, m: `margin_scale` and the
+    rows' margins, 0 if missing.  Raises RunError if a score is not finite.
+    """
+    weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
+    weights = weights / weights.sum()
+    margins = options.margin_scale * torch.tensor([pair.margin or 0.0 for pair in pairs], dtype=torch.float64)
+    seen = torch.zeros(2, len(pairs), dtype=torch.float64)
+    total = 0.0
+    budget, padded = options.tokens_per_microbatch, scorer.policy.forward.padded
+    for rows in pair_microbatches(pairs, budget, lengths=read_lengths, padded=padded):
+        some = [pairs[row] for row in rows]
+        with gradients_in_place():
+            scores = scores_of_pairs(scorer, some)
+        require_finite_scores(scores, some)
+        chosen, rejected = scores
+        losses = bradley_terry(chosen, rejected, margins[rows].to(scores.device))
+        if options.center_coefficient:
+            losses = losses + options.center_coefficient * centring(chosen, rejected)
+        loss = (weights[rows].to(scores.device) * losses).sum()
+        loss.backward()
+        total += loss.item()
+        seen[:, rows] = scores.detach().cpu()
+    return total, PairScores(*seen)
+
+
+@torch.no_grad()
+def pair_scores(scorer: TextScorer, pairs: Sequence[Preference], tokens_per_microbatch: int) -> PairScores:
+    """Scores of any number of pairs, on the CPU, without gradients."""
+    seen = torch.zeros(2, len(pairs), dtype=torch.float64)
+    padded = scorer.policy.forward.padded
+    for rows in pair_microbatches(pairs, tokens_per_microbatch, lengths=read_lengths, padded=padded):
+        some = [pairs[row] for row in rows]
+        scores = scores_of_pairs(scorer, some)
+        require_finite_scores(scores, some)
+        seen[:, rows] = scores.cpu()
+    return PairScores(*seen)
+
+
+def require_finite_scores(scores: Float64[Tensor, "2 pair"], pairs: Sequence[Preference]) -> None:
+    bad = (~torch.isfinite(scores.detach())).any(dim=0).nonzero()
+    if len(bad):
+        row = int(bad[0, 0])
+        chosen, rejected = scores[:, row].tolist()
+        raise RunError(
+            f"pair {pairs[row].where}: the scores of its answers are {chosen} and {rejected}.  No step was taken."
+            "  Start again with a lower reward_model.learning_rate."
+        )
+
+
+ROUNDING = 1e-6
+"""Rounding of a log-prob in float32, as a share of it."""
+Which = Literal["training", "held_out"]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPairs:
+    """Numbers of some pairs, in their order."""
+
+    losses: Float64[Tensor, " pair"]
+    columns: Mapping[str, Float64[Tensor, " pair"]]
+    """By metric.  Log-probs and implicit rewards, β log π/π_ref, are of whole answers; `pairs/*` compare what the loss
+    compares, which is per token if it is length-normalised."""
+
+    @classmethod
+    def of(cls, objective: PairObjective, policy: OfPairs, reference: OfPairs, lengths: OfPairs) -> "MeasuredPairs":
+        """Those of log-probs of whole answers, in nats, float64; `lengths` are the answers' sampled tokens."""
+        ratios = log_ratios(policy, reference)
+        rewards = implicit_rewards(ratios, beta=objective.beta)
+        compared = implicit_rewards(objective.log_ratios(policy, reference, lengths), beta=objective.beta)
+        rounding = ROUNDING * (policy.chosen.abs() + policy.rejected.abs())  # no pair is right before any update
+        columns = {
+            "pairs/accuracy": ranked_right(compared),
+            "pairs/margin": compared.chosen - compared.rejected,
+            "rewards/accuracies": (ratios.chosen - ratios.rejected > rounding).double(),
+            "rewards/margins": rewards.chosen - rewards.rejected,
+            "rewards/chosen": rewards.chosen,
+            "rewards/rejected": rewards.rejected,
+            "logps/chosen": policy.chosen,
+            "logps/rejected": policy.rejected,
+        }
+        return cls(objective.losses(policy, reference, lengths), columns)
+
+    def means(self) -> dict[str, float]:
+        return {name: column.mean().item() for name, column in self.columns.items()}
+
+
+def pair_logprobs(policy: Policy, pairs: Sequence[Preference]) -> OfPairs:
+    """log π of both answers of each pair, in nats, summed in float64 over the sampled tokens."""
+    places: dict[tuple[int, ...], int] = {}
+    prompt_of = [places.setdefault(pair.prompt.tokens, len(places)) for pair in pairs for _ in range(2)]
+    answers = [answer.tokens for pair in pairs for answer in (pair.chosen, pair.rejected)]
+    owner = torch.arange(len(answers)).repeat_interleave(torch.tensor([len(answer) for answer in answers]))
+    sampled = torch.tensor(
+        [each for pair in pairs for answer in (pair.chosen, pair.rejected) for each in answer.sampled]
+    )
+    logprobs = policy.completion_logprobs(Completions([*places], answers, prompt_of, sampled=sampled)).double()
+    sums = logprobs.new_zeros(len(answers)).index_add(0, owner[sampled].to(logprobs.device), logprobs)
+    return OfPairs(sums[0::2], sums[1::2])
+
+
+def answer_lengths(pairs: Sequence[Preference]) -> OfPairs:
+    counts = [[pair.chosen.num_sampled, pair.rejected.num_sampled] for pair in pairs]
+    return OfPairs(*torch.tensor(counts, dtype=torch.float64).T)
+
+
+def predicting_lengths(pair: Preference) -> tuple[int, int]:
+    """How many tokens of each answer go through the model: all but the last, which is only predicted."""
+    return len(pair.chosen.tokens) - 1, len(pair.rejected.tokens) - 1
+
+
+@torch.no_grad()
+def logprobs_without_gradient(policy: Policy, pairs: Sequence[Preference], max_tokens: int) -> OfPairs:
+    found = torch.zeros(2, len(pairs), dtype=torch.float64)
+    for rows in pair_microbatches(pairs, max_tokens, lengths=predicting_lengths, padded=policy.forward.padded):
+        logprobs = pair_logprobs(policy, [pairs[row] for row in rows])
+        found[:, rows] = torch.stack(logprobs).cpu()
+    return OfPairs(found[0], found[1])
+
+
+def accumulate_pairs(
+    policy: Policy, pairs: Sequence[Preference], reference: OfPairs, objective: PairObjective, max_tokens: int
+) -> tuple[float, MeasuredPairs]:
+    """Add the gradient of the batch's loss to the model's; returns the loss and the numbers of each pair.
+
+        loss = Σ_i w_i L_i / Σ_i w_i        w: the pairs' weights; over the whole batch, never a micro-batch
+
+    Raises RunError before the backward pass if a pair's loss is not finite.
+    """
+    lengths = answer_lengths(pairs)
+    weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
+    weights = weights / weights.sum()
+    seen = torch.zeros(2, len(pairs), dtype=torch.float64)
+    total = 0.0
+    for rows in pair_microbatches(pairs, max_tokens, lengths=predicting_lengths, padded=policy.forward.padded):
+        with gradients_in_place():
+            logprobs = pair_logprobs(policy, [pairs[row] for row in rows])
+        device = logprobs.chosen.device
+        others = (OfPairs(*(column[rows].to(device) for column in each)) for each in (reference, lengths))
+        losses = objective.losses(logprobs, *others)
+        bad = (~torch.isfinite(losses.detach())).nonzero()
+        if len(bad):
+            first = int(bad[0, 0])
+            raise RunError(
+                f"pair {pairs[rows[first]].where}: its loss is {losses[first].item()}, where log π is"
+                f" {logprobs.chosen[first].item():.4g} nats of the chosen answer and"
+                f" {logprobs.rejected[first].item():.4g} of the rejected one.  No step was taken.  Start again with a"
+                " lower dpo.learning_rate."
+            )
+        share = (weights[rows].to(device) * losses).sum()
+        share.backward()
+        total += share.item()
+        seen[:, rows] = torch.stack(logprobs).detach().cpu()
+    return total, MeasuredPairs.of(objective, OfPairs(seen[0], seen[1]), reference, lengths)
+
+
+class PairReference:
+    """The reference of a run on pairs.
+
+    *Live*: the policy before training (a frozen copy, or its adapter off), or another model, computed for each batch.
+    *Precomputed*: computed once for all pairs, and kept; before the first update the policy itself is the reference.
+    """
+
+    def __init__(self, policy: Policy, options: DpoOptions, given: Reference | None = None) -> None:
+        self.policy, self.options = policy, options
+        self.reference = given or (reference_of(policy) if options.keeps_reference else None)
+        self.kept: dict[Which, OfPairs] = {}
+
+    def begin(self, which: Which, pairs: Sequence[Preference]) -> None:
+        if self.options.reference == "precomputed":
+            self.kept[which] = self.now(pairs)
+
+    def refresh(self) -> None:
+        if self.reference is not None:
+            self.reference = reference_of(self.policy)
+
+    def logprobs(self, which: Which, numbers: Sequence[int], pairs: Sequence[Preference]) -> OfPairs:
+        if which not in self.kept:
+            return self.now(pairs)
+        kept, rows = self.kept[which], list(numbers)
+        return OfPairs(kept.chosen[rows], kept.rejected[rows])
+
+    def now(self, pairs: Sequence[Preference]) -> OfPairs:
+        with nullcontext(self.policy) if self.reference is None else self.reference.entered() as policy:
+            return logprobs_without_gradient(policy, pairs, self.options.tokens_per_microbatch)
+
+    def tensors(self) -> dict[str, Tensors]:
+        """What of it a checkpoint has to hold: log-probs that are kept, and a reference that is not the first one."""
+        saved: dict[str, Tensors] = {}
+        if self.kept:
+            saved["reference_logprobs"] = {
+                f"{which}.{answer}": column
+                for which, logprobs in self.kept.items()
+                for answer, column in zip(OfPairs._fields, logprobs, strict=True)
+            }
+        if self.reference is not None and self.options.refresh_reference:
+            saved["reference"] = self.reference.tensors()
+        return saved
+
+    def restore(self, saved: Mapping[str, Tensors]) -> None:
+        """Be as the checkpoint was."""
+        logprobs = saved.get("reference_logprobs", {})
+        self.kept = {
+            which: OfPairs(*(logprobs[f"{which}.{answer}"].to(torch.float64) for answer in OfPairs._fields))
+            for which in get_args(Which)
+            if f"{which}.chosen" in logprobs
+        }
+        if self.reference is not None and "reference" in saved:
+            self.reference.restore(saved["reference"])
