@@ -207,13 +207,7 @@ def ppo(
     """
     has_critic, in_loss = baseline == "critic", kl is not None and kl.place == "loss"
     if not has_critic:
-        given = {
-            "critic": critic != DEFAULT_CRITIC,
-            "value_loss": value_loss != DEFAULT_VALUE_LOSS,
-            "gae.lambda_value": gae.lambda_value != PAPERS_GAE.lambda_value,
-            "gae.truncated": gae.truncated != PAPERS_GAE.truncated,
-        }
-        refuse_unread("baseline = critic", given)
+        refuse_critic_options(critic, value_loss, gae)
     if adaptive_kl is not None and (kl is None or kl.place != "reward" or kl.estimator != "k1"):
         raise UserError("adaptive_kl needs a KL in the reward: kl: {coefficient: .05, estimator: k1, place: reward}.")
     dual = max(LARGEST_RATIO, 1 + clip_high) if dual_clip is None else dual_clip
@@ -244,6 +238,16 @@ def ppo(
         passes=Passes(epochs=2, minibatches=4),
         largest_epoch_kl=largest_epoch_kl,
     )
+
+
+def refuse_critic_options(critic: CriticOptions, value_loss: ValueLossOptions, gae: GaeOptions) -> None:
+    given = {
+        "critic": critic != DEFAULT_CRITIC,
+        "value_loss": value_loss != DEFAULT_VALUE_LOSS,
+        "gae.lambda_value": gae.lambda_value != PAPERS_GAE.lambda_value,
+        "gae.truncated": gae.truncated != PAPERS_GAE.truncated,
+    }
+    refuse_unread("baseline = critic", given)
 
 
 def actor_critic_credit(
