@@ -1,5 +1,6 @@
 """Bounds of options: declared in their annotations, checked when a section is made, with one wording."""
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, reduce, wraps
@@ -42,18 +43,21 @@ class Unused:
     remedy: str = "Leave it out."
 
     def complaint(self, options: Any) -> str | None:
-        given = (name for name in self.options.split() if value_at(options, name) != default_at(options, name))
-        if (name := next(given, None)) is None or (used_by := self.used_by(options)) is None:
-            return None
-        return f"{with_value(options, name)} is only for {used_by}.  {self.remedy.format(o=options)}"
+        used_by = self.used_by(options)
+        for path in self.options.split() if used_by else ():
+            section, _, name = path.rpartition(".")
+            known = getattr(value_at(options, section) if section else options, "__dataclass_fields__", {})
+            if value_at(options, path) != (default_of(known[name]) if name in known else None):
+                return f"{with_value(options, path)} is only for {used_by}.  {self.remedy.format(o=options)}"
+        return None
 
     def used_by(self, options: Any) -> str | None:
         """What reads the options, and why it does not apply; None where it does."""
         if isinstance(self.unless, str):
             return self.unless
         for other, wanted in self.unless.items():
-            if not fits(value_at(options, other), wanted):
-                choices = wanted if isinstance(wanted, tuple) else (wanted,)
+            value, choices = value_at(options, other), wanted if isinstance(wanted, tuple) else (wanted,)
+            if not (value if wanted is GIVEN else value in choices):
                 need = other if wanted is GIVEN else f"{other} = {' or '.join(map(value_shown, choices))}"
                 return f"{need}, and {with_value(options, other)}"
         return None
@@ -79,18 +83,6 @@ def refuse_unread(used_by: str, given: Mapping[str, bool]) -> None:
 def value_at(options: Any, path: str) -> Any:
     """The value of an option; None where a section does not have it."""
     return reduce(lambda section, name: getattr(section, name, None), path.split("."), options)
-
-
-def default_at(options: Any, path: str) -> Any:
-    section, _, name = path.rpartition(".")
-    known = getattr(value_at(options, section) if section else options, "__dataclass_fields__", {})
-    return default_of(known[name]) if name in known else None
-
-
-def fits(value: object, wanted: object) -> bool:
-    if wanted is GIVEN:
-        return bool(value)
-    return value in wanted if isinstance(wanted, tuple) else value == wanted
 
 
 def with_value(options: Any, path: str) -> str:
@@ -170,36 +162,23 @@ def bounds_in(annotation: Any) -> Iterator[BaseMetadata]:
         yield from (bound for each in get_args(annotation) for bound in bounds_in(each))
 
 
+LIMITS: dict[type, tuple[str, Callable[[Any, Any], bool], str]] = {
+    Ge: ("ge", operator.ge, "at least {}"),
+    Gt: ("gt", operator.gt, "greater than {}"),
+    Le: ("le", operator.le, "at most {}"),
+    Lt: ("lt", operator.lt, "less than {}"),
+    MinLen: ("min_length", lambda value, least: len(value) >= least, "non-empty"),
+}
+"""Kinds of bounds: where the limit is, when a value obeys it (NaN obeys none), and in words."""
+
+
 def obeys(value: Any, bound: BaseMetadata) -> bool:
-    """Whether a value is within a bound; NaN is within none."""
-    match bound:
-        case Ge(ge=least):
-            return bool(value >= least)
-        case Gt(gt=above):
-            return bool(value > above)
-        case Le(le=most):
-            return bool(value <= most)
-        case Lt(lt=below):
-            return bool(value < below)
-        case MinLen(min_length=least):
-            return len(value) >= least
-    raise TypeError(f"{bound} is not a bound of an option")
+    name, holds, _ = LIMITS[type(bound)]
+    return bool(holds(value, getattr(bound, name)))
 
 
 def in_words(bounds: tuple[BaseMetadata, ...]) -> str:
     """What a value must be, such as "at least 0 and less than 1" or "a finite number greater than 0"."""
-    finite = "a finite number " if any(bound in (Lt(inf), Gt(-inf)) for bound in bounds) else ""
-    words = []
-    for bound in bounds:
-        match bound:
-            case Ge(ge=least):
-                words.append(f"at least {least}")
-            case Gt(gt=above) if above != -inf:
-                words.append(f"greater than {above}")
-            case Le(le=most):
-                words.append(f"at most {most}")
-            case Lt(lt=below) if below != inf:
-                words.append(f"less than {below}")
-            case MinLen():
-                words.append("non-empty")
-    return f"{finite}{' and '.join(words)}".strip()
+    limits = [(getattr(bound, LIMITS[type(bound)][0]), LIMITS[type(bound)][2]) for bound in bounds]
+    finite = "a finite number " if any(abs(limit) == inf for limit, _ in limits) else ""
+    return f"{finite}{' and '.join(words.format(limit) for limit, words in limits if abs(limit) != inf)}".strip()

@@ -7,7 +7,7 @@ from typing import Any
 
 from posttrain.commands.collection.ballot import barred
 from posttrain.commands.collection.judge_answers import LlmJudge
-from posttrain.commands.collection.pairs import SampledPrompt, choose_pairs
+from posttrain.commands.collection.pairs import choose_pairs
 from posttrain.commands.collection.prompt_sampler import PairObjects, PromptSampler
 from posttrain.config import CollectConfig
 from posttrain.options.collect import LlmJudgeOptions, RewardJudgeOptions
@@ -27,44 +27,30 @@ DROPPED = {
 
 def show_collection_plan(config: CollectConfig) -> None:
     """Print the plan, and the first prompt's completions as they would be compared; nothing is kept or asked."""
-    calls = 0
-    if isinstance(config.judge, LlmJudgeOptions):
-        judge = LlmJudge(config.judge, seed=config.run.seed)
-        calls = 2 * (len(judge.principles) if config.judge.principle == "all" else 1)
-    with PromptSampler(config, PairObjects()) as sampler:
-        print("\n".join(collection_plan_lines(config, calls)))
-        (first,) = sampler.sampled(range(1))
-    print("\n".join(first_prompt_lines(first, config)))
-
-
-def collection_plan_lines(config: CollectConfig, calls_per_pair: int) -> list[str]:
-    """What is sampled, how many pairs that makes at most, and what judging them takes."""
     options, judge, every = config.collect, config.judge, comb(config.collect.group_size, 2)
     most = {"all": every, "best_worst": 1, "random": min(every, options.pairs_per_prompt)}[options.pairs]
-    pairs = options.num_prompts * most
-    how = "by people"
+    pairs, how = options.num_prompts * most, "by people"
     if isinstance(judge, LlmJudgeOptions):
-        how = f"by {judge.model} at {judge.endpoint}, in both orders: at most {pairs * calls_per_pair} calls"
+        principles = LlmJudge(judge, seed=config.run.seed).principles if judge.principle == "all" else ("drawn",)
+        calls = 2 * len(principles) * pairs
+        how = f"by {judge.model} at {judge.endpoint}, in both orders: at most {calls} calls"
     elif isinstance(judge, RewardJudgeOptions):
         how = f"by rewards; a difference of at most {judge.margin:g} is a tie"
     sampled = f"{count_text(options.num_prompts, 'prompt')} × {count_text(options.group_size, 'completion')}"
-    return [
-        f"model      {config.model.path}",
-        f"samples    {sampled}, round {options.round}",
-        f"pairs      {options.pairs}: at most {pairs}",
-        f"judged     {how}",
-        f"folder     {config.run.folder}",
-    ]
-
-
-def first_prompt_lines(prompt: SampledPrompt, config: CollectConfig) -> list[str]:
-    pairs = choose_pairs([prompt], config.collect, seed=config.run.seed).pairs
-    lines = ["", visible(f"prompt     {prompt.prompt_id}: {prompt.question.rstrip()}")]
+    with PromptSampler(config, PairObjects()) as sampler:
+        print(f"model      {config.model.path}")
+        print(f"samples    {sampled}, round {options.round}")
+        print(f"pairs      {options.pairs}: at most {pairs}")
+        print(f"judged     {how}")
+        print(f"folder     {config.run.folder}\n")
+        (prompt,) = sampler.sampled(range(1))
+    print(visible(f"prompt     {prompt.prompt_id}: {prompt.question.rstrip()}"))
     for each in prompt.completions:
         reward = "" if each.reward is None else f", reward {each.reward:g}"
-        lines += [f"{each.sample:<10} {each.num_tokens} tokens, {each.finish}{reward}", *barred(each.text)]
-    compared = ", ".join(f"{pair.first.sample} and {pair.second.sample}" for pair in pairs)
-    return [*lines, f"compared   {compared or 'none of them'}"]
+        print("\n".join([f"{each.sample:<10} {each.num_tokens} tokens, {each.finish}{reward}", *barred(each.text)]))
+    chosen = choose_pairs([prompt], options, seed=config.run.seed).pairs
+    compared = ", ".join(f"{pair.first.sample} and {pair.second.sample}" for pair in chosen)
+    print(f"compared   {compared or 'none of them'}")
 
 
 def collection_closing_lines(run: Run) -> list[str]:
@@ -80,22 +66,7 @@ def collection_closing_lines(run: Run) -> list[str]:
     lines = [
         f"sampled    {summary['num_completions']} completions of {summary['num_prompts']} prompts{left_out}",
         f"pairs      {summary['num_pairs']}: {counts}{skipped}",
-        *judge_lines(summary),
     ]
-    if summary["longer_chosen_share"] is not None:
-        means = f"{summary['mean_chosen_tokens']:.0f} tokens chosen, {summary['mean_rejected_tokens']:.0f} rejected"
-        lines.append(f"length     {means}; the longer one wins {summary['longer_chosen_share']:.0%}")
-    lines.append(f"rows       {rows}")
-    if run.interrupted or summary.get("num_unasked"):
-        lines.append(f"continue   {resume_command(run.folder, 'collect')}")
-    if summary["num_preferences"]:
-        lines.append(f"learn      posttrain reward-model, or posttrain dpo, with --task.path {rows}")
-    return lines
-
-
-def judge_lines(summary: Mapping[str, Any]) -> list[str]:
-    """How far judges can be trusted, by how consistent they are."""
-    lines = []
     if summary.get("num_asked_in_both_orders"):
         lines.append(
             f"orders     {summary['same_in_both_orders']:.0%} of {summary['num_asked_in_both_orders']} judged alike in"
@@ -105,4 +76,12 @@ def judge_lines(summary: Mapping[str, Any]) -> list[str]:
         kappa = "undefined" if found["kappa"] is None else f"{found['kappa']:.2f}"
         raw = "" if found["raw"] is None else f" {found['raw']:.0%} alike, Cohen's kappa {kappa},"
         lines.append(f"agreement  {raters}:{raw} over {found['num_common']} pairs")
+    if summary["longer_chosen_share"] is not None:
+        means = f"{summary['mean_chosen_tokens']:.0f} tokens chosen, {summary['mean_rejected_tokens']:.0f} rejected"
+        lines.append(f"length     {means}; the longer one wins {summary['longer_chosen_share']:.0%}")
+    lines.append(f"rows       {rows}")
+    if run.interrupted or summary.get("num_unasked"):
+        lines.append(f"continue   {resume_command(run.folder, 'collect')}")
+    if summary["num_preferences"]:
+        lines.append(f"learn      posttrain reward-model, or posttrain dpo, with --task.path {rows}")
     return lines

@@ -89,7 +89,19 @@ class LlmJudge:
                 open_now.append(question)
             elif question.key == self.questions(question.pair)[0].key:  # once, however often it would be asked
                 keep(settled)
-        return asyncio.run(self._asked(open_now, keep, stopping)) if open_now else []
+
+        async def answered(batch: JudgeBatch, at_once: asyncio.Semaphore, each: JudgeQuestion) -> ScoringFailure | None:
+            async with at_once:
+                return None if stopping() else await self._answer(batch, each, keep)
+
+        async def asked() -> list[ScoringFailure]:
+            at_once = asyncio.Semaphore(self.reward.at_once)
+            async with JudgeBatch(self.reward, self.budget) as batch:
+                await batch.canaries()
+                results = await asyncio.gather(*(answered(batch, at_once, each) for each in open_now))
+            return [each for each in results if each is not None]
+
+        return asyncio.run(asked()) if open_now else []
 
     def settled(self, pair: Pair) -> dict[str, object] | None:
         """The answer on a pair of which one completion loses without a call."""
@@ -109,20 +121,6 @@ class LlmJudge:
             "share": share,
             "says": says[-MOST_SAID:],
         }
-
-    async def _asked(
-        self, questions: Sequence[JudgeQuestion], keep: Keep, stopping: Callable[[], bool]
-    ) -> list[ScoringFailure]:
-        at_once = asyncio.Semaphore(self.reward.at_once)
-
-        async def answered(question: JudgeQuestion) -> ScoringFailure | None:
-            async with at_once:
-                return None if stopping() else await self._answer(batch, question, keep)
-
-        async with JudgeBatch(self.reward, self.budget) as batch:
-            await batch.canaries()
-            results = await asyncio.gather(*map(answered, questions))
-        return [each for each in results if each is not None]
 
     async def _answer(self, batch: JudgeBatch, question: JudgeQuestion, keep: Keep) -> ScoringFailure | None:
         said = ""

@@ -54,16 +54,18 @@ class PromptSampler:
             self.policy = own.policy or load_policy(config.model, seed=config.run.seed, inference=True)
             self.policy.require_as_made()
             count, renderer = config.collect.num_prompts, renderer_of(self.policy, config.model.template_options)
-            task = load_task(
-                task_with_room(config, self.policy),
-                renderer,
-                seed=config.run.seed,
-                prompts_per_step=count,
-                rows=own.rows,
-            )
+            options = task_with_room(config, self.policy)
+            task = load_task(options, renderer, seed=config.run.seed, prompts_per_step=count, rows=own.rows)
             self.rewards = rewards_of_pairs(config, own, task) if config.scored else ()
             self.prompts = training_prompts(task, config.collect.round, range(count))
-            self.engine = self._engine()
+            self.engine: Engine
+            if isinstance(config.engine, Mapping):
+                self.engine = own_engine(config.engine, self.policy)
+                load_checked(self.engine, ExportedWeights(self.policy), 0)
+            else:
+                longest = max(len(prompt.tokens) for prompt in self.prompts) + config.sampling.max_completion_tokens
+                longest = min(longest, self.policy.max_positions)
+                self.engine = engine_in_parity(self.policy, max_rows=config.collect.max_rows, longest=longest)
             for prompt in self.prompts:
                 require_room_for(prompt, self.engine)
             self._opened = held.pop_all()
@@ -93,15 +95,6 @@ class PromptSampler:
         groups = sample_groups(self.engine, self.prompts[draws.start : draws.stop], request, advance=advance)
         grades = grade(groups, self.rewards, grading=config.grading, resources=self.resources) if self.rewards else None
         return sampled_prompts(groups, grades)
-
-    def _engine(self) -> Engine:
-        if isinstance(self.config.engine, Mapping):
-            engine = own_engine(self.config.engine, self.policy)
-            load_checked(engine, ExportedWeights(self.policy), 0)
-            return engine
-        longest = max(len(prompt.tokens) for prompt in self.prompts) + self.config.sampling.max_completion_tokens
-        longest = min(longest, self.policy.max_positions)
-        return engine_in_parity(self.policy, max_rows=self.config.collect.max_rows, longest=longest)
 
 
 def task_with_room(config: CollectConfig, policy: Policy) -> TaskOptions | Mapping[str, object]:

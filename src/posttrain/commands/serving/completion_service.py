@@ -226,7 +226,11 @@ class Handler(http_base.RequestHandler):
             raise RefusedRequest(wrong, HTTPStatus.METHOD_NOT_ALLOWED, allowed=allowed)
         if place == "/health":
             return service.health()
-        self.require_token()
+        scheme, _, brought = self.headers.get("Authorization", "").partition(" ")
+        token = self.server.token
+        if token and not (scheme.lower() == "bearer" and http_base.brings(brought.strip(), token)):
+            needed = "Authorization: send the token that the server was started with, as `Bearer TOKEN` (api_key)"
+            raise RefusedRequest(needed, HTTPStatus.UNAUTHORIZED)
         if place in COMPLETIONS:
             content = service.completions(self.body(), chat=COMPLETIONS[place], client_left=self.client_left)
         elif place == models:
@@ -234,13 +238,6 @@ class Handler(http_base.RequestHandler):
         else:
             content = service.model(place.removeprefix(f"{models}/"))
         return HTTPStatus.OK, content
-
-    def require_token(self) -> None:
-        token = self.server.token
-        scheme, _, brought = self.headers.get("Authorization", "").partition(" ")
-        if token and not (scheme.lower() == "bearer" and http_base.brings(brought.strip(), token)):
-            needed = "Authorization: send the token that the server was started with, as `Bearer TOKEN` (api_key)"
-            raise RefusedRequest(needed, HTTPStatus.UNAUTHORIZED)
 
     def client_left(self) -> bool:
         """Whether the client has gone.  What it has sent already is its next request.

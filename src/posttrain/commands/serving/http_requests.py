@@ -81,9 +81,12 @@ def read_completion_request(
     count = integer_in(body, "n", 1)
     contents = [messages_in(body.get("messages"))] if chat else prompts_in(body.get("prompt"))
     if count < 1 or count * len(contents) > MAX_COMPLETIONS:
-        raise RefusedRequest(
-            f"n = {count} for {len(contents)} prompts: must be 1 to {MAX_COMPLETIONS} completions in all"
-        )
+        rule = f"must be 1 to {MAX_COMPLETIONS} completions in all"
+        raise RefusedRequest(f"n = {count} for {len(contents)} prompts: {rule}")
+    stop = body.get("stop")
+    stops = [] if stop is None else stop if isinstance(stop, list) else [stop]
+    if len(stops) > MAX_STOPS or not all(isinstance(one, str) for one in stops):
+        raise RefusedRequest(f"stop = {brief(stop)}: must be a text or a list of at most {MAX_STOPS} texts")
     most = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     try:
         prompts = [prompt_in(content, f"{i} of the request", policy, renderer) for i, content in enumerate(contents)]
@@ -102,7 +105,7 @@ def read_completion_request(
         count=count,
         options=options,
         seed=integer_in(body, "seed", secrets.randbelow(1 << 31)),
-        stops=stops_in(body.get("stop")),
+        stops=tuple(filter(None, stops)),
         logprobs=logprobs_in(body, chat=chat),
     )
 
@@ -134,9 +137,8 @@ def logprobs_in(body: Mapping[str, Any], *, chat: bool) -> bool:
 def prompts_in(prompt: object) -> list[str | list[int]]:
     listed: list[Any] = prompt if isinstance(prompt, list) and not all(map(is_id, prompt)) else [prompt]
     if not all(one and (isinstance(one, str) or (isinstance(one, list) and all(map(is_id, one)))) for one in listed):
-        raise RefusedRequest(
-            "prompt: must be a text, a list of texts, a list of token ids or of such lists, and none empty"
-        )
+        rule = "must be a text, a list of texts, a list of token ids or of such lists, and none empty"
+        raise RefusedRequest(f"prompt: {rule}")
     return listed
 
 
@@ -148,6 +150,7 @@ def messages_in(messages: object) -> list[dict[str, str]]:
     """The messages of a chat, with nothing but role and content: a template may stumble over anything else."""
     if not isinstance(messages, list) or not messages:
         raise RefusedRequest("messages: must be a list of at least one")
+    known = []
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
             raise RefusedRequest(f'messages[{i}] must be an object such as {{"role": "user", "content": "…"}}')
@@ -155,10 +158,9 @@ def messages_in(messages: object) -> list[dict[str, str]]:
             raise RefusedRequest(f"messages[{i}].role = {brief(message.get('role'))}: must be a text")
         if further := [name for name in message if name not in ("role", "content", "name") and message[name]]:
             raise RefusedRequest(f"messages[{i}].{further[0][:40]}: only role and content are known here; leave it out")
-    return [
-        {"role": message["role"], "content": content_in(message.get("content"), f"messages[{i}].content")}
-        for i, message in enumerate(messages)
-    ]
+        content = content_in(message.get("content"), f"messages[{i}].content")
+        known.append({"role": message["role"], "content": content})
+    return known
 
 
 def content_in(content: object, where: str) -> str:
@@ -190,14 +192,6 @@ def prompt_in(
         rule = f"{len(prompt.tokens)} tokens leave no room in the model's context of {policy.max_positions}"
         raise RefusedRequest(f"prompt {id}: {rule}; send at most {policy.max_positions - 1}")
     return prompt
-
-
-def stops_in(stop: object) -> tuple[str, ...]:
-    stops = [] if stop is None else stop if isinstance(stop, list) else [stop]
-    texts = [one for one in stops if isinstance(one, str)]
-    if len(stops) > MAX_STOPS or len(texts) < len(stops):
-        raise RefusedRequest(f"stop = {brief(stop)}: must be a text or a list of at most {MAX_STOPS} texts")
-    return tuple(text for text in texts if text)
 
 
 def integer_in(body: Mapping[str, Any], name: str, default: int) -> int:
