@@ -21,16 +21,7 @@ from typing_extensions import is_protocol
 
 from posttrain.errors import UserError, exit_call
 from posttrain.known_code import KnownCode, remember
-from posttrain.schemas import (
-    PARSING,
-    REQUIRED,
-    Option,
-    Schema,
-    checker,
-    did_you_mean,
-    record_class,
-    record_of,
-)
+from posttrain.schemas import PARSING, REQUIRED, Option, Schema, checker, did_you_mean, record_class, record_of
 
 Built = TypeVar("Built")
 
@@ -93,28 +84,23 @@ def is_name_in_file(path: object) -> bool:
     return file.endswith(".py") and name.isidentifier()
 
 
-def own_target(section: str, path: object) -> Callable[..., Any]:
-    """The user's function or class that a section names as FILE.py:NAME."""
+def own_schema(section: str, path: object) -> Schema:
+    """The options of a user's function or class, named as FILE.py:NAME: all parameters but those of GIVEN."""
     noun = OWN[section]
     if not is_name_in_file(path):
         rows = "  For rows of a file give task.name = dataset as well." if section == "task" else ""
-        raise UserError(
-            f"{section}.path = {path} is not FILE.py:{noun.upper()}, such as mine.py:{EXAMPLE[section]}.{rows}"
-        )
+        form = f"FILE.py:{noun.upper()}, such as mine.py:{EXAMPLE[section]}"
+        raise UserError(f"{section}.path = {path} is not {form}.{rows}")
     target = object_in_file(str(path), where=section, noun=noun)
     if not callable(target) or isinstance(target, type) != (noun == "class"):
         kind = "class" if isinstance(target, type) else type(target).__name__
         raise UserError(f"{section}: {path} is a {kind}, not a {noun}")
-    return target
-
-
-def own_schema(section: str, path: object) -> Schema:
-    """The options of a user's function or class: all parameters but those of GIVEN."""
-    target = own_target(section, path)
-    leading = Option("path", str, path, f"Your {OWN[section]}, as FILE.py:{OWN[section].upper()}.")
+    leading = Option("path", str, path, f"Your {noun}, as FILE.py:{noun.upper()}.")
     first, given = GIVEN[section]
     try:
-        require_init(target)
+        made_by = next((each for each in getattr(target, "__mro__", ()) if "__init__" in vars(each)), object)
+        if is_protocol(made_by):  # whose `__init__` binds any arguments and accepts none
+            raise TypeError(f"it has no `__init__`, and that of {made_by.__name__} takes nothing; write one")
         signature = inspect.signature(target)
         schema = Schema(target, (leading,), frozenset((*list(signature.parameters)[: len(first)], *given)))
         checker(record_class(schema))
@@ -125,15 +111,6 @@ def own_schema(section: str, path: object) -> Schema:
         form = f"({', '.join([*first, *(['*'] if given else []), *given, '**options'])})"
         raise UserError(f"{section}: {path} cannot be called as {form}: {error}") from None
     return schema
-
-
-def require_init(target: Callable[..., Any]) -> None:
-    """Raise TypeError for a class whose `__init__` is a protocol's, which binds any arguments and accepts none."""
-    for each in getattr(target, "__mro__", ()):
-        if "__init__" in vars(each):
-            if is_protocol(each):
-                raise TypeError(f"it has no `__init__`, and that of {each.__name__} takes nothing; write one")
-            return
 
 
 def build_own(section: str, content: Mapping[str, object], *given: object, **named: object) -> object:

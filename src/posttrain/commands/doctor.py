@@ -40,6 +40,8 @@ PROGRAM = CommandSpec(
     ),
 )
 
+OTHERS = {"bubblewrap": "bwrap", "container (docker)": "docker", "container (podman)": "podman"}
+"""Kinds of sandboxes by the program that they need."""
 PACKAGES = ("posttrain", "torch", "transformers", "tokenizers", "numpy", "math-verify", "peft")
 GIB = 1 << 30
 
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         classifies = not config.model.is_bundled and is_classifier_folder(config.model.folder)
         (classifier if classifies else model)(config, named)
         return 0
-    for name, says in (*machine(), *packages()):
+    for name, says in (*machine(), *((name, installed(name)) for name in PACKAGES)):
         print(f"{name:12} {says}")
     print()
     return 0 if sandbox(config.sandbox) else 1
@@ -88,10 +90,8 @@ def classifier(config: Config, name: str) -> None:
     from posttrain.models.adapters.quantized import num_parameters
     from posttrain.rewards.model import RewardModel, label_names
 
-    given = config.model
-    found = RewardModel(
-        name, label=0, dtype=given.dtype, device=given.device, trust_remote_code=given.trust_remote_code
-    )
+    how = {each: getattr(config.model, each) for each in ("dtype", "device", "trust_remote_code")}
+    found = RewardModel(name, label=0, **how)
     shown = ", ".join(f"{place} ({label})" for place, label in enumerate(label_names(found.model)))
     millions = num_parameters(found.model) / 1e6
     print(f"model      {name}: {type(found.model).__name__}, {millions:.1f} M parameters, {found.model.dtype}")
@@ -116,14 +116,11 @@ def machine() -> list[tuple[str, str]]:
     ]
 
 
-def packages() -> list[tuple[str, str]]:
-    found = []
-    for name in PACKAGES:
-        try:
-            found.append((name, version(name)))
-        except PackageNotFoundError:
-            found.append((name, "not installed"))
-    return found
+def installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def sandbox(options: SandboxOptions) -> bool:
@@ -137,9 +134,6 @@ def sandbox(options: SandboxOptions) -> bool:
     if options.kind == "sealed" and others:
         print(f"  also here  {', '.join(others)}: `posttrain doctor --sandbox.kind ...` tries them")
     return safe
-
-
-OTHERS = {"bubblewrap": "bwrap", "container (docker)": "docker", "container (podman)": "podman"}
 
 
 def sealed() -> bool:

@@ -42,40 +42,32 @@ def main(arguments: Sequence[str]) -> int:
     config, switches = given.configured(recipe_kind(layers), layers, loads_model=False)
     if isinstance(config, IrlConfig | CollectConfig):
         raise UserError("plan: this recipe trains no language model.  Give one of `posttrain rl`, `sft` or `dpo`.")
-    from posttrain.commands.memory_table import MemoryTable
+    from posttrain.commands.memory_table import plans_as_json, print_plans
     from posttrain.models.memory.memory_plan import MemoryPlan
     from posttrain.models.memory.model_shape import recipe_shape
-    from posttrain.runs.planned_memory import (
-        MachineMemory,
-        compared_setups,
-        dpo_setup,
-        machine_memory,
-        pairs_setup,
-        rl_setup,
-        sft_setup,
-    )
+    from posttrain.runs import planned_memory
 
     config = resolved_config(config)
     shape, on_gpu = recipe_shape(config.model), True if switches.gpu_gb is not None else None
     if isinstance(config, Config):
         from posttrain.algorithms.table import build_algorithm
 
-        algorithm = build_algorithm(config.algorithm)
-        setup = rl_setup(config, shape, algorithm, prompt_tokens=switches.prompt_tokens, on_cuda=on_gpu)
+        algorithm, length = build_algorithm(config.algorithm), switches.prompt_tokens
+        setup = planned_memory.rl_setup(config, shape, algorithm, prompt_tokens=length, on_cuda=on_gpu)
     elif isinstance(config, DpoConfig):
-        setup = dpo_setup(config, shape, on_cuda=on_gpu)
+        setup = planned_memory.dpo_setup(config, shape, on_cuda=on_gpu)
     elif isinstance(config, RewardModelConfig):
-        setup = pairs_setup(config.model, config.reward_model, shape, on_cuda=on_gpu)
+        setup = planned_memory.pairs_setup(config.model, config.reward_model, shape, on_cuda=on_gpu)
     else:
-        setup = sft_setup(config, shape, on_cuda=on_gpu)
+        setup = planned_memory.sft_setup(config, shape, on_cuda=on_gpu)
     if switches.gpu_gb is None:
-        machine = machine_memory(on_cuda=setup.on_cuda)
+        machine = planned_memory.machine_memory(on_cuda=setup.on_cuda)
     else:
-        machine = MachineMemory(round(switches.gpu_gb * 1e9), "GPU memory")
-    setups = compared_setups(shape, setup) if isinstance(config, Config) else {"recipe": setup}
-    table = MemoryTable({name: MemoryPlan(shape, each) for name, each in setups.items()}, machine)
+        machine = planned_memory.MachineMemory(round(switches.gpu_gb * 1e9), "GPU memory")
+    beside = planned_memory.compared_setups(shape, setup) if isinstance(config, Config) else {"recipe": setup}
+    plans = {name: MemoryPlan(shape, each) for name, each in beside.items()}
     if switches.json:
-        print(json.dumps(table.as_json(), indent=1))
+        print(json.dumps(plans_as_json(plans, machine), indent=1))
     else:
-        table.print(learning_rate=config.optimizer.largest_rate, default_rate=config.optimizer.default_rate)
+        print_plans(plans, machine, config.optimizer)
     return 0

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from posttrain.binding import is_own
 from posttrain.config.sections import FOR_RL, Config, SampledSections, TrainingSections
-from posttrain.errors import UserError
 from posttrain.options.bounds import GIVEN, Rule, Rules, Unused
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions, NewModelOptions
@@ -164,13 +162,3 @@ class DpoConfig(TrainingSections, SampledSections):
             evaluation=self.evaluation,
             run=replace(self.run, num_steps=max(1, self.dpo.rounds)),
         )
-
-
-def require_rows_or_rounds(sections: Mapping[str, object]) -> None:
-    """Refuse a user's class without rounds, by the text of a recipe: the class is not imported."""
-    options = sections.get("dpo")
-    if not isinstance(options, Mapping) or options.get("rounds") in (None, 0):
-        if is_own("task", sections.get("task")):
-            raise UserError(f"task with dpo.rounds = 0 {ROWS_NEEDED}")
-        if is_own("engine", sections.get("engine")):
-            raise UserError("engine is only for dpo.rounds, and dpo.rounds = 0.  Leave it out.")

@@ -1,13 +1,14 @@
 """From recipe files, flags and Python overrides to one config, or to one message with the mistakes; and back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from posttrain.config.fit_configs import DpoConfig, RewardModelConfig, SftConfig, require_rows_or_rounds
+from posttrain.binding import is_own
+from posttrain.config.fit_configs import ROWS_NEEDED, DpoConfig, RewardModelConfig, SftConfig
 from posttrain.config.recipes import MergedRecipe, RecipeLayer, merge, read_recipe, to_yaml
 from posttrain.config.run_trust import READ_BY_IMPORT, require_trusted, require_trusted_files, trusted
 from posttrain.config.sections import CollectConfig, Config, IrlConfig, plain, section_names, section_of, section_record
@@ -129,8 +130,12 @@ def build(
 
 def checked_sections(kind: type, merged: MergedRecipe) -> dict[str, Any]:
     """Every section as a record, with names and types checked and rules between options not yet."""
-    if kind is DpoConfig:
-        require_rows_or_rounds(merged.sections)
+    options = merged.sections.get("dpo")
+    if kind is DpoConfig and (not isinstance(options, Mapping) or options.get("rounds") in (None, 0)):
+        if is_own("task", merged.sections.get("task")):  # by the text of the recipe: the class is not imported
+            raise UserError(f"task with dpo.rounds = 0 {ROWS_NEEDED}")
+        if is_own("engine", merged.sections.get("engine")):
+            raise UserError("engine is only for dpo.rounds, and dpo.rounds = 0.  Leave it out.")
     require_trusted_files(merged, READ_BY_IMPORT)
     known = section_names(kind)
     unknown = (name for name in merged.sections if name not in known)
