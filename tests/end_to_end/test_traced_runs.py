@@ -11,7 +11,7 @@ import pytest
 from posttrain.algorithms.table import build_algorithm
 from posttrain.cli import main
 from posttrain.commands.arguments import layers_for_model, split_arguments
-from posttrain.commands.trace_table import Crediting, TracedRun, traced, traced_run
+from posttrain.commands.trace_table import TracedRun, traced, traced_run
 from posttrain.config import Config, build
 from posttrain.runs.rollout_file import read_rollouts
 from posttrain.training.caller_objects import CallerObjects
@@ -62,11 +62,11 @@ def test_a_stored_rollout_is_credited_as_the_step_that_sampled_it_did(runs: tupl
     rows = pq.read_table(file).to_pylist()
     whitening = known(three).whitening(config)
     assert whitening is not None
-    assert whitening.step == 3
+    assert whitening[0] == 3
     with open_session(config, CallerObjects(algorithm=run.with_critic(algorithm))) as session:
         run.restore(session.learner, config)
         for group, row in zip(read_rollouts(file)[0], rows, strict=True):
-            [credit] = traced(session, group, 0, Crediting(whitening=whitening)).credits.values()
+            [credit] = traced(session, group, 0, whitening=whitening).credits.values()
             assert credit.values == pytest.approx(row["token_values"], abs=1e-6)
             assert credit.advantages == pytest.approx(row["token_advantages"], abs=1e-5)
     # None of it would hold of a new critic, of the trained policy as its own reference, or of the first coefficient.

@@ -1,7 +1,7 @@
 """`posttrain trace`: one rollout, token by token; trace_table.py describes the table."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Le
@@ -61,11 +61,11 @@ def main(arguments: Sequence[str]) -> int:
     from posttrain.training.caller_objects import CallerObjects
     from posttrain.training.session import open_session
 
-    algorithm, crediting = build_algorithm(config.algorithm), trace_table.Crediting()
-    beside = trace_table.algorithms_beside(switches.beside)
+    algorithm, beside = build_algorithm(config.algorithm), trace_table.algorithms_beside(switches.beside)
+    reference, whitening = "", None
     run = trace_table.traced_run(model)
     if run is not None:
-        crediting = trace_table.Crediting(reference=run.first_model, whitening=run.whitening(config))
+        reference, whitening = run.first_model, run.whitening(config)
         config, algorithm = run.with_reference(config, algorithm), run.with_critic(algorithm)
         beside = {label: run.with_critic(each) for label, each in beside.items()}
     with open_session(config, CallerObjects(algorithm=algorithm)) as session:
@@ -73,7 +73,9 @@ def main(arguments: Sequence[str]) -> int:
             run.restore(session.learner, config)
         prompt = trace_table.prompt_to_trace(session, text)
         (group,) = sample_groups(session.engine, [prompt], session.collector.request(0, purpose="trace"))
-        trace = trace_table.traced(session, group, switches.sample, replace(crediting, beside=beside))
+        trace = trace_table.traced(
+            session, group, switches.sample, beside=beside, reference=reference, whitening=whitening
+        )
     print("\n".join(trace_table.table(trace, width=switches.state_width, below=switches.below)))
     if picture is not None:
         title = f"{prompt.text.strip().splitlines()[-1][-90:]}\n{trace.notes[-1][:110]}"

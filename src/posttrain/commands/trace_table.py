@@ -8,8 +8,9 @@ the same.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,6 +39,9 @@ from posttrain.training.credited_step import SCALE, SHIFT, CreditedStep, restore
 from posttrain.training.critic import has_head, saved_options
 from posttrain.training.learner import Learner
 from posttrain.training.session import Session
+
+StepWhitening = tuple[int, Whitening]
+"""The number of a step, and the whitening of its advantages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +94,7 @@ class TracedRun:
         if learner.reference is not None and "reference" in saved.tensors:
             learner.reference.restore(saved.tensors["reference"])
 
-    def whitening(self, config: Config) -> "StepWhitening | None":
+    def whitening(self, config: Config) -> StepWhitening | None:
         """The whitening of its last step, for the same algorithm."""
         if config.algorithm != self.algorithm:
             return None
@@ -98,15 +102,7 @@ class TracedRun:
         if not whitened:
             return None
         step, shift, scale = (whitened[-1][name] for name in ("step", SHIFT, SCALE))
-        return StepWhitening(int(str(step)), Whitening(float(str(shift)), float(str(scale))))
-
-
-@dataclass(frozen=True)
-class StepWhitening:
-    """The whitening of a step's advantages."""
-
-    step: int
-    by: Whitening
+        return int(str(step)), Whitening(float(str(shift)), float(str(scale)))
 
 
 def traced_run(model: str) -> TracedRun | None:
@@ -124,16 +120,6 @@ def traced_run(model: str) -> TracedRun | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRow:
-    """One step of the decision process; numbers of a given token are NaN."""
-
-    state: str
-    action: str
-    logprob: float
-    reward: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """One completion, action by action, with the credit of each algorithm, the recipe's first."""
@@ -141,22 +127,11 @@ class Trace:
     prompt: Prompt
     tokens: Sequence[str]
     """The text of each token, line ends included."""
-    rows: Sequence[TraceRow]
+    rows: Sequence[tuple[str, str, float, float]]
+    """State, action, log-prob and reward of each; numbers of a given token are NaN."""
     credits: Mapping[str, TokenCredit]
     notes: Sequence[str]
     """Remarks below the table."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crediting:
-    """What else a completion is credited by, besides the session's algorithm."""
-
-    beside: Mapping[str, Algorithm] = field(default_factory=dict)
-    """Other algorithms, by their names in the table."""
-    reference: str = ""
-    """The model that a KL of theirs compares with; empty is the policy itself."""
-    whitening: StepWhitening | None = None
-    """The whitening of a step of the run, for the session's algorithm."""
 
 
 def prompt_to_trace(session: Session, text: str) -> Prompt:
@@ -168,27 +143,36 @@ def prompt_to_trace(session: Session, text: str) -> Prompt:
     return problems[int(text)]
 
 
-def traced(session: Session, group: Group, sample: int, crediting: Crediting) -> Trace:
-    """One completion of a group, with the credit that the session's algorithm and others give it."""
+def traced(
+    session: Session,
+    group: Group,
+    sample: int,
+    *,
+    beside: Mapping[str, Algorithm] = MappingProxyType({}),
+    reference: str = "",
+    whitening: StepWhitening | None = None,
+) -> Trace:
+    """One completion of a group, with the credit that the session's algorithm and those `beside` it, by name, give it.
+
+    `reference` is the model that a KL of theirs compares with, if not the policy itself; `whitening` is that of a step
+    of the run, for the session's algorithm.
+    """
     grades, notes = graded_completion(session, group, sample)
     collected = CollectedStep(step=0, groups=[group], grades=grades)
+    rollout, settings = group.rollouts[sample], session.learner.settings
+    settings = replace(settings, reference_path=settings.reference_path or reference)
     credited = session.learner.credit(collected, Clock())
-    rollout = group.rollouts[sample]
-    first = sum(each.num_sampled for each in group.rollouts[:sample])
-    own, marks = slice(first, first + rollout.num_sampled), rollout.sequence.sampled
-    credits = {f"{session.algorithm.name}, the recipe's": credit_of(credited, sample, own, marks, crediting.whitening)}
-    said = credit_notes("", session.learner, credited, crediting.whitening)
-    settings = session.learner.settings
-    settings = replace(settings, reference_path=settings.reference_path or crediting.reference)
-    for name, algorithm in crediting.beside.items():
+    credits: dict[str, TokenCredit] = {}
+    recipe = f"{session.algorithm.name}, the recipe's"
+    credits[recipe], said = credit_of(session.learner, credited, sample, whitening)
+    for name, algorithm in beside.items():
         learner = Learner(session.policy, algorithm, settings)
-        other = learner.credit(collected, Clock())
-        credits[name] = credit_of(other, sample, own, marks)
-        said += credit_notes(f"{name}: ", learner, other)
+        credits[name], its_notes = credit_of(learner, learner.credit(collected, Clock()), sample)
+        said += [f"{name}: {note}" for note in its_notes]
     reward = grades.rewards[0, sample].item()
     earned = [math.nan if math.isnan(reward) else 0.0] * rollout.num_sampled
     if credited.token_rewards is not None and rollout.num_sampled:
-        earned = credited.token_rewards[own].tolist()
+        earned = credited.token_rewards[own_tokens(group, sample)].tolist()
     rewards = [*earned[:-1], earned[-1] + reward]  # the completion's reward comes with its last action
     return Trace(
         prompt=group.prompt,
@@ -199,58 +183,44 @@ def traced(session: Session, group: Group, sample: int, crediting: Crediting) ->
     )
 
 
-def credit_of(
-    credited: CreditedStep,
-    sample: int,
-    own: slice,
-    sampled: Sequence[bool],
-    whitening: StepWhitening | None = None,
-) -> TokenCredit:
-    """The credit of a completion's tokens; NaN for given tokens, and if no reward applies to it.
+def own_tokens(group: Group, sample: int) -> slice:
+    """The place of a completion's tokens among all that were sampled."""
+    first = sum(each.num_sampled for each in group.rollouts[:sample])
+    return slice(first, first + group.rollouts[sample].num_sampled)
 
-    Whitened as in a step of a run, and else not: one group says nothing about a step's deviation.
+
+def credit_of(
+    learner: Learner, credited: CreditedStep, sample: int, whitening: StepWhitening | None = None
+) -> tuple[TokenCredit, list[str]]:
+    """The credit of a completion's tokens, and notes: which critic V is of, and the units of advantages.
+
+    NaN for given tokens, and if no reward applies to it.  Whitened as in a step of a run, and else not: one group says
+    nothing about a step's deviation.
     """
-    columns, scored = credited.groups.columns, bool(credited.groups.scored[0, sample])
+    (group,), columns = credited.groups.groups, credited.groups.columns
+    own, sampled, notes = own_tokens(group, sample), group.rollouts[sample].sequence.sampled, list[str]()
+    if learner.critic is not None:
+        path = learner.critic.options.path
+        new = "a new critic, which knows nothing: before every token it expects the mean reward of this group"
+        notes.append(f"V is {f'the critic {path}' if learner.critic.begun else new}")
     advantages = columns.advantages[own]
-    if (here := whitened_by(credited)) is not None:
-        advantages = advantages * here.scale + here.shift
+    if SHIFT in credited.metrics:  # the algorithm whitens: that of the group is undone
+        advantages = advantages * credited.metrics[SCALE] + credited.metrics[SHIFT]
+        units = "not whitened, in units of reward; training whitens them over all completions of a step"
         if whitening is not None:
-            advantages = (advantages - whitening.by.shift) / whitening.by.scale
+            step, (shift, scale) = whitening
+            advantages = (advantages - shift) / scale
+            units = f"whitened as in step {step} of the run: mean {shift:z.3f}, deviation {scale:.3f}"
+        notes.append(f"advantages are {units}")
     values = with_gaps(columns.values[own].tolist(), sampled) if "values" in columns.known else None
-    known = (advantages if scored else advantages * math.nan).tolist()
-    return TokenCredit(advantages=with_gaps(known, sampled), values=values)
+    known = advantages if credited.groups.scored[0, sample] else advantages * math.nan
+    return TokenCredit(advantages=with_gaps(known.tolist(), sampled), values=values), notes
 
 
 def with_gaps(numbers: Sequence[float], sampled: Sequence[bool]) -> list[float]:
     """Numbers of sampled tokens at their places among all tokens, NaN elsewhere."""
     left = iter(numbers)
     return [next(left) if each else math.nan for each in sampled]
-
-
-def whitened_by(credited: CreditedStep) -> Whitening | None:
-    """The whitening of the group's own advantages; None if the algorithm does not whiten."""
-    if SHIFT not in credited.metrics:
-        return None
-    return Whitening(credited.metrics[SHIFT], credited.metrics[SCALE])
-
-
-def credit_notes(
-    where: str, learner: Learner, credited: CreditedStep, whitening: StepWhitening | None = None
-) -> list[str]:
-    """Which critic V is of, and the units of advantages."""
-    notes: list[str] = []
-    if learner.critic is not None:
-        path = learner.critic.options.path
-        new = "a new critic, which knows nothing: before every token it expects the mean reward of this group"
-        notes.append(f"{where}V is {f'the critic {path}' if learner.critic.begun else new}")
-    if whitened_by(credited) is None:
-        return notes
-    if whitening is None:
-        raw = "not whitened, in units of reward; training whitens them over all completions of a step"
-        return [*notes, f"{where}advantages are {raw}"]
-    shift, scale = whitening.by
-    rule = f"mean {shift:z.3f}, deviation {scale:.3f}"
-    return [*notes, f"{where}advantages are whitened as in step {whitening.step} of the run: {rule}"]
 
 
 def algorithms_beside(text: str) -> dict[str, Algorithm]:
@@ -284,7 +254,7 @@ def table(trace: Trace, *, width: int, below: float) -> list[str]:
     `below` 0 shows all tokens, else those with at most that log-prob, in nats.
     """
     notes = list(trace.notes)
-    actions = min(16, max(len("action"), *(len(row.action) for row in trace.rows)))
+    actions = min(16, max(len("action"), *(len(action) for _, action, _, _ in trace.rows)))
     columns: list[tuple[str, str, Sequence[float]]] = []
     shown_values: list[Sequence[float]] = []
     for number, (name, credit) in enumerate(trace.credits.items()):
@@ -297,14 +267,14 @@ def table(trace: Trace, *, width: int, below: float) -> list[str]:
         f"prompt: {trace.prompt.text!r}",
         f"{'t':>4}  {'state (its end)':{width}}  {'action':{actions}}  {'log-prob':>8}  {'reward':>6}{heads}",
     ]
-    shown = [(t, row) for t, row in enumerate(trace.rows) if below == 0 or row.logprob <= below]
-    for t, row in shown:
+    shown = [(t, *row) for t, row in enumerate(trace.rows) if below == 0 or row[2] <= below]
+    for t, state, action, logprob, reward in shown:
         cells = [
             f"{t:>4}",
-            f"{row.state[-width:]:{width}}",
-            f"{row.action:{actions}}",
-            aligned_number(row.logprob, "z", 8, 3),
-            aligned_number(row.reward, "z", 6, 2),
+            f"{state[-width:]:{width}}",
+            f"{action:{actions}}",
+            aligned_number(logprob, "z", 8, 3),
+            aligned_number(reward, "z", 6, 2),
             *(aligned_number(numbers[t], f"{sign}z", max(9, len(head)), 3) for head, sign, numbers in columns),
         ]
         lines.append("  ".join(cells))
@@ -319,8 +289,10 @@ def aligned_number(value: float, sign: str, width: int, digits: int) -> str:
     return " " * width if math.isnan(value) else f"{value:>{sign}{width}.{digits}f}"
 
 
-def action_table(session: Session, prompt: Prompt, rollout: Rollout, rewards: Sequence[float]) -> list[TraceRow]:
-    """Every token of a completion, and what it earns."""
+def action_table(
+    session: Session, prompt: Prompt, rollout: Rollout, rewards: Sequence[float]
+) -> list[tuple[str, str, float, float]]:
+    """State, action, log-prob and reward of every token of a completion."""
 
     def on_one_line(tokens: Sequence[int], before: str = "") -> str:
         text = before + str(session.policy.tokenizer.decode(list(tokens)))
@@ -328,12 +300,7 @@ def action_table(session: Session, prompt: Prompt, rollout: Rollout, rewards: Se
 
     logprobs, earned = (with_gaps(each, rollout.sequence.sampled) for each in (rollout.logprobs, rewards))
     return [
-        TraceRow(
-            state=on_one_line(rollout.tokens[:t], prompt.text),
-            action=on_one_line([token]),
-            logprob=logprobs[t],
-            reward=earned[t],
-        )
+        (on_one_line(rollout.tokens[:t], prompt.text), on_one_line([token]), logprobs[t], earned[t])
         for t, token in enumerate(rollout.tokens)
     ]
 

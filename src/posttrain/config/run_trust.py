@@ -5,7 +5,7 @@ package.module:NAME) is only imported if the same code has been run here; other 
 away, need a recipe that was written here.  Recipes outside of run folders are trusted.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
 
@@ -73,23 +73,21 @@ def require_trusted_files(merged: MergedRecipe, sections: tuple[str, ...] = ("",
 
 
 def named_code(merged: MergedRecipe) -> Iterator[tuple[str, KnownCode]]:
-    """The functions and classes outside this package that a recipe names, by option."""
+    """The functions and classes outside this package that a recipe names, by option.
+
+    A missing file is reported when it is imported.
+    """
+    paths: dict[str, object] = {}
     for section in READ_BY_IMPORT:
         content = merged.sections.get(section)
-        if isinstance(content, Mapping) and is_own(section, content) and is_name_in_file(content["path"]):
-            yield from found_code(f"{section}.path", str(content["path"]))
-    rewards = merged.sections.get("rewards")
-    for index, reward in enumerate(rewards if isinstance(rewards, list | tuple) else ()):
-        path = reward.get("path") if isinstance(reward, Mapping) else None
+        if is_own(section, content) and is_name_in_file(path := value_in(content, "path")):
+            paths[f"{section}.path"] = path
+    paths |= {f"rewards[{index}].path": value_in(reward, "path") for index, reward in rewards_in(merged)}
+    for option, path in paths.items():
         if isinstance(path, str) and ":" in path:
-            yield from found_code(f"rewards[{index}].path", path)
-
-
-def found_code(option: str, path: str) -> Iterator[tuple[str, KnownCode]]:
-    """The code that a path names; a missing file is reported when it is imported."""
-    code = known_code(path)
-    if code.digest or not path.rpartition(":")[0].endswith(".py"):
-        yield option, code
+            code = known_code(path)
+            if code.digest or not path.rpartition(":")[0].endswith(".py"):
+                yield option, code
 
 
 def named_acts(merged: MergedRecipe) -> dict[str, object]:
@@ -101,11 +99,15 @@ def named_acts(merged: MergedRecipe) -> dict[str, object]:
     }
     sandbox = value_in(merged.sections.get("sandbox"), "kind")
     found["sandbox.kind"] = None if sandbox in WALLED else sandbox
-    rewards = merged.sections.get("rewards")
-    for index, reward in enumerate(rewards if isinstance(rewards, list | tuple) else ()):
+    for index, reward in rewards_in(merged):
         found[f"rewards[{index}].trust_remote_code"] = value_in(reward, "trust_remote_code")
         found[f"rewards[{index}].options.endpoint"] = value_in(value_in(reward, "options"), "endpoint")
     return {option: value for option, value in found.items() if value not in (None, False, "")}
+
+
+def rewards_in(merged: MergedRecipe) -> Iterable[tuple[int, object]]:
+    rewards = merged.sections.get("rewards")
+    return enumerate(rewards if isinstance(rewards, list | tuple) else ())
 
 
 def value_in(section: object, option: str) -> object:
