@@ -12,10 +12,8 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from yaml import YAMLError
-
 from posttrain.binding import OWN
-from posttrain.config.recipes import VARIANTS, RecipeLayer, parse_yaml
+from posttrain.config.recipes import VARIANTS, RecipeLayer, given_yaml
 from posttrain.errors import HelpShown, UserError
 from posttrain.schemas import Option, Schema, as_record, checked, is_record, record_class, unwrapped
 
@@ -179,11 +177,7 @@ def flag_value(flag: GivenFlag, annotation: Any, program: CommandSpec) -> object
 
 
 def yaml_value(flag: str, text: str) -> object:
-    try:
-        return parse_yaml(f".{text}" if text in ("inf", "nan") else text)
-    except YAMLError as error:
-        said = " ".join(str(error).split())
-        raise UserError(f"{COMMAND_LINE}: {flag}: {text[:80]!r} is not YAML ({said[:200]})") from None
+    return given_yaml(f".{text}" if text in ("inf", "nan") else text, f"{COMMAND_LINE}: {flag}: {text[:80]!r}")
 
 
 def known_path(flag: GivenFlag, types: Mapping[str, Any], program: CommandSpec) -> str:

@@ -22,7 +22,7 @@ from posttrain.commands.advantage_picture import TokenCredit
 from posttrain.commands.chat import ASKED, typed_prompt
 from posttrain.config import Config
 from posttrain.config.reading import recipe_kind
-from posttrain.config.recipes import parse_yaml
+from posttrain.config.recipes import given_yaml
 from posttrain.errors import UserError
 from posttrain.models.rendering import renderer_of
 from posttrain.options.model import ModelOptions, is_run_folder
@@ -228,7 +228,7 @@ def algorithms_beside(text: str) -> dict[str, Algorithm]:
 
     Raises UserError if one is not an algorithm, or is named twice.
     """
-    given = parse_yaml(text) if text else []
+    given = given_yaml(text, f"command line: --beside {text}") if text else []
     made: dict[str, Algorithm] = {}
     for each in given if isinstance(given, list) else [given]:
         section = {"name": each} if isinstance(each, str) else each

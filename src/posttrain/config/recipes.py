@@ -100,6 +100,18 @@ def parse_yaml(text: str) -> object:
     return yaml.load(text, RecipeLoader)
 
 
+def given_yaml(text: str, where: str) -> object:
+    """The YAML of a flag, say.  Raises UserError."""
+    try:
+        return parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{where} is not YAML ({problem(error)[:200]})") from None
+
+
+def problem(error: yaml.YAMLError) -> str:
+    return " ".join(str(getattr(error, "problem", None) or error).split())
+
+
 def to_yaml(content: Mapping[str, object]) -> str:
     """The text of a recipe file, which `parse_yaml` reads back as the same content."""
     return yaml.dump(content, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
@@ -215,10 +227,7 @@ def short_reward(text: str) -> dict[str, object]:
     With braces it is the whole item, as a recipe writes it: `{model: FOLDER, label: helpful, weight: 0.5}`.
     """
     if text.lstrip().startswith("{"):
-        try:
-            item = parse_yaml(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"rewards: {text[:80]!r} is not YAML ({problem(error)})") from None
+        item = given_yaml(text, f"rewards: {text[:80]!r}")
         if not isinstance(item, dict):
             raise UserError(f"rewards: {text[:80]!r} is not a reward; write one as {{name: maths, weight: 0.5}}")
         return item
@@ -241,9 +250,6 @@ def kind_of_reward(source: str) -> str:
 DURATION = re.compile(r"\d[\d.]*( to \d[\d.]*)? (minutes|seconds|min \d+ s)\b")
 """8 to 10 minutes, 25 seconds, 5 min 20 s."""
 STEPS = re.compile(r"^  num_steps: (\d+)", re.MULTILINE)
-
-
-# Files
 
 
 def bundled_recipes() -> dict[str, Path]:
@@ -306,7 +312,3 @@ def read_recipe(name: str, *, of_run: bool = False) -> RecipeLayer:
     of_run |= any((folder / name).is_file() for folder in folders for name in BESIDE_RUN_RECIPE)
     run_digest = hashlib.sha256(text.encode()).hexdigest() if of_run else None
     return RecipeLayer(where=str(path), sections=sections, run_digest=run_digest)
-
-
-def problem(error: yaml.YAMLError) -> str:
-    return " ".join(str(getattr(error, "problem", None) or error).split())

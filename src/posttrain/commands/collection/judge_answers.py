@@ -16,11 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from posttrain.binding import bind
 from posttrain.commands.collection.pairs import Pair, lot
-from posttrain.config.recipes import parse_yaml
+from posttrain.config.recipes import given_yaml
 from posttrain.errors import UserError
 from posttrain.options.collect import LlmJudgeOptions
 from posttrain.rewards.grading.function import ScoringFailure
@@ -153,10 +151,7 @@ def read_principles(name: str) -> tuple[str, ...]:
         raise UserError(f"{where}: cannot be read: {reason}.  Paths are relative to the folder you run in.") from error
     listed: object = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     if path.suffix in (".yaml", ".yml"):
-        try:
-            content = parse_yaml(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"{where}: not YAML: {' '.join(str(error).split())[:200]}") from error
+        content = given_yaml(text, f"{where}:")
         listed = content.get("principles") if isinstance(content, dict) else content
     if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
         raise UserError(f"{where}: must be a list of texts, each on a line that begins with `- `.")
