@@ -29,19 +29,9 @@ from pathlib import Path
 from typing import Self
 
 from posttrain.binding import bind
+from posttrain.commands.collection import pairs
 from posttrain.commands.collection.ballot import Ballot
 from posttrain.commands.collection.judge_answers import LlmJudge
-from posttrain.commands.collection.pairs import (
-    ChosenPairs,
-    Judged,
-    SampledPrompt,
-    choose_pairs,
-    judged_by_model,
-    judged_by_people,
-    judged_by_rewards,
-    length_summary,
-    sampled_prompt,
-)
 from posttrain.commands.collection.prompt_sampler import PairObjects, PromptSampler, Rows
 from posttrain.config import CollectConfig, build
 from posttrain.config.recipes import short_reward
@@ -50,18 +40,10 @@ from posttrain.models.policy import Policy
 from posttrain.options.collect import OF_CALLS, LlmJudgeOptions, RewardJudgeOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.rewards.grading.function import RewardFunction
+from posttrain.runs import named_inputs
 from posttrain.runs.files import LineJournal
 from posttrain.runs.folder import Folder, lock_folder, saved_recipe
 from posttrain.runs.interruption import Interruption, interruptible
-from posttrain.runs.named_inputs import (
-    files_of_reward,
-    inputs_of_run,
-    lasting_options,
-    option_differences,
-    policy_input,
-    read_all,
-    run_recipe,
-)
 from posttrain.runs.progress import Progress
 from posttrain.runs.reports import Run
 from posttrain.runs.run_inputs import FILE as INPUTS
@@ -104,15 +86,15 @@ class CollectionFolder(Folder):
 
 def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
     """The caller's objects, and the files that the recipe names, with digests."""
-    objects, named = policy_input(own.policy), dict[str, RunInput]()
+    objects, named = named_inputs.policy_input(own.policy), dict[str, RunInput]()
     for index, reward in enumerate(own.rewards):
         if isinstance(reward, str):
             options = bind(RewardOptions, short_reward(reward), where="rewards")
-            named |= read_all(files_of_reward(f"rewards[{index}], by its name", options))
+            named |= named_inputs.read_all(named_inputs.files_of_reward(f"rewards[{index}], by its name", options))
         else:
             call = reward.call if isinstance(reward, RewardFunction) else reward
             objects[f"rewards[{index}]"] = code_input(class_name(reward), call)
-    return inputs_of_run(config, objects, rows=own.rows, files=named)
+    return named_inputs.inputs_of_run(config, objects, rows=own.rows, files=named)
 
 
 def collect(
@@ -154,17 +136,17 @@ class Collection:
     """By stage, since the collection was started or resumed."""
 
     @cached_property
-    def prompts(self) -> list[SampledPrompt]:
+    def prompts(self) -> list[pairs.SampledPrompt]:
         """Those whose completions are on the disk."""
         if not self.folder.begun:  # the journal may be of a collection that is overwritten
             return []
-        return [sampled_prompt(each) for each in self.folder.journal(COMPLETIONS).records()]
+        return [pairs.sampled_prompt(each) for each in self.folder.journal(COMPLETIONS).records()]
 
     @cached_property
-    def chosen(self) -> ChosenPairs:
+    def chosen(self) -> pairs.ChosenPairs:
         """The pairs, known once all is sampled."""
         assert self.sampled, "pairs are made of all prompts at once"
-        return choose_pairs(self.prompts, self.config.collect, seed=self.config.run.seed)
+        return pairs.choose_pairs(self.prompts, self.config.collect, seed=self.config.run.seed)
 
     @property
     def sampled(self) -> bool:
@@ -215,7 +197,7 @@ class Collection:
         if not self.folder.begun:
             return Run(folder=self.folder.path, summary={}, interrupted=True)
         verdicts, about_judges = self._verdicts() if self.sampled else ([], {})
-        chosen = self.chosen if self.sampled else ChosenPairs(pairs=())
+        chosen = self.chosen if self.sampled else pairs.ChosenPairs(pairs=())
         better = [each for each in verdicts if not each.is_tie]
         ties = [each for each in verdicts if each.is_tie]
         summary: dict[str, object] = {
@@ -229,7 +211,7 @@ class Collection:
             "num_ties": len(ties),
             "num_open": len(chosen.pairs) - len(verdicts),
             **about_judges,
-            **length_summary(better),
+            **pairs.length_summary(better),
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
             "judge_tokens": self.judge_model.budget.tokens if self.judge_model else 0,
             "peak_memory_bytes": peak_memory_bytes(),
@@ -262,17 +244,17 @@ class Collection:
                 if self.interruption:
                     return
 
-    def _verdicts(self) -> Judged:
+    def _verdicts(self) -> pairs.Judged:
         """The verdicts so far, and what the summary says of the judges."""
-        pairs, judge = self.chosen.pairs, self.config.judge
+        chosen, judge = self.chosen.pairs, self.config.judge
         if isinstance(judge, RewardJudgeOptions):
             name = " + ".join(self.prompts[0].completions[0].scores or {}) or "reward"
-            return judged_by_rewards(pairs, judge.margin, name)
+            return pairs.judged_by_rewards(chosen, judge.margin, name)
         if self.judge_model is None:
-            return judged_by_people(pairs, self.folder.journal(VOTES).records())
+            return pairs.judged_by_people(chosen, self.folder.journal(VOTES).records())
         records = self.folder.journal(ANSWERS).records()
-        still_open = {each.pair.id for each in self.judge_model.open_questions(pairs, records)}
-        return judged_by_model(pairs, records, still_open)
+        still_open = {each.pair.id for each in self.judge_model.open_questions(chosen, records)}
+        return pairs.judged_by_model(chosen, records, still_open)
 
 
 @contextmanager
@@ -285,8 +267,10 @@ def open_collection(
     """
     path, inputs = Path(config.run.folder), inputs_of_collection(config, own)
     if resume:
-        own_config = build(CollectConfig, [run_recipe(path)], to_run=False)
-        found = option_differences(lasting_options(own_config, MAY_CHANGE), lasting_options(config, MAY_CHANGE))
+        own_config = build(CollectConfig, [named_inputs.run_recipe(path)], to_run=False)
+        found = named_inputs.option_differences(
+            named_inputs.lasting_options(own_config, MAY_CHANGE), named_inputs.lasting_options(config, MAY_CHANGE)
+        )
         if found:
             rule = f"the config differs from the collection's own in {'; '.join(found)}"
             raise UserError(f"resume {path}: {rule}.  Restore it, or collect into another folder.")
