@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -78,14 +79,9 @@ def typed(hint: str) -> Iterator[str]:
     interactive = sys.stdin.isatty()
     if interactive and hint:
         print(hint)
-    while True:
-        try:
-            line = input("> " if interactive else "")
-        except EOFError:
-            return
-        if not line.strip():
-            return
-        yield line
+    with suppress(EOFError):
+        while (line := input("> " if interactive else "")).strip():
+            yield line
 
 
 def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", how: DatasetOptions, seed: int) -> None:

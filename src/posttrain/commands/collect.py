@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from posttrain.commands.arguments import INTERRUPTED, TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec, named_as_flags
@@ -10,9 +9,6 @@ from posttrain.commands.serving.http_base import Port
 from posttrain.config import CollectConfig
 from posttrain.options.bounds import Rule, Unused, require_rules
 from posttrain.options.collect import PersonJudgeOptions
-
-if TYPE_CHECKING:
-    from posttrain.commands.collection.collection import Collection
 
 MAY_CHANGE = ("run.threads", "judge.endpoint", "judge.options")
 """Options that may change when a collection is resumed."""
@@ -65,35 +61,23 @@ def main(arguments: Sequence[str]) -> int:
         kind = f"people who vote, and judge.name = {config.judge.name}"
         with named_as_flags():
             require_rules(switches, (Unused("rater terminal port", kind),))
+    from posttrain.commands.collection import ballot, collection_report
+    from posttrain.commands.collection.collection import Collection, collect
+
     if switches.dry_run:
-        from posttrain.commands.collection.collection_report import show_collection_plan
-
-        show_collection_plan(config)
+        collection_report.show_collection_plan(config)
         return 0
-    from posttrain.commands.collection.collection import collect
 
-    run = collect(
-        config,
-        people=lambda collection: ask_people(collection, switches),
-        resume=bool(folder),
-        accept_changes=switches.accept_changes,
-    )
-    from posttrain.commands.collection.collection_report import collection_closing_lines
+    def have_people_vote(collection: Collection) -> None:
+        ballots, question = (
+            [collection.ballot(rater) for rater in switches.rater],
+            getattr(config.judge, "question", ""),
+        )
+        if switches.terminal:
+            ballot.ask_in_terminal(ballots[0], question)
+        else:
+            ballot.ask_on_pages(ballots, question, port=switches.port, stopping=lambda: bool(collection.interruption))
 
-    print("\n".join(collection_closing_lines(run)))
+    run = collect(config, people=have_people_vote, resume=bool(folder), accept_changes=switches.accept_changes)
+    print("\n".join(collection_report.collection_closing_lines(run)))
     return INTERRUPTED if run.interrupted else 0
-
-
-def ask_people(collection: "Collection", switches: CollectSwitches) -> None:
-    """Have people vote, on pages or in the terminal, until all pairs are judged or they stop."""
-    judge = collection.config.judge
-    assert isinstance(judge, PersonJudgeOptions)
-    ballots = [collection.ballot(rater) for rater in switches.rater]
-    if switches.terminal:
-        from posttrain.commands.collection.ballot import ask_in_terminal
-
-        ask_in_terminal(ballots[0], judge.question)
-        return
-    from posttrain.commands.collection.ballot import ask_on_pages
-
-    ask_on_pages(ballots, judge.question, port=switches.port, stopping=lambda: bool(collection.interruption))
