@@ -238,9 +238,9 @@ def test_epochs_of_more_pairs_than_there_are_now_do_not_go_on_with_none() -> Non
     ]
     few = PreferenceSet(seed=0, training=pairs, held_out=[], too_long=[], bad=BadRows())
     options = RewardTrainingOptions(num_epochs=2, pairs_per_batch=2)
-    assert [*few.batch_indices(4, options)] == [4, 5]
+    assert few.batch(4, options) == [few.training[few.number(index)] for index in (4, 5)]
     with refused("all 2 epochs of the 3 pairs are learned", error=RunError):
-        few.batch_indices(6, options)
+        few.batch(6, options)
 
 
 def test_the_plan_names_the_columns_that_nothing_reads() -> None:

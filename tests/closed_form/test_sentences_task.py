@@ -10,12 +10,12 @@ import pytest
 from posttrain.options.task import SentencesOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.grade import grade
-from posttrain.tasks import sentence_grammar
+from posttrain.tasks import sentences_task
 from posttrain.tasks.base import Messages
 from posttrain.tasks.sentences_task import PeriodUse, SentencesTask, period_strategies, period_uses
 from posttrain.training.sft.learned_rows import SentenceDemonstrations
 
-MANY = [sentence_grammar.text(Random(f"text {number}")) for number in range(400)]
+MANY = [sentences_task.grammar_text(Random(f"text {number}")) for number in range(400)]
 
 
 class CharacterRenderer:
@@ -58,7 +58,7 @@ def test_the_probe_says_what_full_stops_are_for() -> None:
 
 
 def test_texts_are_whole_sentences_and_the_same_for_the_same_seed() -> None:
-    assert MANY[:5] == [sentence_grammar.text(Random(f"text {number}")) for number in range(5)]
+    assert MANY[:5] == [sentences_task.grammar_text(Random(f"text {number}")) for number in range(5)]
     assert len(set(MANY)) > 390
     for text in MANY:
         assert not set("{}") & set(text)
@@ -66,9 +66,9 @@ def test_texts_are_whole_sentences_and_the_same_for_the_same_seed() -> None:
 
 
 def test_every_rule_of_the_grammar_is_used_and_no_symbol_is_without_one() -> None:
-    written = str(sentence_grammar.SUBJECTS) + str(sentence_grammar.RULES)
-    assert set(sentence_grammar.SYMBOL.findall(written)) == sentence_grammar.RULES.keys()
-    assert sentence_grammar.RULES.keys() >= sentence_grammar.LASTING
+    written = str(sentences_task.SUBJECTS) + str(sentences_task.RULES)
+    assert set(sentences_task.SYMBOL.findall(written)) == sentences_task.RULES.keys()
+    assert sentences_task.RULES.keys() >= sentences_task.LASTING
 
 
 def test_most_full_stops_of_the_texts_end_sentences_and_some_are_of_every_other_kind() -> None:
@@ -89,7 +89,7 @@ def test_a_place_or_a_hero_stays_the_same_within_a_text() -> None:
 
 def test_of_a_text_all_but_the_first_word_is_learned() -> None:
     [(prompt, rest)] = SentenceDemonstrations(CharacterRenderer()).held_out(1, Random("one"))
-    assert prompt.text + rest == sentence_grammar.text(Random("one"))
+    assert prompt.text + rest == sentences_task.grammar_text(Random("one"))
     assert " " not in prompt.text
     assert rest.startswith(" ")
 

@@ -17,8 +17,7 @@ from posttrain.errors import UserError
 from posttrain.options.model import ModelOptions
 from posttrain.records import Grades
 from posttrain.trl import GRPOConfig, ModelConfig, RLOOConfig, ScriptArguments, TrlParser
-from posttrain.trl.configs.batch_arithmetic import RunLength, batch_plan
-from posttrain.trl.configs.recipe import rl_config
+from posttrain.trl.configs.recipe import batch_plan, rl_config
 from posttrain.trl.log_entries import Entry, logged_by, share_without_deviation, taken_entry, token_entry
 
 KL = {"algorithm.kl.coefficient": 0.04, "algorithm.kl.estimator": "k3", "algorithm.kl.importance": "token"}
@@ -27,11 +26,7 @@ KL = {"algorithm.kl.coefficient": 0.04, "algorithm.kl.estimator": "k3", "algorit
 def config_of(**given: Any) -> Config:
     args = GRPOConfig(**{"max_steps": 1000, **given})
     plan = batch_plan(args)
-    updates = plan.num_updates(args, 100)
-    length = RunLength(
-        updates=updates, updates_per_step=plan.updates_per_step, updates_per_epoch=plan.updates_per_epoch(100)
-    )
-    return rl_config(args, ModelOptions(), plan, length)
+    return rl_config(args, ModelOptions(), plan, plan.length(args, 100))
 
 
 def at(config: Any, path: str) -> Any:
@@ -221,10 +216,11 @@ def test_the_page_works_twelve_cases() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row[:6]))
 def test_a_worked_case_is_what_comes_out(row: list[str]) -> None:
     given = {name: int(cell) for name, cell in zip(FIELDS, row, strict=False) if cell}
-    plan = batch_plan(GRPOConfig(**given))
+    args = GRPOConfig(**given)
+    plan = batch_plan(args)
     assert f"{plan.prompts_per_step} × {plan.group_size}" == row[6]
     assert f"{plan.epochs_per_step} × {plan.minibatches_per_epoch}" == row[7]
-    assert str(plan.updates_per_epoch(100)) == row[8]
+    assert str(plan.length(args, 100).updates_per_epoch) == row[8]
 
 
 def test_epochs_and_max_steps_count_updates() -> None:
@@ -232,13 +228,14 @@ def test_epochs_and_max_steps_count_updates() -> None:
         per_device_train_batch_size=8, gradient_accumulation_steps=2, num_generations=4, num_train_epochs=1.5
     )
     plan = batch_plan(args)  # 4 prompts an update; of 30 rows TRL takes 7 chunks of 4 and drops 2
-    assert (plan.updates_per_epoch(30), plan.num_updates(args, 30)) == (7, 11)  # ⌈1.5 · 7⌉
-    assert plan.num_updates(GRPOConfig(max_steps=5), 30) == 5
+    length = plan.length(args, 30)
+    assert (length.updates_per_epoch, length.updates) == (7, 11)  # ⌈1.5 · 7⌉
+    assert plan.length(GRPOConfig(max_steps=5), 30).updates == 5
 
 
 def test_several_updates_of_a_step_are_taken_whole() -> None:
     plan = batch_plan(GRPOConfig(steps_per_generation=4, max_steps=6))
-    assert (plan.updates_per_step, plan.num_steps(6)) == (4, 2)
+    assert (plan.updates_per_step, plan.length(GRPOConfig(max_steps=6), 100).steps) == (4, 2)
 
 
 def test_a_group_that_trl_would_tear_apart_is_one_update_and_that_is_said() -> None:
@@ -263,7 +260,7 @@ def test_a_group_that_trl_would_tear_apart_is_one_update_and_that_is_said() -> N
 def test_an_epoch_asks_every_prompt_about_once_however_groups_are_kept_whole(given: dict[str, int]) -> None:
     args = GRPOConfig(**{"per_device_train_batch_size": 1, "num_generations": 4, "num_train_epochs": 1, **given})
     plan = batch_plan(args)
-    prompts = plan.num_steps(plan.num_updates(args, 120)) * plan.prompts_per_step
+    prompts = plan.length(args, 120).steps * plan.prompts_per_step
     assert prompts == 120
 
 

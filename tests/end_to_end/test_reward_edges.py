@@ -20,7 +20,7 @@ from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.rewards.grading.calls import GIVEN, Call, list_arguments, run_arguments
 from posttrain.rewards.grading.function import keywords, reward_function
 from posttrain.rewards.shaping import Blocklist
-from posttrain.trl.reward_texts import DecodedReward
+from posttrain.trl.rewards import DecodedReward
 from tests.support.commands import called, printed
 from tests.support.own_objects import Sums, config, config_for, policy_of
 from tests.support.refusals import mentions, refused

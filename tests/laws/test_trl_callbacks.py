@@ -11,7 +11,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 from posttrain.runs.reports import BeginReport, StepReport
 from posttrain.trl import GRPOConfig
 from posttrain.trl.callback_watcher import CallbackWatcher, Events
-from posttrain.trl.configs.batch_arithmetic import RunLength
+from posttrain.trl.configs.recipe import RunLength
 from tests.support.refusals import refused
 
 

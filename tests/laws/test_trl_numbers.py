@@ -11,9 +11,8 @@ import pytest
 
 from posttrain.options.model import ModelOptions
 from posttrain.trl import GRPOConfig, ModelConfig, SFTConfig
-from posttrain.trl.configs.batch_arithmetic import RunLength, batch_plan
 from posttrain.trl.configs.field_rules import CheckedFields, Treatment, require_values
-from posttrain.trl.configs.recipe import rl_config
+from posttrain.trl.configs.recipe import batch_plan, rl_config
 from tests.support.refusals import refused
 
 PROBES = (0, -1, 3, 0.5, -0.5, 1.5, math.inf, -math.inf, math.nan, True, "a word", None)
@@ -131,11 +130,7 @@ def run_of(**given: Any) -> object:
     """All that a script's arguments make of a run on 100 rows."""
     args = GRPOConfig(**{"max_steps": 1000, **given})
     plan = batch_plan(args)
-    length = RunLength(
-        updates=plan.num_updates(args, 100),
-        updates_per_step=plan.updates_per_step,
-        updates_per_epoch=plan.updates_per_epoch(100),
-    )
+    length = plan.length(args, 100)
     return rl_config(args, ModelOptions(), plan, length), plan, length
 
 

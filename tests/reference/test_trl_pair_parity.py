@@ -31,7 +31,7 @@ from posttrain.runs.reports import StepReport
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.training.fit import learn
 from posttrain.trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
-from posttrain.trl.configs.batch_arithmetic import run_length
+from posttrain.trl.configs.recipe import run_length
 from tests.support.pairs import dpo_session, reward_session
 from tests.support.tiny import relative_distance
 

@@ -23,7 +23,7 @@ from posttrain.training.collector import no_journal
 from posttrain.training.metrics import update_metrics
 from posttrain.training.session import open_session
 from posttrain.trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, rewards
-from posttrain.trl.log_entries import Logged, TrainedCounts, logged_by, token_entry
+from posttrain.trl.log_entries import Logged, logged_by, token_entry
 from tests.support import trl_numbers
 from tests.support.refusals import refused
 from tests.support.tiny import relative_distance
@@ -145,8 +145,9 @@ def test_logged_metrics_are_those_of_trl(name) -> None:
     made = outcome(name)
     assert any("clip" in metric for metric in CASES[name]["updates"][0]["metrics"])
     for ours, kl, update in zip(made.metrics, made.kls, CASES[name]["updates"], strict=True):
-        trained = TrainedCounts(tokens=ours["tokens/trained"], completions=ours["completions/trained"])
-        share = made.logged.trained_share(trained, groups=made.groups)
+        share = made.logged.trained_share(
+            tokens=ours["tokens/trained"], completions=ours["completions/trained"], groups=made.groups
+        )
         entry = token_entry(ours, made.logged, trained_share=share) | ({} if kl is None else {"kl": kl})
         for metric, value in update["metrics"].items():
             if metric != "entropy":  # which is measured on request
@@ -170,12 +171,12 @@ def test_with_rloo_clips_act_and_the_second_batch_has_a_kl(name) -> None:
 
 
 ROOT = Path(__file__).parents[2]
-CASES = runpy.run_path(str(ROOT / "benchmarks" / "trl" / "parity" / "reward_cases.py"))
+REWARD_CASES = runpy.run_path(str(ROOT / "benchmarks" / "trl" / "parity" / "reward_cases.py"))
 BY_TRL: dict[str, list[Any]] = json.loads((ROOT / "tests" / "data" / "trl_rewards.json").read_text(encoding="utf-8"))
 
 
 def test_every_function_says_what_trl_says() -> None:
-    ours = CASES["answers_of"](rewards)
+    ours = REWARD_CASES["answers_of"](rewards)
     assert ours.keys() == BY_TRL.keys()
     for question, expected in BY_TRL.items():
         assert ours[question] == expected, question
@@ -195,7 +196,7 @@ def test_every_name_of_trl_s_module_is_here_and_called_the_same_in_logs() -> Non
 
 def test_what_was_read_goes_to_the_log() -> None:
     seen: dict[str, list[Any]] = {}
-    completions = CASES["messages"]([r"\boxed{4}", "4", r"\boxed{4}"])
+    completions = REWARD_CASES["messages"]([r"\boxed{4}", "4", r"\boxed{4}"])
     rewards.accuracy_reward(completions, ["4", "4", "nothing"], log_extra=seen.__setitem__)
     assert seen["solution"] == ["4", "4", "nothing"]
     assert seen["answer_parsed"][1:] == ["[unparseable]", "[skipped]"]

@@ -20,17 +20,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
-from posttrain.sandbox.elsewhere import FILE_BYTES, PROCESSES, START_CPU_SECONDS, Conditions, ReplayRun, RunEnd, lost
-from posttrain.sandbox.execution import ENVIRONMENT, Exit
+from posttrain.sandbox.elsewhere import FILE_BYTES, PROCESSES, START_CPU_SECONDS, Backend, Conditions, ReplayRun, lost
+from posttrain.sandbox.execution import ENVIRONMENT, Execution, Exit
+from posttrain.sandbox.inside import filter as bpf
 from posttrain.sandbox.sandboxed_process import PATIENCE, MachineWaits
 
-ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
-LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NAMESPACES = 0x7E020000
 """CLONE_NEW*, all of them."""
-X32_BIT = 0x40000000
-
-ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE = {"x86_64": 56, "aarch64": 220}
 CLONE3 = 435
 NEW_CALLS = (425, 426, 427, 428, 429, 430, 431, 432, 442, 447)
@@ -45,21 +41,16 @@ REFUSED = {
 
 def filter_bytes(machine: str = platform.machine()) -> bytes:
     """`struct sock_filter` after `struct sock_filter`."""
-    refuse = REFUSE | errno.EPERM
-    steps = [(LOAD, 0, 0, 4), (JUMP_EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
+    load, equal, leave = bpf.LOAD, bpf.JUMP_EQUAL, bpf.RETURN
+    refuse, absent = (leave, 0, 0, bpf.REFUSE | errno.EPERM), (leave, 0, 0, bpf.REFUSE | errno.ENOSYS)
+    steps = [(load, 0, 0, 4), (equal, 1, 0, bpf.ARCHITECTURES[machine]), (leave, 0, 0, bpf.KILL), (load, 0, 0, 0)]
     if machine == "x86_64":
-        steps += [(JUMP_AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]
+        steps += [(bpf.JUMP_AT_LEAST, 0, 1, bpf.X32_BIT), absent]
     for number in REFUSED[machine]:
-        steps += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, refuse)]
+        steps += [(equal, 0, 1, number), refuse]
     # Without clone3 the C library makes processes with clone, whose flags can be seen.
-    steps += [(JUMP_EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]
-    steps += [
-        (JUMP_EQUAL, 0, 3, CLONE[machine]),
-        (LOAD, 0, 0, 16),
-        (JUMP_BITS, 0, 1, NAMESPACES),
-        (RETURN, 0, 0, refuse),
-    ]
-    steps += [(RETURN, 0, 0, ALLOW)]
+    steps += [(equal, 0, 1, CLONE3), absent, (equal, 0, 3, CLONE[machine]), (load, 0, 0, 16)]
+    steps += [(bpf.JUMP_BITS, 0, 1, NAMESPACES), refuse, (leave, 0, 0, bpf.ALLOW)]
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 
@@ -69,16 +60,11 @@ BOOTSTRAP = "import os,sys;n=int(sys.argv[1]);b=b''\nwhile len(b)<n:b+=os.read(0
 """Reads the run's text from standard input, and leaves what follows to the program."""
 
 
-class CommandBackend:
+class CommandBackend(Backend):
     """A backend that starts a command on this machine for every run; its subclasses say which."""
 
-    name: str
     conditions = Conditions()
     here = True
-    bounded_as_a_whole: bool
-    tells_cpu: bool
-    remedy: str
-    start_seconds: float
 
     def __init__(self) -> None:
         self.live: dict[subprocess.Popen[bytes], ReplayRun] = {}
@@ -102,7 +88,7 @@ class CommandBackend:
     def removed(self, run: ReplayRun) -> None:
         """Remove a run where ending the command does not end it."""
 
-    def run(self, run: ReplayRun) -> RunEnd:
+    def run(self, run: ReplayRun) -> Execution:
         text = run.text.encode("ascii")
         began = time.monotonic()
         arguments = ["-s", "-S", "-B", "-c", BOOTSTRAP, str(len(text))]
@@ -128,7 +114,7 @@ class CommandBackend:
                 self.live.pop(process, None)
             self.removed(run)
 
-    def watched(self, run: ReplayRun, process: "subprocess.Popen[bytes]", began: float) -> RunEnd:
+    def watched(self, run: ReplayRun, process: "subprocess.Popen[bytes]", began: float) -> Execution:
         """Hold a process to its wall clock and its output, and wait for its end."""
         assert process.stdout is not None
         assert process.stderr is not None
@@ -151,13 +137,13 @@ class CommandBackend:
                     process.kill()
                     self.removed(run)
             time.sleep(POLL_SECONDS)
-        return RunEnd(
+        return Execution(
+            exit=stopped or Exit.FINISHED,
             status=status,
             stdout=stdout.taken(),
             stderr=stderr.taken(),
             wall_seconds=time.monotonic() - began,
             cpu_seconds=cpu_seconds,
-            stopped=stopped,
             starved=starved,
             waited_seconds=waits.seconds(),
         )

@@ -67,29 +67,8 @@ class Conditions:
     """Greatest number of processes and threads; 0 means no limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnd:
-    """How a run ended."""
-
-    status: int
-    """Exit status; negative or above 128 for a signal."""
-    stdout: bytes
-    stderr: bytes
-    wall_seconds: float
-    cpu_seconds: float = 0.0
-    """0 where the place does not report it."""
-    stopped: Exit | None = None
-    """Why the place ended it, if it did."""
-    starved: bool = False
-    """It waited too long for a processor, if the place reports it."""
-    waited_seconds: float = 0.0
-    """For a processor; 0 where the place does not tell."""
-
-
-def lost(reason: str, wall_seconds: float) -> RunEnd:
-    return RunEnd(
-        status=-1, stdout=b"", stderr=reason.encode("utf-8", "replace"), wall_seconds=wall_seconds, stopped=Exit.LOST
-    )
+def lost(reason: str, wall_seconds: float) -> Execution:
+    return Execution(exit=Exit.LOST, status=-1, stderr=reason.encode("utf-8", "replace"), wall_seconds=wall_seconds)
 
 
 class Backend(Protocol):
@@ -108,9 +87,8 @@ class Backend(Protocol):
     start_seconds: float
     """Time to start, beyond the program's."""
 
-    def run(self, run: ReplayRun) -> RunEnd:
-        """Run it, from any thread."""
-        ...
+    def run(self, run: ReplayRun) -> Execution:
+        """Run it, from any thread; the exit is FINISHED unless the place ended it, whatever its status is."""
 
     def stop(self) -> None: ...
 
@@ -145,37 +123,32 @@ def texts() -> dict[str, str]:
     return {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in ("replay", *MODULES)}
 
 
-def execution_of(run: ReplayRun, ended: RunEnd) -> Execution:
-    """The execution that a run's end shows."""
+def execution_of(run: ReplayRun, ended: Execution) -> Execution:
+    """What a run's end shows, as the place reports it: whether it began and compiled, and why it ended."""
     before, ready, stderr = ended.stderr.partition(run.mark.encode() + b" ready\n")
-    if not ready:
-        stderr = before
+    stderr = stderr if ready else before
     compiled = bool(ready) and stderr.startswith(run.mark.encode() + b" compiled\n")
     if compiled:
         stderr = stderr.partition(b"\n")[2]
-    signalled = ended.status < 0 or ended.status > 128
-    if ended.stopped is not None and (ready or ended.stopped is Exit.LOST):
-        end = ended.stopped
-    elif not ready:  # it never ran: the place's fault
+    end = ended.exit
+    if not ready:  # it never ran: the place's fault
         end = Exit.LOST
+    elif end is not Exit.FINISHED:
+        pass
     elif len(ended.stdout) > run.limits.output_bytes:
         end = Exit.OUTPUT_LIMIT
     elif ended.status in CPU_SIGNALS or ended.cpu_seconds > run.limits.cpu_seconds + START_CPU_SECONDS:
         end = Exit.CPU_LIMIT
-    else:
-        end = Exit.SIGNALLED if signalled else Exit.FINISHED
-    return Execution(
+    elif ended.status < 0 or ended.status > 128:
+        end = Exit.SIGNALLED
+    return replace(
+        ended,
         exit=end,
-        status=ended.status,
         stdout=ended.stdout[: run.limits.output_bytes],
         stderr=stderr[: run.limits.error_bytes],
         cpu_seconds=max(0.0, ended.cpu_seconds - START_CPU_SECONDS),
-        wall_seconds=ended.wall_seconds,
-        memory_bytes=0,
         compiled=compiled,
         most=end is Exit.WALL_LIMIT and run.limits.wall_seconds >= run.limits.most_seconds,
-        starved=ended.starved,
-        waited_seconds=ended.waited_seconds,
     )
 
 
@@ -221,11 +194,11 @@ class Remote:
     def stop(self) -> None:
         """Requests under way end at their time limit."""
 
-    def run(self, run: ReplayRun) -> RunEnd:
+    def run(self, run: ReplayRun) -> Execution:
         ended = self.run_for(run.text, run.stdin.decode("utf-8", "surrogatepass"), run.limits.wall_seconds)
-        return replace(ended, starved=True) if ended.stopped is Exit.WALL_LIMIT and self.busy() else ended
+        return replace(ended, starved=True) if ended.exit is Exit.WALL_LIMIT and self.busy() else ended
 
-    def run_for(self, code: str, stdin: str, seconds: float) -> RunEnd:
+    def run_for(self, code: str, stdin: str, seconds: float) -> Execution:
         """The end of a run that has some seconds by the clock."""
         began = time.monotonic()
         body = {
@@ -279,7 +252,7 @@ def read_within(response: IO[bytes], until: float) -> bytes:
     return bytes(content)
 
 
-def read_reply(reply: dict[str, Any], wall_seconds: float, allowed: float) -> RunEnd:
+def read_reply(reply: dict[str, Any], wall_seconds: float, allowed: float) -> Execution:
     """The end of a run that was allowed some seconds, as the service reports it."""
     result = reply.get("run_result")
     if reply["status"] == "SandboxError" or result is None:
@@ -290,11 +263,10 @@ def read_reply(reply: dict[str, Any], wall_seconds: float, allowed: float) -> Ru
         return lost(
             f"the service ended it after {ran:.3g} s by a limit of the service; {allowed:.3g} s were requested", ran
         )
-    stopped = Exit.WALL_LIMIT if timed_out else Exit.OUTPUT_LIMIT if len(stdout) >= OUTPUT_KEPT else None
-    return RunEnd(
+    return Execution(
+        exit=Exit.WALL_LIMIT if timed_out else Exit.OUTPUT_LIMIT if len(stdout) >= OUTPUT_KEPT else Exit.FINISHED,
         status=-9 if timed_out else int(result["return_code"]),
         stdout=stdout,
         stderr=(result.get("stderr") or "").encode("utf-8", "surrogatepass"),
         wall_seconds=wall_seconds,
-        stopped=stopped,
     )

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 _FEW = """
 bisect collections copy datetime fractions functools heapq io itertools json math operator random re statistics string
@@ -102,15 +102,16 @@ class Execution:
     """The result of a process."""
 
     exit: Exit
-    status: int
+    status: int = 0
     """Exit status, or the number of the signal."""
-    stdout: bytes
-    stderr: bytes
-    cpu_seconds: float
-    wall_seconds: float
-    memory_bytes: int
+    stdout: bytes = b""
+    stderr: bytes = b""
+    cpu_seconds: float = 0.0
+    """0 where it is not known, as in a run elsewhere; so are `memory_bytes` and `waited_seconds`."""
+    wall_seconds: float = 0.0
+    memory_bytes: int = 0
     """Largest resident set, the interpreter's pages (about 30 MiB) included."""
-    compiled: bool
+    compiled: bool = False
     """Whether its source could be compiled; reported by the sandbox before any of it ran."""
     most: bool = False
     """The limit by the clock that it passed is `most_seconds`, not that of this run."""
@@ -143,25 +144,20 @@ class StartedProcess(Protocol):
 
     def allow(self, cpu_seconds: float) -> None:
         """Let it use that much more processor time from now on, within its total."""
-        ...
 
     def rest(self) -> None:
         """Stop its wall clock while it waits for a message."""
-        ...
 
     def send(self, payload: bytes) -> None: ...
 
     def cpu_seconds(self) -> float:
         """Processor time used so far, where it is known."""
-        ...
 
     def waited_seconds(self) -> float:
         """How long it was ready to run without a processor, where it is known."""
-        ...
 
     def end(self, why: Exit = Exit.ENDED) -> None:
         """End it; `ended` follows."""
-        ...
 
 
 class Conversation(Protocol):
@@ -180,15 +176,28 @@ class Sandbox(Protocol):
     @property
     def start_seconds(self) -> float:
         """Time to start a process or send a message, beyond the program's."""
-        ...
 
     def start(self, conversation: Conversation, asked: Process) -> StartedProcess: ...
 
     def converse(self, conversations: Sequence[Conversation]) -> None:
         """Run all conversations in order, as many at once as there is room for."""
-        ...
 
     def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, processes: Iterable[Process]) -> list[Execution]:
+        """Run programs; those that waited too long for a processor run once more, one at a time."""
+        singles = [RunConversation(process) for process in processes]
+        self.converse(singles)
+        for single in singles:
+            if single.execution is not None and single.execution.starved:
+                self.converse([single])
+        return [single.execution for single in singles if single.execution is not None]
 
 
 class RunConversation:
@@ -206,13 +215,3 @@ class RunConversation:
 
     def ended(self, sandbox: Sandbox, process: StartedProcess, execution: Execution) -> None:
         self.execution = execution
-
-
-def run_all(sandbox: Sandbox, processes: Iterable[Process]) -> list[Execution]:
-    """Run programs; those that waited too long for a processor run once more, one at a time."""
-    singles = [RunConversation(process) for process in processes]
-    sandbox.converse(singles)
-    for single in singles:
-        if single.execution is not None and single.execution.starved:
-            sandbox.converse([single])
-    return [single.execution for single in singles if single.execution is not None]

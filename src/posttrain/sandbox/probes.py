@@ -56,8 +56,13 @@ def printed(word: str) -> Passes:
     return lambda execution: execution.succeeded and execution.stdout.split() == [word.encode()]
 
 
-def stopped_by(limit: Exit) -> Passes:
-    return lambda execution: execution.exit is limit
+def stopped_by(*limits: Exit) -> Passes:
+    return lambda execution: execution.exit in limits
+
+
+EAT = "try:\n    x = bytearray(1 << 30)\nexcept MemoryError:\n    print('refused')\nelse:\n    print('open')"
+SHOUT = "import sys\nwhile True: sys.stdout.write('x' * 65536)"
+FOREVER = "while True: pass"
 
 
 FILTER = "seccomp filters must be available (kernel >= 3.17 with CONFIG_SECCOMP_FILTER) and allowed to this process"
@@ -90,20 +95,10 @@ PROBES = (
         printed("refused"),
         "the fork-server must be started with an environment from scratch",
     ),
+    EscapeProbe("use more memory than its limit", EAT, printed("refused"), "RLIMIT_AS must hold"),
+    EscapeProbe("use more time than its limit", FOREVER, stopped_by(Exit.CPU_LIMIT), "process clocks must work"),
     EscapeProbe(
-        "use more memory than its limit",
-        "try:\n    x = bytearray(1 << 30)\nexcept MemoryError:\n    print('refused')\nelse:\n    print('open')",
-        printed("refused"),
-        "RLIMIT_AS must hold",
-    ),
-    EscapeProbe(
-        "use more time than its limit", "while True: pass", stopped_by(Exit.CPU_LIMIT), "process clocks must work"
-    ),
-    EscapeProbe(
-        "print more than its limit",
-        "import sys\nwhile True: sys.stdout.write('x' * 65536)",
-        stopped_by(Exit.OUTPUT_LIMIT),
-        "the pool must be able to end its children",
+        "print more than its limit", SHOUT, stopped_by(Exit.OUTPUT_LIMIT), "the pool must be able to end its children"
     ),
 )
 
@@ -253,30 +248,20 @@ def machine_attempt(name: str, action: str, passes: Passes = printed("refused"))
     return EscapeProbe(name, f"{ATTEMPT}\nattempt(lambda: {action})\n", passes, "", limits=LIMITS)
 
 
-def allowed_probe(name: str, action: str) -> EscapeProbe:
-    return replace(machine_attempt(name, action, printed("open")), verb="allowed")
-
-
-def limit_probe(name: str, source: str, *ends: Exit) -> EscapeProbe:
-    return EscapeProbe(name, source, lambda execution: execution.exit in ends, "", limits=LIMITS)
-
-
-OF_LIMITS = (
-    EscapeProbe(
-        "use more memory than its limit",
-        "try:\n    x = bytearray(1 << 30)\nexcept MemoryError:\n    print('refused')\nelse:\n    print('open')",
-        lambda execution: printed("refused")(execution) or execution.exit is Exit.SIGNALLED,
-        "",
-        limits=LIMITS,
-    ),
-    limit_probe("use more time than its limit", "while True: pass", Exit.CPU_LIMIT, Exit.WALL_LIMIT),
-    limit_probe(
-        "print more than its limit", "import sys\nwhile True: sys.stdout.write('x' * 65536)", Exit.OUTPUT_LIMIT
-    ),
+OF_LIMITS = tuple(
+    EscapeProbe(f"{what} than its limit", source, passes, "", limits=LIMITS)
+    for what, source, passes in (
+        ("use more memory", EAT, lambda ran: printed("refused")(ran) or ran.exit is Exit.SIGNALLED),
+        ("use more time", FOREVER, stopped_by(Exit.CPU_LIMIT, Exit.WALL_LIMIT)),
+        ("print more", SHOUT, stopped_by(Exit.OUTPUT_LIMIT)),
+    )
 )
-WORKING = (
-    allowed_probe("write a file of its own", "open('own', 'w').write('x')"),
-    allowed_probe("start a process", "__import__('subprocess').run(['true'], check=True) and True"),
+WORKING = tuple(
+    replace(machine_attempt(name, action, printed("open")), verb="allowed")
+    for name, action in (
+        ("write a file of its own", "open('own', 'w').write('x')"),
+        ("start a process", "__import__('subprocess').run(['true'], check=True) and True"),
+    )
 )
 OF_A_MACHINE = (
     machine_attempt("be root", "__import__('os').setuid(0)"),

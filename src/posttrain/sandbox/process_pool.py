@@ -9,27 +9,15 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from posttrain.sandbox.execution import (
-    ENVIRONMENT,
-    Conversation,
-    Execution,
-    Exit,
-    Kind,
-    Limits,
-    Process,
-    RunConversation,
-    ServerOptions,
-    run_all,
-)
+from posttrain.sandbox.elsewhere import INSIDE
+from posttrain.sandbox.execution import ENVIRONMENT, Conversation, Exit, Kind, Limits, Process, Sandbox, ServerOptions
 from posttrain.sandbox.inside import frames
 from posttrain.sandbox.probes import PROBES, Finding, require_passed
 from posttrain.sandbox.sandboxed_process import SandboxedProcess
 
-INSIDE = Path(__file__).parent / "inside"
 BOOTSTRAP = "import sys; exec(compile(open(sys.argv[1] + '/main.py', encoding='utf-8').read(), '<main>', 'exec'))"
 """Starts the server's text without its path, which tracebacks would show."""
 START_SECONDS = 60.0
@@ -108,9 +96,9 @@ class ForkServerClient:
         """The next message.  Raises BlockingIOError where there is none yet, and ServerLost."""
         try:
             payload = self.control.recv(MESSAGE_BYTES)
-        except BlockingIOError:
-            raise
         except OSError as error:
+            if isinstance(error, BlockingIOError):
+                raise
             raise ServerLost(self.last_words()) from error
         if not payload:
             raise ServerLost(self.last_words())
@@ -143,7 +131,7 @@ SERVER_PATIENCE_SECONDS = 5.0
 """How long the server may take to end a process before it is taken for lost."""
 
 
-class ProcessPool:
+class ProcessPool(Sandbox):
     """A fork-server and the processes that it has running; open until closed.  For one thread."""
 
     start_seconds = 0.0
@@ -168,15 +156,6 @@ class ProcessPool:
         self._looked = 0.0
         if server is not None:
             self._take(server)
-
-    def __enter__(self) -> "ProcessPool":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def run(self, processes: Iterable[Process]) -> list[Execution]:
-        return run_all(self, processes)
 
     def converse(self, conversations: Sequence[Conversation]) -> None:
         waiting = deque(conversations)
@@ -219,14 +198,7 @@ class ProcessPool:
                 self._lose()
 
     def close(self) -> None:
-        for process in self.running.values():
-            self._forget(process)
-        self.running.clear()
-        self.owner.clear()
-        if self.server is not None:
-            self.selector.unregister(self.server)
-            self.server.close()
-            self.server = None
+        self._end_all()
 
     def opened(self) -> ForkServerClient:
         """The server, started and probed.  Raises SandboxUnavailable where a probe was not refused."""
@@ -293,30 +265,32 @@ class ProcessPool:
                 else:
                     _, job, status, cpu_seconds, memory_bytes = frames.ended.unpack(message)
                     if job in self.running:
-                        self._over(job, status, cpu_seconds, memory_bytes)
+                        process, conversation = self.running.pop(job), self.owner.pop(job)
+                        ended = process.concluded(status, cpu_seconds, memory_bytes)
+                        self._forget(process)
+                        conversation.ended(self, process, ended)
         except BlockingIOError:
             return
         except ServerLost:
             self._lose()
 
-    def _over(self, number: int, status: int, cpu_seconds: float, memory_bytes: int) -> None:
-        process, conversation = self.running.pop(number), self.owner.pop(number)
-        execution = process.concluded(status, cpu_seconds, memory_bytes)
-        self._forget(process)
-        conversation.ended(self, process, execution)
-
     def _lose(self) -> None:
         """The server has ended, and its processes with it.  The next start makes another."""
+        for process, conversation in self._end_all():
+            conversation.ended(self, process, process.execution(Exit.LOST))
+
+    def _end_all(self) -> list[tuple[SandboxedProcess, Conversation]]:
+        """End the server; returns the processes that were running, and whose they were."""
         if self.server is not None:
             self.selector.unregister(self.server)
             self.server.close()
             self.server = None
-        lost = [(process, self.owner[number]) for number, process in self.running.items()]
+        running = [(process, self.owner[number]) for number, process in self.running.items()]
         self.running.clear()
         self.owner.clear()
-        for process, conversation in lost:
+        for process, _ in running:
             self._forget(process)
-            conversation.ended(self, process, process.execution(Exit.LOST))
+        return running
 
     def _forget(self, process: SandboxedProcess) -> None:
         for descriptor in (process.output, process.errors, process.channel.fileno()):
@@ -327,9 +301,8 @@ class ProcessPool:
 
 def probed(server: ForkServerClient, options: ServerOptions) -> list[Finding]:
     pool = ProcessPool(options, server=server)
-    singles = [RunConversation(Process(kind="program", source=each.source, limits=each.limits)) for each in PROBES]
     try:
-        pool.converse(singles)
+        ran = pool.run(Process(kind="program", source=each.source, limits=each.limits) for each in PROBES)
     finally:
         pool.selector.close()  # the pool only borrowed the server
-    return [Finding(probe, one.execution) for probe, one in zip(PROBES, singles, strict=True) if one.execution]
+    return [Finding(probe, each) for probe, each in zip(PROBES, ran, strict=True)]

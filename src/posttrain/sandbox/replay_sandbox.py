@@ -9,20 +9,17 @@ import queue
 import secrets
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from posttrain.sandbox.elsewhere import Backend, ReplayRun, execution_of, lost, replay_run
-from posttrain.sandbox.execution import Conversation, Execution, Exit, Process, run_all
+from posttrain.sandbox.execution import Conversation, Execution, Exit, Process, Sandbox
 from posttrain.sandbox.inside.frames import MAX_BYTES
 from posttrain.sandbox.probes import Finding, MachineBait, SandboxUnavailable, probes, require_passed
 
 SAID_BYTES = 4 * MAX_BYTES
 """Room for the longest message of a run in base64, and for many short ones."""
 MAX_RESULTS = 100_000
-NEVER_RAN = Execution(
-    exit=Exit.LOST, status=0, stdout=b"", stderr=b"", cpu_seconds=0, wall_seconds=0, memory_bytes=0, compiled=False
-)
 
 
 class RepeatedRun:
@@ -34,7 +31,7 @@ class RepeatedRun:
         self.delivered = 0
         """Its messages that have been taken."""
         self.allowed = 0.0
-        self.latest = NEVER_RAN
+        self.latest = Execution(exit=Exit.LOST)
         self.waited = 0.0
         self.over = False
         self.seed = secrets.randbelow(1 << 31) if asked.kind in ("calls", "tests") else None
@@ -85,9 +82,8 @@ class RepeatedRun:
 
     def waits(self, said: Sequence[bytes]) -> bool:
         """Whether the process would now wait for a message, rather than having ended."""
-        if not said or not self.latest.succeeded:
-            return False
-        return self.asked.kind == "calls" or said[-1].startswith(b'["call"')
+        waiting = said and self.latest.succeeded and (self.asked.kind == "calls" or said[-1].startswith(b'["call"'))
+        return bool(waiting)
 
 
 def message(line: bytes) -> bytes:
@@ -107,7 +103,7 @@ class Event:
     by_itself: bool
 
 
-class ReplaySandbox:
+class ReplaySandbox(Sandbox):
     """A sandbox over a place that runs a text once; for one thread."""
 
     def __init__(
@@ -123,18 +119,9 @@ class ReplaySandbox:
         self.found: list[Finding] = []
         """What the probes found, once they were tried."""
 
-    def __enter__(self) -> "ReplaySandbox":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def start_seconds(self) -> float:
         return self.backend.start_seconds
-
-    def run(self, processes: Iterable[Process]) -> list[Execution]:
-        return run_all(self, processes)
 
     def probe(self) -> None:
         """Probe the place, once, before anything else is run there.  Raises SandboxUnavailable."""
@@ -162,21 +149,21 @@ class ReplaySandbox:
             while waiting or self.alive:
                 while waiting and len({id(each.conversation) for each in self.alive}) < self.at_once:
                     waiting.popleft().begin(self)
-                self.launch()
+                for process in self.to_run:
+                    arguments = (process, process.as_run(self.backend), self.events)
+                    threading.Thread(target=self.run_once, args=arguments, daemon=True).start()
+                    self.under_way += 1
+                self.to_run.clear()
+                if not self.under_way and self.events.empty():  # every process waits for another: all have failed
+                    for process in self.alive:
+                        self.finish(process, replace(process.latest, exit=Exit.LOST))
                 if self.alive:
-                    self.hear(self.next_event())
+                    event = self.events.get()
+                    self.under_way -= event.by_itself
+                    self.hear(event)
         except BaseException:
             self.close()  # nothing keeps running after an interrupt
             raise
-
-    def next_event(self) -> Event:
-        """The next event; where every process waits for another, the conversations have failed."""
-        if not self.under_way and self.events.empty():
-            for process in self.alive:
-                self.finish(process, replace(process.latest, exit=Exit.LOST))
-        event = self.events.get()
-        self.under_way -= event.by_itself
-        return event
 
     def start(self, conversation: Conversation, asked: Process) -> RepeatedRun:
         process = RepeatedRun(self, conversation, asked)
@@ -188,13 +175,6 @@ class ReplaySandbox:
         if process in self.alive and not process.over:
             process.over = True
             self.events.put(Event(process, execution, by_itself=False))
-
-    def launch(self) -> None:
-        for process in self.to_run:
-            arguments = (process, process.as_run(self.backend), self.events)
-            threading.Thread(target=self.run_once, args=arguments, daemon=True).start()
-            self.under_way += 1
-        self.to_run.clear()
 
     def run_once(self, process: RepeatedRun, made: ReplayRun, events: "queue.SimpleQueue[Event]") -> None:
         try:

@@ -119,7 +119,8 @@ class MachineWaits:
         """So far.  Without the kernel's count: all of them where the machine is overloaded, else none."""
         now = pressure_seconds()
         if now is None or self.before is None:
-            return time.monotonic() - self.began if overloaded() else 0.0
+            overloaded = hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1)
+            return time.monotonic() - self.began if overloaded else 0.0
         return now - self.before
 
 
@@ -129,10 +130,6 @@ def pressure_seconds() -> float | None:
         return int(some.rpartition("total=")[2]) / 1e6
     except (OSError, IndexError, ValueError):
         return None
-
-
-def overloaded() -> bool:
-    return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1)
 
 
 class ProcessWaits:
@@ -225,20 +222,16 @@ class SandboxedProcess:
         """Read what it sent and pass complete messages on; False at the end."""
         try:
             for payload in self.channel.messages():
-                self.take(payload)
+                if self.condemned is not None:  # ended, and still sending
+                    continue
+                if self.compiled:
+                    self.on_message(self, payload)
+                else:  # the first is the sandbox's own
+                    self.compiled = payload == b'["compiled"]'
         except ChannelClosed as closed:
             self.broken |= isinstance(closed, MessageTooLong)
             return False
         return True
-
-    def take(self, payload: bytes) -> None:
-        """One message: first the sandbox's own, then those of the program's side."""
-        if self.condemned is not None:  # ended, and still sending
-            return
-        if not self.compiled:
-            self.compiled = payload == b'["compiled"]'
-        else:
-            self.on_message(self, payload)
 
     def read_output(self) -> bool:
         """Read standard output up to the limit; False at the end, or beyond it."""

@@ -56,24 +56,19 @@ class Sandboxes:
     def started_with(self, server: ServerOptions) -> ProcessPool:
         """The pool of a fork-server with these options, sealed where they say so whatever the recipe says."""
         if server not in self._pools:
-            require_linux()
+            if sys.platform != "linux":
+                raise SandboxUnavailable(
+                    f"sandbox: the sealed fork-server needs Linux, and this is {sys.platform}.  Set sandbox.kind:"
+                    " container (docker or podman), or sandbox.kind: remote with the url of a service."
+                )
             self._pools[server] = ProcessPool(server, at_once=self.options.at_once or None)
         return self._pools[server]
 
     def close(self) -> None:
         """End every fork-server and every other run; the next program starts another."""
-        while self._pools:
-            self._pools.popitem()[1].close()
-        while self._replaying:
-            self._replaying.popitem()[1].close()
-
-
-def require_linux() -> None:
-    if sys.platform != "linux":
-        raise SandboxUnavailable(
-            f"sandbox: the sealed fork-server needs Linux, and this is {sys.platform}.  Set sandbox.kind: container"
-            " (docker or podman), or sandbox.kind: remote with the url of a service."
-        )
+        for opened in (self._pools, self._replaying):
+            while opened:
+                opened.popitem()[1].close()
 
 
 def backend_for(options: SandboxOptions, path: Sequence[str] = ()) -> Backend:

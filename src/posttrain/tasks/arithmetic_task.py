@@ -29,6 +29,7 @@ then make that the rule.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from posttrain.options.reward import RewardSettings
@@ -81,20 +82,16 @@ def training_additions(count: int) -> list[Addition]:
 
 def held_out_additions(count: int, *, num_training: int) -> list[Addition]:
     """Different questions, none of them among the training questions; the same ones for every seed."""
-    return unseen(num_training)[:count]
+    trained = set(training_additions(num_training))
+    others = [each for each in every_addition() if each not in trained]
+    Random("held-out additions").shuffle(others)
+    return others[:count]
 
 
 def demonstrated_additions(*, num_training: int, num_held_out: int) -> list[Addition]:
     """Every question that is not held out: those that a demonstrator may show."""
     apart = set(held_out_additions(num_held_out, num_training=num_training))
     return [each for each in every_addition() if each not in apart]
-
-
-def unseen(num_training: int) -> list[Addition]:
-    trained = set(training_additions(num_training))
-    others = [each for each in every_addition() if each not in trained]
-    Random("held-out additions").shuffle(others)
-    return others
 
 
 def every_addition() -> list[Addition]:
@@ -143,30 +140,19 @@ class ArithmeticTask(Task):
                     f"answer_accuracy_{name}": Reading(f"right sums, {name}"),
                     f"format_and_answer_{name}": Reading(f"right sums in the form, {name}"),
                 },
-                measure=SumsOf(name),
+                measure=partial(share_of_sums, name),
                 greedy=name == "greedy",
             )
             for name in ("sampled", "greedy")
         }
 
 
-class SumsOf:
+def share_of_sums(name: str, groups: Sequence[Group]) -> dict[str, float]:
     """Shares of completions whose sum is right, and of those that keep to the form as well."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, groups: Sequence[Group]) -> dict[str, float]:
-        said = [
-            (group.graded_text(each), group.prompt.columns["answer"]) for group in groups for each in group.rollouts
-        ]
-        right = [last_written_number(text) == expected for text, expected in said]
-        formed = [answer_lines(text) is not None for text, _ in said]
-        both = [sum_right and kept for sum_right, kept in zip(right, formed, strict=True)]
-        return {
-            f"answer_accuracy_{self.name}": sum(right) / len(right),
-            f"format_and_answer_{self.name}": sum(both) / len(both),
-        }
+    said = [(group.graded_text(each), group.prompt.columns["answer"]) for group in groups for each in group.rollouts]
+    right = [text for text, expected in said if last_written_number(text) == expected]
+    formed = sum(answer_lines(text) is not None for text in right)
+    return {f"answer_accuracy_{name}": len(right) / len(said), f"format_and_answer_{name}": formed / len(said)}
 
 
 def question_messages(question: str, system: str) -> Messages:

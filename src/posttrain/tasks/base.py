@@ -27,7 +27,6 @@ class PromptRenderer(Protocol):
 
     def render(self, content: str | Messages, *, id: str, prefill: str, columns: Mapping[str, object]) -> Prompt:
         """Plain text unchanged, or messages through the model's chat template; `prefill` begins the answer."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +84,9 @@ class Task(Protocol):
 
     def prompts(self, step: int, draws: range) -> list[Prompt]:
         """The training prompts with these draw numbers: a function of (seed, step, draw).  Steps count from 1."""
-        ...
 
     def held_out(self) -> list[Prompt]:
         """The prompts that are never trained on, the same ones for every seed."""
-        ...
 
     def longest_prompts(self) -> list[Prompt]:
         """Training prompts that probably include the longest, so that a run can refuse it before it starts."""
@@ -160,13 +157,13 @@ def task_probes(task: Task) -> Mapping[str, Probe]:
     for name, probe in probes.items():
         if not isinstance(probe, Probe):
             raise UserError(f"{where} gave {shown_answer(probe)} as {name!r}; give a posttrain.Probe.")
-        readings = probe.readings.items() if isinstance(probe.readings, Mapping) else [("", probe.readings)]
-        for key, reading in readings:
-            if not isinstance(key, str) or not isinstance(reading, Reading):
-                raise UserError(
-                    f"{where}: probe {name!r} has readings = {shown_answer(probe.readings)}; give a mapping such as"
-                    ' {"my_share": posttrain.Reading("share of mine")}.'
-                )
+        given: object = probe.readings
+        items = given.items() if isinstance(given, Mapping) else [(None, given)]
+        if not all(isinstance(key, str) and isinstance(reading, Reading) for key, reading in items):
+            raise UserError(
+                f"{where}: probe {name!r} has readings = {shown_answer(given)}; give a mapping such as"
+                ' {"my_share": posttrain.Reading("share of mine")}.'
+            )
     return probes
 
 

@@ -180,13 +180,10 @@ def draws(difficulty: Difficulty, rule: NumbersRule, rng: Random) -> Iterator[Co
 def allowed_problem(difficulty: Difficulty, problem: Countdown) -> Countdown | None:
     """The problem, if its target is one that the difficulty allows and its rule can reach."""
     low, high = difficulty.targets
-    if not low <= problem.target <= high:
+    given_away = not difficulty.given_targets and problem.target in problem.numbers
+    if given_away or not low <= problem.target <= high:
         return None
-    if not difficulty.given_targets and problem.target in problem.numbers:
-        return None
-    if difficulty.num_spare and problem.rule == "all" and not solvable(problem):
-        return None
-    return problem
+    return None if difficulty.num_spare and problem.rule == "all" and not solvable(problem) else problem
 
 
 def training_problem(difficulty: Difficulty, rule: NumbersRule, *, seed: int, index: int) -> Countdown:
@@ -221,25 +218,19 @@ def held_out_problems(difficulty: Difficulty, rule: NumbersRule, size: int) -> l
             found.setdefault(key, problem)
     num_multisets = comb(len(set(difficulty.pool)) + difficulty.num_numbers - 1, difficulty.num_numbers)
     if len(found) < size and num_multisets * 8**difficulty.num_numbers <= MAX_LISTING:
-        for problem in all_held_out_problems(difficulty, rule):
-            found.setdefault((problem.numbers, problem.target), problem)
+        for numbers in combinations_with_replacement(sorted(set(difficulty.pool)), difficulty.num_numbers):
+            parts = set(combinations(numbers, difficulty.num_numbers - difficulty.num_spare))
+            made = (makeable(part, difficulty.operators) for part in parts)
+            for target in sorted(frozenset().union(*made)) if held_out(numbers) else ():
+                problem = allowed_problem(difficulty, Countdown(numbers, target, rule))
+                if problem is not None:
+                    found.setdefault((numbers, target), problem)
     if len(found) < size:
         raise UserError(
             f"task.held_out_size = {size}: found only {len(found)} held-out problems of"
             f" {difficulty_text(difficulty, rule)}.  Ask for fewer, or widen the range of numbers or targets."
         )
     return list(found.values())[:size]
-
-
-def all_held_out_problems(difficulty: Difficulty, rule: NumbersRule) -> Iterator[Countdown]:
-    for numbers in combinations_with_replacement(sorted(set(difficulty.pool)), difficulty.num_numbers):
-        if not held_out(numbers):
-            continue
-        parts = set(combinations(numbers, difficulty.num_numbers - difficulty.num_spare))
-        for target in sorted(set().union(*(makeable(part, difficulty.operators) for part in parts))):
-            problem = allowed_problem(difficulty, Countdown(numbers, target, rule))
-            if problem is not None:
-                yield problem
 
 
 def difficulty_text(difficulty: Difficulty, rule: NumbersRule) -> str:

@@ -32,15 +32,8 @@ from posttrain.rewards.grading.function import RewardFunction
 from posttrain.tasks.base import Messages, PromptRenderer, Task
 from posttrain.tasks.draw_order import DrawOrder, quotas_of
 from posttrain.tasks.prompt_content import LengthLimit, prompt_content, role_shape
-from posttrain.tasks.row_files.row_formats import (
-    RowFormat,
-    alpaca_prompt,
-    as_column,
-    cell_text,
-    conversation_row,
-    preference_row,
-    sharegpt_row,
-)
+from posttrain.tasks.row_files import row_formats
+from posttrain.tasks.row_files.row_formats import as_column, cell_text
 from posttrain.tasks.row_files.rows import MEMORY, BadRows, DatasetRow, numbered_rows, read_rows, require_column
 
 LONG_ROWS = 64
@@ -96,13 +89,18 @@ class DatasetTask(Task):
 
     def usable(self, rows: Sequence[DatasetRow]) -> list[DatasetRow]:
         """The usable rows; bad ones are counted now, so that a fault does not show in step 900."""
-        kept = []
-        with_prompt, found = prompt_reader(rows, self.options)
-        self.found = self.found or found
+        kept, column = [], self.options.prompt_column
+        find: Callable[[DatasetRow], object] | None = None
+        if column == DatasetOptions.prompt_column and not any(column in row.columns for row in rows):
+            for names, (found, note) in ELSEWHERE.items():
+                if find is None and any(set(names) <= row.columns.keys() for row in rows):
+                    find, self.found = found, self.found or note
         for row in rows:
             with self.bad.counting():
-                ready = with_prompt(self.prepared(row))
-                require_column([ready], self.options.prompt_column)
+                ready = self.prepared(row)
+                if find is not None:
+                    ready = DatasetRow(ready.where, {**ready.columns, column: find(ready)})
+                require_column([ready], column)
                 content(ready, self.options)
                 kept.append(ready)
         if not kept:
@@ -110,36 +108,30 @@ class DatasetTask(Task):
         return kept
 
     def of_length(self, rows: list[DatasetRow]) -> list[DatasetRow]:
-        if self.options.max_prompt_tokens is None:
+        """The rows whose prompts are short enough; others are left out, cut or bad, as the options say."""
+        most, column, over_long = self.options.max_prompt_tokens, self.options.prompt_column, self.options.over_long
+        if most is None:
             return rows
-        limit = LengthLimit(self.options.max_prompt_tokens, self.num_tokens)
-        return [kept for row in rows if (kept := self.row_of_length(row, limit)) is not None]
-
-    def row_of_length(self, row: DatasetRow, limit: LengthLimit) -> DatasetRow | None:
-        """The row, perhaps with its prompt cut; None where it is left out."""
-        column, over_long = self.options.prompt_column, self.options.over_long
-        prompt = row.columns[column]
-        assert isinstance(prompt, str | Sequence)
-        given = prompt if isinstance(prompt, str) else checked_messages(prompt, row.where)
-        try:
-            tokens = limit.exceeded(given)
-            if not tokens:
-                return row
-            if over_long == "error":
-                raise UserError(
-                    f"the prompt has {tokens} tokens, and task.max_prompt_tokens = {limit.limit}. Shorten it, or set"
-                    " task.over_long = skip or cut_left."
-                )
-            kept = DatasetRow(row.where, {**row.columns, column: limit.cut(given)}) if over_long == "cut_left" else None
-        except UserError as error:
-            self.bad.add(f"{row.where}: {error}")
-            return None
-        self.too_long.append(row.where)
+        limit = LengthLimit(most, lambda prompt: len(self.prompt(DatasetRow("a prompt", {column: prompt})).tokens))
+        kept = []
+        for row in rows:
+            prompt = row.columns[column]
+            assert isinstance(prompt, str | Sequence)
+            given = prompt if isinstance(prompt, str) else checked_messages(prompt, row.where)
+            with self.bad.counting(f"{row.where}: "):
+                tokens = limit.exceeded(given)
+                if tokens and over_long == "error":
+                    raise UserError(
+                        f"the prompt has {tokens} tokens, and task.max_prompt_tokens = {most}. Shorten it, or set"
+                        " task.over_long = skip or cut_left."
+                    )
+                if not tokens:
+                    kept.append(row)
+                    continue
+                if over_long == "cut_left":
+                    kept.append(DatasetRow(row.where, {**row.columns, column: limit.cut(given)}))
+                self.too_long.append(row.where)
         return kept
-
-    def num_tokens(self, prompt: str | Messages) -> int:
-        row = DatasetRow("a prompt", {self.options.prompt_column: prompt})
-        return len(self.prompt(row).tokens)
 
     def draw_order(self, seed: int, size: int) -> DrawOrder:
         order = partial(DrawOrder, seed=seed, size=size, shuffled=self.options.shuffle)
@@ -221,25 +213,9 @@ def count_text(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def prompt_reader(
-    rows: Sequence[DatasetRow], options: DatasetOptions
-) -> tuple[Callable[[DatasetRow], DatasetRow], str]:
-    """The function that finds a row's prompt, in its column or in those of another format, and a note on where."""
-    column = options.prompt_column
-
-    def with_prompt(find: Callable[[DatasetRow], object]) -> Callable[[DatasetRow], DatasetRow]:
-        return lambda row: DatasetRow(row.where, {**row.columns, column: find(row)})
-
-    own = column != DatasetOptions.prompt_column or any(column in row.columns for row in rows)
-    for names, (find, found) in () if own else ELSEWHERE.items():
-        if any(set(names) <= row.columns.keys() for row in rows):
-            return with_prompt(find), found
-    return (lambda row: row), ""
-
-
 def question_of(row: DatasetRow) -> list[Mapping[str, object]]:
     """A conversation without the assistant's last turn, which is the answer."""
-    read = conversation_row if RowFormat.MESSAGES in row.columns else sharegpt_row
+    read = row_formats.conversation_row if "messages" in row.columns else row_formats.sharegpt_row
     messages = [*read(row).messages]
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
@@ -249,23 +225,32 @@ def question_of(row: DatasetRow) -> list[Mapping[str, object]]:
 ELSEWHERE: Mapping[tuple[str, ...], tuple[Callable[[DatasetRow], object], str]] = {
     ("messages",): (question_of, "prompts are `messages` without the assistant's last turn"),
     ("chosen", "rejected"): (
-        lambda row: as_column(preference_row(row).prompt),
+        lambda row: as_column(row_formats.preference_row(row).prompt),
         "prompts are what `chosen` and `rejected` begin with",
     ),
     ("conversations",): (question_of, "prompts are `conversations` without the assistant's last turn"),
-    ("instruction", "output"): (lambda row: as_column(alpaca_prompt(row)), "prompts are `instruction` and `input`"),
+    ("instruction", "output"): (
+        lambda row: as_column(row_formats.alpaca_prompt(row)),
+        "prompts are `instruction` and `input`",
+    ),
 }
 """Where the prompt is in rows without a column of prompts, by the columns that they have."""
 
 
 def configured_rows(options: DatasetOptions, bad: BadRows) -> list[DatasetRow]:
     """The rows of the options' path, or of its sources one after the other."""
-    if options.sources:
-        read = zip(source_names(options), options.sources, strict=True)
-        return [*chain.from_iterable(with_source(read_rows(each.path, each, bad), name) for name, each in read)]
-    if not options.path and not options.generator:
-        raise UserError("task.path is missing: name the file of rows, such as `path: rows.jsonl`")
-    return read_rows(options.path, options, bad)
+    if not options.sources:
+        if not options.path and not options.generator:
+            raise UserError("task.path is missing: name the file of rows, such as `path: rows.jsonl`")
+        return read_rows(options.path, options, bad)
+    rows = []
+    for name, source in zip(source_names(options), options.sources, strict=True):
+        for row in read_rows(source.path, source, bad):
+            if SOURCE in row.columns:
+                remedy = f"Rename it: columns: {{origin: {SOURCE}}}."
+                raise UserError(f"{row.where}: mixtures write the column `{SOURCE}`. {remedy}")
+            rows.append(DatasetRow(row.where, {**row.columns, SOURCE: name}))
+    return rows
 
 
 def source_names(options: DatasetOptions) -> list[str]:
@@ -274,15 +259,6 @@ def source_names(options: DatasetOptions) -> list[str]:
         twice = next(name for name in names if names.count(name) > 1)
         raise UserError(f"task.sources: two are called {twice}; give each another name")
     return names
-
-
-def with_source(rows: Sequence[DatasetRow], name: str) -> list[DatasetRow]:
-    for row in rows:
-        if SOURCE in row.columns:
-            raise UserError(
-                f"{row.where}: mixtures write the column `{SOURCE}`. Rename it: columns: {{origin: {SOURCE}}}."
-            )
-    return [DatasetRow(row.where, {**row.columns, SOURCE: name}) for row in rows]
 
 
 def held_out_of(options: DatasetOptions, rows: Rows | None, bad: BadRows) -> list[DatasetRow] | None:

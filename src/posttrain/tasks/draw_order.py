@@ -41,7 +41,11 @@ class DrawOrder:
     def row(self, step: int, draw: int) -> int:
         """The row of a draw in a step; steps count from 1."""
         if draw >= self.size:
-            return refill_row(self, step, draw - self.size)
+            # In place of an uninformative one: a row that the step has not drawn, while there are any.
+            epoch, position = divmod(draw - self.size, sum(self.quotas))
+            source, before = self.draw_of_source("sources of refills", step, position)
+            rows = refill_order(self, step, source)
+            return rows[(epoch * self.quotas[source] + before) % len(rows)]
         epoch, position = divmod((step - 1) * self.size + draw, sum(self.quotas))
         source, number = self.draw_of_source("epoch", epoch, position)
         source_epoch, place = divmod(epoch * self.quotas[source] + number, self.counts[source])
@@ -83,14 +87,6 @@ def quotas_of(counts: Sequence[int], weights: Sequence[float] | None) -> tuple[i
             f" of {length}; raise it, or leave the source out"
         )
     return tuple(quotas)
-
-
-def refill_row(order: DrawOrder, step: int, number: int) -> int:
-    """A row in place of one of the step's uninformative ones: one that the step has not drawn, while there are any."""
-    epoch, position = divmod(number, sum(order.quotas))
-    source, before = order.draw_of_source("sources of refills", step, position)
-    rows = refill_order(order, step, source)
-    return rows[(epoch * order.quotas[source] + before) % len(rows)]
 
 
 @functools.lru_cache(maxsize=16)

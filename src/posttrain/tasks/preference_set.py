@@ -24,34 +24,20 @@ from posttrain.models.rendering import TooLongText
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.pairs import PairOptions
 from posttrain.records import Preference, Prompt, TokenSequence
+from posttrain.tasks.base import Messages
 from posttrain.tasks.dataset import SOURCE, configured_rows, held_out_of, split
 from posttrain.tasks.draw_order import permutation
 from posttrain.tasks.prompt_content import prompt_content
-from posttrain.tasks.row_files.row_formats import (
-    Content,
-    PreferenceRow,
-    RowFormat,
-    as_column,
-    cell_text,
-    columns_read,
-    detected_format,
-    format_line,
-    preference_row,
-    tools_of,
-)
+from posttrain.tasks.row_files import row_formats
+from posttrain.tasks.row_files.row_formats import Content, PreferenceRow, RowFormat, as_column, tools_of
 from posttrain.tasks.row_files.rows import MEMORY, NO_ROWS_GIVEN, BadRows, DatasetRow, GivenRows, numbered_rows
 
 MARGIN_RULE = "a number >= 0, by how much the chosen answer is better (a negative one means that they are swapped)"
 OTHER_WAYS = "  Leave out what follows the first answer, or name another template as model.chat_template."
 
 
-@dataclass(frozen=True, slots=True)
-class PairAnswer:
-    """One of a pair's two answers in tokens."""
-
-    sequence: TokenSequence
-    closing: tuple[int, ...]
-    """The template's text after the last stop token."""
+PairAnswer = tuple[TokenSequence, tuple[int, ...]]
+"""One of a pair's two answers in tokens, and the template's text after its last stop token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,55 +61,55 @@ class PairMaker:
                 if not self.counts_tokens:
                     require_unmarked(answer, row.where, "a reward model scores the whole of an answer")
         content = prompt_content(as_column(row.prompt), self.task, row.where)
-        if isinstance(content, str):
-            prompt = self.masking.renderer.render(content, id=row.where, columns=row.columns)
-            chosen, rejected = (self.of_text(row.where, prompt, each) for each in (row.chosen, row.rejected))
-        else:
-            prompt = self.conversation_prompt(row, content)
-            chosen, rejected = (self.of_messages(row, prompt, content, each) for each in (row.chosen, row.rejected))
-        if chosen.sequence.tokens == rejected.sequence.tokens:
+        answer_of = self.of_text if isinstance(content, str) else self.of_messages
+        prompt = self.prompt(row, content)
+        (chosen, after_chosen), (rejected, after_rejected) = (
+            answer_of(row, prompt, each) for each in (row.chosen, row.rejected)
+        )
+        if chosen.tokens == rejected.tokens:
             raise UserError(f"{row.where}: `chosen` and `rejected` are the same answer.  Drop the row.")
-        for made in (chosen, rejected):
-            self.masking.require_known((*prompt.tokens, *made.sequence.tokens, *made.closing), row.where)
+        for tokens in (chosen.tokens + after_chosen, rejected.tokens + after_rejected):
+            self.masking.require_known((*prompt.tokens, *tokens), row.where)
         return Preference(
             prompt=prompt,
-            chosen=chosen.sequence,
-            rejected=rejected.sequence,
-            chosen_closing=chosen.closing,
-            rejected_closing=rejected.closing,
+            chosen=chosen,
+            rejected=rejected,
+            chosen_closing=after_chosen,
+            rejected_closing=after_rejected,
             margin=column_number(row, "margin", MARGIN_RULE, lambda value: value >= 0),
             weight=column_number(row, "weight", "a number above 0", lambda value: value > 0) or 1.0,
             where=row.where,
         )
 
-    def of_text(self, where: str, prompt: Prompt, answer: Content) -> PairAnswer:
-        text = plain_answer(answer, where)
-        require_words(where, text)
+    def prompt(self, row: PreferenceRow, content: str | Messages) -> Prompt:
+        renderer = self.masking.renderer
+        if isinstance(content, str):
+            return renderer.render(content, id=row.where, columns=row.columns)
+        text = renderer.templated(content, row.where, tools=tools_of(row))
+        tokens = tuple(renderer.tokens(text, row.where))
+        return Prompt(id=row.where, text=text, tokens=tokens, messages=tuple(content), columns=dict(row.columns))
+
+    def of_text(self, row: PreferenceRow, prompt: Prompt, answer: Content) -> PairAnswer:
+        text = plain_answer(answer, row.where)
+        require_words(row.where, text)
         tokens = self.masking.completion(prompt, text).tokens
-        return PairAnswer(TokenSequence.one_turn(tokens[len(prompt.tokens) :]), ())
+        return TokenSequence.one_turn(tokens[len(prompt.tokens) :]), ()
 
-    def conversation_prompt(self, row: PreferenceRow, messages: Sequence[Mapping[str, Any]]) -> Prompt:
-        text = self.masking.renderer.templated(messages, row.where, tools=tools_of(row))
-        tokens = tuple(self.masking.renderer.tokens(text, row.where))
-        return Prompt(id=row.where, text=text, tokens=tokens, messages=tuple(messages), columns=dict(row.columns))
-
-    def of_messages(
-        self, row: PreferenceRow, prompt: Prompt, messages: Sequence[Mapping[str, Any]], answer: Content
-    ) -> PairAnswer:
+    def of_messages(self, row: PreferenceRow, prompt: Prompt, answer: Content) -> PairAnswer:
         """The assistant's turn, and what may follow it, after the messages of a prompt."""
         turns = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
         if isinstance(answer, str):
             require_words(row.where, answer)
-        dialogue = Dialogue(where=row.where, messages=[*messages, *turns], num_given=len(messages), tools=tools_of(row))
-        one_turn = len(turns) == 1
-        example = self.masking.last_turn(dialogue) if one_turn else self.masking.every_turn(dialogue)
+        given = prompt.messages or ()
+        dialogue = Dialogue(where=row.where, messages=[*given, *turns], num_given=len(given), tools=tools_of(row))
+        example = self.masking.last_turn(dialogue) if len(turns) == 1 else self.masking.every_turn(dialogue)
         size = len(prompt.tokens)
         assert example.tokens[:size] == prompt.tokens, (row.where, "an answer continues the tokens of its prompt")
         tokens, sampled = example.tokens[size:], example.sampled[size:]
         closing = self.masking.closing(dialogue, example)
         if not self.closing_said:
-            return PairAnswer(TokenSequence(tokens=tokens, sampled=sampled), closing)
-        return PairAnswer(TokenSequence(tokens=tokens + closing, sampled=sampled + (True,) * len(closing)), ())
+            return TokenSequence(tokens=tokens, sampled=sampled), closing
+        return TokenSequence(tokens=tokens + closing, sampled=sampled + (True,) * len(closing)), ()
 
 
 def require_answer(where: str, turns: Sequence[Mapping[str, Any]]) -> None:
@@ -144,7 +130,9 @@ def require_words(where: str, text: str) -> None:
 
 
 def cut_to(pair: Preference, longest: int) -> Preference:
-    """The pair with the ends of its answers cut off to `longest` tokens with the prompt."""
+    """The pair with the ends of its answers cut off to `longest` tokens with the prompt, if that fits and is needed."""
+    if not pair.num_tokens > longest > len(pair.prompt.tokens):
+        return pair
     room = longest - len(pair.prompt.tokens)
     chosen, rejected = pair.chosen.first(room), pair.rejected.first(room)
     return replace(pair, chosen=chosen, rejected=rejected, chosen_closing=(), rejected_closing=())
@@ -156,11 +144,7 @@ def column_number(row: PreferenceRow, column: str, rule: str, holds: Callable[[f
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and holds(value):
         return float(value)
-    raise UserError(f"{row.where}: the column `{column}` must hold {rule}, not {cell_text(value)}")
-
-
-def pair_masking(masking: Masking) -> Masking:
-    return replace(masking, other_ways=OTHER_WAYS)
+    raise UserError(f"{row.where}: the column `{column}` must hold {rule}, not {row_formats.cell_text(value)}")
 
 
 NAMED = 5
@@ -191,10 +175,8 @@ class PreferenceSet:
 
     def batch(self, first: int, options: PairOptions) -> list[Preference]:
         """The pairs of an update, from a number on, to the end of the epoch at most; [] in a round of ties."""
-        indices = self.batch_indices(first, options) if self.training else ()
-        return [self.training[self.number(index)] for index in indices]
-
-    def batch_indices(self, first: int, options: PairOptions) -> range:
+        if not self.training:
+            return []
         epoch_end = (first // len(self.training) + 1) * len(self.training)
         last = min(first + options.pairs_per_batch, epoch_end)
         found = range(first, last if options.num_epochs is None else min(last, self.num_pairs(options.num_epochs)))
@@ -203,7 +185,7 @@ class PreferenceSet:
                 f"all {options.num_epochs:g} epochs of the {len(self.training)} pairs are learned, with steps left: the"
                 " run was begun with more pairs.  Restore those, or start another run."
             )
-        return found
+        return [self.training[self.number(index)] for index in found]
 
     def num_pairs(self, epochs: float) -> int:
         """Pairs in that many epochs, each counted as often as it is learned."""
@@ -245,7 +227,7 @@ def preference_set(
     Raises UserError for a bad row, or for more of them than `task.skip_bad_rows`, and for pairs that are too long,
     unless they may be left out or cut.
     """
-    bad = BadRows(task.skip_bad_rows)
+    bad, kind = BadRows(task.skip_bad_rows), RowFormat.PREFERENCE
     own = [SOURCE] if task.sources and given.rows is None else []
     own += [] if options.counts_tokens else ["margin"]  # which a reward model learns
     read = configured_rows(task, bad) if given.rows is None else numbered_rows(given.rows, MEMORY, bad)
@@ -254,7 +236,7 @@ def preference_set(
     apart = None if held_out_rows is None else rows_by_prompt(preference_rows(held_out_rows, bad), task)
     training, held_out = split(everything, apart, task)
     maker = PairMaker(
-        masking=pair_masking(masking),
+        masking=replace(masking, other_ways=OTHER_WAYS),
         task=task,
         counts_tokens=options.counts_tokens,
         closing_said=options.answers_with_closing,
@@ -262,10 +244,7 @@ def preference_set(
     unread: list[str] | None = None if options.long_pairs == "error" else []
     made = [made_pairs(part, maker, bad, unread) for part in (training, held_out)]
     if options.long_pairs == "cut":
-        made = [
-            [cut_to(each, longest) if each.num_tokens > longest > len(each.prompt.tokens) else each for each in part]
-            for part in made
-        ]
+        made = [[cut_to(each, longest) for each in part] for part in made]
     long = [pair for part in made for pair in part if pair.num_tokens > longest]
     if long and options.long_pairs == "error":
         pairs = first_few([f"{pair.where} ({pair.num_tokens} tokens)" for pair in long])
@@ -287,16 +266,16 @@ def preference_set(
         held_out=measured,
         too_long=[*(unread or ()), *(pair.where for pair in long)],
         bad=bad,
-        format=format_line(RowFormat.PREFERENCE, read, lambda row: (*columns_read(RowFormat.PREFERENCE, row), *own)),
+        format=row_formats.format_line(kind, read, lambda row: (*row_formats.columns_read(kind, row), *own)),
     )
 
 
 def preference_rows(rows: Sequence[DatasetRow], bad: BadRows) -> list[PreferenceRow]:
-    detected_format(rows, (RowFormat.PREFERENCE,))
+    row_formats.detected_format(rows, (RowFormat.PREFERENCE,))
     found = []
     for row in rows:
         with bad.counting():
-            found.append(preference_row(row))
+            found.append(row_formats.preference_row(row))
     return found
 
 

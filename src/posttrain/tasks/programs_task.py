@@ -82,53 +82,45 @@ def program_row(row: DatasetRow) -> DatasetRow:
 
 def read_layout(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Prompt and tests of a row in any of the layouts."""
+    question = next((columns[name] for name in QUESTIONS if columns.get(name)), None)
+    if question is None:
+        raise KeyError(f"no text in any of {', '.join(QUESTIONS)}")
     if "tests" in columns:
         tests = columns["tests"]
-        return question(columns), json.loads(tests) if isinstance(tests, str) else dict(tests)
+        return question, json.loads(tests) if isinstance(tests, str) else dict(tests)
     if "entry_point" in columns:
-        return human_eval(columns)
+        entry, start = columns["entry_point"], columns["prompt"].rstrip()
+        prompt = f"Complete this Python function and give the whole of it.\n\n```python\n{start}\n```"
+        return prompt, {"kind": "asserts", "entry": entry, "setup": columns["test"], "tests": [f"check({entry})"]}
     if "test_list" in columns:
-        return mbpp(columns)
+        tests = list(columns["test_list"])
+        entry = called(tests)  # the name is only in the asserts, so the prompt says it
+        setup = columns.get("test_setup_code") or columns.get("test_imports") or ""
+        lines = setup if isinstance(setup, str) else "\n".join(setup)
+        prompt = f"{question}\nThe function is called `{entry}`."
+        return prompt, {"kind": "asserts", "entry": entry, "setup": lines, "tests": tests}
     if "input_output" in columns:
         given = columns["input_output"]
-        return question(columns), input_output(json.loads(given) if isinstance(given, str) else given)
-    if any(split in columns for split in SPLITS):
-        return question(columns), contest(columns)
+        return question, input_output(json.loads(given) if isinstance(given, str) else given)
+    splits = [columns[split] for split in SPLITS if columns.get(split)]
+    if any(split in columns for split in SPLITS):  # together: what is hidden from the prompt is hidden already
+        pairs = [pair for split in splits for pair in zip(split["input"], split["output"], strict=True)]
+        return question, {"kind": "stdio", "cases": [{"input": given, "output": wanted} for given, wanted in pairs]}
     raise KeyError("none of tests, entry_point, test_list, input_output, public_tests among the columns")
 
 
-def question(columns: Mapping[str, Any]) -> Any:
-    return next(columns[name] for name in QUESTIONS if columns.get(name))
-
-
-def human_eval(columns: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    entry = columns["entry_point"]
-    prompt = f"Complete this Python function and give the whole of it.\n\n```python\n{columns['prompt'].rstrip()}\n```"
-    return prompt, {"kind": "asserts", "entry": entry, "setup": columns["test"], "tests": [f"check({entry})"]}
-
-
-def mbpp(columns: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The function's name is only in the asserts, so the prompt says it."""
-    tests = list(columns["test_list"])
-    entry = called(tests)
-    setup = columns.get("test_setup_code") or columns.get("test_imports") or ""
-    lines = setup if isinstance(setup, str) else "\n".join(setup)
-    prompt = f"{question(columns)}\nThe function is called `{entry}`."
-    return prompt, {"kind": "asserts", "entry": entry, "setup": lines, "tests": tests}
-
-
 def called(tests: Sequence[str]) -> str:
-    common = set.intersection(*[names_called(test) for test in tests]) - set(dir(builtins)) - {"isclose"}
+    """The one function that all of the asserts call."""
+    found = []
+    for test in tests:
+        with PARSING:
+            nodes = [*ast.walk(ast.parse(test))]
+        calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+        found.append({function.id for function in calls if isinstance(function, ast.Name)})
+    common = set.intersection(*found) - set(dir(builtins)) - {"isclose"}
     if len(common) != 1:
         raise ValueError(f"the asserts call {', '.join(sorted(common)) or 'no one function'} in common")
     return common.pop()
-
-
-def names_called(source: str) -> set[str]:
-    with PARSING:
-        tree = ast.parse(source)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return {call.func.id for call in calls if isinstance(call.func, ast.Name)}
 
 
 def input_output(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,13 +133,6 @@ def input_output(given: Mapping[str, Any]) -> dict[str, Any]:
         "kind": "stdio",
         "cases": [{"input": joined_lines(given), "output": joined_lines(wanted)} for given, wanted in pairs],
     }
-
-
-def contest(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """All splits together: what is hidden from the prompt is hidden already."""
-    splits = [columns[split] for split in SPLITS if columns.get(split)]
-    pairs = [pair for split in splits for pair in zip(split["input"], split["output"], strict=True)]
-    return {"kind": "stdio", "cases": [{"input": given, "output": wanted} for given, wanted in pairs]}
 
 
 def joined_lines(value: Any) -> str:

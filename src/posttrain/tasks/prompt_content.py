@@ -7,7 +7,6 @@ tokenizer.
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
 
 from posttrain.errors import UserError
 from posttrain.models.messages import as_plain_text, checked_messages
@@ -47,9 +46,6 @@ def open_messages(messages: list[dict[str, str]], options: DatasetOptions, where
     )
 
 
-Rendered = TypeVar("Rendered")
-CountTokens = Callable[[str | Messages], int]
-"""Tokens of a prompt as the policy sees it: system message, template and prefill included."""
 SPARE = 16
 """Tokens that a template may add to what it adds to the shortest texts."""
 
@@ -57,7 +53,8 @@ SPARE = 16
 class LengthLimit:
     """The greatest number of tokens of a prompt."""
 
-    def __init__(self, limit: int, count: CountTokens) -> None:
+    def __init__(self, limit: int, count: Callable[[str | Messages], int]) -> None:
+        """`count` gives a prompt's tokens as the policy sees them: system message, template and prefill included."""
         self.limit, self.count = limit, count
         self.added: dict[tuple[str, ...], int] = {}
         """Tokens around the texts of a conversation, by the roles in it."""
@@ -93,11 +90,7 @@ class LengthLimit:
 
     def longest_end(self, text: str, prompt_of: Callable[[str], str | Messages]) -> str | Messages:
         """A prompt with the longest end of a text with which it fits, to where its tokens grow with the text."""
-
-        def fits(start: int) -> bool:
-            return not self.exceeded(prompt_of(text[start:]))
-
-        start = bisect_left(range(len(text)), True, key=fits)
+        start = bisect_left(range(len(text)), True, key=lambda start: not self.exceeded(prompt_of(text[start:])))
         if start == len(text):
             raise UserError(f"nothing of the prompt fits into {self.limit} tokens; raise task.max_prompt_tokens")
         return prompt_of(text[start:])
@@ -105,8 +98,6 @@ class LengthLimit:
 
 def most_tokens(text: str) -> int:
     """An upper bound of a text's tokens: its bytes, also where a tokenizer decomposes letters first."""
-    if text.isascii():
-        return len(text)
     return max(len(text.encode()), len(unicodedata.normalize("NFKD", text).encode()))
 
 

@@ -12,6 +12,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from posttrain.schemas import did_you_mean
 from posttrain.trl.configs.script_arguments import (
     ModelConfig,
     ScriptArguments,
@@ -23,7 +24,7 @@ from posttrain.trl.configs.script_arguments import (
 from posttrain.trl.configs.trainer_configs import DPOConfig, GRPOConfig, RewardConfig, RLOOConfig, SFTConfig
 from posttrain.trl.dpo_trainer import DPOTrainer
 from posttrain.trl.grpo_trainer import GRPOTrainer, RLOOTrainer
-from posttrain.trl.names_elsewhere import ModulesElsewhere, not_here_message
+from posttrain.trl.names_elsewhere import INSTEAD, ModulesElsewhere
 from posttrain.trl.reward_trainer import RewardTrainer
 from posttrain.trl.sft_trainer import SFTTrainer
 
@@ -56,4 +57,5 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if find_spec(f"{__name__}.{name}") is not None:
             return importlib.import_module(f"{__name__}.{name}")
-        raise ImportError(not_here_message(name, __all__))
+        remedy = INSTEAD.get(name) or did_you_mean(name, __all__)
+        raise ImportError(f"cannot import {name!r} from posttrain.trl: it is not here.  {remedy}")

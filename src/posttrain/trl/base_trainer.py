@@ -3,13 +3,13 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, Generic, cast
 
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import Optimizer, lr_scheduler
+from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from posttrain.errors import UserError
@@ -19,39 +19,17 @@ from posttrain.options.training import OptimizerOptions
 from posttrain.runs.checkpoint import load_checkpoint
 from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.tensor_state import restore_module
+from posttrain.schemas import did_you_mean
 from posttrain.training.optimizer import OwnOptimizer, new_optimizer
-from posttrain.trl.callback_watcher import CallbackWatcher, RunRates
-from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
-from posttrain.trl.configs.field_rules import errors_by_field, require_values
-from posttrain.trl.configs.recipe import (
-    adamw_options,
-    checkpoint_options,
-    require_strategies,
-    run_options,
-    tracker_options,
-)
+from posttrain.trl.callback_watcher import CallbackWatcher, RunRates, Schedule
+from posttrain.trl.configs import recipe
+from posttrain.trl.configs.field_rules import errors_by_field, lines_about, require_values
+from posttrain.trl.configs.recipe import RunLength, run_length
 from posttrain.trl.log_entries import Entry
 from posttrain.trl.model_source import Dataset, Given, Row, named_folder
-from posttrain.trl.names_elsewhere import overrides, unknown_argument_message
-from posttrain.trl.saved_models import require_free, resume_step
+from posttrain.trl.names_elsewhere import overrides
+from posttrain.trl.saved_models import remove_dangling, resume_step, saved_state
 from posttrain.trl.trainer_methods import Args, TrainerMethods, rows_of_dataset
-
-Schedule = LRScheduler | RunRates
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """How a run begins: its watcher, and whether it resumes from a checkpoint."""
-
-    watcher: CallbackWatcher
-    resume: bool
-    from_step: int | None
-    updates_before: int
-    """Updates of the weights in earlier calls of train()."""
-
-    @property
-    def how(self) -> dict[str, Any]:
-        return {"watchers": [self.watcher], "resume": self.resume, "from_step": self.from_step}
 
 
 class BaseTrainer(TrainerMethods[Args], Generic[Args]):
@@ -79,32 +57,41 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         super().__init__(given, args)
         self.train_dataset: Dataset | None = given.train_dataset
         self.eval_dataset = given.eval_dataset
-        require_strategies(self.args, measures=self.eval_dataset is not None)
+        recipe.require_strategies(self.args, measures=self.eval_dataset is not None)
         own_optimizer(given.optimizers)
         self.optimizer: Optimizer | None = given.optimizers[0]
         """The script's; else None until a run begins, and then that run's AdamW."""
         self.lr_scheduler: Schedule | None = given.optimizers[1]
         """The script's; else None until a run begins, and then that run's rates."""
         self._of_run: tuple[object, ...] = ()
+        self._updates_before = 0
+        """Updates of the weights in earlier calls of train()."""
 
     @classmethod
     def require_defaults(cls, given: Mapping[str, object]) -> None:
         """Refuse arguments that TRL's trainer does not have, and values that this one does not support."""
         for name, value in given.items():
             if name not in cls.only_default:
-                raise UserError(unknown_argument_message(cls, name, cls.config_class.field_rules))
+                known = [each for each in signature(cls).parameters if each not in ("self", "not_here")]
+                remedy = "Set it in `args`." if name in cls.config_class.field_rules else did_you_mean(name, known)
+                remedy = "It is called `processing_class`." if name == "tokenizer" else remedy
+                raise UserError(f"{cls.__name__}: there is no argument {name!r}.  {remedy}")
             if value not in (None, (None, None)):
                 raise UserError(f"{cls.__name__}: {name} = {value!r:.60}: {cls.only_default[name]}.  Leave it out.")
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Train to the end, or until a callback stops; the folder is then a run folder like any other."""
         with errors_by_field(self.args):
-            given, by_args = resume_from_checkpoint, self.args.resume_from_checkpoint
-            resume, from_step = resume_step(by_args if given is None else given, self.folder)
-            if not resume:
-                require_free(self.folder, self.args)
+            checkpoint = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+            resume, from_step = resume_step(checkpoint, self.folder)
+            if not resume and (self.folder / "config.yaml").is_file() and not self.args.overwrite_output_dir:
+                remedy = (
+                    "Use resume_from_checkpoint=True, another folder, or overwrite_output_dir=True, which deletes it."
+                )
+                raise UserError(f"output_dir = {self.folder}: there is a run in it already.  {remedy}")
             config, length, rows = self.described()
-            self._forget_optimizer()
+            self.optimizer = None if any(self.optimizer is each for each in self._of_run) else self.optimizer
+            self.lr_scheduler = None if any(self.lr_scheduler is each for each in self._of_run) else self.lr_scheduler
             self.create_optimizer_and_scheduler(length.updates)
             watcher = CallbackWatcher(
                 events=self.events,
@@ -114,10 +101,14 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
                 take_best=self.take_best,
                 take_optimizer=self._take_optimizer,
             )
-            updates_before = self.state.global_step
-            self._begin_state(from_step, resume=resume)
-            start = Start(watcher=watcher, resume=resume, from_step=from_step, updates_before=updates_before)
-            self.run = self._fit(config, rows, start)
+            self._updates_before = self.state.global_step
+            for note in lines_about(self.args):  # a script may have changed some since the trainer was made
+                if note not in self.notes:
+                    print(f"posttrain.trl: {note}", flush=True)
+            remove_dangling(self.folder)
+            self.events.begin(saved_state(self.folder / "checkpoints", from_step) if resume else TrainerState())
+            given = {"policy": self.policy, "rows": rows, "optimizer": self.own_optimizer, "watchers": [watcher]}
+            self.run = self._fit(config, resume=resume, from_step=from_step, **given)
         if self.args.push_to_hub:
             self.push_to_hub()
         return TrainOutput(self.state.global_step, watcher.mean_loss, watcher.ended)
@@ -136,7 +127,8 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         """The run in our words."""
         raise NotImplementedError
 
-    def _fit(self, config: Any, rows: list[Row], start: Start) -> Run:
+    def _fit(self, config: Any, **given: Any) -> Run:
+        """Train, on `rows`; `given` are arguments that all functions that train take."""
         raise NotImplementedError
 
     def _entry(self, report: StepReport) -> Entry:
@@ -165,10 +157,12 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         return args.max_steps * args.rows_per_update if args.max_steps > 0 else None
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        options = OptimizerOptions(**adamw_options(self.args, self.model_options, self.described()[1].updates))
+        options = OptimizerOptions(**recipe.adamw_options(self.args, self.model_options, self.described()[1].updates))
         return new_optimizer((model or self.model).parameters(), options)
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler | None:
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: Optimizer | None = None
+    ) -> lr_scheduler.LRScheduler | None:
         """None, for the schedule of the arguments; `train` uses a script's override."""
         return None
 
@@ -190,19 +184,13 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
         self.events.optimizer, self.events.lr_scheduler = shown = self.optimizer, self.lr_scheduler
         self._of_run = tuple(each for each in shown if not any(each is one for one in given))
 
-    def _forget_optimizer(self) -> None:
-        if any(self.optimizer is each for each in self._of_run):
-            self.optimizer = None
-        if any(self.lr_scheduler is each for each in self._of_run):
-            self.lr_scheduler = None
-
     def sections(self, length: RunLength) -> dict[str, Any]:
         return {
             "model": self.model_options,
             "task": DatasetOptions(held_out_share=0.0),
-            "checkpoint": checkpoint_options(self.args, length),
-            "tracker": tracker_options(self.args),
-            "run": run_options(self.args, length.steps),
+            "checkpoint": recipe.checkpoint_options(self.args, length),
+            "tracker": recipe.tracker_options(self.args),
+            "run": recipe.run_options(self.args, length.steps),
         }
 
     def evaluate(
@@ -215,7 +203,7 @@ class BaseTrainer(TrainerMethods[Args], Generic[Args]):
 
         `ignore_keys` is accepted and has no effect: no outputs of the model are gathered.
         """
-        given = eval_dataset if eval_dataset is not None else self.eval_dataset
+        given = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(given, Mapping):
             parts = {f"{metric_key_prefix}_{name}": rows for name, rows in given.items()}
             entries = [self.evaluate(rows, metric_key_prefix=prefix) for prefix, rows in parts.items()]
@@ -242,7 +230,7 @@ def own_optimizer(given: tuple[object, object]) -> OwnOptimizer | None:
     optimizer, scheduler = given
     if optimizer is None and scheduler is None:
         return None
-    if not isinstance(optimizer, Optimizer) or not isinstance(scheduler, LRScheduler | None):
+    if not isinstance(optimizer, Optimizer) or not isinstance(scheduler, lr_scheduler.LRScheduler | None):
         raise UserError(
             "optimizers: give (optimizer, scheduler) of torch, or (optimizer, None) for lr_scheduler_type from the"
             " rates of the optimiser's groups.  A scheduler needs its optimiser."

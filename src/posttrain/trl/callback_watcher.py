@@ -12,21 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from transformers import (
-    EarlyStoppingCallback,
-    PreTrainedTokenizerBase,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-)
+import transformers
+from torch import nn, optim
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState
 
 from posttrain.errors import UserError
 from posttrain.runs.reports import BeginReport, CheckpointReport, EndReport, StepReport
 from posttrain.runs.watchers import Watcher
-from posttrain.trl.configs.batch_arithmetic import RunLength
+from posttrain.trl.configs.recipe import RunLength
 from posttrain.trl.configs.training_fields import TrainingFields
 from posttrain.trl.log_entries import Entry, taken_entry
 from posttrain.trl.saved_models import link_checkpoint, prune_checkpoints, write_state
@@ -38,7 +31,7 @@ LOGGED_BY_STEPS = ("loss", "grad_norm", "learning_rate")
 class RunRates:
     """The learning rates of a run's optimiser; the run sets them itself before each update."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: optim.Optimizer) -> None:
         self.optimizer = optimizer
 
     def get_last_lr(self) -> list[float]:
@@ -49,6 +42,9 @@ class RunRates:
         return {"_last_lr": self.get_last_lr()}
 
 
+Schedule = optim.lr_scheduler.LRScheduler | RunRates
+
+
 @dataclass(slots=True, kw_only=True)
 class Events:
     """The callbacks of a trainer, and the state and the control that they receive."""
@@ -57,8 +53,8 @@ class Events:
     model: Callable[[], nn.Module]
     processing_class: PreTrainedTokenizerBase
     callbacks: list[TrainerCallback]
-    optimizer: Optimizer | None = None
-    lr_scheduler: LRScheduler | RunRates | None = None
+    optimizer: optim.Optimizer | None = None
+    lr_scheduler: Schedule | None = None
     """The optimiser and the scheduler of the last run; None before the first."""
     log_step: Callable[[Entry, float | None], None]
     """The trainer's `log`, which a script may override, with when training began."""
@@ -90,22 +86,12 @@ class Events:
         """
         metric, strategy = self.args.metric_for_best_model, self.args.eval_strategy
         measured = metric is not None and strategy != "no"
-        if not measured and any(isinstance(each, EarlyStoppingCallback) for each in self.callbacks):
+        if not measured and any(isinstance(each, transformers.EarlyStoppingCallback) for each in self.callbacks):
             raise UserError(
                 f"{type(self.args).__name__}: metric_for_best_model = {metric} and eval_strategy = {strategy}, which"
                 " EarlyStoppingCallback needs.  Give both, such as 'reward' and 'steps'."
             )
         self.state, self.control = state, TrainerControl()
-
-    def add(self, callback: object) -> None:
-        self.callbacks.append(made_callback(callback))
-
-    def remove(self, callback: object) -> TrainerCallback:
-        found = [each for each in self.callbacks if each is callback or type(each) is callback]
-        if not found:
-            raise UserError(f"remove_callback: {callback!r:.60} is not one of the trainer's callbacks.")
-        self.callbacks.remove(found[0])
-        return found[0]
 
     def log(self, entry: Entry) -> None:
         logs: dict[str, Any] = {**entry, "epoch": self.state.epoch}
@@ -136,7 +122,7 @@ class CallbackWatcher(Watcher):
     """Measures and logs; None without evaluation rows."""
     take_best: Callable[[Path, Path], None]
     """Loads a checkpoint's weights and writes them into a folder."""
-    take_optimizer: Callable[[Optimizer], None]
+    take_optimizer: Callable[[optim.Optimizer], None]
     pending: list[Entry] = field(default_factory=list)
     """The steps since the last entry of the log."""
     losses: list[float] = field(default_factory=list)
@@ -190,7 +176,10 @@ class CallbackWatcher(Watcher):
         self.losses.append(entry["loss"] or 0.0)
         control.should_log |= self.due("logging", state.logging_steps, before)
         control.should_log |= report.step == 1 and self.args.logging_first_step
-        control.should_evaluate |= self.evaluation_is_due(before)
+        waited = state.epoch if self.args.eval_strategy == "epoch" else state.global_step
+        last = self.args.eval_strategy == "steps" and state.global_step >= state.max_steps
+        due = last or self.due("eval", state.eval_steps, before)
+        control.should_evaluate |= due and waited >= self.args.eval_delay
         events.call("on_step_end")
         if self.crossed(length.updates_per_epoch, before=before):
             events.call("on_epoch_end")
@@ -208,13 +197,6 @@ class CallbackWatcher(Watcher):
         every = {"no": float("inf"), "steps": interval, "epoch": self.length.updates_per_epoch}[strategy]
         return self.crossed(every, before=before)
 
-    def evaluation_is_due(self, before: int) -> bool:
-        """Whether the strategy has an evaluation after this step."""
-        state, delay = self.events.state, self.args.eval_delay
-        waited = state.epoch if self.args.eval_strategy == "epoch" else state.global_step
-        last = self.args.eval_strategy == "steps" and state.global_step >= state.max_steps
-        return waited >= delay and (last or self.due("eval", state.eval_steps, before))
-
     def on_save(self, report: CheckpointReport) -> None:
         """Complete a checkpoint that was written, and call callbacks unless it is that of step 0."""
         state = self.events.state
@@ -231,12 +213,10 @@ class CallbackWatcher(Watcher):
 
     def on_end(self, report: EndReport) -> None:
         """The last entry of the log, and the end."""
-        seconds = time.monotonic() - self.began
-        state, args = self.events.state, self.args
-        samples = state.global_step * args.per_device_train_batch_size * args.gradient_accumulation_steps
+        seconds, state, args = time.monotonic() - self.began, self.events.state, self.args
         entry: Entry = {
             "train_runtime": seconds,
-            "train_samples_per_second": samples / seconds,
+            "train_samples_per_second": state.global_step * args.rows_per_update / seconds,
             "train_steps_per_second": state.global_step / seconds,
             "train_loss": self.mean_loss,
         }
@@ -264,10 +244,8 @@ def is_best(args: TrainingFields, state: TrainerState, measured: Mapping[str, ob
     if name not in measured:
         given = f"{type(args).__name__}: metric_for_best_model = {args.metric_for_best_model!r}"
         raise UserError(f"{given}: an evaluation has no {name}; use one of {', '.join(sorted(measured))}.")
-    value, best = measured[name], state.best_metric
-    if not isinstance(value, int | float) or math.isnan(value):
-        return False
-    if best is not None and not (value > best if args.greater_is_better else value < best):
+    value, best, sign = measured[name], state.best_metric, 1 if args.greater_is_better else -1
+    if not isinstance(value, int | float) or not (best is None or sign * value > sign * best) or math.isnan(value):
         return False
     state.best_metric, state.best_global_step = float(value), state.global_step
     return True

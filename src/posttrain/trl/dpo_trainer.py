@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -27,19 +27,13 @@ from posttrain.training.dpo.dpo_objective import pair_objective
 from posttrain.training.dpo.dpo_run import train_dpo
 from posttrain.training.pair_updates import MeasuredPairs, answer_lengths, logprobs_without_gradient
 from posttrain.training.reference import Reference, UncopiedPolicy, reference_of, require_same_vocabulary
-from posttrain.trl.base_trainer import BaseTrainer, Start
-from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
-from posttrain.trl.configs.recipe import adamw_options
-from posttrain.trl.configs.trainer_configs import DPOConfig
-from posttrain.trl.configs.training_fields import TrainingFields
+from posttrain.trl.base_trainer import BaseTrainer
+from posttrain.trl.configs.recipe import RunLength, adamw_options
+from posttrain.trl.configs.trainer_configs import DPOConfig, PairFields
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import Dataset, Given, Optimizers, Row, move_to
+from posttrain.trl.model_source import Dataset, Given, Optimizers, PeftConfig, Row, move_to
 
-if TYPE_CHECKING:
-    from peft import LoraConfig
-
-
-PairArgs = TypeVar("PairArgs", bound=TrainingFields)
+PairArgs = TypeVar("PairArgs", bound=PairFields)
 GONE = "precompute_ref_log_probs = True, and the first policy, the reference, is gone since training began."
 READ = ("prompt", "chosen", "rejected", "tools", "margin")
 """Columns of a row that are read; TRL reads no weights and no ties."""
@@ -71,10 +65,10 @@ class PairTrainer(BaseTrainer[PairArgs]):
             given=GivenRows(rows=rows),
         ).training
 
-    def pair_options(self, length: RunLength, max_length: int | None) -> dict[str, Any]:
+    def pair_options(self, length: RunLength) -> dict[str, Any]:
         """The options of pairs that the training fields set."""
         args, longest = self.args, self.policy.max_positions
-        limit = min(max_length or longest, longest)
+        limit = min(args.max_length or longest, longest)
         return {
             **adamw_options(args, self.model_options, length.updates),
             "max_length": limit,
@@ -116,7 +110,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         callbacks: list[Any] | None = None,
         optimizers: Optimizers = (None, None),
         quantization_config: BitsAndBytesConfig | None = None,
-        peft_config: "LoraConfig | None" = None,
+        peft_config: PeftConfig = None,
         **not_here: object,
     ) -> None:
         """Without `ref_model` the reference is the policy as it is now; `not_here` are arguments that are refused."""
@@ -126,8 +120,10 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         super().__init__(args, given)
         self.losses = loss_options(self.args, self.notes)
         self.ref_model = None if ref_model is None else self._loaded_reference(ref_model, model)
-        self.reference: Reference | None = self._reference()
-        """The reference; None if it is the first policy, whose log-probs are computed before the first update."""
+        apart = None if self.ref_model is None else UncopiedPolicy(self.ref_model)
+        precomputed = self.args.precompute_ref_log_probs and not trains_adapter_alone(self.policy.model)
+        self.reference: Reference | None = apart or (None if precomputed else reference_of(self.policy))
+        """None if it is the first policy, whose log-probs are computed before the first update."""
         self.reference_logprobs: dict[object, tuple[float, float]] = {}
         """The first policy's log-probs of evaluation pairs, by their tokens."""
         self._finish_init()
@@ -135,22 +131,28 @@ class DPOTrainer(PairTrainer[DPOConfig]):
     def recipe(self, rows: list[Row], length: RunLength) -> DpoConfig:
         return DpoConfig(dpo=self.options(length), **self.sections(length))
 
-    def _fit(self, config: DpoConfig, rows: list[Row], start: Start) -> Run:
-        if self.reference is None and start.updates_before and not start.resume:
+    def _fit(self, config: DpoConfig, **given: Any) -> Run:
+        if self.reference is None and self._updates_before and not given["resume"]:
             raise UserError(f"DPOTrainer.train: {GONE}  Make a new trainer, or give a ref_model.")
-        if self.reference is None and not (start.resume and self.reference_logprobs):
+        if self.reference is None and not (given["resume"] and self.reference_logprobs):
             self._keep_first_policy()
-        given: Any = {
-            "policy": self.policy,
-            "reference": self.ref_model or self.reference,
-            "optimizer": self.own_optimizer,
-        }
-        return train_dpo(config, rows=rows, **given, **start.how)
+        return train_dpo(config, reference=self.ref_model or self.reference, **given)
+
+    def _keep_first_policy(self) -> None:
+        given = self.eval_dataset
+        for dataset in given.values() if isinstance(given, Mapping) else [given]:
+            if dataset is not None:
+                rows = self.rows(dataset, "eval_dataset")
+                options = self.options(self.length(len(rows)))
+                pairs = self.pairs(rows, options)
+                found = logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
+                both = zip(found.chosen.tolist(), found.rejected.tolist(), strict=True)
+                self.reference_logprobs |= dict(zip(map(tokens_of, pairs), both, strict=True))
 
     def options(self, length: RunLength) -> DpoOptions:
         args = self.args
         return DpoOptions(
-            **self.pair_options(length, args.max_length),
+            **self.pair_options(length),
             **self.losses,
             long_pairs="error" if args.max_length is None else "cut",
             beta=args.beta,
@@ -160,7 +162,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         )
 
     def _measured(self, rows: list[Row]) -> Entry:
-        options = self.options(run_length(self.args, len(rows)))
+        options = self.options(self.length(len(rows)))
         pairs = self.pairs(rows, options)
         policy = logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
         reference = self._reference_logprobs(pairs, options)
@@ -183,24 +185,6 @@ class DPOTrainer(PairTrainer[DPOConfig]):
                 f"DPOTrainer.evaluate: {GONE}  Give the trainer these rows as eval_dataset, or a ref_model."
             )
         return logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
-
-    def _keep_first_policy(self) -> None:
-        given = self.eval_dataset
-        for dataset in given.values() if isinstance(given, Mapping) else [given]:
-            if dataset is not None:
-                rows = self.rows(dataset, "eval_dataset")
-                options = self.options(run_length(self.args, len(rows)))
-                pairs = self.pairs(rows, options)
-                found = logprobs_without_gradient(self.policy, pairs, options.tokens_per_microbatch)
-                both = zip(found.chosen.tolist(), found.rejected.tolist(), strict=True)
-                self.reference_logprobs |= dict(zip(map(tokens_of, pairs), both, strict=True))
-
-    def _reference(self) -> Reference | None:
-        if self.ref_model is not None:
-            return UncopiedPolicy(self.ref_model)
-        if self.args.precompute_ref_log_probs and not trains_adapter_alone(self.policy.model):
-            return None
-        return reference_of(self.policy)
 
     def _loaded_reference(self, given: str | nn.Module, model: object) -> Policy:
         """The policy of `ref_model`."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -27,18 +27,17 @@ from posttrain.training.collector import CollectedStep
 from posttrain.training.rl import make_ready, to_the_end, train_session
 from posttrain.training.session import Session, open_session
 from posttrain.training.update import Observations, micro_loss, token_totals
-from posttrain.trl.base_trainer import BaseTrainer, Start
-from posttrain.trl.configs.batch_arithmetic import BatchPlan, RunLength, batch_plan
-from posttrain.trl.configs.recipe import ratio_level_notes, rl_config
+from posttrain.trl.base_trainer import BaseTrainer
+from posttrain.trl.configs.recipe import BatchPlan, RunLength, batch_plan, ratio_level_notes, rl_config
 from posttrain.trl.configs.trainer_configs import GRPOConfig, RLOOConfig, SampledFields
-from posttrain.trl.log_entries import Entry, Logged, TrainedCounts, logged_by, sampled_entry, step_entry, token_entry
-from posttrain.trl.model_source import Dataset, Given, Optimizers, Row
-from posttrain.trl.reward_texts import one_for_each, reward_functions
+from posttrain.trl.log_entries import Entry, Logged, logged_by, sampled_entry, token_entry
+from posttrain.trl.model_source import Dataset, Given, Optimizers, PeftConfig, Row
+from posttrain.trl.rewards import one_for_each, reward_functions
 
-if TYPE_CHECKING:
-    from peft import LoraConfig
 RewardGiven = Callable[..., object] | str | nn.Module
 SampledArgs = TypeVar("SampledArgs", bound=SampledFields)
+PURPOSE = "trl evaluation"
+"""The name of an evaluation's random streams: the same numbers for every evaluation of one run."""
 
 
 class SampledTrainer(BaseTrainer[SampledArgs]):
@@ -65,7 +64,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         callbacks: list[Any] | None = None,
         optimizers: Optimizers = (None, None),
         quantization_config: BitsAndBytesConfig | None = None,
-        peft_config: "LoraConfig | None" = None,
+        peft_config: PeftConfig = None,
         **not_here: object,
     ) -> None:
         """`not_here` are arguments that only accept their default, such as tools and rollout_func."""
@@ -93,12 +92,7 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
         return CallerObjects(policy=policy, engine=engine, rewards=self.rewards, rows=rows, optimizer=optimizer)
 
     def length(self, num_rows: int) -> RunLength:
-        plan = self.plan
-        return RunLength(
-            updates=plan.num_updates(self.args, num_rows),
-            updates_per_step=plan.updates_per_step,
-            updates_per_epoch=plan.updates_per_epoch(num_rows),
-        )
+        return self.plan.length(self.args, num_rows)
 
     def recipe(self, rows: list[Row], length: RunLength) -> Config:
         """With micro-batches of as many rows as TRL has on a device, of the longest there are."""
@@ -116,24 +110,38 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
     def rows_to_draw(self) -> int | None:
         """Rows that a run of max_steps reads; None where epochs say how long it is."""
         most, plan = self.args.max_steps, self.plan
-        return plan.num_steps(most) * plan.prompts_per_step if most > 0 else None
+        return -(-most // plan.updates_per_step) * plan.prompts_per_step if most > 0 else None
 
-    def _fit(self, config: Config, rows: list[Row], start: Start) -> Run:
+    def _fit(self, config: Config, **given: Any) -> Run:
         require_trackers(config.run.report_to, config.tracker)
-        objects = self.objects(rows)
+        objects = self.objects(given["rows"])
+        start = StartOptions(watchers=given["watchers"], resume=given["resume"], from_step=given["from_step"])
         inputs = inputs_of(config, objects)
         if start.resume:
             inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=False)
         try:
             with open_session(config, objects) as self.session:
                 make_ready(self.session)
-                return to_the_end(train_session(self.session, inputs, StartOptions(**start.how)))
+                return to_the_end(train_session(self.session, inputs, start))
         finally:
             self.session = None
 
     def _entry(self, report: StepReport) -> Entry:
-        updates, passes = self.plan.updates_per_step, self.plan.epochs_per_step
-        return step_entry(report, logged=logged_by(self.args), updates=updates, passes=passes)
+        assert report.grades is not None, "a step by reward"
+        plan, logged, metrics = self.plan, logged_by(self.args), report.metrics
+        # A step without an advantage has no gradient and takes no update.
+        entry: Entry = {name: metrics.get(name, 0.0) for name in ("loss", "grad_norm")}
+        entry |= {name: metrics[name] for name in ("learning_rate", "num_tokens") if name in metrics}
+        entry |= sampled_entry(report.groups, report.grades, logged)
+        share = logged.trained_share(
+            tokens=metrics.get("tokens/trained", 0.0),
+            completions=metrics.get("completions/trained", 0.0),
+            groups=report.groups,
+            passes=plan.epochs_per_step,
+        )
+        entry |= token_entry(metrics, logged, trained_share=share)
+        entry |= logged.penalised_kl(report.groups, report.token_rewards)
+        return entry | {"step_time": sum(report.seconds.values()) / plan.updates_per_step}
 
     def _measured(self, rows: list[Row]) -> Entry:
         """Completions of some rows at the training temperature, scored."""
@@ -144,8 +152,20 @@ class SampledTrainer(BaseTrainer[SampledArgs]):
             return self._measured_in(session, rows)
 
     def _measured_in(self, session: Session, rows: list[Row]) -> Entry:
+        config, logged = session.config, logged_by(self.args)
         size = self.args.num_generations_eval or self.plan.group_size
-        return evaluation_entry(session, rows, size, logged_by(self.args))
+        task = rows_task(rows, config.task, session.policy, config.model.template_options)
+        request = GroupRequest(
+            group_size=size,
+            max_completion_tokens=config.rollout.max_completion_tokens,
+            sampling=config.rollout.sampling,
+            key=StreamKey(config.run.seed, PURPOSE, 0),
+        )
+        groups = sample_groups(session.engine, [task.prompt(row) for row in task.training_rows], request)
+        grades = session.collector.grade(groups)
+        collected = CollectedStep(step=max(1, session.trained.step), groups=groups, grades=grades)
+        entry: Entry = loss_entry(session, collected, logged) if size > 1 else {"loss": None}
+        return entry | sampled_entry(groups, grades, logged)
 
 
 class GRPOTrainer(SampledTrainer[GRPOConfig]):
@@ -182,29 +202,6 @@ def rows_task(rows: Sequence[Row], options: Any, policy: Policy, template: Mappi
     return DatasetTask(options, renderer_of(policy, template), seed=0, prompts_per_step=1, rows=rows)
 
 
-PURPOSE = "trl evaluation"
-"""The name of its random streams: the same numbers for every evaluation of one run."""
-
-
-def evaluation_entry(session: Session, rows: Sequence[Row], group_size: int, logged: Logged) -> Entry:
-    """What TRL logs of an evaluation, without its prefix."""
-    config = session.config
-    task = rows_task(rows, config.task, session.policy, config.model.template_options)
-    prompts = [task.prompt(row) for row in task.training_rows]
-    request = GroupRequest(
-        group_size=group_size,
-        max_completion_tokens=config.rollout.max_completion_tokens,
-        sampling=config.rollout.sampling,
-        key=StreamKey(config.run.seed, PURPOSE, 0),
-    )
-    groups = sample_groups(session.engine, prompts, request)
-    grades = session.collector.grade(groups)
-    collected = CollectedStep(step=max(1, session.trained.step), groups=groups, grades=grades)
-    entry: Entry = loss_entry(session, collected, logged) if group_size > 1 else {"loss": None}
-    entry |= sampled_entry(groups, grades, logged)
-    return entry
-
-
 @torch.no_grad()
 def loss_entry(session: Session, collected: CollectedStep, logged: Logged) -> Entry:
     """The loss that an update on these completions would begin with, a mean over mini-batches, and its metrics."""
@@ -224,6 +221,6 @@ def loss_entry(session: Session, collected: CollectedStep, logged: Logged) -> En
     totals = token_totals(micros, observed)
     means = {name: value / totals["num_tokens"] for name, value in totals["sums"].items()}
     means |= {name: value / totals["num_completions"] for name, value in totals["completion_sums"].items()}
-    counts = float(totals["num_tokens"]), float(totals["num_completions"])
-    trained = TrainedCounts(tokens=counts[0], completions=counts[1])
-    return entry | token_entry(means, logged, trained_share=logged.trained_share(trained, groups=collected.groups)) | kl
+    tokens, completions = float(totals["num_tokens"]), float(totals["num_completions"])
+    share = logged.trained_share(tokens=tokens, completions=completions, groups=collected.groups)
+    return entry | token_entry(means, logged, trained_share=share) | kl

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Literal
 
 import torch
 from jaxtyping import Float64
@@ -11,12 +12,13 @@ from torch import Tensor
 
 from posttrain.algorithms.advantages import decoupled_zscore
 from posttrain.records import Grades, Group
-from posttrain.runs.reports import StepReport
 from posttrain.training.metrics import NO_DEVIATION, completion_metrics, logged_metrics, reward_metrics, without_nan
-from posttrain.trl.configs.recipe import DEVIATION_EPSILON, ZeroDeviation, zero_deviation_of
+from posttrain.trl.configs.recipe import DEVIATION_EPSILON, scale_of
 from posttrain.trl.configs.trainer_configs import GRPOConfig, SampledFields
 
 Entry = dict[str, float | None]
+ZeroDeviation = Literal["group", "batch", "sum"]
+"""What frac_reward_zero_std looks at: each group, the rewards of the step, or the sum of normalised rewards."""
 OF_UPDATES = ("kl", "entropy")
 """Means over the tokens that were trained on, as our metrics have them."""
 CLIPPED = {name: name for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")}
@@ -34,9 +36,9 @@ LAST = ("num_tokens", "learning_rate", "grad_norm")
 class Logged:
     """What TRL logs of a run, as far as its arguments say so."""
 
-    zero_deviation: ZeroDeviation
     clipped: Mapping[str, str]
     """Shares of clipped tokens or completions: TRL's name and ours."""
+    zero_deviation: ZeroDeviation = "group"
     clips_completions: bool = False
     """Whether those are shares of all completions; else of the tokens of completions that are not masked."""
     masks_truncated: bool = False
@@ -55,37 +57,23 @@ class Logged:
         kept = penalties[torch.tensor(counted)]
         return {"kl": -kept.mean().item() / self.kl_coefficient if len(kept) else 0.0}
 
-    def trained_share(self, trained: "TrainedCounts", *, groups: Sequence[Group], passes: int = 1) -> float:
-        """Tokens, or completions, that were trained on, as a share of those that TRL divides by."""
+    def trained_share(self, *, tokens: float, completions: float, groups: Sequence[Group], passes: int = 1) -> float:
+        """Tokens, or completions, that were trained on, in all passes, as a share of those that TRL divides by."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if self.clips_completions:
-            return trained.completions / (len(rollouts) * passes)
+            return completions / (len(rollouts) * passes)
         counted = [each for each in rollouts if not (self.masks_truncated and each.finish.cut_off)]
-        return trained.tokens / (sum(each.num_sampled for each in counted) * passes) if counted else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedCounts:
-    """How much the updates of a step were made of, all passes together."""
-
-    tokens: float
-    completions: float
+        return tokens / (sum(each.num_sampled for each in counted) * passes) if counted else 0.0
 
 
 def logged_by(args: SampledFields) -> Logged:
     """What TRL logs with these arguments."""
     masks = args.mask_truncated_completions
     if not isinstance(args, GRPOConfig):
-        penalty = args.beta or None
-        return Logged(
-            zero_deviation="group",
-            clipped=CLIPPED,
-            clips_completions=True,
-            masks_truncated=masks,
-            kl_coefficient=penalty,
-        )
+        return Logged(clipped=CLIPPED, clips_completions=True, masks_truncated=masks, kl_coefficient=args.beta or None)
+    summed = args.multi_objective_aggregation == "normalize_then_sum"
     return Logged(
-        zero_deviation=zero_deviation_of(args),
+        zero_deviation="sum" if summed else "batch" if scale_of(args) == "batch" else "group",
         clipped=CISPO_CLIPPED if args.loss_type == "cispo" else CLIPPED,
         clips_completions=args.importance_sampling_level == "sequence",
         masks_truncated=masks,
@@ -120,28 +108,6 @@ def share_without_deviation(grades: Grades, over: ZeroDeviation) -> float:
         return float(len(rewards) < 2 or stdev(rewards) <= NO_DEVIATION)
     summed = decoupled_zscore(grades.clipped, grades.weights, deviation="sample", epsilon=DEVIATION_EPSILON)
     return float(not summed.any())
-
-
-def step_entry(report: StepReport, logged: Logged, *, updates: int, passes: int) -> Entry:
-    """What TRL logs of a training step with its numbers of updates and of passes over its rollouts."""
-    assert report.grades is not None, "a step by reward"
-    metrics = report.metrics
-    entry: Entry = {
-        "loss": metrics.get("loss", 0.0),  # a step without an advantage has no gradient and takes no update
-        "grad_norm": metrics.get("grad_norm", 0.0),
-    }
-    if "learning_rate" in metrics:
-        entry["learning_rate"] = metrics["learning_rate"]
-    entry["num_tokens"] = metrics["num_tokens"]
-    entry |= sampled_entry(report.groups, report.grades, logged)
-    trained = TrainedCounts(
-        tokens=metrics.get("tokens/trained", 0.0), completions=metrics.get("completions/trained", 0.0)
-    )
-    share = logged.trained_share(trained, groups=report.groups, passes=passes)
-    entry |= token_entry(metrics, logged, trained_share=share)
-    entry |= logged.penalised_kl(report.groups, report.token_rewards)
-    entry["step_time"] = sum(report.seconds.values()) / updates
-    return entry
 
 
 def token_entry(means: Mapping[str, float], logged: Logged, *, trained_share: float) -> Entry:

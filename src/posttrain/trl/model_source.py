@@ -5,18 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import Optimizer, lr_scheduler
 from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_format import unread_reason
-from posttrain.models.adapters.peft_layers import peft_layers
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.loading.model_folder import load_policy, load_policy_to_train, loaded_config, located_folder
 from posttrain.models.policy import Policy, as_policy, stop_ids
@@ -27,9 +25,10 @@ from posttrain.trl.configs.training_fields import TrainingFields
 if TYPE_CHECKING:
     from peft import LoraConfig
 
+PeftConfig: TypeAlias = "LoraConfig | None"
 Row = Mapping[str, object]
 Dataset = Iterable[Row]
-Optimizers = tuple[Optimizer | None, LRScheduler | None]
+Optimizers = tuple[Optimizer | None, lr_scheduler.LRScheduler | None]
 Dtype = Literal["auto", "float32", "bfloat16"]
 NO_MATTER = ("device_map", "use_cache", "low_cpu_mem_usage")
 """Arguments of from_pretrained that say where and how, and change no number."""
@@ -42,7 +41,7 @@ class Given:
 
     model: str | nn.Module
     processing_class: PreTrainedTokenizerBase | None
-    peft_config: "LoraConfig | None"
+    peft_config: PeftConfig
     quantization_config: BitsAndBytesConfig | None
     callbacks: Sequence[object] | None
     train_dataset: Dataset | None
@@ -57,20 +56,8 @@ def named_folder(model: object) -> str:
     return str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What a trainer trains."""
-
-    policy: Policy
-    model: nn.Module
-    """The policy's model, or the PeftModel around it."""
-    options: ModelOptions
-    notes: list[str]
-
-
-def load_source(source: Given, args: TrainingFields) -> Loaded:
-    """The policy that a trainer trains, and how its model is shown."""
-    notes: list[str] = []
+def load_source(source: Given, args: TrainingFields, notes: list[str]) -> tuple[Policy, nn.Module, ModelOptions]:
+    """The policy that a trainer trains, its model or the PeftModel around it, and the options; adds to the notes."""
     if source.peft_config is not None:
         from peft import LoraConfig
 
@@ -82,47 +69,37 @@ def load_source(source: Given, args: TrainingFields) -> Loaded:
         policy, shown, options = policy_of_path(source, options, args, notes)
     else:
         shown = model_object(source, source.model, options)
-        tokenizer = require_tokenizer(source.processing_class or tokenizer_of(shown))
+        tokenizer = source.processing_class
+        if tokenizer is None:
+            name = named_folder(shown)
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(name)
+            except (OSError, ValueError) as error:
+                missing = f"{name}, which the model was loaded from, has no tokenizer" if name else "it is missing"
+                raise UserError(f"processing_class: {missing}.  Give the model's tokenizer.") from error
+        tokenizer = require_tokenizer(tokenizer)
         policy = as_policy(shown, tokenizer, dtype="auto" if options.dtype == "float32" else options.dtype)
         options = replace(options, path=ModelOptions.path)
     if source.processing_class is not None and source.processing_class is not policy.tokenizer:
         tokenizer = require_tokenizer(source.processing_class)
         policy = replace(policy, tokenizer=tokenizer, stop_ids=stop_ids(policy.model, tokenizer))
-    notes += router_notes(policy, args)
+    text_config = policy.model.config.get_text_config()
+    coefficient = getattr(text_config, "router_aux_loss_coef", None)
+    if args.router_aux_loss_coef is None and coefficient and hasattr(text_config, "output_router_logits"):
+        given = f"router_aux_loss_coef = {coefficient} of the model"
+        notes.append(f"{given}: TRL adds the loss of its router, and none is added here.")
     unread = unread_reason(policy.model)
     if unread is not None:
         notes.append(f"peft will read the adapter that is saved, and posttrain's commands will not.  {unread}")
     policy = with_tokenizer_fields(policy, args)
     if lora_layers(policy.model) and find_spec("peft") is None:
         notes.append("peft is not installed: save the adapter by trainer.save_model, not by trainer.model.")
-    shown = policy.model if shown is None else shown
-    return Loaded(policy=policy, model=shown, options=options, notes=notes)
-
-
-def shown_model(policy: PreTrainedModel, model: nn.Module) -> nn.Module:
-    """What `trainer.model` is: with an adapter a PeftModel.  `model` is the policy, or a classifier of its layers."""
-    classifier = model is not policy and peft_layers(policy)
-    if not (lora_layers(policy) or classifier) or is_peft_model(model) or find_spec("peft") is None:
-        return model
-    from posttrain.trl.peft_models import with_peft_around
-
-    return with_peft_around(policy, cast(PreTrainedModel, model))
+    return policy, policy.model if shown is None else shown, options
 
 
 def is_peft_model(model: object) -> bool:
     peft = sys.modules.get("peft")  # whoever has such a model has imported it
     return peft is not None and isinstance(model, peft.PeftModel)
-
-
-def router_notes(policy: Policy, args: TrainingFields) -> list[str]:
-    """A line where TRL would add the loss that balances a mixture's experts: unless a script sets it to 0."""
-    config = policy.model.config.get_text_config()
-    coefficient = getattr(config, "router_aux_loss_coef", None)
-    if args.router_aux_loss_coef is not None or not coefficient or not hasattr(config, "output_router_logits"):
-        return []
-    return [
-        f"router_aux_loss_coef = {coefficient} of the model: TRL adds the loss of its router, and none is added here."
-    ]
 
 
 def model_options(source: Given, args: TrainingFields, notes: list[str]) -> ModelOptions:
@@ -145,12 +122,13 @@ def model_options(source: Given, args: TrainingFields, notes: list[str]) -> Mode
         adapter=AdapterOptions() if quantization is not None else None,  # its layers depend on the model
         quantization=quantized(quantization, notes),
     )
-    notes += [f"{name} = {given[name]!r:.60} sets nothing here" for name in NO_MATTER if name in given]
-    for name in given.keys() - {*NO_MATTER}:
-        raise UserError(
-            f"model_init_kwargs: {name} = {given[name]!r:.60} is not dtype, attn_implementation, revision,"
-            " trust_remote_code or quantization_config.  For others load the model yourself and give it as `model`."
-        )
+    for name, value in given.items():
+        if name not in NO_MATTER:
+            raise UserError(
+                f"model_init_kwargs: {name} = {value!r:.60} is not dtype, attn_implementation, revision,"
+                " trust_remote_code or quantization_config.  For others load the model yourself and give it as `model`."
+            )
+        notes.append(f"{name} = {value!r:.60} sets nothing here")
     return options
 
 
@@ -232,16 +210,6 @@ def model_object(source: Given, model: nn.Module, options: ModelOptions) -> nn.M
     from posttrain.trl.peft_models import peft_model
 
     return peft_model(model, source.peft_config)
-
-
-def tokenizer_of(model: nn.Module) -> PreTrainedTokenizerBase:
-    """The tokenizer of the folder that a model object names."""
-    name = named_folder(model)
-    missing = f"{name}, which the model was loaded from, has no tokenizer" if name else "it is missing"
-    try:
-        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(name))
-    except (OSError, ValueError) as error:
-        raise UserError(f"processing_class: {missing}.  Give the model's tokenizer.") from error
 
 
 def move_to(model: nn.Module, device: torch.device) -> None:

@@ -2,14 +2,11 @@
 
 import json
 import re
-from collections.abc import Collection, Sequence
 from importlib.abc import MetaPathFinder
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from posttrain.errors import UserError
-from posttrain.schemas import did_you_mean
 from posttrain.trl.configs.trainer_configs import GRPOConfig, SFTConfig
 
 TRAINER_NAMES = Path(__file__).with_name("trainer_names.json")
@@ -28,24 +25,19 @@ PREFERENCES = "Give `chosen` and `rejected` as whole conversations: trainers fin
 INSTEAD = {
     "setup_chat_format": "TRL has dropped it too.  Give a tokenizer with a chat_template as processing_class.",
     "clone_chat_template": "Give a tokenizer with that chat_template as processing_class.",
-    "DatasetMixtureConfig": "Load the data in the script, and give the rows to the trainer.",
-    "get_dataset": "Load the data in the script, and give the rows to the trainer.",
+    **dict.fromkeys(
+        ("DatasetMixtureConfig", "get_dataset"), "Load the data in the script, and give the rows to the trainer."
+    ),
     "DataCollatorForCompletionOnlyLM": "Give rows of `prompt` and `completion`, and leave it out.",
-    "LogCompletionsCallback": COMPLETIONS,
-    "RichProgressCallback": COMPLETIONS,
-    "WinRateCallback": COMPLETIONS,
+    **{f"{kind}Callback": COMPLETIONS for kind in ("LogCompletions", "RichProgress", "WinRate")},
     "SyncRefModelCallback": "Set sync_ref_model=True in GRPOConfig.",
     "AutoModelForCausalLMWithValueHead": "A critic is made by posttrain.train with the algorithm `ppo`.",
-    "PPOTrainer": "Use posttrain.train with the algorithm `ppo`.",
-    "PPOConfig": "Use posttrain.train with the algorithm `ppo`.",
-    "GKDTrainer": "Use posttrain.train with the algorithm `distill`.",
-    "GKDConfig": "Use posttrain.train with the algorithm `distill`.",
-    "apply_chat_template": TEMPLATE,
-    "maybe_apply_chat_template": TEMPLATE,
+    **dict.fromkeys(("PPOTrainer", "PPOConfig"), "Use posttrain.train with the algorithm `ppo`."),
+    **dict.fromkeys(("GKDTrainer", "GKDConfig"), "Use posttrain.train with the algorithm `distill`."),
+    **dict.fromkeys(("apply_chat_template", "maybe_apply_chat_template"), TEMPLATE),
+    **dict.fromkeys(("extract_prompt", "maybe_extract_prompt"), PREFERENCES),
     "maybe_convert_to_chatml": "Give the rows as they are: `conversations` with `from` and `value` are read.",
     "is_conversational": "Leave it out: trainers read rows of messages and rows of text.",
-    "extract_prompt": PREFERENCES,
-    "maybe_extract_prompt": PREFERENCES,
     "pack_dataset": "Leave it out: rows are not joined, and padding costs nothing here.",
     "truncate_dataset": "Set max_length in the trainer's config.",
     "create_reference_model": "A trainer makes its reference; leave it out.",
@@ -73,18 +65,6 @@ class ModulesElsewhere(MetaPathFinder):
         name = fullname.removeprefix(f"{PACKAGE}.")
         if name != fullname and name in MODULES:
             raise ModuleNotFoundError(f"no module {fullname!r}: it is not here.  {MODULES[name]}", name=fullname)
-
-
-def not_here_message(name: str, known: Sequence[str]) -> str:
-    remedy = INSTEAD.get(name) or did_you_mean(name, known)
-    return f"cannot import {name!r} from posttrain.trl: it is not here.  {remedy}"
-
-
-def unknown_argument_message(trainer: type, name: str, fields: Collection[str]) -> str:
-    known = [each for each in signature(trainer).parameters if each not in ("self", "not_here")]
-    remedy = "Set it in `args`." if name in fields else did_you_mean(name, known)
-    remedy = "It is called `processing_class`." if name == "tokenizer" else remedy
-    return f"{trainer.__name__}: there is no argument {name!r}.  {remedy}"
 
 
 LOSS = r"loss|training_step|prediction_step|logps|entropy|forward|weights"
@@ -188,9 +168,7 @@ def override_error(kind: type[CheckedOverrides], name: str) -> UserError:
 
 
 def override_remedy(kind: type[CheckedOverrides], name: str) -> str:
-    if name in BY_NAME:
-        return BY_NAME[name]
-    if name in FIELDS:
+    if name in FIELDS and name not in BY_NAME:
         return "Set it in `args`, and make a trainer with them."
-    known = ((*BY_REWARD,) if kind.by_reward else ()) + ((LOSS, kind.loss_remedy), *REMEDIES)
-    return next(says for pattern, says in known if re.search(pattern, name))
+    known = (*(BY_REWARD if kind.by_reward else ()), (LOSS, kind.loss_remedy), *REMEDIES)
+    return BY_NAME.get(name) or next(says for pattern, says in known if re.search(pattern, name))

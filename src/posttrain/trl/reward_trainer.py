@@ -4,30 +4,20 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeGuard
 
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    BitsAndBytesConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.algorithms.preference_losses import bradley_terry, centring
 from posttrain.config import RewardModelConfig
 from posttrain.errors import UserError
 from posttrain.models.adapters.lora import lora_layers
 from posttrain.models.adapters.peft_layers import peft_layers
+from posttrain.models.classifiers import saved_classifier
 from posttrain.models.classifiers.heads import ScoreHead, TextScorer, new_scorer
-from posttrain.models.classifiers.saved_classifier import (
-    TextReading,
-    empty_classifier,
-    require_classifier,
-    save_classifier,
-)
 from posttrain.models.loading.folder_kinds import hub_folder
 from posttrain.models.loading.saving import require_loadable
 from posttrain.models.policy import without_wrapper
@@ -40,16 +30,13 @@ from posttrain.tasks.preference_set import preference_rows
 from posttrain.tasks.row_files.rows import MEMORY, BadRows, numbered_rows
 from posttrain.training.pair_updates import pair_scores
 from posttrain.training.reward_model.reward_run import HEAD, train_reward_model
-from posttrain.trl.base_trainer import BaseTrainer, Start
-from posttrain.trl.configs.batch_arithmetic import RunLength, run_length
+from posttrain.trl.base_trainer import BaseTrainer
 from posttrain.trl.configs.field_rules import mapping_of
+from posttrain.trl.configs.recipe import RunLength
 from posttrain.trl.configs.trainer_configs import RewardConfig
 from posttrain.trl.dpo_trainer import PairTrainer
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import Dataset, Given, Optimizers, Row, is_peft_model, revision_of
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
+from posttrain.trl.model_source import Dataset, Given, Optimizers, PeftConfig, Row, is_peft_model, revision_of
 
 MERGED = (
     "save_model, push_to_hub and checkpoints write a classifier with the adapter merged; trainer.model.save_pretrained"
@@ -79,13 +66,13 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         optimizer_cls_and_kwargs: None = None,
         preprocess_logits_for_metrics: None = None,
         quantization_config: BitsAndBytesConfig | None = None,
-        peft_config: "LoraConfig | None" = None,
+        peft_config: PeftConfig = None,
         **not_here: object,
     ) -> None:
         """`model` is a sequence classifier of one label, or a language model, which gets a new head."""
-        self.require_defaults({"data_collator": data_collator, "compute_metrics": compute_metrics, **not_here})
-        self.require_defaults({"optimizer_cls_and_kwargs": optimizer_cls_and_kwargs})
-        self.require_defaults({"preprocess_logits_for_metrics": preprocess_logits_for_metrics})
+        not_here |= {"data_collator": data_collator, "compute_metrics": compute_metrics}
+        not_here |= {"preprocess_logits_for_metrics": preprocess_logits_for_metrics}
+        self.require_defaults({**not_here, "optimizer_cls_and_kwargs": optimizer_cls_and_kwargs})
         wrapped = model if isinstance(model, nn.Module) and is_peft_model(model) else None
         classifier = given_classifier(model if wrapped is None else below(wrapped, peft_config), args)
         body = model if classifier is None else causal_view(classifier)
@@ -93,7 +80,7 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         loaded_here = isinstance(model, str)
         given = Given(*source, callbacks, train_dataset, eval_dataset, optimizers, loaded_here)
         super().__init__(args, given)
-        require_classifier(self.policy)
+        saved_classifier.require_classifier(self.policy)
         self.head = new_scorer(self.policy, seed=self.args.seed).head if classifier is None else score_head(classifier)
         self.head.to(self.policy.device)
         self.classifier = classifier or classifier_view(self.scorer)
@@ -109,22 +96,20 @@ class RewardTrainer(PairTrainer[RewardConfig]):
     def recipe(self, rows: list[Row], length: RunLength) -> RewardModelConfig:
         return RewardModelConfig(reward_model=self.options(length), **self.sections(length))
 
-    def _fit(self, config: RewardModelConfig, rows: list[Row], start: Start) -> Run:
-        return train_reward_model(
-            config, policy=self.policy, head=self.head, rows=rows, optimizer=self.own_optimizer, **start.how
-        )
+    def _fit(self, config: RewardModelConfig, **given: Any) -> Run:
+        return train_reward_model(config, head=self.head, **given)
 
     def options(self, length: RunLength) -> RewardTrainingOptions:
         args = self.args
         return RewardTrainingOptions(
-            **self.pair_options(length, args.max_length),
+            **self.pair_options(length),
             long_pairs="error" if args.max_length is None else "skip",
             center_coefficient=args.center_rewards_coefficient or 0.0,
         )
 
     def _measured(self, rows: list[Row]) -> Entry:
         """The loss, and what TRL logs of scores."""
-        options = self.options(run_length(self.args, len(rows)))
+        options = self.options(self.length(len(rows)))
         pairs = self.pairs(rows, options)
         scores = pair_scores(self.scorer, pairs, options.tokens_per_microbatch)
         margins = torch.tensor([pair.margin or 0.0 for pair in pairs], dtype=torch.float64)
@@ -132,21 +117,17 @@ class RewardTrainer(PairTrainer[RewardConfig]):
         losses = losses + options.center_coefficient * centring(scores.chosen, scores.rejected)
         return {"loss": losses.mean().item(), **scores.metrics()}
 
-    @property
-    def reading(self) -> TextReading:
+    def write_model(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         rows = preference_rows(numbered_rows(self.train_rows(), MEMORY), BadRows())
-        return TextReading(
+        reading = saved_classifier.TextReading(
             stop_token_ids=self.policy.stop_ids,
             template_options=self.model_options.template_options,
             plain=all(isinstance(row.prompt, str) for row in rows),
         )
+        require_loadable(saved_classifier.save_classifier(self.scorer, folder, reading), folder)
 
-    def write_model(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        require_loadable(save_classifier(self.scorer, folder, self.reading), folder)
-
-    def write_checkpoint_model(self, checkpoint: Path) -> None:
-        self.write_model(checkpoint)
+    write_checkpoint_model = write_model
 
     def take_best(self, checkpoint: Path, folder: Path) -> None:
         tensors = load_checkpoint(checkpoint).tensors
@@ -158,18 +139,19 @@ class RewardTrainer(PairTrainer[RewardConfig]):
 def given_classifier(model: str | nn.Module, args: object) -> PreTrainedModel | None:
     """The sequence classifier that is given, as an object or by its folder or name; None of a language model."""
     if not isinstance(model, str):
-        return model if isinstance(model, PreTrainedModel) and is_sequence_classifier(model) else None
-    given = mapping_of(args, "model_init_kwargs") if isinstance(args, RewardConfig) else {}
+        return model if is_sequence_classifier(model) else None
+    config = args if isinstance(args, RewardConfig) else RewardConfig()
+    given = mapping_of(config, "model_init_kwargs")
     attention = given.get("attn_implementation")
-    trusts = bool(given.get("trust_remote_code", isinstance(args, RewardConfig) and args.trust_remote_code))
+    trusts = bool(given.get("trust_remote_code", config.trust_remote_code))
     options = ModelOptions(path=model, revision=revision_of(given.get("revision")), trust_remote_code=trusts)
     name, revision = options.hub_name, options.hub_revision
     folder = Path(model) if name is None else hub_folder(name, revision, with_code=trusts)
-    config = folder / "config.json"
-    kinds = json.loads(config.read_bytes()).get("architectures") if config.is_file() else None
+    file = folder / "config.json"
+    kinds = json.loads(file.read_bytes()).get("architectures") if file.is_file() else None
     if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds or []):
         return None
-    made: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+    made: PreTrainedModel = transformers.AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=1, dtype=torch.float32, trust_remote_code=trusts, attn_implementation=attention
     )
     made.config._name_or_path = model
@@ -190,7 +172,7 @@ def below(wrapped: nn.Module, config: object) -> PreTrainedModel:
     return model
 
 
-def plain_config(config: "LoraConfig | None") -> "LoraConfig | None":
+def plain_config(config: PeftConfig) -> PeftConfig:
     """An adapter's config without what it says of the head, which is trained in any case."""
     if config is None or getattr(config, "modules_to_save", None) not in (None, WHOLE):
         return config
@@ -199,7 +181,7 @@ def plain_config(config: "LoraConfig | None") -> "LoraConfig | None":
     return made  # type: ignore[no-any-return]
 
 
-def is_sequence_classifier(model: object) -> bool:
+def is_sequence_classifier(model: object) -> TypeGuard[PreTrainedModel]:
     return isinstance(model, PreTrainedModel) and type(model).__name__.endswith("ForSequenceClassification")
 
 
@@ -224,7 +206,7 @@ def score_head(classifier: PreTrainedModel) -> ScoreHead:
 def causal_view(classifier: PreTrainedModel) -> PreTrainedModel:
     """The body of a classifier under an output layer that is its embedding: a language model of the same weights."""
     with torch.device("meta"):
-        made: Any = AutoModelForCausalLM.from_config(classifier.config)
+        made: Any = transformers.AutoModelForCausalLM.from_config(classifier.config)
     setattr(made, made.base_model_prefix, classifier.base_model)
     output = made.get_output_embeddings()
     output.weight, output.bias = classifier.get_input_embeddings().weight, None
@@ -237,7 +219,7 @@ def causal_view(classifier: PreTrainedModel) -> PreTrainedModel:
 
 def classifier_view(scorer: TextScorer) -> PreTrainedModel:
     """Body and head as a classifier of transformers, over the weights that are trained."""
-    made: Any = empty_classifier(scorer.policy.model)
+    made: Any = saved_classifier.empty_classifier(scorer.policy.model)
     setattr(made, made.base_model_prefix, scorer.policy.model.base_model)
     made.score.weight = scorer.head.weight
     made.config.pad_token_id = scorer.policy.tokenizer.pad_token_id

@@ -4,17 +4,26 @@ They return TRL's scores.  The column `solution` is the right answer.  As in TRL
 completion, a `\\boxed` before others.  Plain numbers earn 0; the reward `maths` of this package reads those.  A
 solution that cannot be read scores nothing (None).  math-verify, the extra `math`, runs in the sandbox: an answer that
 takes longer than `CPU_SECONDS` earns 0.
+
+And how trainers call rewards as TRL does: with the text without special tokens and without what was prefilled.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.rewards.code.function_questions import SandboxFunction, Unanswered, answers
-from posttrain.rewards.grading.function import ScoringFailure
+from posttrain.rewards.grading import function
+from posttrain.rewards.grading.answers import Graded
+from posttrain.rewards.grading.function import RewardFunction, ScoringFailure, name_of_callable
 from posttrain.rewards.grading.resources import default_resources
 from posttrain.rewards.math_reward import sandbox_with_maths
+from posttrain.rewards.model import RewardModel, RewardModelEnsemble
 from posttrain.rewards.shaping import CosineLength, Repetition, SoftOverlong
 
 __all__ = [
@@ -43,10 +52,13 @@ def think_format_reward(completions: Sequence[Any], **_columns: object) -> list[
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """`max_penalty` times the share of a completion's n-grams of tokens that occurred in it before."""
+    """`max_penalty` times the share of a completion's n-grams of tokens that occurred in it before.
 
-    ngram_size: int
-    max_penalty: float
+    Completions of fewer than `ngram_size` tokens get 0.
+    """
+
+    ngram_size: int = 3
+    max_penalty: float = -1.0
     __name__ = "repetition_penalty_reward"
 
     def __post_init__(self) -> None:
@@ -58,14 +70,12 @@ class RepetitionPenalty:
         return [-share * self.max_penalty if share else 0.0 for share in shares]
 
 
-def get_repetition_penalty_reward(ngram_size: int = 3, max_penalty: float = -1.0) -> RepetitionPenalty:
-    """A penalty for repeated n-grams; completions of fewer than `ngram_size` tokens get 0."""
-    return RepetitionPenalty(ngram_size, max_penalty)
-
-
 @dataclass(frozen=True)
 class SoftOverlongPunishment:
-    """0 up to `max_completion_len - soft_punish_cache` tokens, then falling in a line to -1 at the limit, -1 beyond."""
+    """DAPO's punishment of completions near their limit; with a cache of 0 only those beyond it.
+
+    0 up to `max_completion_len - soft_punish_cache` tokens, then falling in a line to -1 at the limit, -1 beyond.
+    """
 
     max_completion_len: int
     soft_punish_cache: int
@@ -78,24 +88,15 @@ class SoftOverlongPunishment:
         return [value or 0.0 for value in punish(completion_ids=completion_ids)]
 
 
-def get_soft_overlong_punishment(max_completion_len: int, soft_punish_cache: int) -> SoftOverlongPunishment:
-    """DAPO's punishment of completions near their limit; with a cache of 0 only those beyond it."""
-    return SoftOverlongPunishment(max_completion_len, soft_punish_cache)
-
-
+get_repetition_penalty_reward, get_soft_overlong_punishment = RepetitionPenalty, SoftOverlongPunishment
 CPU_SECONDS = 5.0
 FIRST_LATEX = SandboxFunction("compare_first_latex", "from prepared import compare_first_latex")
 Scores = list[float | ScoringFailure | None]
 LogExtra = Callable[[str, list[Any]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """What comes of comparing one completion with its solution."""
-
-    score: float | ScoringFailure | None
-    gold: str
-    answer: str
+Compared = tuple[float | ScoringFailure | None, str, str]
+"""What comes of comparing one completion with its solution: the score, and what was read of solution and answer."""
 
 
 def accuracy_reward(
@@ -119,18 +120,15 @@ def reasoning_accuracy_reward(
     `</think>` by default.
     """
     delimiters = [CLOSING] if reasoning_delimiters is None else reasoning_delimiters
-    texts = [answer_after(content_of_completion(each), delimiters) for each in completions]
+    texts: list[str | None] = []
+    for text in map(content_of_completion, completions):
+        end = next((each for each in delimiters if each in text), None)
+        texts.append(None if end is None else text.rpartition(end)[2])
     pairs = zip(texts, solution, strict=True)
     finished = [(text, gold) for text, gold in pairs if text is not None]
     found = iter(with_solutions([text for text, _ in finished], [gold for _, gold in finished]))
-    incomplete = Compared(0.0, "[incomplete reasoning]", "[incomplete reasoning]")
+    incomplete: Compared = 0.0, "[incomplete reasoning]", "[incomplete reasoning]"
     return logged([incomplete if text is None else next(found) for text in texts], solution, log_extra)
-
-
-def answer_after(text: str, delimiters: Sequence[str]) -> str | None:
-    """What follows the reasoning; None where it does not end."""
-    found = next((each for each in delimiters if each in text), None)
-    return None if found is None else text.rpartition(found)[2]
 
 
 @dataclass(frozen=True)
@@ -179,18 +177,147 @@ def with_solutions(texts: Sequence[str], solutions: Sequence[str]) -> list[Compa
 def compared(reply: object) -> Compared:
     """The result of a reply, or of its absence."""
     if reply is Unanswered.LOST:
-        return Compared(ScoringFailure("the sandbox failed while it compared this answer"), "[lost]", "[lost]")
+        return ScoringFailure("the sandbox failed while it compared this answer"), "[lost]", "[lost]"
     if not isinstance(reply, list | tuple):
-        return Compared(0.0, "[unread]", "[unread]")
+        return 0.0, "[unread]", "[unread]"
     verdict, gold, answer = map(str, reply)
     if verdict == "no_gold":
-        return Compared(None, "[unparseable]", "[skipped]")
-    return Compared(float(verdict == "same"), gold, answer or "[unparseable]")
+        return None, "[unparseable]", "[skipped]"
+    return float(verdict == "same"), gold, answer or "[unparseable]"
 
 
 def logged(found: Sequence[Compared], solution: Sequence[str], log_extra: LogExtra | None) -> Scores:
     if log_extra is not None:
         log_extra("solution", [*solution])
-        log_extra("gold_parsed", [each.gold for each in found])
-        log_extra("answer_parsed", [each.answer for each in found])
-    return [each.score for each in found]
+        log_extra("gold_parsed", [gold for _, gold, _ in found])
+        log_extra("answer_parsed", [answer for _, _, answer in found])
+    return [score for score, _, _ in found]
+
+
+COMPLETION_IDS = "completion_ids"
+Reward = Callable[..., object]
+
+
+@dataclass(init=False, eq=False)
+class DecodedReward:
+    """A reward function of lists that is given completions as TRL decodes them.
+
+    Its signature is that of the function, and `completion_ids`, of which the texts are made.
+    """
+
+    call: Reward
+
+    def __init__(self, call: Reward, tokenizer: PreTrainedTokenizerBase, state: Callable[[], object]) -> None:
+        """`state` gives what the function sees as `trainer_state`."""
+        self.call, self.tokenizer, self.state = call, tokenizer, state
+        self.__name__ = name_of_callable(call)
+        signature = inspect.signature(call)
+        parameters = signature.parameters.values()
+        self.takes_ids = COMPLETION_IDS in signature.parameters or any(
+            each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters
+        )
+        ids = [] if self.takes_ids else [inspect.Parameter(COMPLETION_IDS, inspect.Parameter.KEYWORD_ONLY)]
+        self.__signature__ = signature.replace(parameters=[*parameters, *ids])
+
+    def __call__(self, /, **given: Any) -> object:
+        """The function's answer to the same with other texts."""
+        ids = given[COMPLETION_IDS] if self.takes_ids else given.pop(COMPLETION_IDS)
+        if "completions" in given:
+            given["completions"] = as_trl_decodes(given["completions"], ids, self.tokenizer)
+        for name in given.keys() & function.TEXTS:
+            given[name] = as_trl_decodes(given[name], ids, self.tokenizer)
+        if "trainer_state" in given:
+            given["trainer_state"] = self.state()
+        return self.call(**given)
+
+
+class DecodedRewardModel(RewardModel):
+    """A reward model that reads completions as TRL decodes them, and takes its first label for the score."""
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        policy_tokenizer: PreTrainedTokenizerBase,
+        own_tokenizer: PreTrainedTokenizerBase | None,
+    ) -> None:
+        """A model object without a tokenizer gets that of the folder it was loaded from."""
+        if own_tokenizer is None and isinstance(model, PreTrainedModel) and model.name_or_path:
+            own_tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+        super().__init__(model, tokenizer=own_tokenizer, label=0)
+        self.policy_tokenizer = policy_tokenizer
+
+    def __call__(
+        self, /, *, prompts: Sequence[object], completions: Sequence[object], **columns: object
+    ) -> list[float] | list[Graded]:
+        ids = cast(Sequence[Sequence[int]], columns[COMPLETION_IDS])
+        return super().__call__(prompts=prompts, completions=as_trl_decodes(completions, ids, self.policy_tokenizer))
+
+
+def as_trl_decodes(
+    completions: Sequence[object], ids: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase
+) -> list[object]:
+    texts: list[str] = tokenizer.batch_decode([list(each) for each in ids], skip_special_tokens=True)
+    return [
+        text if isinstance(old, str) else [{"role": "assistant", "content": text}]
+        for old, text in zip(completions, texts, strict=True)
+    ]
+
+
+def one_for_each(
+    tokenizers: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase | None] | None, given: object
+) -> list[PreTrainedTokenizerBase | None]:
+    """The tokenizer given for each reward, or None."""
+    count = len(given) if isinstance(given, list | tuple) else 1
+    if tokenizers is None:
+        return [None] * count
+    made = [*([tokenizers] if isinstance(tokenizers, PreTrainedTokenizerBase) else tokenizers)]
+    if len(made) != count:
+        numbers = f"{len(made)} for {count} reward functions, which must match"
+        raise UserError(f"reward_processing_classes: {numbers}; give one for each, None for a function.")
+    return made
+
+
+def reward_functions(
+    given: object,
+    tokenizers: Sequence[PreTrainedTokenizerBase | None],
+    weights: Sequence[float] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    state: Callable[[], object],
+) -> list[RewardFunction]:
+    """The rewards with TRL's names, weights and texts; equal names get a number.
+
+    `tokenizers` are those of reward models, one for each reward, and `tokenizer` is the policy's.
+    """
+    rewards = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    if not rewards:
+        missing = "it is missing" if given is None else "the list is empty"
+        raise UserError(f"reward_funcs: {missing}.  Give a function, or a list of them.")
+    calls = [decoded_reward(call, tokenizer, each, state) for call, each in zip(rewards, tokenizers, strict=True)]
+    if weights is not None and len(weights) != len(calls):
+        numbers = f"{len(weights)} numbers for {len(calls)} reward functions"
+        raise UserError(f"reward_weights has {numbers}; give one for each.")
+    made: list[RewardFunction] = []
+    names = [name_of_callable(call) for call in calls]
+    for number, (call, name) in enumerate(zip(calls, names, strict=True)):
+        before = names[:number].count(name)
+        weight = 1.0 if weights is None else float(weights[number])
+        made.append(function.reward_function(call, name=f"{name}_{before + 1}" if before else name, weight=weight))
+    return made
+
+
+def decoded_reward(
+    call: object, tokenizer: PreTrainedTokenizerBase, given: PreTrainedTokenizerBase | None, state: Callable[[], object]
+) -> Reward:
+    """The reward as TRL calls it; a function that scores a single response per call stays as it is."""
+    if isinstance(call, str | PreTrainedModel):
+        return DecodedRewardModel(call, tokenizer, given)
+    if isinstance(call, RewardModel | RewardModelEnsemble):
+        return call
+    if not callable(call) or isinstance(call, type | nn.Module):
+        raise UserError(
+            f"reward_funcs: {call!r:.80} ({type(call).__name__}) cannot score completions.  Give a function, a callable"
+            " object, or a sequence classifier of transformers or its folder."
+        )
+    if function.keywords(RewardFunction(name=name_of_callable(call), call=call)).one_by_one:
+        return call
+    return DecodedReward(call, tokenizer, state)

@@ -56,20 +56,16 @@ def save_into_checkpoint(policy: Policy, checkpoint: Path) -> None:
     elif trained_names(policy.model, named) != named.keys():
         save_policy(policy, checkpoint)  # the frozen weights are not there
     else:
-        write_around_weights(policy, checkpoint)
+        # The checkpoint has all weights: the other files of a model's folder are added.
+        model, weights = policy.model, checkpoint / "model.safetensors"
+        if not weights.exists():
+            os.link(checkpoint / "policy.safetensors", weights)
+        with without_progress_bars():
+            model.config.save_pretrained(checkpoint)
+            if model.can_generate() and model.generation_config is not None:
+                model.generation_config.save_pretrained(checkpoint)
+            policy.tokenizer.save_pretrained(checkpoint)
     require_loadable(policy.model, checkpoint)
-
-
-def write_around_weights(policy: Policy, checkpoint: Path) -> None:
-    """Add the other files of a model's folder to a checkpoint that has all weights."""
-    model, weights = policy.model, checkpoint / "model.safetensors"
-    if not weights.exists():
-        os.link(checkpoint / "policy.safetensors", weights)
-    with without_progress_bars():
-        model.config.save_pretrained(checkpoint)
-        if model.can_generate() and model.generation_config is not None:
-            model.generation_config.save_pretrained(checkpoint)
-        policy.tokenizer.save_pretrained(checkpoint)
 
 
 def link_checkpoint(run: Path, checkpoint: Path, num_updates: int) -> None:
@@ -96,8 +92,7 @@ def prune_checkpoints(folder: Path, args: TrainingFields, best: str | None) -> N
         return
     steps = saved_steps(folder)
     kept = {max(steps), *(step for step, path in steps.items() if best is not None and path.samefile(best))}
-    others = [step for step in steps if step not in kept]
-    for step in others[: max(0, len(steps) - max(limit, len(kept)))]:
+    for step in [each for each in steps if each not in kept][: max(0, len(steps) - max(limit, len(kept)))]:
         discard(steps[step])
 
 
@@ -117,14 +112,6 @@ def saved_state(checkpoints: Path, step: int | None) -> TrainerState:
     if state.best_model_checkpoint is not None and not Path(state.best_model_checkpoint).is_dir():
         state.best_model_checkpoint = None
     return state
-
-
-def require_free(folder: Path, args: TrainingFields) -> None:
-    if (folder / "config.yaml").is_file() and not args.overwrite_output_dir:
-        raise UserError(
-            f"output_dir = {folder}: there is a run in it already.  Use resume_from_checkpoint=True, another folder, or"
-            " overwrite_output_dir=True, which deletes that run."
-        )
 
 
 def push(

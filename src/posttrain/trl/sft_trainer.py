@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase
@@ -17,15 +17,11 @@ from posttrain.tasks.row_files.rows import GivenRows
 from posttrain.training.sft.example_maker import LABELS, MASKS, NOT_LEARNED, TOKENS
 from posttrain.training.sft.learned_rows import RowExamples
 from posttrain.training.sft.sft_run import example_source, held_out_loss, train_sft
-from posttrain.trl.base_trainer import BaseTrainer, Start
-from posttrain.trl.configs.batch_arithmetic import RunLength
-from posttrain.trl.configs.recipe import NO_LIMIT, adamw_options
+from posttrain.trl.base_trainer import BaseTrainer
+from posttrain.trl.configs.recipe import NO_LIMIT, RunLength, adamw_options
 from posttrain.trl.configs.trainer_configs import SFTConfig
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import Dataset, Given, Optimizers, Row
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
+from posttrain.trl.model_source import Dataset, Given, Optimizers, PeftConfig, Row
 
 
 class TokenRows(Sequence[dict[str, list[int]]]):
@@ -82,7 +78,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         callbacks: list[Any] | None = None,
         optimizers: Optimizers = (None, None),
         quantization_config: BitsAndBytesConfig | None = None,
-        peft_config: "LoraConfig | None" = None,
+        peft_config: PeftConfig = None,
         formatting_func: Callable[[Row], str] | None = None,
         **not_here: object,
     ) -> None:
@@ -92,7 +88,10 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         source = model, processing_class, peft_config, quantization_config
         given = Given(*source, callbacks, train_dataset, eval_dataset, optimizers)
         super().__init__(args, given)
-        self._require_learned_parts()
+        held_out = eval_dataset.values() if isinstance(eval_dataset, Mapping) else [eval_dataset]
+        for name, rows in (("train_dataset", self.given_rows), *(("eval_dataset", each) for each in held_out)):
+            if isinstance(rows, Sized) and len(rows) > 0 and not isinstance(rows, Mapping):
+                self.rows(list(islice(cast(Dataset, rows), 1)), name)
         self._finish_init()
 
     @property
@@ -138,40 +137,27 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         assert isinstance(source, RowExamples)
         return [each.unpacked() for each in source.trained]
 
-    def _fit(self, config: SftConfig, rows: list[Row], start: Start) -> Run:
-        return train_sft(config, policy=self.policy, rows=rows, optimizer=self.own_optimizer, **start.how)
+    def _fit(self, config: SftConfig, **given: Any) -> Run:
+        return train_sft(config, **given)
 
     def _measured(self, rows: list[Row]) -> Entry:
         budget = self.described(rows)[0].sft.tokens_per_microbatch
         measured = held_out_loss(self.policy, self._examples(rows), budget)
         return {"loss": measured.loss, "entropy": measured.entropy, "mean_token_accuracy": measured.accuracy}
 
-    def _require_learned_parts(self) -> None:
-        given: Any = self.eval_dataset
-        held_out = given.values() if isinstance(given, Mapping) else [given]
-        for name, rows in (("train_dataset", self.given_rows), *(("eval_dataset", each) for each in held_out)):
-            if isinstance(rows, Sized) and len(rows) > 0 and not isinstance(rows, Mapping):
-                self.rows(list(islice(cast(Dataset, rows), 1)), name)
-
     def rows(self, given: Dataset | None, name: str) -> list[Row]:
-        rows = self._read_rows(super().rows(given, name))
-        require_learned_part(self.args, rows[0], name)
-        return rows
-
-    def _read_rows(self, rows: list[Row]) -> list[Row]:
-        """The columns that are learned."""
+        """The rows with the columns that are learned."""
+        rows, args, text = super().rows(given, name), self.args, self.formatting_func
+        column = args.dataset_text_field
         if TOKENS in rows[0]:
-            args = self.args
-            read = {
-                "completion_mask": args.completion_only_loss is not False,
-                "assistant_masks": args.assistant_only_loss,
-            }
-            return [{key: value for key, value in row.items() if read.get(key, key not in MASKS)} for row in rows]
-        column, text = self.args.dataset_text_field, self.formatting_func
-        if text is not None:
-            return [{"text": text(row)} for row in rows]
-        if column in rows[0] and (column != "text" or not {"messages", "completion"} & rows[0].keys()):
-            return [{"text": row[column]} for row in rows]  # only this one: others may be of a format that we read
+            completion, assistant = args.completion_only_loss is not False, args.assistant_only_loss
+            read = {"completion_mask": completion, "assistant_masks": assistant}
+            rows = [{key: value for key, value in row.items() if read.get(key, key not in MASKS)} for row in rows]
+        elif text is not None:
+            rows = [{"text": text(row)} for row in rows]
+        elif column in rows[0] and (column != "text" or not {"messages", "completion"} & rows[0].keys()):
+            rows = [{"text": row[column]} for row in rows]  # only this one: others may be of a format that we read
+        require_learned_part(args, rows[0], name)
         return rows
 
 

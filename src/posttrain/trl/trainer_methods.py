@@ -3,33 +3,28 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from functools import cached_property
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.peft_layers import peft_layers
 from posttrain.runs.files import write_atomically
 from posttrain.runs.reports import Run
+from posttrain.trl import saved_models
 from posttrain.trl.callback_watcher import Events, made_callback
 from posttrain.trl.configs.field_rules import config_from, errors_by_field, lines_about, require_values
 from posttrain.trl.configs.recipe import folder_of_run
 from posttrain.trl.configs.training_fields import OneProcess, TrainingFields
 from posttrain.trl.log_entries import Entry
-from posttrain.trl.model_source import Given, Row, load_source, named_folder, shown_model
+from posttrain.trl.model_source import Given, Row, is_peft_model, load_source, named_folder
 from posttrain.trl.names_elsewhere import MISSING, CheckedOverrides, overrides, require_called
-from posttrain.trl.saved_models import (
-    push,
-    remove_dangling,
-    save_into_checkpoint,
-    save_model_folder,
-    saved_state,
-    trainer_card,
-    write_state,
-)
 
 Args = TypeVar("Args", bound=TrainingFields)
 
@@ -54,9 +49,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         require_values(args)
         self.notes += lines_about(args)
         with errors_by_field(args):
-            made = load_source(given, args)
-        self.policy, self.model_options, self.loaded_model = made.policy, made.options, made.model
-        self.notes += made.notes
+            self.policy, self.loaded_model, self.model_options = load_source(given, args, self.notes)
         self.processing_class = self.policy.tokenizer
         self.events = Events(
             args=args,
@@ -76,11 +69,18 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     @property
     def model(self) -> nn.Module:
+        """With an adapter a PeftModel around the policy, or around a classifier of its layers."""
         return self._shown_model
 
     @cached_property
     def _shown_model(self) -> nn.Module:
-        return shown_model(self.policy.model, self.loaded_model)
+        policy, loaded = self.policy.model, self.loaded_model
+        adapted = lora_layers(policy) or (loaded is not policy and peft_layers(policy))
+        if not adapted or is_peft_model(loaded) or find_spec("peft") is None:
+            return loaded
+        from posttrain.trl.peft_models import with_peft_around
+
+        return with_peft_around(policy, cast(PreTrainedModel, loaded))
 
     @property
     def model_wrapped(self) -> nn.Module:
@@ -108,14 +108,6 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
     def folder(self) -> Path:
         return Path(folder_of_run(self.args))
 
-    def _begin_state(self, from_step: int | None, *, resume: bool) -> None:
-        checkpoints = self.folder / "checkpoints"
-        for note in lines_about(self.args):  # a script may have changed some since the trainer was made
-            if note not in self.notes:
-                print(f"posttrain.trl: {note}", flush=True)
-        remove_dangling(self.folder)
-        self.events.begin(saved_state(checkpoints, from_step) if resume else TrainerState())
-
     def is_world_process_zero(self) -> bool:
         return True
 
@@ -138,7 +130,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
     def save_state(self) -> None:
         """Write `state` to trainer_state.json in the folder of the run."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_state(self.state, self.folder)
+        saved_models.write_state(self.state, self.folder)
 
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Print numbers of a part of the data ("train", "eval"), a line each."""
@@ -165,10 +157,10 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         self.write_model(Path(output_dir) if output_dir else self.folder)
 
     def write_model(self, folder: Path) -> None:
-        save_model_folder(self.policy, folder)
+        saved_models.save_model_folder(self.policy, folder)
 
-    def write_checkpoint_model(self, checkpoint: Path) -> None:
-        save_into_checkpoint(self.policy, checkpoint)
+    def write_checkpoint_model(self, folder: Path) -> None:
+        saved_models.save_into_checkpoint(self.policy, folder)
 
     def _save_checkpoint_model(self, checkpoint: Path) -> None:
         if overrides(self, "save_model"):
@@ -186,7 +178,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
 
     def _write_card(self, folder: Path, given: Mapping[str, object]) -> None:
         base = named_folder(self.policy.model)
-        text = trainer_card(given, trainer=type(self).__name__, base=base, tags=self._tag_names)
+        text = saved_models.trainer_card(given, trainer=type(self).__name__, base=base, tags=self._tag_names)
         write_atomically(folder / "README.md", text.encode())
 
     def push_to_hub(
@@ -207,7 +199,7 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         folder = self.folder / "pushed"
         self.write_model(folder)
         self._write_card(folder, card)
-        return push(
+        return saved_models.push(
             folder,
             self.hub_model_id,
             token=token or self.args.hub_token,
@@ -217,13 +209,18 @@ class TrainerMethods(CheckedOverrides, Generic[Args]):
         )
 
     def add_callback(self, callback: Any) -> None:
-        self.events.add(callback)
+        self.events.callbacks.append(made_callback(callback))
 
     def remove_callback(self, callback: Any) -> None:
-        self.events.remove(callback)
+        self.pop_callback(callback)
 
     def pop_callback(self, callback: Any) -> TrainerCallback:
-        return self.events.remove(callback)
+        callbacks = self.events.callbacks
+        found = next((each for each in callbacks if each is callback or type(each) is callback), None)
+        if found is None:
+            raise UserError(f"remove_callback: {callback!r:.60} is not one of the trainer's callbacks.")
+        callbacks.remove(found)
+        return found
 
     def log(self, logs: Entry, start_time: float | None = None) -> None:
         """Add an entry to `state.log_history` and call `on_log`.  Training calls a script's override.

@@ -142,4 +142,4 @@ def test_elsewhere_the_pressure_on_the_machine_decides(busy: bool, monkeypatch: 
     monkeypatch.setattr(backends, "PATIENCE", 1.5)
     run = ReplayRun(text="import time; time.sleep(60)", stdin=b"", limits=Limits(), mark="0")
     ended = Here("docker", "image").run(run)
-    assert (ended.stopped, ended.starved) == (Exit.WALL_LIMIT, busy)
+    assert (ended.exit, ended.starved) == (Exit.WALL_LIMIT, busy)

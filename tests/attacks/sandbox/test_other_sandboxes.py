@@ -48,7 +48,7 @@ def sealed_off(code: str, stdin: bytes, timeout: float) -> tuple[int | None, byt
     """In bubblewrap: what a service that keeps its word does."""
     limits = Limits(cpu_seconds=(timeout - 2) / 3, output_bytes=1 << 20)
     ended = Bubblewrap().run(ReplayRun(text=code, stdin=stdin, limits=limits, mark="0"))
-    timed_out = ended.stopped in (Exit.WALL_LIMIT, Exit.CPU_LIMIT)
+    timed_out = ended.exit in (Exit.WALL_LIMIT, Exit.CPU_LIMIT)
     return None if timed_out else ended.status, ended.stdout[: 1 << 20], ended.stderr
 
 

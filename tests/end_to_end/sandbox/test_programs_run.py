@@ -14,7 +14,7 @@ from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.rewards.grading.resources import Resources
 from posttrain.runs.run_folder import RunFolder
 from posttrain.sandbox import process_pool as pools
-from posttrain.sandbox.execution import Process, ServerOptions, run_all
+from posttrain.sandbox.execution import Process, ServerOptions
 from posttrain.sandbox.probes import SandboxUnavailable
 from posttrain.sandbox.process_pool import ForkServerClient, ProcessPool
 from posttrain.sandbox.sandboxes import Sandboxes
@@ -112,9 +112,9 @@ def test_running_without_a_sandbox_takes_two_words_and_warns_every_time() -> Non
             open_to_all = Sandboxes(nothing)
     reads = Process(kind="program", source="print(open('/proc/self/stat').read() > '')")
     with open_to_all, Sandboxes() as sealed:
-        (execution,) = run_all(open_to_all.importing(), [reads])
+        (execution,) = open_to_all.importing().run([reads])
         assert execution.stdout == b"True\n"  # so it is: nothing keeps a program from reading files
-        (execution,) = run_all(sealed.importing(), [reads])
+        (execution,) = sealed.importing().run([reads])
         assert b"PermissionError" in execution.stderr
 
 

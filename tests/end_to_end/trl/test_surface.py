@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from posttrain.trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
-from posttrain.trl.configs.batch_arithmetic import run_length
+from posttrain.trl.configs.recipe import run_length
 from tests.support.refusals import mentions, refused
 from tests.support.trl_trainers import ANSWERS, PROMPTS, length
 

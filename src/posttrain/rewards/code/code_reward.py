@@ -34,7 +34,7 @@ from posttrain.rewards.grading.answers import Column, DetailedGrade, Graded, Tex
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.grading.resources import Resources, SessionReward
 from posttrain.rewards.parsing.tags import CODE, END_CODE, MAX_CHARACTERS, Fences, program_in
-from posttrain.sandbox.execution import Execution, Exit, Limits, Process, run_all
+from posttrain.sandbox.execution import Execution, Exit, Limits, Process
 from posttrain.sandbox.sandboxes import Sandboxes
 
 LOST = "the sandbox lost a process that it was running"
@@ -150,7 +150,7 @@ class CourseReward(SessionReward):
         self, resources: Resources, /, *, completions: Texts, **_columns: object
     ) -> list[Graded | ScoringFailure]:
         def parsed(asked: list[Process]) -> Iterable[Graded | ScoringFailure]:
-            return map(course_graded, run_all(resources.sandboxes.importing(), asked))
+            return map(course_graded, resources.sandboxes.importing().run(asked))
 
         return answered_together([self.question(text) for text in completions], Process, parsed)
 

@@ -53,7 +53,8 @@ class Seal:
     def __init__(self, *, sealed: bool) -> None:
         self.sealed = sealed
         self.filter = Filter(platform.machine())
-        self.landlock = landlock_version()
+        self.landlock: int = max(0, libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
+        """Version of the kernel's Landlock interface; 0 where it has none."""
         self.parent = os.getpid()
         with open("/proc/self/statm", encoding="ascii") as file:
             self.own_bytes = int(file.read().split()[0]) * resource.getpagesize()
@@ -64,11 +65,19 @@ class Seal:
 
         Raises OSError where a layer cannot be put on; Landlock may be missing altogether.
         """
-        limit_what_is_common(FILE_BYTES if self.sealed else UNSEALED_FILE_BYTES)
+        lower(resource.RLIMIT_FSIZE, FILE_BYTES if self.sealed else UNSEALED_FILE_BYTES)
+        lower(resource.RLIMIT_NOFILE, DESCRIPTORS)
+        for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK):
+            try:
+                resource.setrlimit(kind, (0, 0))
+            except (OSError, ValueError):  # refused inside some virtual machines; nothing that is left open needs them
+                continue
         if not self.sealed:  # somebody has asked for no sandbox: limits and nothing else
             return
         if uid is not None:
-            become(uid)
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         prctl(PR_SET_DUMPABLE, 0)  # so that one child cannot trace another, nor this process
         if self.landlock:
@@ -107,33 +116,10 @@ def prctl(option: int, *arguments: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}): {os.strerror(ctypes.get_errno())}")
 
 
-def limit_what_is_common(file_bytes: int) -> None:
-    """Resource limits that are the same for all programs, each at most what is allowed; the first two must hold."""
-    lower(resource.RLIMIT_FSIZE, file_bytes)
-    lower(resource.RLIMIT_NOFILE, DESCRIPTORS)
-    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK):
-        try:
-            resource.setrlimit(kind, (0, 0))
-        except (OSError, ValueError):  # refused inside some virtual machines; nothing that is left open needs them
-            continue
-
-
 def lower(kind: int, wanted: int) -> None:
     hard = resource.getrlimit(kind)[1]
     value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(kind, (value, value))
-
-
-def become(uid: int) -> None:
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-
-
-def landlock_version() -> int:
-    """Version of the kernel's Landlock interface; 0 where it has none."""
-    found: int = libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
-    return max(0, found)
 
 
 def leave_file_system(version: int) -> None:

@@ -105,7 +105,9 @@ class ForkServer:
         if not message:
             return False
         if message[0] == frames.KILL:
-            self.kill(frames.kill.unpack(message)[1])
+            pid = self.pids.get(frames.kill.unpack(message)[1])
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
         else:
             descriptors = FOUR.unpack(ancillary[0][2])
             self.start(frames.start.unpack(message), descriptors)
@@ -142,10 +144,6 @@ class ForkServer:
         finally:
             os._exit(status)  # without unwinding anything of the server's
 
-    def kill(self, job: int) -> None:
-        if job in self.pids:
-            os.kill(self.pids[job], signal.SIGKILL)
-
     def reap(self) -> None:
         """Tell of every child that has ended."""
         while self.jobs:
@@ -158,33 +156,6 @@ class ForkServer:
             self.control.send(frames.ended.pack(frames.ENDED, job, status, cpu, usage.ru_maxrss * 1024))
 
 
-def preload(modules: list[str]) -> dict[str, str]:
-    """Import what programs will import; returns what could not be, with the reason."""
-    missing = {}
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001  # importing runs any code: `missing` reports its error
-            missing[name] = f"{type(error).__name__}: {error}"
-    compile("", "<nothing>", "exec")  # the first one makes a class for every kind of syntax node: 1.5 ms in each child
-    return missing
-
-
-def run_prepared(source: str) -> None:
-    """Run our own source as the module `prepared`, so that what it loads and warms up is there in every child."""
-    module = types.ModuleType("prepared")
-    sys.modules["prepared"] = module
-    runner.execute(source, module)
-
-
-def forget_exit_functions() -> None:
-    """Forget exit functions of modules that were loaded here, so that only a program's own run at its end."""
-    vars(atexit)["_clear"]()
-    type.__setattr__(
-        weakref.finalize, "_registered_with_atexit", False
-    )  # else its functions would be forgotten as well
-
-
 def start_server() -> None:
     """Load the requested modules, then serve."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=int(sys.argv[2]))
@@ -192,12 +163,19 @@ def start_server() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     before = list(sys.path)
     sys.path += asked["path"]
-    missing = preload(asked["modules"])
+    missing = {}
+    for name in asked["modules"]:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001  # importing runs any code: `missing` reports its error
+            missing[name] = f"{type(error).__name__}: {error}"
+    compile("", "<nothing>", "exec")  # the first one makes a class for every kind of syntax node: 1.5 ms in each child
     wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the poll; children have no children, so it may stay
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    run_prepared(asked["prepare"])
+    prepared = sys.modules["prepared"] = types.ModuleType("prepared")  # what our own source loads and warms up
+    runner.execute(asked["prepare"], prepared)
     sys.path[:] = before
     server = ForkServer(control, Seal(sealed=asked["sealed"]))
     kept = os.dup(2)
@@ -205,7 +183,9 @@ def start_server() -> None:
     for descriptor, end in ((0, null), (1, null), (2, kept)):
         os.dup2(end, descriptor)
     os.close(kept)
-    forget_exit_functions()
+    # Forget exit functions of modules that were loaded here: only a program's own run at its end.
+    vars(atexit)["_clear"]()
+    type.__setattr__(weakref.finalize, "_registered_with_atexit", False)  # else its own would be forgotten as well
     runner.be_like_a_script()
     if asked["sealed"]:
         be_nowhere(platform.machine())

@@ -143,19 +143,16 @@ class _Reader(_Counter):
                 real, imaginary = parts
                 return complex(float.fromhex(real), float.fromhex(imaginary))
             if name in ("r", "q"):
-                return self.of_integers(name, [self.read(part, depth + 1) for part in parts])
+                whole: list[Any] = [self.read(part, depth + 1) for part in parts]
+                if [type(part) for part in whole] != [int] * {"r": 3, "q": 2}[name]:
+                    raise NotPlainError("not in the format")
+                if name == "q" and any(part.bit_length() > MAX_FRACTION_BITS for part in whole):
+                    raise NotPlainError("too long a fraction")
+                return range(*whole) if name == "r" else importlib.import_module("fractions").Fraction(*whole)
             (text,) = parts
             return scalar(name, text)
         except (TypeError, ValueError, ArithmeticError) as error:  # unhashable keys, wrong counts, wrong digits
             raise NotPlainError("not in the format") from error
-
-    def of_integers(self, name: str, parts: "list[Any]") -> object:
-        if [type(part) for part in parts] != [int] * {"r": 3, "q": 2}[name]:
-            raise NotPlainError("not in the format")
-        if name == "q" and any(part.bit_length() > MAX_FRACTION_BITS for part in parts):
-            raise NotPlainError("too long a fraction")
-        made: object = range(*parts) if name == "r" else importlib.import_module("fractions").Fraction(*parts)
-        return made
 
 
 def spread(keys: "list[Any]") -> "list[Any]":

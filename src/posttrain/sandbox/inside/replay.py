@@ -103,12 +103,6 @@ def set_limits(limits: "dict[str, int]") -> None:
         resource.setrlimit(kind, (within[0], within[1]))
 
 
-def give_up_root(uid: int) -> None:
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-
-
 def be_no_init() -> None:
     """As process 1, continue in a child: process 1 ignores signals without a handler, those of limits too."""
     if os.getpid() != 1:
@@ -120,28 +114,26 @@ def be_no_init() -> None:
             os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
-def hash_as_before(seed: "int | None") -> None:
-    """Give sets the order of earlier runs: the interpreter reads that seed when it starts."""
-    if seed is not None and os.environ.get("PYTHONHASHSEED") != str(seed) and os.path.isfile(sys.argv[0]):
-        os.environ["PYTHONHASHSEED"] = str(seed)
-        os.execv(sys.executable, [sys.executable, *sys.argv])
-
-
 def replay_job(modules: "dict[str, str]", job: "dict[str, Any]") -> None:
     """Run what the job says: {kind, messages, delivered, mark, seed, limits, path, uid}."""
     be_no_init()
-    hash_as_before(job["seed"])
+    seed = job["seed"]
+    if seed is not None and os.environ.get("PYTHONHASHSEED") != str(seed) and os.path.isfile(sys.argv[0]):
+        os.environ["PYTHONHASHSEED"] = str(seed)  # sets get the order of earlier runs: it is read when Python starts
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     for name, text in modules.items():
         loader = Source(name, text)
         module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(name, loader))
         sys.modules[name] = module
         loader.exec_module(module)
     runner = sys.modules["runner"]
-    vars(runner)["SEED"] = job["seed"]
+    vars(runner)["SEED"] = seed
     vars(runner)["be_like_a_script"]()
     sys.path += job["path"]
     if job["uid"] is not None:
-        give_up_root(job["uid"])
+        os.setgroups([])
+        os.setresgid(job["uid"], job["uid"], job["uid"])
+        os.setresuid(job["uid"], job["uid"], job["uid"])
     set_limits(job["limits"])
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # they are text streams

@@ -71,11 +71,7 @@ def run_kind(kind: str, channel: "frames.Channel") -> int:
         frames.send(channel, b'["syntax_error"]')
         return 1
     frames.send(channel, b'["compiled"]')
-    return {"syntax": nothing, "program": program, "calls": calls}[kind](compiled, channel)
-
-
-def nothing(_compiled: types.CodeType, _channel: "frames.Channel") -> int:
-    return 0
+    return 0 if kind == "syntax" else {"program": program, "calls": calls}[kind](compiled, channel)
 
 
 def program(compiled: types.CodeType, channel: "frames.Channel") -> int:
@@ -137,12 +133,9 @@ def call_answer(action: Callable[[], object]) -> list[object]:
     except plain.NotPlainError as error:
         return ["not_plain", "", str(error)[:MAX_MESSAGE]]
     except BaseException as error:  # noqa: BLE001  # a program may raise anything: the caller gets its name
-        return ["error", builtin_name(type(error)), str(error)[:MAX_MESSAGE]]
-
-
-def builtin_name(kind: type[BaseException]) -> str:
-    """The name of the built-in exception that a class is or derives from: the tests may expect it."""
-    return next(str(each.__name__) for each in kind.__mro__ if vars(builtins).get(each.__name__) is each)
+        # Of the built-in exception that it is or derives from: the tests may expect that.
+        names = (each.__name__ for each in type(error).__mro__ if vars(builtins).get(each.__name__) is each)
+        return ["error", next(names), str(error)[:MAX_MESSAGE]]
 
 
 def send_answer(channel: "frames.Channel", said: list[object]) -> None:
@@ -174,18 +167,13 @@ def proxy(name: str, channel: "frames.Channel") -> Callable[..., object]:
         kind, first, *rest = json.loads(frames.receive(channel))
         if kind == "value":
             return plain.load(first.encode("utf-8", "surrogatepass"))
-        raise exception_named(first)(*rest)
+        found = getattr(builtins, first, None)  # a built-in exception, so that tests can expect it
+        if not isinstance(found, type) or not issubclass(found, Exception) or found in STOPPING:
+            found = RuntimeError
+        raise found(*rest)
 
     call.__name__ = name
     return call
-
-
-def exception_named(name: str) -> type[Exception]:
-    """The built-in exception of this name, so that tests can expect it, or RuntimeError."""
-    found = getattr(builtins, name, None)
-    if not isinstance(found, type) or not issubclass(found, Exception) or found in STOPPING:
-        return RuntimeError
-    return found
 
 
 def fresh_main() -> types.ModuleType:

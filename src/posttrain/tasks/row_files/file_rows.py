@@ -13,15 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from posttrain.errors import RunError, UserError
-
-if TYPE_CHECKING:
-    from pyarrow import Table
-
 
 Found = Iterator[tuple[int, object]]
 """Line number, and a row or the UserError that says why there is none."""
@@ -54,23 +50,21 @@ def json_line_rows(file: Path) -> Found:
     # Only "\n" ends a line: JSON strings may hold the other line ends that str.splitlines() splits at.
     for number, line in enumerate(file_content(file).split(b"\n"), start=1):
         if line.strip():
-            yield number, json_line(line)
-
-
-def json_line(line: bytes) -> object:
-    try:
-        text = line.decode("utf-8")
-        value = parse_json(text)
-        return checked_value(value) if to_check(text) else value
-    except UnicodeDecodeError as error:
-        return UserError(f"not UTF-8 at byte {error.start} of the line; save the file as UTF-8")
-    except json.JSONDecodeError as error:
-        return UserError(
-            f"not JSON at column {error.colno}: {error.msg}. Every line holds one object, such as"
-            f' {{"prompt": "1 + 1 = "}}. The line: {text[:80]!a}'
-        )
-    except UserError as error:
-        return error
+            row: object
+            try:
+                text = line.decode("utf-8")
+                row = parse_json(text)
+                row = checked_value(row) if to_check(text) else row
+            except UnicodeDecodeError as error:
+                row = UserError(f"not UTF-8 at byte {error.start} of the line; save the file as UTF-8")
+            except json.JSONDecodeError as error:
+                row = UserError(
+                    f"not JSON at column {error.colno}: {error.msg}. Every line holds one object, such as"
+                    f' {{"prompt": "1 + 1 = "}}. The line: {text[:80]!a}'
+                )
+            except UserError as error:
+                row = error
+            yield number, row
 
 
 def json_list_rows(file: Path) -> Found:
@@ -116,7 +110,10 @@ def checked_value(value: object) -> object:
         if depth > DEEPEST:
             return UserError(TOO_DEEP)
         if isinstance(part, str):
-            if half := half_character(part):
+            try:
+                part.encode()
+            except UnicodeEncodeError as error:
+                half = part[max(0, error.start - 20) : error.start + 20]
                 return UserError(f"{half!a} holds half a character (a lone surrogate); mend the text or drop the row")
         elif isinstance(part, int):
             if part.bit_length() > LONGEST_INTEGER:
@@ -128,21 +125,14 @@ def checked_value(value: object) -> object:
     return value
 
 
-def half_character(text: str) -> str:
-    if text.isascii():
-        return ""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return text[max(0, error.start - 20) : error.start + 20]
-    return ""
-
-
 def csv_rows(file: Path, delimiter: str) -> Found:
     """The rows below the first line of a CSV file, all cells text; a cell in quotes may go over several lines."""
     # A byte that is not UTF-8 becomes half a character, which marks its row.
     text = file_content(file).decode("utf-8", "surrogateescape")
-    delimiter = delimiter or likely_delimiter(text.partition("\n")[0])
+    first = text.partition("\n")[0]
+    delimiter = delimiter or max(
+        DELIMITERS, key=lambda each: max(map(len, csv.reader([first], delimiter=each)), default=0)
+    )
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     number = 1
     try:
@@ -170,13 +160,6 @@ def csv_row(header: Sequence[str], cells: Sequence[str]) -> object:
     if any("\udc80" <= letter <= "\udcff" for cell in cells if not cell.isascii() for letter in cell):
         return UserError("not UTF-8; save the file as UTF-8")
     return dict(zip(header, cells, strict=True))
-
-
-def likely_delimiter(line: str) -> str:
-    def num_columns(delimiter: str) -> int:
-        return max((len(cells) for cells in csv.reader([line], delimiter=delimiter)), default=0)
-
-    return max(DELIMITERS, key=num_columns)
 
 
 HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")
@@ -218,16 +201,6 @@ def is_saved_dataset(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
-def saved_folder(folder: Path, split: str) -> Path:
-    listing = folder / "dataset_dict.json"
-    if not listing.is_file():
-        if split:
-            raise UserError(f"{folder}: split = {split}, but it holds a single data set; leave the split out")
-        return folder
-    names = json.loads(listing.read_text(encoding="utf-8"))["splits"]
-    return folder / chosen_split(str(folder), names, split)
-
-
 def chosen_split(path: str, names: Iterable[str], split: str) -> str:
     """The requested split; by default `train`, or the only one."""
     known = [*names]
@@ -243,21 +216,20 @@ def saved_rows(folder: Path, split: str) -> Sequence[object]:
     import pyarrow as pa
 
     try:
-        home = saved_folder(folder, split)
-        files = json.loads((home / "state.json").read_text(encoding="utf-8"))["_data_files"]
-        tables = [arrow_table(home / each["filename"]) for each in files]
+        home, listing = folder, folder / "dataset_dict.json"
+        if listing.is_file():
+            home = folder / chosen_split(str(folder), json.loads(listing.read_text(encoding="utf-8"))["splits"], split)
+        elif split:
+            raise UserError(f"{folder}: split = {split}, but it holds a single data set; leave the split out")
+        tables = []
+        for each in json.loads((home / "state.json").read_text(encoding="utf-8"))["_data_files"]:
+            with pa.memory_map(str(home / each["filename"])) as content:
+                tables.append(pa.ipc.open_stream(content).read_all())
         rows: list[object] = pa.concat_tables(tables).to_pylist()
     except (pa.ArrowException, OSError, KeyError, json.JSONDecodeError) as error:
         fault = f"{type(error).__name__}: {error}"
         raise UserError(f"{folder}: damaged ({fault}); save it again with save_to_disk of `datasets`") from error
     return rows
-
-
-def arrow_table(file: Path) -> "Table":
-    import pyarrow as pa
-
-    with pa.memory_map(str(file)) as content:
-        return pa.ipc.open_stream(content).read_all()
 
 
 def hub_rows(path: str, *, subset: str, split: str, revision: str) -> Sequence[object]:

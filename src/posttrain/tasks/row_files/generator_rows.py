@@ -34,7 +34,11 @@ def generated_rows(source: GeneratorOptions) -> list[dict[str, object]]:
 
     Raises UserError without reasoning-gym, and for options that the generator refuses.
     """
-    require_reasoning_gym(source.generator)
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise UserError(
+            f"generator = {source.generator}: needs reasoning-gym, which is not installed.\n"
+            "    `pip install posttrain[gym]`, or name a file of rows as path."
+        )
     request = {
         "generator": source.generator,
         "options": dict(source.generator_options),
@@ -43,7 +47,7 @@ def generated_rows(source: GeneratorOptions) -> list[dict[str, object]]:
     }
     rows = list(row_maker_answer(json.dumps(request, sort_keys=True)))
     if "error" in rows[0]:
-        raise UserError(generator_refusal(source, rows[0]))
+        raise UserError(str(rows[0]["error"]))
     return rows
 
 
@@ -65,30 +69,6 @@ def row_maker_answer(request: str) -> tuple[dict[str, object], ...]:
     return tuple(json.loads(line) for line in done.stdout.splitlines())
 
 
-def generator_refusal(source: GeneratorOptions, said: dict[str, object]) -> str:
-    """The message for a generator's error."""
-    name = source.generator
-    known = said.get("known")
-    names = [str(each) for each in known] if isinstance(known, list) else []
-    if said["error"] == "unknown":
-        near = did_you_mean(name, names)
-        some = f"There are {', '.join(names[:SHOWN])} and {len(names) - SHOWN} more."
-        hint = near if near.startswith("Did") else some
-        return f"generator = {name}: reasoning-gym has no generator of that name.  {hint}"
-    if said["error"] == "option":
-        near = did_you_mean(str(said["option"]), names)
-        return f"generator_options: the generator {name} has no option `{said['option']}`.  {near}"
-    return f"generator_options = {dict(source.generator_options)}: the generator {name} refuses them: {said['says']}"
-
-
-def require_reasoning_gym(generator: str) -> None:
-    if importlib.util.find_spec("reasoning_gym") is None:
-        raise UserError(
-            f"generator = {generator}: needs reasoning-gym, which is not installed.\n    `pip install posttrain[gym]`,"
-            " or name a file of rows as path."
-        )
-
-
 def generator_digest() -> str:
     """The library's version, which decides a generator's rows with its options; "" where it is not installed."""
     try:
@@ -97,51 +77,48 @@ def generator_digest() -> str:
         return ""
 
 
-def write_rows() -> None:
-    rows = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is not a row
-    for row in rows_or_error(json.load(sys.stdin)):
-        rows.write(json.dumps(row) + "\n")
-    rows.flush()
-
-
 def rows_or_error(request: Mapping[str, Any]) -> Iterator[dict[str, object]]:
-    """The requested rows, or the error of the request."""
+    """The requested rows as the task and its reward read them, or {"error": message}."""
     import reasoning_gym
     from reasoning_gym.dataset import ProceduralDataset
     from reasoning_gym.factory import DATASETS
 
     name, options = request["generator"], request["options"]
     if name not in DATASETS or name == "composite":
-        yield {"error": "unknown", "known": sorted(DATASETS.keys() - {"composite"})}
+        names = sorted(DATASETS.keys() - {"composite"})
+        near = did_you_mean(name, names)
+        hint = (
+            near if near.startswith("Did") else f"There are {', '.join(names[:SHOWN])} and {len(names) - SHOWN} more."
+        )
+        yield {"error": f"generator = {name}: reasoning-gym has no generator of that name.  {hint}"}
         return
     known = [each.name for each in dataclasses.fields(DATASETS[name][1])]
-    unknown = next((option for option in options if option not in known), None)
-    if unknown is not None:
-        yield {"error": "option", "option": unknown, "known": [each for each in known if each not in ("seed", "size")]}
+    for unknown in (option for option in options if option not in known):
+        near = did_you_mean(unknown, [each for each in known if each not in ("seed", "size")])
+        yield {"error": f"generator_options: the generator {name} has no option `{unknown}`.  {near}"}
         return
     try:
         dataset = reasoning_gym.create_dataset(name, seed=request["seed"], size=request["size"], **options)
         plain_score = type(dataset).score_answer is ProceduralDataset.score_answer
         entries = [dataset[index] for index in range(request["size"])]
     except (AssertionError, ValueError, TypeError, KeyError, IndexError) as error:
-        yield {"error": "refused", "says": f"{type(error).__name__}: {error}"}
+        says = f"{type(error).__name__}: {error}"
+        yield {"error": f"generator_options = {options}: the generator {name} refuses them: {says}"}
         return
-    yield from (row_of(name, options, entry, scorer_of(name, one_answer=plain_score)) for entry in entries)
-
-
-def row_of(name: str, options: Mapping[str, object], entry: Mapping[str, Any], scorer: str) -> dict[str, object]:
-    """A row as the task and its reward read it."""
-    kept = {key: entry[key] for key in ("question", "answer", "metadata")}
-    packed = plain.dump(kept).decode("utf-8", "surrogatepass")
-    return {
-        "prompt": entry["question"],
-        "answer": entry["answer"],
-        "generator": name,
-        "scorer": scorer,
-        "entry": json.dumps({"options": options, "entry": packed}),
-    }
+    for entry in entries:
+        kept = plain.dump({key: entry[key] for key in ("question", "answer", "metadata")})
+        yield {
+            "prompt": entry["question"],
+            "answer": entry["answer"],
+            "generator": name,
+            "scorer": scorer_of(name, one_answer=plain_score),
+            "entry": json.dumps({"options": options, "entry": kept.decode("utf-8", "surrogatepass")}),
+        }
 
 
 if __name__ == "__main__":
-    write_rows()
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is not a row
+    for row in rows_or_error(json.load(sys.stdin)):
+        output.write(json.dumps(row) + "\n")
+    output.flush()

@@ -21,8 +21,9 @@ one, the longest common prefix.  Next to a prompt, completions of messages that 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import takewhile
 
 from posttrain.errors import UserError
 from posttrain.models.messages import ASSISTANT, as_plain_text, checked_message
@@ -45,57 +46,42 @@ class RowFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRow:
-    """A problem with the answer that is to be learned."""
+class FormattedRow:
+    """A row of a format."""
 
     where: str
-    prompt: Content
     columns: Mapping[str, object]
     """Every column that is not part of the format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRow(FormattedRow):
+    """A problem with the answer that is to be learned."""
+
+    prompt: Content
     completion: Content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreferenceRow:
+class PreferenceRow(FormattedRow):
     """A problem with two answers, of which one was preferred."""
 
-    where: str
     prompt: Content
-    columns: Mapping[str, object]
-    """Every column that is not part of the format."""
     chosen: Content
     rejected: Content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationRow:
+class ConversationRow(FormattedRow):
     """A conversation, the assistant's turns included."""
 
-    where: str
     messages: tuple[Message, ...]
-    columns: Mapping[str, object]
-    """Every other column."""
 
 
-FormattedRow = CompletionRow | PreferenceRow | ConversationRow
 TOOLS = "tools"
 """The column of the tools that the messages of a row may call."""
 
-REQUIRED: Mapping[RowFormat, tuple[str, ...]] = {
-    RowFormat.PREFERENCE: ("chosen", "rejected"),
-    RowFormat.PROMPT_COMPLETION: ("prompt", "completion"),
-    RowFormat.MESSAGES: ("messages",),
-    RowFormat.SHAREGPT: ("conversations",),
-    RowFormat.ALPACA: ("instruction", "output"),
-}
-"""The columns by which a format is recognised."""
 SYSTEM_AND_INPUT = ("input", "system", "history")
-READ_TOO: Mapping[RowFormat, tuple[str, ...]] = {
-    RowFormat.SHAREGPT: ("system",),
-    RowFormat.ALPACA: SYSTEM_AND_INPUT,
-    RowFormat.PREFERENCE: ("weight", "tie"),
-}
-"""Other columns that a format reads."""
 
 
 def detected_format(rows: Sequence[DatasetRow], accepted: Sequence[RowFormat] = tuple(RowFormat)) -> RowFormat:
@@ -103,9 +89,9 @@ def detected_format(rows: Sequence[DatasetRow], accepted: Sequence[RowFormat] = 
     assert rows, "rows are read, and there are some, before their format is detected"
     columns = rows[0].columns
     for each in accepted:
-        if all(name in columns for name in REQUIRED[each]):
+        if all(name in columns for name in FORMATS[each][0]):
             return each
-    wanted = "; ".join(f"{each}: {', '.join(REQUIRED[each])}" for each in accepted)
+    wanted = "; ".join(f"{each}: {', '.join(FORMATS[each][0])}" for each in accepted)
     raise UserError(
         f"{rows[0].where}: its columns ({', '.join(columns) or 'none'}) match no supported format; the formats are"
         f" {wanted}. Rename columns by `columns`, such as {{prompt: question}}."
@@ -113,11 +99,12 @@ def detected_format(rows: Sequence[DatasetRow], accepted: Sequence[RowFormat] = 
 
 
 def columns_read(format: RowFormat, row: DatasetRow) -> tuple[str, ...]:
-    read = (*REQUIRED[format], *READ_TOO.get(format, ()), TOOLS)
+    required, also, _ = FORMATS[format]
+    read = (*required, *also, TOOLS)
     if format != RowFormat.PREFERENCE:
         return read
     prompt = next((name for name in PROMPT_COLUMNS if row.columns.get(name) is not None), "")
-    return (*read, prompt, *PROMPT_COLUMNS.get(prompt, ()))
+    return (*read, prompt, *PROMPT_COLUMNS[prompt][0]) if prompt else read
 
 
 def format_line(format: str, rows: Sequence[DatasetRow], read: Callable[[DatasetRow], Sequence[str]]) -> str:
@@ -130,7 +117,7 @@ def format_line(format: str, rows: Sequence[DatasetRow], read: Callable[[Dataset
 
 
 def formatted(rows: Sequence[DatasetRow], format: RowFormat) -> list[FormattedRow]:
-    return [RECORDS[format](row) for row in rows]
+    return [FORMATS[format][2](row) for row in rows]
 
 
 def completion_row(row: DatasetRow) -> CompletionRow:
@@ -144,16 +131,11 @@ def preference_row(row: DatasetRow) -> PreferenceRow:
     chosen, rejected = column_content(row, "chosen"), column_content(row, "rejected")
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise row_error(row, "`chosen` and `rejected` must both be text or both be messages")
-    given: Content | None = None
-    if row.columns.get("prompt") is not None:
-        given = column_content(row, "prompt")
-    elif row.columns.get("conversations") is not None:
-        given = sharegpt_row(row).messages
-    elif row.columns.get("instruction") is not None:
-        given = alpaca_prompt(row)
-    if given is None:
+    column = next((name for name in PROMPT_COLUMNS if row.columns.get(name) is not None), "")
+    if not column:
         prompt, (chosen, rejected) = common_prompt(row, chosen, rejected)
     else:
+        given = PROMPT_COLUMNS[column][1](row)
         (prompt, chosen), (_, rejected) = same_kind(given, chosen), same_kind(given, rejected)
         if not isinstance(prompt, str) and chosen[: len(prompt)] == prompt == rejected[: len(prompt)]:
             chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
@@ -164,17 +146,17 @@ def preference_row(row: DatasetRow) -> PreferenceRow:
     return PreferenceRow(where=row.where, prompt=prompt, chosen=chosen, rejected=rejected, columns=columns)
 
 
-def conversation_row(row: DatasetRow) -> ConversationRow:
-    messages = column_content(row, "messages")
+def conversation_row(row: DatasetRow, column: str = "messages") -> ConversationRow:
+    messages = column_content(row, column)
     if isinstance(messages, str):
-        raise row_error(row, f"the column `messages` must hold a list of messages, not text ({cell_text(messages)})")
-    return ConversationRow(where=row.where, messages=messages, columns=other_columns(row, "messages"))
+        raise row_error(row, f"the column `{column}` must hold a list of messages, not text ({cell_text(messages)})")
+    return ConversationRow(where=row.where, messages=messages, columns=other_columns(row, column))
 
 
 def sharegpt_row(row: DatasetRow) -> ConversationRow:
-    messages = conversation_row(DatasetRow(row.where, {"messages": row.columns.get("conversations")})).messages
-    columns = other_columns(row, "conversations", "system")
-    return ConversationRow(where=row.where, messages=with_system(row, messages), columns=columns)
+    made = conversation_row(row, "conversations")
+    columns = {name: value for name, value in made.columns.items() if name != "system"}
+    return replace(made, messages=with_system(row, made.messages), columns=columns)
 
 
 def alpaca_row(row: DatasetRow) -> CompletionRow:
@@ -199,21 +181,22 @@ def with_system(row: DatasetRow, messages: tuple[Message, ...]) -> tuple[Message
     return ({"role": "system", "content": system}, *messages) if system else messages
 
 
-PROMPT_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "prompt": (),
-    "conversations": ("system",),
-    "instruction": SYSTEM_AND_INPUT,
+PROMPT_COLUMNS: Mapping[str, tuple[tuple[str, ...], Callable[[DatasetRow], Content]]] = {
+    "prompt": ((), lambda row: column_content(row, "prompt")),
+    "conversations": (("system",), lambda row: sharegpt_row(row).messages),
+    "instruction": (SYSTEM_AND_INPUT, alpaca_prompt),
 }
-"""Columns that may hold the prompt of a row with two answers, in order, and those read with each."""
+"""Columns that may hold the prompt of a row with two answers, in order: those read with each, and what reads it."""
 
 
-RECORDS: Mapping[RowFormat, Callable[[DatasetRow], FormattedRow]] = {
-    RowFormat.PREFERENCE: preference_row,
-    RowFormat.PROMPT_COMPLETION: completion_row,
-    RowFormat.MESSAGES: conversation_row,
-    RowFormat.SHAREGPT: sharegpt_row,
-    RowFormat.ALPACA: alpaca_row,
+FORMATS: Mapping[RowFormat, tuple[tuple[str, ...], tuple[str, ...], Callable[[DatasetRow], FormattedRow]]] = {
+    RowFormat.PREFERENCE: (("chosen", "rejected"), ("weight", "tie"), preference_row),
+    RowFormat.PROMPT_COMPLETION: (("prompt", "completion"), (), completion_row),
+    RowFormat.MESSAGES: (("messages",), (), conversation_row),
+    RowFormat.SHAREGPT: (("conversations",), ("system",), sharegpt_row),
+    RowFormat.ALPACA: (("instruction", "output"), SYSTEM_AND_INPUT, alpaca_row),
 }
+"""Of each format: the columns by which it is recognised, others that it reads, and what reads a row."""
 
 
 def column_content(row: DatasetRow, name: str) -> Content:
@@ -262,9 +245,7 @@ def same_kind(prompt: Content, completion: Content) -> tuple[Content, Content]:
 
 def common_prompt(row: DatasetRow, chosen: Content, rejected: Content) -> tuple[Content, tuple[Content, Content]]:
     """The implicit prompt of two completions, and the rest of each."""
-    size = 0
-    while size < min(len(chosen), len(rejected)) and chosen[size] == rejected[size]:
-        size += 1
+    size = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
     if isinstance(chosen, str) and isinstance(rejected, str):
         ends = (
             end for end in range(size, 0, -1) if chosen[end : end + 1].isspace() and rejected[end : end + 1].isspace()

@@ -12,21 +12,8 @@ from pathlib import Path
 from posttrain.binding import digest_of
 from posttrain.errors import UserError
 from posttrain.options.dataset import RowSourceOptions
-from posttrain.tasks.row_files.file_rows import (
-    HUB_NAME,
-    Found,
-    arrow_rows,
-    checked_value,
-    csv_rows,
-    hub_commit,
-    hub_rows,
-    is_saved_dataset,
-    json_line_rows,
-    json_list_rows,
-    parquet_rows,
-    parse_json,
-    saved_rows,
-)
+from posttrain.tasks.row_files import file_rows
+from posttrain.tasks.row_files.file_rows import Found, checked_value
 from posttrain.tasks.row_files.generator_rows import generated_rows
 
 MEMORY = "rows"
@@ -85,12 +72,12 @@ class BadRows:
             )
 
     @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Inside, a UserError is the fault of a bad row."""
+    def counting(self, where: str = "") -> Iterator[None]:
+        """Inside, a UserError is the fault of a bad row; `where` goes before its message."""
         try:
             yield
         except UserError as error:
-            self.add(str(error))
+            self.add(f"{where}{error}")
 
     def listed(self) -> str:
         more = [f"and {len(self.faults) - MOST_NAMED} more"] if len(self.faults) > MOST_NAMED else []
@@ -146,11 +133,11 @@ def original_rows(path: str, source: RowSourceOptions, split: str, bad: BadRows)
                 )
         return [row for file in files for row in checked_rows(found_in(file, source.delimiter), file.name, bad)]
     if folder.is_dir():
-        if not is_saved_dataset(folder):
+        if not file_rows.is_saved_dataset(folder):
             raise UserError(f"{path}: not saved by `datasets`; give its files as a pattern: {folder / '*.parquet'}")
-        return numbered_rows(saved_rows(folder, split), folder.name, bad)
+        return numbered_rows(file_rows.saved_rows(folder, split), folder.name, bad)
     if is_on_hub(path):
-        found = hub_rows(path, subset=source.subset, split=split, revision=source.revision)
+        found = file_rows.hub_rows(path, subset=source.subset, split=split, revision=source.revision)
         return numbered_rows(found, path, bad)
     raise UserError(f"{path}: no such file{near_file(folder)}. Paths are relative to the folder you run in.")
 
@@ -171,11 +158,11 @@ def rows_digest(path: str, revision: str = "") -> str:
     if files:
         listed = "".join(f"{file.name} {digest_of(file)}\n" for file in files)
         return hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
-    return hub_commit(path, revision) if is_on_hub(path) else ""
+    return file_rows.hub_commit(path, revision) if is_on_hub(path) else ""
 
 
 def is_on_hub(path: str) -> bool:
-    return bool(HUB_NAME.fullmatch(path)) and Path(path).suffix.lower() not in (*SUFFIXES, COMPRESSED)
+    return bool(file_rows.HUB_NAME.fullmatch(path)) and Path(path).suffix.lower() not in (*SUFFIXES, COMPRESSED)
 
 
 def found_in(file: Path, delimiter: str) -> Found:
@@ -183,17 +170,14 @@ def found_in(file: Path, delimiter: str) -> Found:
     compressed = file.suffix.lower() == COMPRESSED
     match Path(file.stem if compressed else file.name).suffix.lower():
         case ".jsonl":
-            return json_line_rows(file)
+            return file_rows.json_line_rows(file)
         case ".json":
-            return json_list_rows(file)
-        case ".csv":
-            return csv_rows(file, delimiter)
-        case ".tsv":
-            return csv_rows(file, delimiter or "\t")
-        case ".parquet" if not compressed:
-            return iter(enumerate(parquet_rows(file), start=1))
-        case ".arrow" if not compressed:
-            return iter(enumerate(arrow_rows(file), start=1))
+            return file_rows.json_list_rows(file)
+        case ".csv" | ".tsv" as suffix:
+            return file_rows.csv_rows(file, delimiter or ("\t" if suffix == ".tsv" else ""))
+        case ".parquet" | ".arrow" as suffix if not compressed:
+            read = file_rows.parquet_rows if suffix == ".parquet" else file_rows.arrow_rows
+            return iter(enumerate(read(file), start=1))
     texts = ", ".join(f"{suffix}{COMPRESSED}" for suffix in SUFFIXES[:4])
     raise UserError(f"{file}: rows are read from {', '.join(SUFFIXES)} and {texts} files; convert it")
 
@@ -228,13 +212,14 @@ def parsed_column(text: object, where: str) -> object:
     if not isinstance(text, str):
         return text
     try:
-        value = checked_value(parse_json(text))
+        value = checked_value(file_rows.parse_json(text))
+        if isinstance(value, UserError):
+            raise value
     except json.JSONDecodeError as error:
-        value = UserError(f"not JSON: {error.msg} in {text!r:.80}. Leave it out of json_columns to have it as text.")
+        remedy = "Leave it out of json_columns to have it as text."
+        raise UserError(f"{where}: not JSON: {error.msg} in {text!r:.80}. {remedy}") from error
     except UserError as error:
-        value = error
-    if isinstance(value, UserError):
-        raise UserError(f"{where}: {value}")
+        raise UserError(f"{where}: {error}") from None
     return value
 
 

@@ -18,7 +18,6 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.task import ArithmeticOptions, CountdownOptions, Demonstrator, SentencesOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example, Prompt
-from posttrain.tasks import sentence_grammar
 from posttrain.tasks.arithmetic_task import (
     ArithmeticTask,
     demonstrated_additions,
@@ -34,6 +33,7 @@ from posttrain.tasks.dataset import SOURCE, configured_rows, held_out_of, split
 from posttrain.tasks.draw_order import permutation
 from posttrain.tasks.row_files.row_formats import CompletionRow
 from posttrain.tasks.row_files.rows import MEMORY, NO_ROWS_GIVEN, BadRows, DatasetRow, GivenRows, numbered_rows
+from posttrain.tasks.sentences_task import grammar_text
 from posttrain.training.sft.example_maker import (
     ExampleMaker,
     LearnedRow,
@@ -216,11 +216,11 @@ class SentenceDemonstrations:
     name: str = SentencesOptions.name
 
     def training(self, index: int, rng: Random) -> Demonstration:
-        return self.shown(sentence_grammar.text(rng), f"train/{index}")
+        return self.shown(grammar_text(rng), f"train/{index}")
 
     def held_out(self, size: int, rng: Random) -> Iterator[Demonstration]:
         for index in range(size):
-            yield self.shown(sentence_grammar.text(rng), f"held-out/{index}")
+            yield self.shown(grammar_text(rng), f"held-out/{index}")
 
     def shown(self, text: str, id: str) -> Demonstration:
         first, space, rest = text.partition(" ")

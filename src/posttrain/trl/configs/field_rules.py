@@ -9,8 +9,9 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from enum import Enum, StrEnum
+from functools import partial
 from inspect import get_annotations
 from numbers import Real
 from types import NoneType
@@ -20,18 +21,19 @@ from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Numbers:
     """The numbers that a field may be; NaN is never one of them."""
 
     least: float = -math.inf
     most: float = math.inf
+    _: KW_ONLY
     above: bool = False
     """Whether `least` itself is too small."""
     below: bool = False
     """Whether `most` itself is too large."""
     integer: bool = False
-    integer_from_one: bool = False
+    shares: bool = False
     """Below 1 a share of the run; from 1 on a count, which is an integer."""
     infinite: bool = False
     or_none: bool = False
@@ -48,7 +50,7 @@ class Numbers:
             return False
         too_low = number <= self.least if self.above else number < self.least
         too_high = number >= self.most if self.below else number > self.most
-        counts = self.integer or (self.integer_from_one and number >= 1)
+        counts = self.integer or (self.shares and number >= 1)
         return not too_low and not too_high and not (counts and not number.is_integer())
 
     def __str__(self) -> str:
@@ -56,30 +58,11 @@ class Numbers:
         lowest = [f"{'>' if self.above else '>='} {self.least:g}"] if self.least > -math.inf else []
         highest = [f"{'<' if self.below else '<='} {self.most:g}"] if self.most < math.inf else []
         parts += [" and ".join(lowest + highest)] if lowest + highest else []
-        parts += ["(below 1 a share of the run, from 1 on whole)"] if self.integer_from_one else []
+        parts += ["(below 1 a share of the run, from 1 on whole)"] if self.shares else []
         return " ".join(parts + (["or None"] if self.or_none else []))
 
 
-def ints(least: float, *, required: bool = False) -> Numbers:
-    return Numbers(least=least, integer=True, required=required)
-
-
-def above(least: float) -> Numbers:
-    return Numbers(least=least, above=True)
-
-
-def at_least(least: float, *, infinite: bool = False) -> Numbers:
-    return Numbers(least=least, infinite=infinite)
-
-
-def between(least: float, most: float, *, above: bool = False, below: bool = False) -> Numbers:
-    """Numbers from one to the other; `above` and `below` exclude the ends."""
-    return Numbers(least=least, most=most, above=above, below=below)
-
-
-def frequency(least: float, *, above: bool = False) -> Numbers:
-    """Updates between two events, or a share of all updates."""
-    return Numbers(least=least, above=above, integer_from_one=True)
+ints, above = partial(Numbers, integer=True), partial(Numbers, above=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +97,7 @@ class Treatment(StrEnum):
     """Any value but the default and `honours` is an error that names the alternative."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FieldRule:
     """What becomes of one field."""
 
@@ -123,9 +106,10 @@ class FieldRule:
     """Options of ours that it sets, as recipes name them.  A leading dot stands for the config's section."""
     says: str = ""
     """How, or why not and what to do instead.  `{rows}` is what the trainer learns."""
+    _: KW_ONLY
     honours: tuple[object, ...] = ()
     """Values besides the default that mean what happens here anyway, and need no line."""
-    reads: Mapping[object, str] = field(default_factory=dict)
+    reads: Mapping[str, str] = field(default_factory=dict)
     """Values of a refused field that are accepted, each with the line that says what is used instead."""
     keys: Mapping[str, "FieldRule"] = field(default_factory=dict)
     """What becomes of each key of a field that is a mapping, treated as a field."""
@@ -135,21 +119,16 @@ class FieldRule:
     """What the field may be, or each of its list; None for any value of its type."""
 
 
-def sets(ours: str, says: str = "") -> FieldRule:
-    return FieldRule(treatment=Treatment.SUPPORTED, ours=ours, says=says)
-
-
-def old_name(ours: str, says: str) -> FieldRule:
-    return FieldRule(treatment=Treatment.RENAMED, ours=ours, says=says)
+sets, old_name = partial(FieldRule, Treatment.SUPPORTED), partial(FieldRule, Treatment.RENAMED)
 
 
 def idle(says: str, *honours: object, detail: Callable[[Any], str] | None = None) -> FieldRule:
-    return FieldRule(treatment=Treatment.IDLE, says=says, honours=honours, detail=detail)
+    return FieldRule(Treatment.IDLE, says=says, honours=honours, detail=detail)
 
 
 def refused(says: str, *honours: object, **more: Any) -> FieldRule:
     """`more` are the values that it `reads`, and the `keys` of a mapping."""
-    return FieldRule(treatment=Treatment.REFUSED, says=says, honours=honours, **more)
+    return FieldRule(Treatment.REFUSED, says=says, honours=honours, **more)
 
 
 FieldRules = Mapping[str, FieldRule]
@@ -207,7 +186,11 @@ class CheckedFields:
             if isinstance(value, Enum):
                 object.__setattr__(self, name, value.value)
             elif isinstance(value, str) and value.startswith("{") and name in known:
-                object.__setattr__(self, name, read_mapping(f"{type(self).__name__}: {name}", value))
+                try:
+                    object.__setattr__(self, name, json.loads(value))
+                except ValueError as error:
+                    given = f"{type(self).__name__}: {name} = {value!r:.80}"
+                    raise UserError(f"{given} is not JSON ({error}); write it as '{{\"name\": value}}'.") from error
 
 
 Config = TypeVar("Config", bound=CheckedFields)
@@ -216,13 +199,6 @@ Config = TypeVar("Config", bound=CheckedFields)
 def mappings(config: type[CheckedFields]) -> frozenset[str]:
     """Fields that may be a mapping.  Read from hints, because transformers' parser replaces the types of fields."""
     return frozenset(name for name, kind in get_type_hints(config).items() if "dict[" in str(kind))
-
-
-def read_mapping(where: str, text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{where} = {text!r:.80} is not JSON ({error}); write it as '{{\"name\": value}}'.") from error
 
 
 def mapping_of(config: CheckedFields, name: str) -> dict[str, Any]:
@@ -264,10 +240,9 @@ def lines_about_value(config: CheckedFields, name: str, value: object, rule: Fie
     given = f"{name} = {value!r:.80}"
     match rule.treatment:
         case Treatment.REFUSED:
-            read = next((line for each, line in rule.reads.items() if equal_values(value, each)), None)
-            if read is None:
+            if not isinstance(value, str) or value not in rule.reads:
                 raise UserError(f"{type(config).__name__}: {given}: {rule.says}")
-            yield f"{given} {read}"
+            yield f"{given} {rule.reads[value]}"
         case Treatment.RENAMED:
             yield f"{given} {rule.says}"
         case Treatment.IDLE:
@@ -314,17 +289,13 @@ def fields_named(message: str, config: CheckedFields) -> list[str]:
     defaults = trl_defaults(type(config))
     found: dict[str, None] = {}
     for option, names in by_option.items():
-        if names_option(message, option):
+        section, _, last = option.rpartition(".")
+        # By its path, or by "name = " at the beginning, as messages of a section do.
+        named = re.search(rf"(?<![\w.]){re.escape(option)}(?![\w.]*\w)", message) or message.startswith(f"{last} = ")
+        if section and last != "*" and named:
             changed = [name for name in names if not equal_values(vars(config)[name], defaults[name])]
             found |= dict.fromkeys(changed or names[:1])
     return [*found]
-
-
-def names_option(message: str, option: str) -> bool:
-    """Whether a message names an option by its path, or begins with "name = ", as messages of a section do."""
-    section, _, name = option.rpartition(".")
-    named = re.search(rf"(?<![\w.]){re.escape(option)}(?![\w.]*\w)", message) or message.startswith(f"{name} = ")
-    return bool(section and name != "*" and named)
 
 
 def config_from(given: object, kind: type[Config]) -> tuple[Config, list[str]]:

@@ -1,27 +1,155 @@
-"""Configs of TRL as recipes of ours: the sections that all trainers share, and all of GRPOConfig and RLOOConfig."""
+"""Configs of TRL as recipes of ours: the sections that all trainers share, and all of GRPOConfig and RLOOConfig.
+
+Its batches become prompts, groups, epochs and mini-batches.  In TRL a generation batch is per_device_train_batch_size ·
+steps_per_generation completions, used num_iterations times.  An optimiser update takes per_device_train_batch_size ·
+gradient_accumulation_steps of them, in an order that tears groups apart.  Here an update takes complete groups.
+docs/guides/trl.md has worked cases.
+"""
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, get_args
 
 from posttrain.config import Config
 from posttrain.errors import UserError
+from posttrain.options import training
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import ModelOptions
 from posttrain.options.reward import GradingOptions
 from posttrain.options.rollout import RolloutOptions
-from posttrain.options.training import (
-    CheckpointOptions,
-    EvaluationOptions,
-    ReferenceOptions,
-    RunOptions,
-    TrackerName,
-    TrackerOptions,
-    UpdateOptions,
-)
-from posttrain.trl.configs.batch_arithmetic import BatchPlan, RunLength
+from posttrain.trl.configs.field_rules import require_values
 from posttrain.trl.configs.trainer_configs import GRPOConfig, RLOOConfig, SampledFields
 from posttrain.trl.configs.training_fields import TrainingFields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLength:
+    """How long a run is."""
+
+    updates: int
+    """Of the optimiser, as TRL counts them."""
+    updates_per_step: int
+    updates_per_epoch: int
+
+    @property
+    def steps(self) -> int:
+        return math.ceil(self.updates / self.updates_per_step)
+
+    def steps_in(self, updates: float) -> int:
+        """Steps between two events that are this many updates apart, below 1 a share of the run; 0 for 0."""
+        if not updates:
+            return 0
+        count = math.ceil(self.updates * updates) if updates < 1 else updates
+        return max(1, round(count / self.updates_per_step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """What one step of ours is, and how many updates TRL would count."""
+
+    prompts_per_step: int
+    group_size: int
+    epochs_per_step: int = 1
+    minibatches_per_epoch: int = 1
+    prompts_per_chunk: int
+    """Prompts that TRL takes from the dataset at a time; it drops those left over at the end of an epoch."""
+    updates_per_chunk: float
+    """Updates on them: those that TRL counts, or fewer if groups stay together."""
+    notes: tuple[str, ...] = ()
+    """Lines about what TRL would do differently."""
+
+    @property
+    def updates_per_step(self) -> int:
+        """How much `global_step` grows in a step."""
+        return self.epochs_per_step * self.minibatches_per_epoch
+
+    def length(self, args: SampledFields, num_rows: int) -> RunLength:
+        """The run in the updates that TRL counts: max_steps, or num_train_epochs passes over the dataset."""
+        chunks = max(1, num_rows // self.prompts_per_chunk)
+        of_epoch = max(1, math.ceil(chunks * self.updates_per_chunk - 1e-9))
+        updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * of_epoch)
+        return RunLength(updates=updates, updates_per_step=self.updates_per_step, updates_per_epoch=of_epoch)
+
+
+def batch_plan(args: SampledFields) -> BatchPlan:
+    """The step that these arguments describe.  Raises UserError if no step of complete groups fits."""
+    require_values(args)
+    group, accumulation, passes = args.num_generations, args.gradient_accumulation_steps, args.num_iterations
+    assert group is not None, "checked by require_values"
+    per_generation, notes = micro_steps_of_generation(args), list[str]()
+    chunks_per_update, rest = divmod(accumulation, per_generation * passes)
+    spans = rest == 0  # an update spans one or more whole generation batches
+    of_generation = args.per_device_train_batch_size * per_generation
+    completions = of_generation * (chunks_per_update if spans else 1)
+    prompts = math.ceil(completions / group)
+    if prompts * group != completions:
+        notes.append(
+            f"{completions} completions are not a whole number of groups of {group}: a step has {prompts * group},"
+            f" those of {prompts} {'prompt' if prompts == 1 else 'prompts'}."
+        )
+    step = {"prompts_per_step": prompts, "group_size": group}
+    if spans:
+        if passes > 1:
+            notes.append(f"num_iterations = {passes}: all passes are in one update, where they are the same.")
+        chunk, updates = of_generation // group, per_generation * passes / accumulation
+        if of_generation % group:  # TRL refuses these; an update is what is taken at a time here
+            chunk, updates = prompts, 1
+        return BatchPlan(**step, notes=tuple(notes), prompts_per_chunk=chunk, updates_per_chunk=updates)
+    updates, torn = divmod(per_generation, accumulation)
+    if torn:
+        raise UserError(
+            f"{type(args).__name__}: steps_per_generation = {per_generation}, num_iterations = {passes} and"
+            f" gradient_accumulation_steps = {accumulation} make an update of two generation batches.  Let"
+            " steps_per_generation be a multiple of gradient_accumulation_steps, or the latter a multiple of"
+            " steps_per_generation · num_iterations."
+        )
+    if prompts < updates:
+        groups, are = ("group", "is") if prompts == 1 else ("groups", "are")
+        notes.append(
+            f"TRL would take {updates} updates on parts of {prompts} {groups} of {group}; a group stays whole here, so"
+            f" there {are} {prompts}."
+        )
+    elif updates > 1:
+        notes.append(
+            f"the {updates} updates on a generation batch are each on whole groups, which TRL would tear apart."
+        )
+    minibatches = min(updates, prompts)
+    return BatchPlan(
+        **step,
+        epochs_per_step=passes,
+        minibatches_per_epoch=minibatches,
+        notes=tuple(notes),
+        prompts_per_chunk=prompts,
+        updates_per_chunk=passes * minibatches,
+    )
+
+
+def micro_steps_of_generation(args: SampledFields) -> int:
+    """steps_per_generation, given or derived."""
+    rows, given, size = args.per_device_train_batch_size, args.steps_per_generation, args.generation_batch_size
+    kind = type(args).__name__
+    if given is not None and size is not None:
+        both = f"steps_per_generation = {given} and generation_batch_size = {size}"
+        raise UserError(f"{kind}: {both} say the same in two ways.  Leave one out.")
+    if size is None:
+        return args.gradient_accumulation_steps if given is None else given
+    if size % rows:
+        nearest = math.ceil(size / rows) * rows
+        raise UserError(
+            f"{kind}: generation_batch_size = {size} is not a multiple of per_device_train_batch_size = {rows}.  Use"
+            f" {nearest}."
+        )
+    return size // rows
+
+
+def run_length(args: TrainingFields, num_rows: int) -> RunLength:
+    """How long a run over rows is, in updates as TRL counts them."""
+    batches = math.ceil(num_rows / args.per_device_train_batch_size)
+    of_epoch = math.ceil(batches / args.gradient_accumulation_steps)
+    updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * of_epoch)
+    return RunLength(updates=updates, updates_per_step=1, updates_per_epoch=of_epoch)
+
 
 DEVIATION_EPSILON = 1e-4
 """What TRL adds to a deviation before it divides by it, in units of reward."""
@@ -48,6 +176,8 @@ def require_each(args: TrainingFields, mistakes: Mapping[str, bool]) -> None:
 
 def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length: RunLength) -> Config:
     """The run that the arguments describe, without the number of tokens of a micro-batch."""
+    assert args.max_completion_length is not None, "checked by require_values"
+    cuts: dict[str, Any] = {"top_p": args.top_p or 1.0, "top_k": max(0, args.top_k or 0), "min_p": args.min_p or 0.0}
     return Config(
         model=model,
         task=DatasetOptions(
@@ -59,8 +189,15 @@ def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length:
         ),
         algorithm=grpo_section(args) if isinstance(args, GRPOConfig) else rloo_section(args),
         grading=GradingOptions(max_same_reward_steps=0, max_unscored_steps=0),
-        rollout=rollout_options(args, plan),
-        update=UpdateOptions(
+        rollout=RolloutOptions(
+            prompts_per_step=plan.prompts_per_step,
+            group_size=plan.group_size,
+            max_completion_tokens=args.max_completion_length,
+            temperature=args.temperature,
+            **cuts,
+            allow_cut_sampling=cuts != {"top_p": 1.0, "top_k": 0, "min_p": 0.0},
+        ),
+        update=training.UpdateOptions(
             **adamw_options(args, model, length.updates),
             tokens_per_microbatch=NO_LIMIT,
             epochs_per_step=plan.epochs_per_step,
@@ -68,7 +205,7 @@ def rl_config(args: SampledFields, model: ModelOptions, plan: BatchPlan, length:
             measure_entropy=True,
         ),
         reference=reference_options(args, length),
-        evaluation=EvaluationOptions(every_steps=0),
+        evaluation=training.EvaluationOptions(every_steps=0),
         checkpoint=checkpoint_options(args, length),
         tracker=tracker_options(args),
         run=run_options(args, length.steps),
@@ -86,22 +223,6 @@ def adamw_options(args: TrainingFields, model: ModelOptions, updates: int) -> di
         "beta2": args.adam_beta2,
         "max_grad_norm": args.max_grad_norm or math.inf,
     }
-
-
-def rollout_options(args: SampledFields, plan: BatchPlan) -> RolloutOptions:
-    """How a step samples."""
-    assert args.max_completion_length is not None, "checked by require_values"
-    top_p, top_k, min_p = args.top_p or 1.0, max(0, args.top_k or 0), args.min_p or 0.0
-    return RolloutOptions(
-        prompts_per_step=plan.prompts_per_step,
-        group_size=plan.group_size,
-        max_completion_tokens=args.max_completion_length,
-        temperature=args.temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        allow_cut_sampling=top_p < 1 or top_k > 0 or min_p > 0,
-    )
 
 
 def grpo_section(args: GRPOConfig) -> dict[str, object]:
@@ -158,16 +279,6 @@ def rloo_section(args: SampledFields) -> dict[str, object]:
     return section
 
 
-ZeroDeviation = Literal["group", "batch", "sum"]
-
-
-def zero_deviation_of(args: GRPOConfig) -> ZeroDeviation:
-    """What frac_reward_zero_std looks at: each group, the rewards of the step, or the sum of normalised rewards."""
-    if args.multi_objective_aggregation == "normalize_then_sum":
-        return "sum"
-    return "batch" if scale_of(args) == "batch" else "group"
-
-
 def scale_of(args: GRPOConfig) -> str:
     """scale_rewards by its names; True and False are those of older versions."""
     scale = args.scale_rewards
@@ -206,20 +317,20 @@ def require_strategies(args: TrainingFields, *, measures: bool) -> None:
     require_each(args, mistakes)
 
 
-def reference_options(args: SampledFields, length: RunLength) -> ReferenceOptions:
+def reference_options(args: SampledFields, length: RunLength) -> training.ReferenceOptions:
     """How often the reference becomes a copy of the policy."""
     if not args.sync_ref_model:
-        return ReferenceOptions()
+        return training.ReferenceOptions()
     mixup = args.ref_model_mixup_alpha
     mistakes = {
         f"ref_model_mixup_alpha = {mixup} with sync_ref_model: a reference is a copy here; use 1.0.": mixup != 1.0,
         "sync_ref_model = True with beta = 0: there is no reference.  Leave one out.": not args.beta,
     }
     require_each(args, mistakes)
-    return ReferenceOptions(refresh_every=length.steps_in(args.ref_model_sync_steps))
+    return training.ReferenceOptions(refresh_every=length.steps_in(args.ref_model_sync_steps))
 
 
-def checkpoint_options(args: TrainingFields, length: RunLength) -> CheckpointOptions:
+def checkpoint_options(args: TrainingFields, length: RunLength) -> training.CheckpointOptions:
     """When checkpoints are saved, and which are kept."""
     every = {
         "no": 0,
@@ -229,11 +340,12 @@ def checkpoint_options(args: TrainingFields, length: RunLength) -> CheckpointOpt
     }[args.save_strategy]
     limit = args.save_total_limit or 0
     prunes_itself = limit <= 0 or args.metric_for_best_model is not None  # which never deletes the best
-    return CheckpointOptions(every_steps=every, keep_last=ALL_CHECKPOINTS if prunes_itself else limit, keep_best=False)
+    kept = ALL_CHECKPOINTS if prunes_itself else limit
+    return training.CheckpointOptions(every_steps=every, keep_last=kept, keep_best=False)
 
 
-def run_options(args: TrainingFields, num_steps: int) -> RunOptions:
-    return RunOptions(
+def run_options(args: TrainingFields, num_steps: int) -> training.RunOptions:
+    return training.RunOptions(
         folder=folder_of_run(args),
         overwrite=args.overwrite_output_dir,
         seed=args.seed,
@@ -243,23 +355,24 @@ def run_options(args: TrainingFields, num_steps: int) -> RunOptions:
     )
 
 
-def trackers(args: TrainingFields) -> tuple[TrackerName, ...]:
+def trackers(args: TrainingFields) -> tuple[training.TrackerName, ...]:
     """The trackers that report_to names, if any."""
     given = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
-    known: dict[str, TrackerName] = {name: name for name in get_args(TrackerName)}
-    for each in given:
-        if each != "none" and each not in known:
-            kind = type(args).__name__
-            raise UserError(f"{kind}: report_to = {each!r}: use none, or name some of {', '.join(known)}.")
-    return tuple(known[each] for each in given if each != "none")
+    known: dict[str, training.TrackerName] = {name: name for name in get_args(training.TrackerName)}
+    named = [each for each in given if each != "none"]
+    unknown = {
+        f"report_to = {each!r}: use none, or name some of {', '.join(known)}.": each not in known for each in named
+    }
+    require_each(args, unknown)
+    return tuple(known[each] for each in named)
 
 
-def tracker_options(args: TrainingFields) -> TrackerOptions:
-    plain = TrackerOptions()
+def tracker_options(args: TrainingFields) -> training.TrackerOptions:
+    plain = training.TrackerOptions()
     if not trackers(args):
         return plain
     project = plain.project if args.project == TrainingFields.project else args.project
-    return TrackerOptions(project=project, name=args.run_name or plain.name)
+    return training.TrackerOptions(project=project, name=args.run_name or plain.name)
 
 
 def folder_of_run(args: TrainingFields) -> str:

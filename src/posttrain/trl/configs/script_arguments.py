@@ -2,7 +2,6 @@
 
 import os
 import sys
-from argparse import Action
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,9 +14,7 @@ from posttrain.errors import UserError
 from posttrain.schemas import did_you_mean
 from posttrain.trl.configs.field_rules import (
     CheckedFields,
-    above,
-    between,
-    ints,
+    Numbers,
     lines_about,
     old_name,
     refused,
@@ -43,9 +40,9 @@ class ModelConfig(CheckedFields):
         str | None, sets("model.attn_implementation", "in model_init_kwargs; of the plain forward pass")
     ] = None
     use_peft: Annotated[bool, sets("model.adapter", "by get_peft_config")] = False
-    lora_r: Annotated[int, ints(1), sets("model.adapter.rank")] = 16
-    lora_alpha: Annotated[int, above(0), sets("model.adapter.alpha")] = 32
-    lora_dropout: Annotated[float, between(0, 1, below=True), sets("model.adapter.dropout")] = 0.05
+    lora_r: Annotated[int, Numbers(1, integer=True), sets("model.adapter.rank")] = 16
+    lora_alpha: Annotated[int, Numbers(0, above=True), sets("model.adapter.alpha")] = 32
+    lora_dropout: Annotated[float, Numbers(0, 1, below=True), sets("model.adapter.dropout")] = 0.05
     lora_target_modules: Annotated[
         TargetModules, sets("model.adapter.targets", "those of peft for the model's family by default")
     ] = None
@@ -166,23 +163,19 @@ class TrlParser(HfArgumentParser):
                 raise UserError("TrlParser: the flag `config` is last; name a YAML file after it.")
             file = Path(line[index + 1])
             del line[index : index + 2]
-            unknown = self._take_defaults(config_of_file(file))
+            config, actions = config_of_file(file), {action.dest: action for action in self._actions}
+            for name in config.keys() & actions.keys():
+                actions[name].default, actions[name].required = config[name], False
+            unknown = {name: value for name, value in config.items() if name not in actions}
             if unknown and fail_with_unknown_args and not return_remaining_strings:
                 name = next(iter(unknown))
-                known = [action.dest for action in self._actions]
-                raise UserError(f"{file}: there is no field {name!r}.  {did_you_mean(name, known)}")
+                raise UserError(f"{file}: there is no field {name!r}.  {did_you_mean(name, actions)}")
         made: tuple[Any, ...] = self.parse_args_into_dataclasses(
             args=line, return_remaining_strings=return_remaining_strings
         )
         if not return_remaining_strings:
             return made
         return (*made[:-1], [part for name, value in unknown.items() for part in (f"--{name}", str(value))] + made[-1])
-
-    def _take_defaults(self, config: Mapping[str, object]) -> dict[str, object]:
-        actions: dict[str, Action] = {action.dest: action for action in self._actions}
-        for name in config.keys() & actions.keys():
-            actions[name].default, actions[name].required = config[name], False
-        return {name: value for name, value in config.items() if name not in actions}
 
 
 def config_of_file(file: Path) -> Mapping[str, object]:

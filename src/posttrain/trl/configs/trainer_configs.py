@@ -4,19 +4,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from posttrain.errors import UserError
-from posttrain.trl.configs.field_rules import (
-    Numbers,
-    above,
-    any_of,
-    at_least,
-    between,
-    idle,
-    ints,
-    old_name,
-    refused,
-    sets,
-)
-from posttrain.trl.configs.training_fields import BATCHES, LIGER, JsonMapping, TextOrFlag, TrainingFields
+from posttrain.trl.configs.field_rules import Numbers, above, any_of, idle, ints, old_name, refused, sets
+from posttrain.trl.configs.training_fields import BATCHES, BOUND, LIGER, JsonMapping, TextOrFlag, TrainingFields
 
 CUT, UNCUT = "rollout.allow_cut_sampling", "the update scores under the full distribution"
 NO_VLLM = idle("it is for vLLM, and completions are sampled in this process.")
@@ -27,6 +16,9 @@ IDLE_ENTROPY = idle(NO_ENTROPY)
 KEPT = idle("every completion of every step is in rollouts/ of the run's folder, with scores and advantages.")
 FREE_FORMAT = refused("completions are sampled freely; reward their format instead.")
 CONTINUOUS = idle("sampling always batches continuously: rows that end leave at once.")
+AGGREGATIONS, SUMMED = any_of("sum_then_normalize", "normalize_then_sum"), "the second ignores scale_rewards, as in TRL"
+SCALES = sets("algorithm.deviation, algorithm.deviation_over", "with 1e-4 added")
+GRPO_LOSSES = any_of("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo")
 MASKED = "no loss on a completion that is cut off; its reward counts in its group"
 
 
@@ -43,14 +35,12 @@ class SampledFields(TrainingFields):
     pad_to_multiple_of: Annotated[int | str | None, idle("rows are not padded.")] = "auto"
     generation_batch_size: Annotated[int | None, ints(1), BATCHES] = None
     steps_per_generation: Annotated[
-        int | None,
-        ints(1),
-        sets("rollout.prompts_per_step, update.minibatches_per_epoch", "see the table of batches"),
+        int | None, ints(1), sets("rollout.prompts_per_step, update.minibatches_per_epoch", BATCHES.says)
     ] = None
     temperature: Annotated[float, above(0), sets("rollout.temperature")] = 1.0
-    top_p: Annotated[float | None, between(0, 1, above=True), sets("rollout.top_p, " + CUT, UNCUT)] = 1.0
+    top_p: Annotated[float | None, Numbers(0, 1, above=True), sets("rollout.top_p, " + CUT, UNCUT)] = 1.0
     top_k: Annotated[int | None, ints(-1), sets("rollout.top_k, " + CUT, f"0 and -1: off; {UNCUT}")] = 0
-    min_p: Annotated[float | None, between(0, 1), sets("rollout.min_p, " + CUT, UNCUT)] = None
+    min_p: Annotated[float | None, Numbers(0, 1), sets("rollout.min_p, " + CUT, UNCUT)] = None
     generation_kwargs: Annotated[JsonMapping, refused("use temperature, top_p, top_k and min_p.", {})] = None
     chat_template_kwargs: Annotated[JsonMapping, sets("model.template_options")] = None
     repetition_penalty: Annotated[float, refused("log-probs would not be the sampler's; leave it out.")] = 1.0
@@ -68,16 +58,14 @@ class SampledFields(TrainingFields):
     vllm_gpu_memory_utilization: Annotated[float, NO_VLLM] = 0.3
     vllm_max_model_length: Annotated[int | None, NO_VLLM] = None
     vllm_tensor_parallel_size: Annotated[int, NO_VLLM] = 1
-    beta: Annotated[float, at_least(0), sets("algorithm.kl.coefficient", "k3 in the loss; 0: no reference")] = 0.0
+    beta: Annotated[float, Numbers(0), sets("algorithm.kl.coefficient", "k3 in the loss; 0: no reference")] = 0.0
     num_iterations: Annotated[int, ints(1), sets("update.epochs_per_step")] = 1
-    epsilon: Annotated[float, between(0, 1), sets("algorithm.clip_low")] = 0.2
-    epsilon_high: Annotated[
-        float | None, at_least(0, infinite=True), sets("algorithm.clip_high", "epsilon by default")
-    ] = None
+    epsilon: Annotated[float, Numbers(0, 1), sets("algorithm.clip_low")] = 0.2
+    epsilon_high: Annotated[float | None, BOUND, sets("algorithm.clip_high", "epsilon by default")] = None
     reward_weights: Annotated[list[float] | None, Numbers(), sets("", "the weight of each reward function")] = None
     mask_truncated_completions: Annotated[bool, sets("algorithm.mask_truncated", MASKED)] = False
     sync_ref_model: Annotated[bool, sets("reference.refresh_every", "with ref_model_mixup_alpha=1.0")] = False
-    ref_model_mixup_alpha: Annotated[float, between(0, 1), sets("reference.refresh_every", "only 1.0: a copy")] = 0.6
+    ref_model_mixup_alpha: Annotated[float, Numbers(0, 1), sets("reference.refresh_every", "only 1.0: a copy")] = 0.6
     ref_model_sync_steps: Annotated[int, ints(1), sets("reference.refresh_every", "in updates")] = 512
     log_completions: Annotated[bool, KEPT] = False
     log_multimodal: Annotated[bool, idle("there are no images.")] = True
@@ -90,7 +78,7 @@ class SampledFields(TrainingFields):
     max_prompt_length: Annotated[
         int | None,
         ints(1),
-        old_name("task.max_prompt_tokens, task.over_long", "cuts longer prompts from the left, as TRL once did."),
+        old_name("task.max_prompt_tokens, task.over_long", "cuts longer prompts from the left."),
     ] = None
     num_sample_generations: Annotated[int | None, KEPT] = None
     wandb_log_unique_prompts: Annotated[bool, KEPT] = False
@@ -111,9 +99,7 @@ class GRPOConfig(SampledFields):
 
     cast_lm_head_to_fp32: Annotated[bool, idle("log-probs are computed in float32.")] = False
     delta: Annotated[
-        float | None,
-        at_least(1, infinite=True),
-        sets("algorithm.dual_clip", "1 + epsilon_high or more; not with cispo"),
+        float | None, Numbers(1, infinite=True), sets("algorithm.dual_clip", "1 + epsilon_high or more; not with cispo")
     ] = None
     sapo_temperature_neg: Annotated[float, NOT_SOFT] = 1.05
     sapo_temperature_pos: Annotated[float, NOT_SOFT] = 1.0
@@ -122,21 +108,11 @@ class GRPOConfig(SampledFields):
     vespo_k_neg: Annotated[float, NOT_SOFT] = 3.0
     vespo_lambda_neg: Annotated[float, NOT_SOFT] = 2.0
     importance_sampling_level: Annotated[str, any_of("token", "sequence"), sets("algorithm.ratio_level")] = "token"
-    multi_objective_aggregation: Annotated[
-        str,
-        any_of("sum_then_normalize", "normalize_then_sum"),
-        sets("algorithm.reward_aggregation", "normalize_then_sum ignores scale_rewards, as in TRL"),
-    ] = "sum_then_normalize"
-    scale_rewards: Annotated[
-        TextOrFlag,
-        any_of("group", "batch", "none", flags=True),
-        sets("algorithm.deviation, algorithm.deviation_over", "with 1e-4 added"),
-    ] = "group"
-    loss_type: Annotated[
-        str,
-        any_of("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo"),
-        sets("algorithm.name, algorithm.token_weights"),
-    ] = "dapo"
+    multi_objective_aggregation: Annotated[str, AGGREGATIONS, sets("algorithm.reward_aggregation", SUMMED)] = (
+        "sum_then_normalize"
+    )
+    scale_rewards: Annotated[TextOrFlag, any_of("group", "batch", "none", flags=True), SCALES] = "group"
+    loss_type: Annotated[str, GRPO_LOSSES, sets("algorithm.name, algorithm.token_weights")] = "dapo"
     top_entropy_quantile: Annotated[float, refused("every token counts; leave it out.")] = 1.0
     entropy_coef: Annotated[float, refused(NO_ENTROPY)] = 0.0
     use_adaptive_entropy: Annotated[bool, refused(NO_ENTROPY)] = False
@@ -162,9 +138,7 @@ class RLOOConfig(SampledFields):
     """How RLOOTrainer trains; the page "TRL's fields" says what becomes of each."""
 
     num_generations: int | None = 2
-    beta: Annotated[
-        float, at_least(0), sets("algorithm.kl.coefficient", "k1, subtracted from rewards; 0: no reference")
-    ] = 0.05
+    beta: Annotated[float, Numbers(0), sets("algorithm.kl.coefficient", "k1, off the rewards; 0: no reference")] = 0.05
     mask_truncated_completions: Annotated[
         bool, sets("algorithm.mask_truncated", MASKED.replace("loss", "loss and no KL", 1))
     ] = False
@@ -180,6 +154,7 @@ NOT_PACKED = "rows are not joined, and padding costs nothing here."
 PACKING = idle(NOT_PACKED)
 TEMPLATE = sets("model.chat_template", "a .jinja file, or a tokenizer whose template is taken; no tokens are added")
 EOS_TOKEN = sets("", "a token that the tokenizer has; it ends texts, also those of the saved model")
+DPO_LOSSES = "sigmoid, hinge, ipo, robust and sigmoid_norm, with or without sft"
 NOT_SYNCED = "the reference stays as it was when training began; leave it out."
 CUT_ENDS = "use max_length, which counts the prompt and cuts the ends of answers."
 
@@ -269,26 +244,20 @@ class DPOConfig(PairFields):
 
     recipe_section: ClassVar[str] = "dpo"
 
-    max_length: Annotated[int | None, ints(3), sets(".max_length, .long_pairs", "cuts the ends of longer answers")] = (
-        1024
-    )
+    max_length: Annotated[int | None, ints(3), sets(".max_length, .long_pairs", "cuts ends of longer answers")] = 1024
     truncation_mode: Annotated[str, refused("longer answers lose their ends; use keep_start.")] = "keep_start"
     padding_free: Annotated[bool, NOT_PADDED] = False
     precompute_ref_log_probs: Annotated[bool, sets("dpo.reference", "when training begins")] = False
     precompute_ref_batch_size: Annotated[int | None, idle("batches have as many tokens as in training.")] = None
-    loss_type: Annotated[
-        list[str],
-        sets(
-            "dpo.loss, dpo.length_normalized, dpo.nll_weight",
-            "sigmoid, hinge, ipo, robust and sigmoid_norm, with or without sft",
-        ),
-    ] = field(default_factory=lambda: ["sigmoid"])
-    loss_weights: Annotated[list[float] | None, at_least(0), sets("dpo.nll_weight", "of sft; the other is 1")] = None
+    loss_type: Annotated[list[str], sets("dpo.loss, dpo.length_normalized, dpo.nll_weight", DPO_LOSSES)] = field(
+        default_factory=lambda: ["sigmoid"]
+    )
+    loss_weights: Annotated[list[float] | None, Numbers(0), sets("dpo.nll_weight", "of sft; the other is 1")] = None
     ld_alpha: Annotated[float | None, refused("all tokens of an answer count alike; leave it out.", 1.0, 1)] = None
     f_divergence_type: Annotated[str, refused("the divergence is reverse_kl.  Leave it out.")] = "reverse_kl"
     f_alpha_divergence_coef: Annotated[float, idle("the divergence is reverse_kl.")] = 0.5
     label_smoothing: Annotated[
-        float, between(0, 0.5, below=True), sets("dpo.label_smoothing", "only with loss_type=robust, as in TRL 1.16")
+        float, Numbers(0, 0.5, below=True), sets("dpo.label_smoothing", "only with loss_type=robust, as in TRL 1.16")
     ] = 0.0
     beta: Annotated[float, above(0), sets("dpo.beta")] = 0.1
     use_weighting: Annotated[bool, refused("pairs are not weighted by their likelihood (WPO); leave it out.")] = False
@@ -326,5 +295,5 @@ class RewardConfig(PairFields):
     eos_token: Annotated[str | None, EOS_TOKEN] = None
     max_length: Annotated[int | None, ints(3), sets(".max_length, .long_pairs", "skips longer pairs")] = 1024
     center_rewards_coefficient: Annotated[
-        float | None, at_least(0), sets("reward_model.center_coefficient", "None is 0")
+        float | None, Numbers(0), sets("reward_model.center_coefficient", "None is 0")
     ] = None

@@ -5,7 +5,7 @@ And what scripts ask of processes, devices and batch sizes, of their arguments a
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,19 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 import torch
 
 from posttrain.models.loading.devices import chosen_device
-from posttrain.trl.configs.field_rules import (
-    CheckedFields,
-    above,
-    any_of,
-    at_least,
-    between,
-    frequency,
-    idle,
-    ints,
-    old_name,
-    refused,
-    sets,
-)
+from posttrain.trl.configs.field_rules import CheckedFields, Numbers, above, any_of, idle, ints, old_name, refused, sets
 
 Value = TypeVar("Value")
 
@@ -50,7 +38,9 @@ class OneProcess:
         print(*values, **given)
 
     def wait_for_everyone(self) -> None:
-        """There is nothing to wait for."""
+        """There is nothing to wait for, and trackers are closed when train() ends."""
+
+    end_training = wait_for_everyone
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -61,96 +51,15 @@ class OneProcess:
     def unwrap_model(self, model: Value, *_: object, **__: object) -> Value:
         return model
 
-    def gather(self, value: Value) -> Value:
-        return value
-
-    def on_main_process(self, function: Callable[..., Value]) -> Callable[..., Value]:
-        return function
-
-    gather_for_metrics = gather
-    on_local_main_process = on_main_process
+    gather = gather_for_metrics = on_main_process = on_local_main_process = unwrap_model
 
     def free_memory(self) -> None:
         torch.cuda.empty_cache()
-
-    def end_training(self) -> None:
-        """Trackers are closed when train() ends."""
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
             raise AttributeError(f"accelerator.{name} is not here: posttrain's loop has no use for it.")
-
-
-class ArgumentMethods:
-    """Properties and methods of transformers' TrainingArguments, for one process on one device."""
-
-    world_size: ClassVar[int] = 1
-    process_index: ClassVar[int] = 0
-    local_process_index: ClassVar[int] = 0
-    should_save: ClassVar[bool] = True
-    should_log: ClassVar[bool] = True
-    place_model_on_device: ClassVar[bool] = True
-
-    @property
-    def device(self) -> torch.device:
-        given = vars(self)
-        return chosen_device("cpu" if given["use_cpu"] or given["no_cuda"] else "auto")
-
-    @property
-    def n_gpu(self) -> int:
-        """GPUs that train: at most one."""
-        return int(self.device.type == "cuda")
-
-    @property
-    def distributed_state(self) -> OneProcess:
-        return OneProcess(self.device)
-
-    @property
-    def parallel_mode(self) -> object:
-        from transformers.training_args import ParallelMode
-
-        return ParallelMode.NOT_PARALLEL
-
-    @property
-    def train_batch_size(self) -> int:
-        return int(vars(self)["per_device_train_batch_size"])
-
-    @property
-    def eval_batch_size(self) -> int:
-        return int(vars(self)["per_device_eval_batch_size"])
-
-    @property
-    def ddp_timeout_delta(self) -> timedelta:
-        return timedelta(seconds=vars(self)["ddp_timeout"])
-
-    def get_process_log_level(self) -> int:
-        """The level of `logging` that log_level names; `passive` is that of transformers."""
-        from transformers.utils.logging import get_verbosity
-
-        named = logging.getLevelNamesMapping().get(str(vars(self)["log_level"]).upper())
-        return get_verbosity() if named is None else named
-
-    def get_warmup_steps(self, num_training_steps: int) -> int:
-        given = vars(self)["warmup_steps"] or vars(self)["warmup_ratio"] or 0
-        return -int(-num_training_steps * given // 1) if given < 1 else int(given)
-
-    @contextmanager
-    def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        yield
-
-    def to_dict(self) -> dict[str, Any]:
-        """Names and values, without `hub_token`: scripts log what this returns."""
-        given = dict(vars(self))
-        return given if given["hub_token"] is None else given | {"hub_token": "<HUB_TOKEN>"}
-
-    def to_json_string(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, default=str)
-
-    def to_sanitized_dict(self) -> dict[str, Any]:
-        """Numbers and texts, for trackers."""
-        plain = bool | int | float | str
-        return {name: value if isinstance(value, plain) else str(value) for name, value in self.to_dict().items()}
 
 
 TextOrList = None | str | list[str]  # in the order that HfArgumentParser can read
@@ -163,7 +72,9 @@ OTHER_ADAMW = (
 )
 """AdamW under other names: they change how the same update is computed, or how its moments are stored."""
 AS_ADAMW = "is read as AdamW of torch, with moments in float32: 8 bytes a weight."
+BOUND, EVERY = Numbers(0, infinite=True), Numbers(0, shares=True)
 BATCHES = sets("rollout.prompts_per_step", "see the table of batches")
+SAVED = sets("checkpoint.every_steps", "best: the best evaluation so far; the last step is always saved")
 STRATEGY = any_of("no", "steps", "epoch")
 ONE_PROCESS = idle("one process trains here, on one device.")
 ALONE = refused(ONE_PROCESS.says + "  Leave it out.")
@@ -183,10 +94,16 @@ BY_METHODS = idle("a trainer does what its methods are called for.")
 
 
 @dataclass
-class TrainingFields(ArgumentMethods, CheckedFields):
+class TrainingFields(CheckedFields):
     """What all trainers share."""
 
     recipe_section: ClassVar[str] = "update"
+    world_size: ClassVar[int] = 1
+    process_index: ClassVar[int] = 0
+    local_process_index: ClassVar[int] = 0
+    should_save: ClassVar[bool] = True
+    should_log: ClassVar[bool] = True
+    place_model_on_device: ClassVar[bool] = True
 
     output_dir: Annotated[str | None, sets("run.folder", "folder of the run; `trainer_output` by default")] = None
     per_device_train_batch_size: Annotated[
@@ -199,7 +116,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
         str, any_of("linear", "cosine", "constant", "constant_with_warmup"), sets(".schedule")
     ] = "linear"
     lr_scheduler_kwargs: Annotated[JsonMapping, refused("give a scheduler in `optimizers` instead.", {})] = None
-    warmup_steps: Annotated[float, at_least(0), sets(".warmup_steps", "below 1 a share of all; begins with lr/w")] = 0
+    warmup_steps: Annotated[float, Numbers(0), sets(".warmup_steps", "below 1 a share of all; begins with lr/w")] = 0
     optim: Annotated[
         str,
         refused(
@@ -211,16 +128,14 @@ class TrainingFields(ArgumentMethods, CheckedFields):
         ),
     ] = "adamw_torch_fused"
     optim_args: Annotated[str | None, refused("give the optimiser itself in `optimizers`.")] = None
-    weight_decay: Annotated[float, at_least(0), sets(".weight_decay", "on matrices; of an adapter on A and B")] = 0.0
-    adam_beta1: Annotated[float, between(0, 1, below=True), sets(".beta1")] = 0.9
-    adam_beta2: Annotated[float, between(0, 1, below=True), sets(".beta2")] = 0.999
+    weight_decay: Annotated[float, Numbers(0), sets(".weight_decay", "on matrices; of an adapter on A and B")] = 0.0
+    adam_beta1: Annotated[float, Numbers(0, 1, below=True), sets(".beta1")] = 0.9
+    adam_beta2: Annotated[float, Numbers(0, 1, below=True), sets(".beta2")] = 0.999
     adam_epsilon: Annotated[float, refused("AdamW's epsilon is 1e-8 here; give an optimiser in `optimizers`.")] = 1e-08
     optim_target_modules: Annotated[TextOrList, refused("GaLore is not here; give it in `optimizers`.")] = None
     gradient_accumulation_steps: Annotated[int, ints(1), BATCHES] = 1
     average_tokens_across_devices: Annotated[bool, ONE_PROCESS] = True
-    max_grad_norm: Annotated[
-        float | None, at_least(0, infinite=True), sets(".max_grad_norm", "0 and None clip nothing")
-    ] = 1.0
+    max_grad_norm: Annotated[float | None, BOUND, sets(".max_grad_norm", "0 and None clip nothing")] = 1.0
     label_smoothing_factor: Annotated[float, refused("no label is smoothed here; leave it out.")] = 0.0
     bf16: Annotated[bool | None, sets("model.dtype", "on a GPU; on a CPU a line says that float32 is used")] = None
     fp16: Annotated[bool, sets("model.dtype", "as bf16 or float32, as float16 overflows; a line says which")] = False
@@ -243,7 +158,9 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     torch_empty_cache_steps: Annotated[int | None, idle("memory is released after each micro-batch.")] = None
     auto_find_batch_size: Annotated[bool, refused("set per_device_train_batch_size to what fits in memory.")] = False
     logging_strategy: Annotated[str, STRATEGY, sets("", "when `state.log_history` grows")] = "steps"
-    logging_steps: Annotated[float, frequency(0, above=True), sets("", "in updates, below 1 a share of all")] = 10
+    logging_steps: Annotated[
+        float, Numbers(0, above=True, shares=True), sets("", "in updates, below 1 a share of all")
+    ] = 10
     logging_first_step: Annotated[bool, sets("", "an entry after the first step too")] = False
     log_on_each_node: Annotated[bool, ONE_PROCESS] = True
     logging_nan_inf_filter: Annotated[bool, idle("a loss that is not finite ends the run before its update.")] = True
@@ -258,8 +175,8 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     trackio_bucket_id: Annotated[str | None, TRACKED_HERE] = None
     trackio_static_space_id: Annotated[TextOrFlag, TRACKED_HERE] = None
     eval_strategy: Annotated[str, STRATEGY, sets("", "when there is an evaluation")] = "no"
-    eval_steps: Annotated[float | None, frequency(0), sets("", "in updates; 0 and None are logging_steps")] = None
-    eval_delay: Annotated[float, at_least(0), sets("", "updates, or epochs, before the first evaluation")] = 0
+    eval_steps: Annotated[float | None, EVERY, sets("", "in updates; 0 and None are logging_steps")] = None
+    eval_delay: Annotated[float, Numbers(0), sets("", "updates, or epochs, before the first evaluation")] = 0
     per_device_eval_batch_size: Annotated[int, idle("rollout.max_rows bounds memory; no number depends on it.")] = 8
     prediction_loss_only: Annotated[bool, NOTHING_KEPT] = False
     eval_on_start: Annotated[bool, sets("", "an evaluation before the first step")] = False
@@ -269,12 +186,8 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     include_for_metrics: Annotated[list[str], ONLY_REWARDS] = field(default_factory=list)
     batch_eval_metrics: Annotated[bool, ONLY_REWARDS] = False
     save_only_model: Annotated[bool, idle("a checkpoint is complete; save_total_limit=1 keeps one.")] = False
-    save_strategy: Annotated[
-        str,
-        any_of("no", "steps", "epoch", "best"),
-        sets("checkpoint.every_steps", "best: the best evaluation so far; the last step is always saved"),
-    ] = "steps"
-    save_steps: Annotated[float, frequency(0), sets("checkpoint.every_steps", "in updates; 0: only the last")] = 500
+    save_strategy: Annotated[str, any_of("no", "steps", "epoch", "best"), SAVED] = "steps"
+    save_steps: Annotated[float, EVERY, sets("checkpoint.every_steps", "in updates; 0: only the last")] = 500
     save_on_each_node: Annotated[bool, ONE_PROCESS] = False
     save_total_limit: Annotated[
         int | None, ints(-1), sets("checkpoint.keep_last", "0, -1 and None keep all; the best is kept too")
@@ -320,9 +233,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     fsdp: Annotated[str | None, refused(FITS, "", [])] = None
     fsdp_config: Annotated[JsonMapping, refused(FITS)] = None
     deepspeed: Annotated[JsonMapping, refused(FITS)] = None
-    debug: Annotated[
-        str | list[str], refused("values that are not finite end the run.  Leave it out.", [], [""], None)
-    ] = ""
+    debug: Annotated[str | list[str], refused("a value not finite ends the run.  Leave it out.", [], [""], None)] = ""
     skip_memory_metrics: Annotated[bool, idle("summary.json has the peak of memory.")] = True
     do_train: Annotated[bool, BY_METHODS] = False
     do_eval: Annotated[bool, BY_METHODS] = False
@@ -337,7 +248,7 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     router_aux_loss_coef: Annotated[float | None, refused("no loss of a router is added here.", 0.0, 0)] = None
     # Names that these classes had once, and scripts still use.
     warmup_ratio: Annotated[
-        float | None, between(0, 1), old_name(".warmup_steps", "is read as warmup_steps, a share of all updates.")
+        float | None, Numbers(0, 1), old_name(".warmup_steps", "is read as warmup_steps, a share of all updates.")
     ] = None
     evaluation_strategy: Annotated[str | None, old_name("", "is read as eval_strategy.")] = None
     overwrite_output_dir: Annotated[bool, sets("run.overwrite", "deletes the run in the folder")] = False
@@ -361,3 +272,62 @@ class TrainingFields(ArgumentMethods, CheckedFields):
     def rows_per_update(self) -> int:
         """Rows, pairs or completions that an update learns, as TRL counts them."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def device(self) -> torch.device:
+        return chosen_device("cpu" if self.use_cpu or self.no_cuda else "auto")
+
+    @property
+    def n_gpu(self) -> int:
+        """GPUs that train: at most one."""
+        return int(self.device.type == "cuda")
+
+    @property
+    def distributed_state(self) -> OneProcess:
+        return OneProcess(self.device)
+
+    @property
+    def parallel_mode(self) -> object:
+        from transformers.training_args import ParallelMode
+
+        return ParallelMode.NOT_PARALLEL
+
+    @property
+    def train_batch_size(self) -> int:
+        return self.per_device_train_batch_size
+
+    @property
+    def eval_batch_size(self) -> int:
+        return self.per_device_eval_batch_size
+
+    @property
+    def ddp_timeout_delta(self) -> timedelta:
+        return timedelta(seconds=self.ddp_timeout)
+
+    def get_process_log_level(self) -> int:
+        """The level of `logging` that log_level names; `passive` is that of transformers."""
+        from transformers.utils.logging import get_verbosity
+
+        named = logging.getLevelNamesMapping().get(str(self.log_level).upper())
+        return get_verbosity() if named is None else named
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        given = self.warmup_steps or self.warmup_ratio or 0
+        return -int(-num_training_steps * given // 1) if given < 1 else int(given)
+
+    @contextmanager
+    def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
+        yield
+
+    def to_dict(self) -> dict[str, Any]:
+        """Names and values, without `hub_token`: scripts log what this returns."""
+        given = dict(vars(self))
+        return given if given["hub_token"] is None else given | {"hub_token": "<HUB_TOKEN>"}
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+    def to_sanitized_dict(self) -> dict[str, Any]:
+        """Numbers and texts, for trackers."""
+        plain = bool | int | float | str
+        return {name: value if isinstance(value, plain) else str(value) for name, value in self.to_dict().items()}
