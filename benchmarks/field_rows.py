@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import posttrain
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.loading.model_folder import load_policy

@@ -22,9 +22,8 @@ from time import perf_counter, process_time
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from posttrain.models.adapters.adaptable import add_adapter
+from posttrain.models.adapters.adaptable import add_adapter, quantize
 from posttrain.models.adapters.in_force import adapter_dropout
-from posttrain.models.adapters.quantized import quantize
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.model import AdapterOptions

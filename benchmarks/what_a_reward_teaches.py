@@ -31,7 +31,7 @@ import posttrain
 from posttrain.behaviours.behaviour_reader import BehaviourReader
 from posttrain.behaviours.behaviour_table import chosen_rows
 from posttrain.config.recipes import parse_yaml
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.options.behaviours import BehaviourOptions
 from posttrain.options.reward import RewardOptions
 from posttrain.records import Group

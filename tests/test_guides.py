@@ -15,8 +15,7 @@ import torch
 from posttrain.algorithms.credit import Evidence
 from posttrain.binding import module_from
 from posttrain.config import load_recipe
-from posttrain.generation.engine import MEMBERS, require_engine
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import MEMBERS, require_engine, sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.loading.saving import ExportedWeights
 from tests.support.pages import attribute, before_patch, blocks, commands, posttrain, programs, python, write_files

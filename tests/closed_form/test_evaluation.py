@@ -12,8 +12,7 @@ import torch
 from scipy.stats import beta
 from tokenizers.processors import TemplateProcessing
 
-from posttrain.generation.engine import Engine
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import Engine, sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import StreamKey
 from posttrain.models.policy import as_policy

@@ -13,7 +13,7 @@ import torch
 
 from posttrain.algorithms.advantages import group_zscore
 from posttrain.algorithms.table import build_algorithm
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.forward import Completions
 from posttrain.models.logprobs import token_logprobs

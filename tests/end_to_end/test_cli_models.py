@@ -12,8 +12,7 @@ from posttrain.cli import main
 from posttrain.commands import chat, evaluate, serve, trace
 from posttrain.commands.arguments import LOADING, TEMPLATE
 from posttrain.commands.serving.completion_service import Service
-from posttrain.generation.decoder_steps import DecoderSteps
-from posttrain.generation.slots import KeyValueSlots
+from posttrain.generation.decoder_steps import DecoderSteps, KeyValueSlots
 from posttrain.models.forward import PlainForward
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_model, new_tokenizer

@@ -15,7 +15,7 @@ from posttrain.config import Config
 from posttrain.config.fit_configs import DpoConfig, RewardModelConfig, SftConfig
 from posttrain.config.reading import resolved_config
 from posttrain.errors import RunError
-from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.adapters.adaptable import is_4_bit
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.dataset import DatasetOptions
 from posttrain.options.model import AdapterOptions, ModelOptions

@@ -13,8 +13,7 @@ import posttrain
 from posttrain.binding import module_from
 from posttrain.config import DpoConfig
 from posttrain.generation.engine import PAGE as PAGE_OF_CHANGE
-from posttrain.generation.engine import SamplingTimeout, require_engine
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import SamplingTimeout, require_engine, sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.saving import ExportedWeights

@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 import posttrain
 from posttrain import ProcessReward, Span
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.rewards.grading.function import TrainerState
 from posttrain.runs.prompt_preview import graded_lines
 from posttrain.training.caller_objects import CallerObjects

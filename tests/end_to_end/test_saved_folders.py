@@ -12,8 +12,8 @@ from transformers.integrations import accelerate
 
 from posttrain.cli import main
 from posttrain.errors import RunError
+from posttrain.models.adapters.adaptable import whole_weight
 from posttrain.models.adapters.lora import lora_layers
-from posttrain.models.adapters.quantized import whole_weight
 from posttrain.models.classifiers.heads import ValueHead
 from posttrain.models.loading import model_folder
 from posttrain.models.memory.model_shape import object_shape

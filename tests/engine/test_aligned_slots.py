@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from posttrain.generation.model_steps import RowTokens, chunks
-from posttrain.generation.slots import AlignedSlots
+from posttrain.generation.model_steps import AlignedSlots, RowTokens, chunks
 
 SHAPES = ((1, 2), (3, 1))
 """Heads and width of the keys and of the values of a layer: unequal, as in compressed attention."""

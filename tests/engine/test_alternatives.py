@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posttrain.errors import RunError
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.options.rollout import SamplingParams

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posttrain.errors import UserError
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.forward import Completions
 from posttrain.models.policy import Policy, as_policy

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from posttrain.errors import RunError
-from posttrain.generation.engine import SamplingTimeout
-from posttrain.generation.groups import sample_groups, sampled_fault, take_checked
+from posttrain.generation.engine import SamplingTimeout, sample_groups, sampled_fault, take_checked
 from posttrain.generation.in_process import InProcessEngine, InProcessSampling
 from posttrain.generation.request import Continuation, GroupRequest, Sampled, StreamKey
 from posttrain.options.rollout import SamplingParams

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from posttrain.generation.engine import MEMBERS, PAGE, Engine, Sampling, require_engine
-from posttrain.generation.groups import require_room_for
+from posttrain.generation.engine import MEMBERS, PAGE, Engine, Sampling, require_engine, require_room_for
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import Continuation, Request, Sampled
 from posttrain.records import Finish, Prompt

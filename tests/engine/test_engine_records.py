@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Group

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import posttrain
 from posttrain.cli import main
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters.adaptable import add_adapter, expert_matrices
 from posttrain.models.adapters.in_force import adapter_off, adapter_tensors, merged_weights

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import largest_gap
 from posttrain.models.forward import Completions

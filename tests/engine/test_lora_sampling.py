@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posttrain.algorithms.table import build_algorithm
 from posttrain.generation.decoder_steps import StaticSteps
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import engine_in_parity, largest_gap
 from posttrain.models.adapters.in_force import adapter_off, adapter_tensors

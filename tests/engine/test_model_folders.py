@@ -33,7 +33,7 @@ from transformers.utils import logging as transformers_logging
 
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import largest_gap
-from posttrain.models.adapters.quantized import is_4_bit, runs_packed
+from posttrain.models.adapters.adaptable import is_4_bit, runs_packed
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.loading.saving import save_policy

@@ -12,10 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import posttrain
 from posttrain.errors import RunError
-from posttrain.generation.model_steps import ModelSteps
+from posttrain.generation.model_steps import AlignedSlots, ModelSteps
 from posttrain.generation.parity import EXACT_NATS, engine_in_parity, largest_gap, probe_prompts, tried_length
 from posttrain.generation.request import Sampled
-from posttrain.generation.slots import AlignedSlots
 from posttrain.models.forward import PlainForward, SharedPromptForward
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.models.policy import Policy, as_policy

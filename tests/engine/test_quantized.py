@@ -7,12 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
-from posttrain.models.adapters import quantized
-from posttrain.models.adapters.in_force import merged_weights
-from posttrain.models.adapters.lora import LoraLinear, lora_layers
-from posttrain.models.adapters.quantized import (
+from posttrain.models.adapters import adaptable
+from posttrain.models.adapters.adaptable import (
     KERNEL,
     bitsandbytes,
     dequantized,
@@ -20,6 +18,8 @@ from posttrain.models.adapters.quantized import (
     num_parameters,
     quantize,
 )
+from posttrain.models.adapters.in_force import merged_weights
+from posttrain.models.adapters.lora import LoraLinear, lora_layers
 from posttrain.models.policy import Policy
 from posttrain.models.shared_prompt.linear import projection
 from posttrain.options.model import ModelOptions
@@ -113,7 +113,7 @@ def test_with_the_kernel_left_on_the_gradient_after_sampling_is_another(kernel: 
     model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
     library = bitsandbytes()
     for index, layer in enumerate(list(model)):
-        made = quantized.in_4_bits(library, layer, torch.bfloat16, packed_kernel=False)
+        made = adaptable.in_4_bits(library, layer, torch.bfloat16, packed_kernel=False)
         model[index] = LoraLinear(made, str(index), LORA, seed=0)
     with torch.no_grad():
         for layer in lora_layers(model).values():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from posttrain.models.adapters import quantized
+from posttrain.models.adapters import adaptable
 from posttrain.models.forward import Completions
 from posttrain.models.loading import model_folder
 from posttrain.models.loading.model_folder import load_policy
@@ -107,7 +107,7 @@ def test_each_layer_is_let_go_of_before_the_next_is_quantised(tmp_path: Path, mo
     whole: list[weakref.ref[torch.Tensor]] = []
     held: list[int] = []
     wide: list[int] = []
-    in_4_bits = quantized.in_4_bits
+    in_4_bits = adaptable.in_4_bits
 
     def watched(library: object, layer: nn.Linear, dtype: torch.dtype, *, packed_kernel: bool) -> nn.Module:
         whole.append(weakref.ref(layer.weight))
@@ -119,7 +119,7 @@ def test_each_layer_is_let_go_of_before_the_next_is_quantised(tmp_path: Path, mo
     models: list[PreTrainedModel] = []
     loaded_model = model_folder.loaded_model
     monkeypatch.setattr(model_folder, "loaded_model", lambda *given: models.append(loaded_model(*given)) or models[0])
-    monkeypatch.setattr(quantized, "in_4_bits", watched)
+    monkeypatch.setattr(adaptable, "in_4_bits", watched)
     loaded(folder, quantization="nf4")
     assert held == [1] * 14
     assert wide == [1] * 14

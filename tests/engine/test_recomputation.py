@@ -17,7 +17,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.forward import Completions
 from posttrain.models.loading.description import model_lines

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms.table import build_algorithm
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.adapters.in_force import adapter_dropout, adapter_tensors
 from posttrain.models.forward import Completions, PlainForward

@@ -10,7 +10,7 @@ import torch
 
 import posttrain
 from posttrain.errors import RunError
-from posttrain.models.adapters.quantized import is_4_bit
+from posttrain.models.adapters.adaptable import is_4_bit
 from posttrain.models.classifiers.last_token_scores import classifier_bytes
 from posttrain.models.memory.model_shape import recipe_shape
 from posttrain.options.reward import RewardModelOptions

@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from posttrain.generation.slots import KeyValueSlots
+from posttrain.generation.decoder_steps import KeyValueSlots
 
 LAYERS, KV_HEADS, WIDTH = 2, 1, 1
 

@@ -7,7 +7,7 @@ import torch
 
 from posttrain.generation import in_process as engines
 from posttrain.generation.decoder_steps import StaticSteps
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.loading.new_model import new_model, new_tokenizer

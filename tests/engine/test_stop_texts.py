@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.records import Finish
 from tests.support.tiny import VOCAB, request, some_prompts, tiny_policy, tokenizer

@@ -8,7 +8,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.loading.description import tokenizer_lines
 from posttrain.models.loading.model_folder import load_policy

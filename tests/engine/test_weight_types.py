@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posttrain.algorithms.table import build_algorithm
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import gap_limit, largest_gap
 from posttrain.models.forward import Completions

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms.table import build_algorithm
-from posttrain.models.adapters.dropout import TokenDropout, token_keys
 from posttrain.models.adapters.in_force import adapter_dropout
-from posttrain.models.adapters.lora import lora_layers
+from posttrain.models.adapters.lora import TokenDropout, lora_layers, token_keys
 from posttrain.models.conversation_masks import answered
 from posttrain.models.forward import Completions
 from posttrain.models.model_outputs import enable_recomputation

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.forward import Completions, PlainForward, SharedPromptForward
 from posttrain.models.policy import Policy, as_policy

@@ -5,7 +5,7 @@ import torch
 
 from posttrain.algorithms.correction import Correction
 from posttrain.algorithms.distillation import distill
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import StreamKey
 from posttrain.models.policy import Policy

@@ -8,7 +8,7 @@ import torch
 
 import posttrain
 from posttrain.config import SftConfig
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import TokenizerRenderer

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from posttrain.models.adapters.adaptable import add_adapter
+from posttrain.models.adapters.adaptable import add_adapter, quantize
 from posttrain.models.adapters.lora import lora_layers
-from posttrain.models.adapters.quantized import quantize
 from posttrain.models.forward import Completions
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.model import AdapterOptions

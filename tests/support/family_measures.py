@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from posttrain.algorithms.table import build_algorithm
 from posttrain.cli import main
 from posttrain.errors import UserError
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.parity import engine_in_parity
 from posttrain.models.context import fix_angles, own_context

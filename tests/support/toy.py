@@ -8,7 +8,7 @@ import torch
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.table import build_algorithm
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import StreamKey
 from posttrain.models.policy import Policy

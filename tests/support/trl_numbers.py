@@ -18,8 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from posttrain.generation.engine import Sampling
-from posttrain.generation.groups import rollouts_of
+from posttrain.generation.engine import Sampling, rollouts_of
 from posttrain.generation.request import Continuation, Request, Sampled
 from posttrain.models.policy import Policy
 from posttrain.records import Finish, Group, Prompt

@@ -18,7 +18,7 @@ from torch import Tensor
 from posttrain.commands.comparison_report import CellResult, quantity, write_comparison
 from posttrain.config import Config, as_recipe
 from posttrain.errors import RunError, UserError
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.loading.model_folder import load_policy
 from posttrain.options.bounds import value_at

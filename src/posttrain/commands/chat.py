@@ -86,7 +86,7 @@ def typed(hint: str) -> Iterator[str]:
 
 def answer_all(config: ChatConfig, questions: "Sequence[str] | Iterator[str]", how: DatasetOptions, seed: int) -> None:
     """Load the model, then answer each question as it comes."""
-    from posttrain.generation.groups import sample_groups
+    from posttrain.generation.engine import sample_groups
     from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
     from posttrain.generation.request import GroupRequest, StreamKey
     from posttrain.models.loading.model_folder import load_policy

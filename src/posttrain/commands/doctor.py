@@ -87,7 +87,7 @@ def model(config: Config, name: str) -> None:
 
 def classifier(config: Config, name: str) -> None:
     """Load a reward model, print what it is, and try it."""
-    from posttrain.models.adapters.quantized import num_parameters
+    from posttrain.models.adapters.adaptable import num_parameters
     from posttrain.rewards.model import RewardModel, label_names
 
     how = {each: getattr(config.model, each) for each in ("dtype", "device", "trust_remote_code")}

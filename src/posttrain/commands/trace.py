@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     from posttrain.algorithms.table import build_algorithm
     from posttrain.commands import trace_table
     from posttrain.commands.advantage_picture import draw_token_advantages
-    from posttrain.generation.groups import sample_groups
+    from posttrain.generation.engine import sample_groups
     from posttrain.training.caller_objects import CallerObjects
     from posttrain.training.session import open_session
 

@@ -1,19 +1,68 @@
-"""The rows that are being decoded side by side: one token each at a time, out as soon as they end."""
+"""The rows that are being decoded side by side, one token each at a time, and the forward passes that they need."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from posttrain.generation.request import Continuation, Request, Sampled, uniform_table
 from posttrain.generation.sampling import require_finite, sample
-from posttrain.generation.slots import PrefilledPrompts, Steps
 from posttrain.models.policy import Policy
 from posttrain.records import Alternatives, Finish
+
+BLOCK = 64
+"""Room in a cache is made for this many tokens a row at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefilledPrompts:
+    """Prefilled prompts, from which completions start."""
+
+    logits: Float[Tensor, "prompt vocab"]
+    cached: Sequence[Tensor]
+    """The cache, one row a prompt, padded on the right; `Slots` knows its tensors."""
+    lengths: Int64[Tensor, " prompt"]
+
+
+@runtime_checkable
+class Slots(Protocol):
+    """The cache of the rows being decoded; rows come and go, the others stay in place."""
+
+    def add(self, cached: Sequence[Tensor], lengths: Int64[Tensor, " row"]) -> None:
+        """Append rows of `lengths` tokens from the cache of prompts; later columns are padding."""
+
+    def row(self, row: int) -> tuple[list[Tensor], int]:
+        """A copy of one row, as `add` takes it, and the tokens that it holds."""
+
+    def move(self, source: Int64[Tensor, " moved"], target: Int64[Tensor, " moved"], num_left: int) -> None:
+        """Copy rows over finished ones and drop all behind `num_left`."""
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """A model's forward pass, seen from the sampler."""
+
+    def refresh(self) -> None:
+        """Read the policy's weights anew; called before every sampling."""
+        return
+
+    def release(self) -> None:
+        """Free what only a sampling needs; called after it."""
+        return
+
+    def slots(self) -> Slots:
+        """An empty cache for one sampling."""
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
+        """Run whole prompts."""
+
+    def step(self, tokens: Int64[Tensor, " row"], slots: Any) -> Float[Tensor, "row vocab"]:
+        """Run one more token of each row; logits of the next."""
 
 
 @dataclass(slots=True)

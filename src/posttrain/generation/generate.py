@@ -8,8 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.binding import bind
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import Engine, sample_groups
 from posttrain.generation.parity import engine_in_parity
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.loading.model_folder import load_policy

@@ -19,11 +19,10 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.generation.decoder_steps import DecoderSteps, StaticSteps
-from posttrain.generation.decoding_rows import KeptRow, PendingPrefix, Rows
+from posttrain.generation.decoding_rows import KeptRow, PendingPrefix, Rows, Steps
 from posttrain.generation.engine import Sampling, SamplingTimeout
 from posttrain.generation.model_steps import ModelSteps, RecomputedSteps
 from posttrain.generation.request import Continuation, Request, Sampled
-from posttrain.generation.slots import Steps
 from posttrain.models.context import num_embeddings, require_embeddings
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.saving import ExportedWeights

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import Engine, sample_groups
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.context import changes_at, num_embeddings

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from posttrain.models.adapters.dropout import token_keys
 from posttrain.models.adapters.in_force import in_update, input_dropouts, name_tokens
+from posttrain.models.adapters.lora import token_keys
 from posttrain.models.adapters.peft_layers import adapted_names
 from posttrain.models.logprobs import NextTokens, full_kl, token_entropies, token_logprobs, token_statistics
 from posttrain.models.model_outputs import OutputLayer, model_hidden, output_layer_of, recomputing_layers

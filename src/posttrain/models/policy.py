@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.adaptable import CANNOT_READ
-from posttrain.models.adapters.dropout import PeftDropout
+from posttrain.models.adapters.lora import PeftDropout
 from posttrain.models.adapters.peft_layers import adapted_names, torch_dropouts
 from posttrain.models.context import context_of, fix_angles, num_embeddings
 from posttrain.models.forward import (

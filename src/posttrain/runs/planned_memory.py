@@ -12,9 +12,8 @@ from transformers.pytorch_utils import Conv1D
 
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import Config, DpoConfig, SftConfig
-from posttrain.models.adapters.adaptable import reaches_half, require_half
+from posttrain.models.adapters.adaptable import is_4_bit, reaches_half, require_half
 from posttrain.models.adapters.lora import LoraExperts, lora_layers
-from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.classifiers.last_token_scores import classifier_bytes
 from posttrain.models.forward import SharedPromptForward
 from posttrain.models.loading.devices import chosen_device

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from posttrain.algorithms.advantages import sums_differ
 from posttrain.algorithms.algorithm import Resample
-from posttrain.generation.engine import Engine
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import Engine, sample_groups
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.options.reward import GradingOptions
 from posttrain.options.rollout import RolloutOptions

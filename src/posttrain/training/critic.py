@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from posttrain.batch import Batch, completions_of
 from posttrain.errors import UserError
-from posttrain.models.adapters.quantized import stays_quantised
+from posttrain.models.adapters.adaptable import stays_quantised
 from posttrain.models.classifiers.heads import ValueHead
 from posttrain.models.classifiers.last_token_scores import ScoredBody, scored_body
 from posttrain.models.forward import ForwardNeeds

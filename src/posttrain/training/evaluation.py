@@ -13,8 +13,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine
-from posttrain.generation.groups import Advance, sample_groups
+from posttrain.generation.engine import Advance, Engine, sample_groups
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.options.reward import GradingOptions
 from posttrain.options.rollout import SamplingParams

@@ -12,8 +12,7 @@ from posttrain.behaviours.behaviour_table import chosen_rows
 from posttrain.config import Config
 from posttrain.config.reading import resolved_config
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine, load_checked, own_engine, require_engine
-from posttrain.generation.groups import require_room_for
+from posttrain.generation.engine import Engine, load_checked, own_engine, require_engine, require_room_for
 from posttrain.generation.parity import engine_in_parity
 from posttrain.models.adapters.in_force import trains_adapter
 from posttrain.models.policy import Policy

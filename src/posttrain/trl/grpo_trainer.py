@@ -11,8 +11,7 @@ from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase
 
 from posttrain.config import Config
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import Engine, sample_groups
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.policy import Policy
 from posttrain.models.rendering import renderer_of

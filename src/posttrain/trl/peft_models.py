@@ -18,10 +18,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.adaptable import is_4_bit
 from posttrain.models.adapters.lora import LoraExperts, LoraLinear, lora_layers, put_layer, without_wrappers
 from posttrain.models.adapters.peft_format import adapter_settings
 from posttrain.models.adapters.peft_layers import peft_layers, text_model_name, trained_adapter, wrapper_of
-from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.model import ALL_LINEAR, AdapterOptions
 

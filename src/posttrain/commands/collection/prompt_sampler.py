@@ -9,8 +9,7 @@ from posttrain.commands.collection.pairs import SampledPrompt, sampled_prompts
 from posttrain.config.recipes import short_reward
 from posttrain.config.sections import CollectConfig
 from posttrain.errors import UserError
-from posttrain.generation.engine import Engine, load_checked, own_engine
-from posttrain.generation.groups import require_room_for, sample_groups
+from posttrain.generation.engine import Engine, load_checked, own_engine, require_room_for, sample_groups
 from posttrain.generation.parity import engine_in_parity
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.loading.model_folder import load_policy

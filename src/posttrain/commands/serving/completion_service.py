@@ -16,7 +16,7 @@ from posttrain.commands.serving import http_base
 from posttrain.commands.serving.http_base import Answer, RefusedRequest
 from posttrain.commands.serving.http_requests import CompletionRequest, read_completion_request
 from posttrain.errors import RunError, UserError
-from posttrain.generation.groups import sample_groups
+from posttrain.generation.engine import sample_groups
 from posttrain.generation.parity import USUAL_TOKENS, engine_in_parity
 from posttrain.generation.request import GroupRequest, StreamKey
 from posttrain.models.policy import Policy

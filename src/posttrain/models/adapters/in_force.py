@@ -12,8 +12,8 @@ from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
 from posttrain.models.adapters import lora, peft_layers
-from posttrain.models.adapters.dropout import InputDropout, PeftDropout
-from posttrain.models.adapters.quantized import is_4_bit, whole_weight
+from posttrain.models.adapters.adaptable import is_4_bit, whole_weight
+from posttrain.models.adapters.lora import InputDropout, PeftDropout
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -119,7 +119,7 @@ def without_dropout(model: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def adapter_dropout(model: nn.Module, seed: int, update: int) -> Iterator[None]:
-    """Inside, gradients are taken with the adapter's dropout, with the masks of `adapters.dropout`."""
+    """Inside, gradients are taken with the adapter's dropout; see `adapters.lora`."""
     with (
         dropout_keys(model, lambda dropout: lora.stream_seed(seed, "dropout", dropout.layer, update)),
         ExitStack() as undone,

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
 from posttrain.models.adapters import lora
-from posttrain.models.adapters.adaptable import expert_matrices, linear_layers, target_layers
+from posttrain.models.adapters.adaptable import expert_matrices, is_4_bit, linear_layers, target_layers
 from posttrain.models.adapters.in_force import adapter_tensors
 from posttrain.models.adapters.peft_layers import (
     PREFIX,
@@ -35,7 +35,6 @@ from posttrain.models.adapters.peft_layers import (
     wrapper_of,
     write_peft_adapter,
 )
-from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.options.model import ADAPTER_CONFIG, ALL_LINEAR, AdapterOptions
 
 PLAIN: Mapping[str, tuple[object, ...]] = {

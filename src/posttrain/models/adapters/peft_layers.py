@@ -25,8 +25,7 @@ from transformers.conversion_mapping import _MODEL_TO_CONVERSION_PATTERN as CONV
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.dropout import PeftDropout, TokenDropout
-from posttrain.models.adapters.lora import Factors, LoraLinear
+from posttrain.models.adapters.lora import Factors, LoraLinear, PeftDropout, TokenDropout
 
 PLACE = "peft.tuners.lora."
 KINDS = (PLACE + "layer.Linear", PLACE + "bnb.Linear4bit")

@@ -37,7 +37,7 @@ from transformers import (
 )
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.quantized import compute_unpacked_in, is_4_bit, quantize, stays_quantised
+from posttrain.models.adapters.adaptable import compute_unpacked_in, is_4_bit, quantize, stays_quantised
 from posttrain.models.classifiers.saved_classifier import READING
 from posttrain.models.context import num_embeddings
 from posttrain.models.loading import construction, folder_kinds

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
+from posttrain.models.adapters.adaptable import stays_quantised
 from posttrain.models.adapters.in_force import merged_weights
-from posttrain.models.adapters.quantized import stays_quantised
 from posttrain.models.classifiers.heads import TextScorer
 from posttrain.models.conversation_masks import Dialogue, Masking
 from posttrain.models.loading.adapter_folder import with_chat_template

@@ -6,10 +6,15 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from posttrain.models.adapters.adaptable import expert_matrices, linear_layers, share_of_linear_layers
+from posttrain.models.adapters.adaptable import (
+    expert_matrices,
+    is_4_bit,
+    linear_layers,
+    num_parameters,
+    share_of_linear_layers,
+)
 from posttrain.models.adapters.lora import LoraExperts, LoraLinear, lora_layers
 from posttrain.models.adapters.peft_layers import wrapper_of
-from posttrain.models.adapters.quantized import is_4_bit, num_parameters
 from posttrain.models.context import changes_at, num_embeddings, own_context
 from posttrain.models.loading.devices import idle_gpu_lines
 from posttrain.models.model_outputs import is_recomputing

@@ -22,9 +22,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.quantization_config import Mxfp4Config
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.adaptable import add_adapter
+from posttrain.models.adapters.adaptable import add_adapter, compute_unpacked_in, quantize, require_half_in_4_bits
 from posttrain.models.adapters.peft_format import SavedAdapter, put_adapter, read_adapter
-from posttrain.models.adapters.quantized import compute_unpacked_in, quantize, require_half_in_4_bits
 from posttrain.models.loading import adapter_folder, construction, folder_kinds
 from posttrain.models.loading.devices import chosen_device
 from posttrain.models.model_outputs import enable_recomputation

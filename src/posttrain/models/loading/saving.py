@@ -22,11 +22,11 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from posttrain.errors import RunError
+from posttrain.models.adapters.adaptable import is_4_bit
 from posttrain.models.adapters.in_force import merged_weights, trains_adapter_alone
 from posttrain.models.adapters.lora import DOWN, UP, LoraExperts, layer_shape, lora_layers
 from posttrain.models.adapters.peft_format import adapter_settings, write_adapter, written_tensors
 from posttrain.models.adapters.peft_layers import PREFIX, WEIGHT, WEIGHTS, adapted_names, peft_name, wrapper_of
-from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.loading import construction
 from posttrain.models.loading.adapter_folder import BASE_MODEL, write_stop_ids
 from posttrain.models.loading.folder_kinds import model_digest

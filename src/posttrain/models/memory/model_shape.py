@@ -11,10 +11,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.adaptable import expert_matrices, linear_layers
+from posttrain.models.adapters.adaptable import expert_matrices, is_4_bit, linear_layers
 from posttrain.models.adapters.lora import layer_shape
 from posttrain.models.adapters.peft_format import read_adapter
-from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.loading.adapter_folder import base_options
 from posttrain.models.loading.construction import LOAD_ERRORS, ONE_AT_A_TIME, is_wrapper
 from posttrain.models.loading.folder_kinds import IN_4_BITS, quantisation

@@ -26,8 +26,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
 
+from posttrain.models.adapters.adaptable import is_4_bit
 from posttrain.models.adapters.peft_layers import adapter_refusal, full_name, is_adapter_layer
-from posttrain.models.adapters.quantized import is_4_bit
 from posttrain.models.shared_prompt.attention import AttentionKind
 
 PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")

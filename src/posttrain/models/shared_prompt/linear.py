@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from transformers.pytorch_utils import Conv1D
 
-from posttrain.models.adapters.dropout import TokenDropout
-from posttrain.models.adapters.lora import layer_shape
+from posttrain.models.adapters.adaptable import dequantized, is_4_bit, runs_packed
+from posttrain.models.adapters.lora import TokenDropout, layer_shape
 from posttrain.models.adapters.peft_layers import AdaptedLayer, adapted_layer
-from posttrain.models.adapters.quantized import dequantized, is_4_bit, runs_packed
 
 SIZES = (1, 2, 4, 8, 16, *range(32, 257, 32))
 """Numbers of rows of products.  oneDNN compiles a kernel of half a megabyte for each."""
