@@ -1,7 +1,7 @@
 """Engines sample completions: `generation.in_process` does it in this process from the trainer's own weights.
 
-Any object with the members of `Engine` works too (a server, other machines); its `open` returns a `Sampling`.  Completions of prompts are functions over an engine, which
-check what it returns.
+Any object with the members of `Engine` works too (a server, other machines); its `open` returns a `Sampling`.
+Completions of prompts are functions over an engine, which check what it returns.
 """
 
 import math
