@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.generation.decoder_steps import DecoderSteps, StaticSteps
@@ -48,20 +47,9 @@ class InProcessEngine:
 
     def __init__(self, policy: Policy, *, max_rows: int = 256) -> None:
         self.policy, self.max_rows, self.weights_version = policy, max_rows, 0
+        self.tokenizer, self.stop_ids, self.max_positions = policy.tokenizer, policy.stop_ids, policy.max_positions
         self._steps: Steps | None = None
         self._open: InProcessSampling | None = None
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.policy.tokenizer
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        return self.policy.stop_ids
-
-    @property
-    def max_positions(self) -> int:
-        return self.policy.max_positions
 
     def load(self, weights: ExportedWeights, version: int) -> None:
         """Note the version: the weights are the trainer's own, and every sampling reads them anew."""

@@ -17,7 +17,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DummyLayer, DynamicLayer
 
 from posttrain.generation.decoding_rows import BLOCK, PrefilledPrompts, Steps
-from posttrain.models.forward import Completions, ForwardNeeds
+from posttrain.models.forward import next_logits
 from posttrain.models.model_outputs import model_hidden
 from posttrain.models.policy import Policy
 
@@ -237,11 +237,7 @@ class RecomputedSteps(Steps):
         places, parts = [], []
         for chunk in chunks([len(row) for row in rows], CHUNK_TOKENS):
             # One completion a prompt, of a token that predicts nothing and is not read.
-            prompts = [rows[place] for place in chunk]
-            batch = Completions(prompts, [(0,)] * len(chunk), range(len(chunk)))
-            found = self.policy.forward.completion_logprobs(batch, ForwardNeeds(logprobs=False, distributions=True))
-            assert found.distributions is not None
-            parts.append(found.distributions.logits())
+            parts.append(next_logits(self.policy.forward, [rows[place] for place in chunk], [(0,)] * len(chunk)))
             places += chunk
         logits = torch.cat(parts)
         return torch.empty_like(logits).index_copy_(0, torch.tensor(places, device=logits.device), logits)

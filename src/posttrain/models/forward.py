@@ -198,6 +198,16 @@ def token_parts(forward: ModelForward, hidden: Tensor, targets: Tensor, needs: F
     )
 
 
+def next_logits(
+    forward: ForwardPass, prompts: Sequence[Tokens], completions: Sequence[Tokens]
+) -> Float[Tensor, "token vocab"]:
+    """Logits of every token of the completions, one for each prompt."""
+    batch = Completions(prompts, completions, range(len(prompts)))
+    found = forward.completion_logprobs(batch, ForwardNeeds(logprobs=False, distributions=True)).distributions
+    assert found is not None
+    return found.logits()
+
+
 def inputs(batch: CompletionBatch) -> list[Tokens]:
     pairs = zip(batch.prompt_of, batch.completions, strict=True)
     return [(*batch.prompts[p], *tokens[:-1]) for p, tokens in pairs]

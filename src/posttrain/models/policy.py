@@ -22,11 +22,11 @@ from posttrain.models.adapters.peft_layers import adapted_names, torch_dropouts
 from posttrain.models.context import context_of, fix_angles, num_embeddings
 from posttrain.models.forward import (
     CompletionBatch,
-    Completions,
     ForwardNeeds,
     ForwardPass,
     PlainForward,
     SharedPromptForward,
+    next_logits,
 )
 from posttrain.models.model_outputs import (
     OutputLayer,
@@ -279,12 +279,8 @@ def plain_logits(
 ) -> Float[Tensor, "token vocab"]:
     """The logits of some rows by our plain forward pass."""
     read = [tuple(row) for row in rows.tolist()]
-    completions = Completions([row[:1] for row in read], [(*row[1:], 0) for row in read], range(len(read)))
-    needs = ForwardNeeds(logprobs=False, distributions=True)
     with reading(model, dtype):
-        parts = PlainForward(model, dtype).completion_logprobs(completions, needs)
-    assert parts.distributions is not None
-    return parts.distributions.logits()
+        return next_logits(PlainForward(model, dtype), [row[:1] for row in read], [(*row[1:], 0) for row in read])
 
 
 def mixes(model: PreTrainedModel, dtype: torch.dtype) -> bool:

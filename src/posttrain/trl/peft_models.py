@@ -41,7 +41,7 @@ class SharedWeights:
         with_own_weights(cast(Any, self)).base_model.merge_adapter(*given, **named)
 
     def save_pretrained(self, *given: Any, **named: Any) -> None:
-        if wrapper_of(cast(Any, self).base_model.model) is not None:
+        if wrapper_of(cast(Any, self).base_model.model).outside:
             raise UserError(
                 "trainer.model.save_pretrained: layers of a multimodal model have other names.  Use"
                 " trainer.save_model(folder), which writes those."
@@ -85,7 +85,7 @@ def with_peft_around(policy: PreTrainedModel, shown: PreTrainedModel) -> nn.Modu
 
 def config_of(policy: PreTrainedModel, *, classifier: bool) -> tuple[LoraConfig, str]:
     """What peft says of the adapter that is trained, by the layers' names in the policy, and its name."""
-    name = trained_adapter(policy)
+    name, _ = trained_adapter(policy)
     if name is None:
         settings: dict[str, Any] = adapter_settings(policy)
         for key in ("target_modules", "target_parameters"):

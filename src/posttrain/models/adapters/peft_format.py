@@ -27,7 +27,6 @@ from posttrain.models.adapters.peft_layers import (
     PREFIX,
     WEIGHT,
     WEIGHTS,
-    held_adapters,
     named_by_weight,
     peft_name,
     text_model_name,
@@ -203,11 +202,11 @@ def plain_lora(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, 
 
 def unread_reason(model: PreTrainedModel) -> str | None:
     """Why the peft adapter that a model trains could not be loaded from its folder here; None if it could."""
-    name = trained_adapter(model)
+    name, held = trained_adapter(model)
     if name is None:
         return None
     settings = cast(Any, model).peft_config[name].to_dict()
-    tensors = {f"{PREFIX}{key}": each for key, each in held_adapters(model)[name].items()}
+    tensors = {f"{PREFIX}{key}": each for key, each in held.items()}
     try:
         wrapped_arrays(model, plain_lora(Path(), settings, tensors, "model"), "model")
     except UserError as error:
@@ -268,7 +267,7 @@ def of_text_part(model: PreTrainedModel, saved: SavedAdapter, where: str) -> Sav
 
     peft adds those for `all-linear`, and text does not train them: B stays 0.  Raises UserError if it was trained.
     """
-    if wrapper_of(model) is None:
+    if not wrapper_of(model).outside:
         return saved
     here = dict(model.named_modules())
     outside = [layer for layer in saved.layers if text_model_name(model, layer) == layer and layer not in here]

@@ -1,6 +1,6 @@
 """LoRA layers of peft in a caller's model object, read if they are plain: y = W·x + s·B·A·x.
 
-peft is not needed: whoever has such a layer has imported it.  `held_adapters` and the functions after it treat an
+peft is not needed: whoever has such a layer has imported it.  `trained_adapter` and the functions after it treat an
 adapter as a whole.  peft writes its files, so that everything it supports (DoRA, modules saved whole) is in them.
 
 `peft_name` gives a layer's name in these files, by which peft finds it in the model that transformers loads.  It
@@ -120,24 +120,19 @@ PREFIX = "base_model.model."
 """peft's prefix of the names of a model's layers."""
 
 
-def held_adapters(model: PreTrainedModel) -> dict[str, dict[str, Tensor]]:
-    """The tensors of each peft adapter, by its name and by their names in peft's files, without `PREFIX`."""
+def trained_adapter(model: PreTrainedModel) -> tuple[str | None, dict[str, Tensor]]:
+    """The peft adapter that is trained, or None, and its tensors by their names in peft's files, without `PREFIX`."""
     if not peft_layers(model):
-        return {}
+        return None, {}
     from peft import get_peft_model_state_dict
 
-    configs, everything = cast(Any, model).peft_config, model.state_dict(keep_vars=True)
-    return {
+    everything = model.state_dict(keep_vars=True)
+    for name in cast(Any, model).peft_config:
         # Not "auto" for embeddings: that may ask the hub how many tokens the base has.
-        name: get_peft_model_state_dict(model, everything, adapter_name=name, save_embedding_layers=False)
-        for name in configs
-    }
-
-
-def trained_adapter(model: PreTrainedModel) -> str | None:
-    """The name of the peft adapter that is trained, or None."""
-    trained = (name for name, held in held_adapters(model).items() if any(each.requires_grad for each in held.values()))
-    return next(trained, None)
+        held = get_peft_model_state_dict(model, everything, adapter_name=name, save_embedding_layers=False)
+        if any(each.requires_grad for each in held.values()):
+            return name, held
+    return None, {}
 
 
 def require_whole_adapter(model: PreTrainedModel) -> None:
@@ -151,8 +146,7 @@ def require_whole_adapter(model: PreTrainedModel) -> None:
             f"policy: the adapter of {merged[0]} is merged into its weights, so it would get no gradient.  Call the"
             " PeftModel's unmerge_adapter() first."
         )
-    name = trained_adapter(model)
-    held = {} if name is None else held_adapters(model)[name]
+    name, held = trained_adapter(model)
     own = {id(each) for each in held.values()}
     others = [each for each, parameter in trained.items() if id(parameter) not in own]
     if others:
@@ -165,10 +159,10 @@ def require_whole_adapter(model: PreTrainedModel) -> None:
 
 def write_peft_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write the trained adapter as peft does.  The base is named by its folder, in full if it is on this machine."""
-    name = trained_adapter(model)
+    name, held = trained_adapter(model)
     assert name is not None, "a model whose adapter is trained"
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"{PREFIX}{key}": each.detach().cpu().clone() for key, each in held_adapters(model)[name].items()}
+    tensors = {f"{PREFIX}{key}": each.detach().cpu().clone() for key, each in held.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config = copy.copy(cast(Any, model).peft_config[name])
     base = config.base_model_name_or_path or model.name_or_path or ""
@@ -195,29 +189,27 @@ class Wrapper:
     """The multimodal model that a text model was taken out of."""
 
     model_type: str
-    inside: str
+    inside: str = ""
     """The decoder's name in the text model, such as `model`; empty if the text model is the decoder."""
-    outside: str
+    outside: str = ""
     """Its name in the wrapper."""
     gap: float = 0.0
     """Largest difference of log-probs from the wrapper's, in nats, on a text of three tokens."""
 
 
-def wrapper_of(model: nn.Module) -> Wrapper | None:
-    """The wrapper that a text model was taken out of, None for any other model."""
+def wrapper_of(model: nn.Module) -> Wrapper:
+    """The wrapper that a text model was taken out of; for any other model, one without a name `outside`."""
     found = getattr(model, "taken_from", None)
-    return found if isinstance(found, Wrapper) else None
+    return found if isinstance(found, Wrapper) else Wrapper(str(cast(Any, model).config.model_type))
 
 
 def peft_name(model: nn.Module, layer: str) -> str:
-    wrapper = wrapper_of(model)
-    return layer if wrapper is None else moved(layer, wrapper.inside, wrapper.outside)
+    return moved(layer, wrapper_of(model).inside, wrapper_of(model).outside)
 
 
 def text_model_name(model: nn.Module, name: str) -> str:
     """The reverse of `peft_name`; names that are already the text model's stay."""
-    wrapper = wrapper_of(model)
-    return name if wrapper is None else moved(name, wrapper.outside, wrapper.inside)
+    return moved(name, wrapper_of(model).outside, wrapper_of(model).inside)
 
 
 def moved(name: str, old: str, new: str) -> str:
@@ -228,16 +220,10 @@ def moved(name: str, old: str, new: str) -> str:
 
 def named_by_weight(model: PreTrainedModel, layers: Iterable[str]) -> list[str]:
     """The layers that peft would mistake for experts if they were named in `target_modules`."""
-    if CONVERSIONS.get(family(model)) not in CONVERTED:
+    if CONVERSIONS.get(wrapper_of(model).model_type) not in CONVERTED:
         return []
     return [layer for layer in layers if layer.rpartition(".")[2] in EXPERT_MATRICES]
 
 
 def refused_by_peft(model: PreTrainedModel, layer: str) -> bool:
-    return fnmatchcase(layer, REFUSED_LAYERS.get(family(model), ""))
-
-
-def family(model: PreTrainedModel) -> str:
-    """The `model_type` that peft sees: the wrapper's where there is one."""
-    wrapper = wrapper_of(model)
-    return str(model.config.model_type) if wrapper is None else wrapper.model_type
+    return fnmatchcase(layer, REFUSED_LAYERS.get(wrapper_of(model).model_type, ""))

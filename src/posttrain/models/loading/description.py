@@ -40,7 +40,7 @@ def model_lines(policy: Policy, name: str) -> list[str]:
     arithmetic = f"{type_name(policy.compute_dtype)}{weights} on {policy.device}{again}"
     lines = [f"model      {name}, {total / 1e6:.2f} M parameters{part}, {arithmetic}"]
     wrapper = wrapper_of(model)
-    if wrapper is not None and wrapper.gap > WRAPPER_GAP:
+    if wrapper.gap > WRAPPER_GAP:
         lines.append(
             f"           its log-probs differ by up to {wrapper.gap:.2g} nats from those of the {wrapper.model_type}"
             " that contains it, which computes its logits in another way"

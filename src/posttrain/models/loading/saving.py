@@ -89,7 +89,7 @@ def adapter_fault(model: PreTrainedModel, folder: Path) -> str | None:
         return None
     experts = {peft_name(model, name) for name, layer in adapted.items() if isinstance(layer, LoraExperts)}
     base = cast(nn.Module, model)  # as transformers loads it from its folder
-    if wrapper_of(model) is not None:
+    if wrapper_of(model).outside:
         config = AutoConfig.from_pretrained(str(model.name_or_path))
         with construction.ONE_AT_A_TIME, torch.device("meta"):
             base = AutoModelForImageTextToText.from_config(config)
