@@ -20,20 +20,10 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import UserError
-from posttrain.models.adapters import lora
+from posttrain.models.adapters import lora, peft_layers
 from posttrain.models.adapters.adaptable import expert_matrices, is_4_bit, linear_layers, target_layers
 from posttrain.models.adapters.in_force import adapter_tensors
-from posttrain.models.adapters.peft_layers import (
-    PREFIX,
-    WEIGHT,
-    WEIGHTS,
-    named_by_weight,
-    peft_name,
-    text_model_name,
-    trained_adapter,
-    wrapper_of,
-    write_peft_adapter,
-)
+from posttrain.models.adapters.peft_layers import PREFIX, WEIGHT, WEIGHTS, peft_name, text_model_name
 from posttrain.options.model import ADAPTER_CONFIG, ALL_LINEAR, AdapterOptions
 
 PLAIN: Mapping[str, tuple[object, ...]] = {
@@ -96,7 +86,7 @@ class SavedAdapter:
 def write_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write the model's adapter.  The base is named by its folder, in full if it is on this machine."""
     if not lora.lora_layers(model):
-        write_peft_adapter(model, folder)
+        peft_layers.write_peft_adapter(model, folder)
         return
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in written_tensors(model).items()}
@@ -118,7 +108,7 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
     adapted = lora.lora_layers(model)
     first = next(iter(adapted.values())).options
     base = model.name_or_path or ""
-    by_weight = named_by_weight(model, adapted)
+    by_weight = peft_layers.named_by_weight(model, adapted)
     named = {name: peft_name(model, name) + (WEIGHT if name in by_weight else "") for name in adapted}
     experts = [name for name, layer in adapted.items() if isinstance(layer, lora.LoraExperts)]
     for name in experts:
@@ -202,7 +192,7 @@ def plain_lora(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, 
 
 def unread_reason(model: PreTrainedModel) -> str | None:
     """Why the peft adapter that a model trains could not be loaded from its folder here; None if it could."""
-    name, held = trained_adapter(model)
+    name, held = peft_layers.trained_adapter(model)
     if name is None:
         return None
     settings = cast(Any, model).peft_config[name].to_dict()
@@ -267,7 +257,7 @@ def of_text_part(model: PreTrainedModel, saved: SavedAdapter, where: str) -> Sav
 
     peft adds those for `all-linear`, and text does not train them: B stays 0.  Raises UserError if it was trained.
     """
-    if not wrapper_of(model).outside:
+    if not peft_layers.wrapper_of(model).outside:
         return saved
     here = dict(model.named_modules())
     outside = [layer for layer in saved.layers if text_model_name(model, layer) == layer and layer not in here]

@@ -6,13 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from posttrain.models.adapters.adaptable import (
-    expert_matrices,
-    is_4_bit,
-    linear_layers,
-    num_parameters,
-    share_of_linear_layers,
-)
+from posttrain.models.adapters import adaptable
 from posttrain.models.adapters.lora import LoraExperts, LoraLinear, lora_layers
 from posttrain.models.adapters.peft_layers import wrapper_of
 from posttrain.models.context import changes_at, num_embeddings, own_context
@@ -30,7 +24,7 @@ WRAPPER_GAP = 0.1
 def model_lines(policy: Policy, name: str) -> list[str]:
     """Size, arithmetic and forward pass of a policy."""
     model = policy.model
-    total = num_parameters(model)
+    total = adaptable.num_parameters(model)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     part = "" if trained == total else f" ({trained / 1e6:.2f} M trained)"
     held = {parameter.dtype for parameter in model.parameters()}
@@ -60,7 +54,7 @@ def adapter_lines(policy: Policy, options: OptimizerOptions) -> list[str]:
         return []
     trained = sum(parameter.numel() for parameter in policy.model.parameters() if parameter.requires_grad)
     first = next(iter(layers.values())).options
-    quantized = [layer for layer in policy.model.modules() if is_4_bit(layer)]
+    quantized = [layer for layer in policy.model.modules() if adaptable.is_4_bit(layer)]
     dtype = type_name(policy.compute_dtype)
     in_4_bits = f", {len(quantized)} layers of it in nf4 (scales quantised too), products in {dtype}"
     default = f"{options.default_rate * RATE_OF_ADAPTERS:g}, of a whole model {options.default_rate:g}"
@@ -80,15 +74,15 @@ def left_out_lines(policy: Policy, layers: Mapping[str, LoraLinear]) -> list[str
     if ALL_LINEAR not in next(iter(layers.values())).options.targets:
         return []
     lines = []
-    names = [name for name in linear_layers(policy.model) if name not in layers]
+    names = [name for name in adaptable.linear_layers(policy.model) if name not in layers]
     without = Counter(re.split(r"(?:^|\.)\d+\.", name, maxsplit=1)[-1] for name in names)  # inside its decoder layer
     if without:
         kinds = ", ".join(f"{name} ({count})" for name, count in without.items())
         lines.append(f"           without one, as an adapter there would not work as one: {kinds}")
-    experts = sum(matrix.numel() for matrix in expert_matrices(policy.model).values())
+    experts = sum(matrix.numel() for matrix in adaptable.expert_matrices(policy.model).values())
     if experts and not any(isinstance(layer, LoraExperts) for layer in layers.values()):
         linear = sum(layer.lora_A.shape[1] * layer.lora_B.shape[0] for layer in layers.values())
-        share = share_of_linear_layers(linear, experts)
+        share = adaptable.share_of_linear_layers(linear, experts)
         lines.append(
             f"           all-linear is {share:.0%} of the matrix weights here; the experts are the rest, with none"
             " (model.adapter.targets: [all-linear, experts])"
