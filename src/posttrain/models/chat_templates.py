@@ -207,10 +207,8 @@ def require_template(tokenizer: PreTrainedTokenizerBase, id: str) -> None:
     """Refuse messages of the prompt `id` if there is no template for them."""
     template = tokenizer.chat_template
     if isinstance(template, dict) and "default" not in template:
-        raise UserError(
-            f"the model's tokenizer has chat templates named {', '.join(template)}, and none named default.  Write one"
-            " of them into a file, and set model.chat_template to it."
-        )
+        fault = f"the model's tokenizer has chat templates named {', '.join(template)}, and none named default"
+        raise UserError(f"{fault}.  Write one of them into a file, and set model.chat_template to it.")
     if not template:
         name = tokenizer.name_or_path or type(tokenizer).__name__
         raise UserError(f"prompt {id!r} is a list of messages, but the model's tokenizer ({name}){NO_TEMPLATE}.")

@@ -97,7 +97,5 @@ def require_embeddings(tokens: Sequence[int], rows: int, tokenizer: PreTrainedTo
         return
     unknown = last if least >= 0 else least
     text = f" ({tokenizer.decode([unknown])!r})" if 0 <= unknown < len(tokenizer) else ""
-    raise UserError(
-        f"{where}: the tokenizer's token {unknown}{text} has no row in the model's embedding, which has {rows}.  Remove"
-        " that text, or use the tokenizer that the model was trained with."
-    )
+    fault = f"the tokenizer's token {unknown}{text} has no row in the model's embedding, which has {rows}"
+    raise UserError(f"{where}: {fault}.  Remove that text, or use the tokenizer that the model was trained with.")

@@ -126,10 +126,8 @@ class Masking:
             raise UserError(f"{conversation.where}: nothing to learn: its last turn is marked as not learned.")
         if number != last:
             role = conversation.messages[-1]["role"]
-            raise UserError(
-                f"{conversation.where}: ends with a message of the role {role}, not with an answer.  Remove it, or set"
-                " sft.loss_on: assistant to learn all turns."
-            )
+            fault = f"{conversation.where}: ends with a message of the role {role}, not with an answer"
+            raise UserError(f"{fault}.  Remove it, or set sft.loss_on: assistant to learn all turns.")
         opened, whole = self._text(conversation, number, open_answer=True), self._text(conversation, number + 1)
         before = self.renderer.tokens(opened, conversation.where)
         written, text = whole.removeprefix(opened), turn_text(conversation, number, opened)

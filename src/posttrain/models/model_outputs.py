@@ -66,10 +66,8 @@ def cache_refusal(model: PreTrainedModel) -> str | None:
 def enable_recomputation(model: PreTrainedModel) -> None:
     """Turn on gradient checkpointing: training keeps only the input of each layer, and computes the rest again."""
     if not recomputable_layers(model):
-        raise UserError(
-            f"model.gradient_checkpointing: the layers of a {type(model).__name__} cannot be computed again.  Remove"
-            " it; a smaller update.tokens_per_microbatch also saves memory."
-        )
+        fault = f"model.gradient_checkpointing: the layers of a {type(model).__name__} cannot be computed again"
+        raise UserError(f"{fault}.  Remove it; a smaller update.tokens_per_microbatch also saves memory.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about a later name
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -195,10 +193,8 @@ def require_output_layer(model: PreTrainedModel) -> None:
     """Raise UserError if log-probs cannot be computed from the output layer's matrix, with the remedy for the cause."""
     head = model.get_output_embeddings()
     if head is None:
-        raise UserError(
-            f"model: a {type(model).__name__} has no output layer, so it is not a causal language model.  Give one that"
-            " AutoModelForCausalLM makes."
-        )
+        fault = f"a {type(model).__name__} has no output layer, so it is not a causal language model"
+        raise UserError(f"model: {fault}.  Give one that AutoModelForCausalLM makes.")
     altered = alteration(head)
     if type(head) is nn.Linear and altered is None:
         return

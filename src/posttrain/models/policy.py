@@ -99,10 +99,8 @@ class Policy:
             refusal = shared_prompt_refusal(model) if type(forward) is SharedPromptForward else None
             faults[:0] = [] if refusal is None else [refusal]
         if faults:
-            raise UserError(
-                f"policy: its model has changed since the policy was made: {faults[0]}.  Make the policy again after"
-                " that, by posttrain.as_policy(policy.model, policy.tokenizer)."
-            )
+            remedy = "Make the policy again after that, by posttrain.as_policy(policy.model, policy.tokenizer)."
+            raise UserError(f"policy: its model has changed since the policy was made: {faults[0]}.  {remedy}")
         if isinstance(forward, SharedPromptForward | PlainForward):
             require_output_layer(model)
 
@@ -210,10 +208,8 @@ def united_stop_ids(named: Iterable[int | Sequence[int] | None], model: str) -> 
         if each is not None:
             ids.update([each] if isinstance(each, int) else each)
     if not ids:
-        raise UserError(
-            f"{model}: neither its config nor its tokenizer names an end-of-text token, so completions could not stop."
-            "  Set model.stop_tokens, or eos_token_id in generation_config.json."
-        )
+        fault = "neither its config nor its tokenizer names an end-of-text token, so completions could not stop"
+        raise UserError(f"{model}: {fault}.  Set model.stop_tokens, or eos_token_id in generation_config.json.")
     return tuple(sorted(ids))
 
 

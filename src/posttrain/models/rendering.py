@@ -81,10 +81,8 @@ class TokenizerRenderer:
             (text + prefill).encode("utf-8")
         except UnicodeEncodeError as error:  # JSON allows it, and neither tokenizers nor UTF-8 files do
             half, after = (text + prefill)[error.start], (text + prefill)[error.end :][:20]
-            raise UserError(
-                f"prompt {id!r}: half of a surrogate pair, {half!a}, before {after!a} is not a character.  Correct the"
-                " text, or remove the row."
-            ) from error
+            fault = f"half of a surrogate pair, {half!a}, before {after!a} is not a character"
+            raise UserError(f"prompt {id!r}: {fault}.  Correct the text, or remove the row.") from error
         tokens = self.tokens(text + prefill, f"prompt {id!r}")
         if messages is None and tokens[: len(self.prefix)] != self.prefix:
             tokens = self.prefix + tokens

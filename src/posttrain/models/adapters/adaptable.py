@@ -187,10 +187,8 @@ def bitsandbytes() -> ModuleType:
     try:
         import bitsandbytes as library
     except ImportError as error:
-        raise UserError(
-            f"model.quantization = {NF4}: bitsandbytes is not installed ({error}).  Run pip install 'posttrain[qlora]',"
-            " or remove model.quantization."
-        ) from error
+        fault = f"model.quantization = {NF4}: bitsandbytes is not installed ({error})"
+        raise UserError(f"{fault}.  Run pip install 'posttrain[qlora]', or remove model.quantization.") from error
     finally:
         log.setLevel(level)
     made: ModuleType = library
@@ -215,10 +213,8 @@ def quantize(
         assert compute_dtype == torch.bfloat16, "the packed kernel computes in bfloat16"
     names = [name for name, layer in adaptable_layers(model).items() if type(layer) is nn.Linear]
     if not names:
-        raise UserError(
-            f"model.quantization = {NF4}: the model's family ({model.config.model_type}) has no torch.nn.Linear to"
-            " quantise.  Remove model.quantization."
-        )
+        fault = f"the model's family ({model.config.model_type}) has no torch.nn.Linear to quantise"
+        raise UserError(f"model.quantization = {NF4}: {fault}.  Remove model.quantization.")
     for name in names:
         layer = cast(nn.Linear, model.get_submodule(name))
         layer.weight.requires_grad_(False)

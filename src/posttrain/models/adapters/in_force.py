@@ -200,7 +200,5 @@ def require_mergeable(model: PreTrainedModel) -> None:
     found |= {name: "is of a module that is saved whole" for name in model.state_dict() if ".modules_to_save." in name}
     faults = [f"{name} {fault}" for name, fault in found.items() if fault is not None]
     if faults:
-        raise UserError(
-            f"model.adapter.save: {faults[0]}, which cannot be merged here.  Save only the adapter, and merge it with"
-            " peft's merge_and_unload()."
-        )
+        remedy = "Save only the adapter, and merge it with peft's merge_and_unload()."
+        raise UserError(f"model.adapter.save: {faults[0]}, which cannot be merged here.  {remedy}")

@@ -312,10 +312,8 @@ class LoraExperts(LoraLinear):
 
     @property
     def weight(self) -> Tensor:
-        raise UserError(
-            f"model.adapter.targets: the model reads {self.name} itself instead of calling the experts, so an adapter"
-            " would have no effect.  Remove experts from the targets."
-        )
+        fault = f"the model reads {self.name} itself instead of calling the experts, so an adapter would have no effect"
+        raise UserError(f"model.adapter.targets: {fault}.  Remove experts from the targets.")
 
     def __getattr__(self, name: str) -> Any:
         try:

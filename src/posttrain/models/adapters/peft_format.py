@@ -150,10 +150,8 @@ def read_adapter(folder: Path) -> SavedAdapter:
         settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(
-            f"{where}: the adapter cannot be read ({error}).  It needs {ADAPTER_CONFIG} and {WEIGHTS}, as peft saves"
-            " them."
-        ) from error
+        fault = f"the adapter cannot be read ({error})"
+        raise UserError(f"{where}: {fault}.  It needs {ADAPTER_CONFIG} and {WEIGHTS}, as peft saves them.") from error
     if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
         kind = settings.get("peft_type") if isinstance(settings, dict) else None
         raise UserError(f"{where}: its adapter is of type {kind}, and only LORA is read.  Merge it with peft first.")
@@ -183,10 +181,8 @@ def plain_lora(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, 
         if not name.startswith(PREFIX) or name.removesuffix(WEIGHT).rpartition(".")[2] not in (lora.DOWN, lora.UP):
             faults.append(f"{name} in {WEIGHTS}")
     if faults:
-        raise UserError(
-            f"{where}: its adapter is more than plain LoRA: it has {faults[0]}.  Merge it with peft first, or give the"
-            " model object in Python to posttrain.as_policy."
-        )
+        remedy = "Merge it with peft first, or give the model object in Python to posttrain.as_policy."
+        raise UserError(f"{where}: its adapter is more than plain LoRA: it has {faults[0]}.  {remedy}")
     return SavedAdapter(folder=folder, settings=settings, tensors=made)
 
 
@@ -263,10 +259,8 @@ def of_text_part(model: PreTrainedModel, saved: SavedAdapter, where: str) -> Sav
     outside = [layer for layer in saved.layers if text_model_name(model, layer) == layer and layer not in here]
     trained = [layer for layer in outside if saved.tensors.get(f"{layer}.{lora.UP}", torch.ones(1)).any()]
     if trained:
-        raise UserError(
-            f"{where}: its adapter has trained {trained[0]}, which is outside the text part of its base {saved.base}."
-            "  Merge the adapter with peft first."
-        )
+        fault = f"its adapter has trained {trained[0]}, which is outside the text part of its base {saved.base}"
+        raise UserError(f"{where}: {fault}.  Merge the adapter with peft first.")
     kept = {name: each for name, each in saved.tensors.items() if name.rpartition(".")[0] not in outside}
     return replace(saved, tensors=kept)
 
@@ -277,10 +271,8 @@ def fill(made: lora.LoraLinear, layer: str, saved: SavedAdapter, where: str) -> 
         given = saved.tensors.get(f"{layer}.{which}")
         if given is None or given.shape != parameter.shape:
             shape = "missing" if given is None else f"of shape {[*given.shape]}"
-            raise UserError(
-                f"{where}: {layer}.{which} is {shape}, and its base {saved.base} needs {[*parameter.shape]}.  Write the"
-                f" folder of its base into {ADAPTER_CONFIG}."
-            )
+            fault = f"{layer}.{which} is {shape}, and its base {saved.base} needs {[*parameter.shape]}"
+            raise UserError(f"{where}: {fault}.  Write the folder of its base into {ADAPTER_CONFIG}.")
         parameter.data.copy_(given)
 
 
@@ -300,6 +292,5 @@ def require_same_adapter(
             targets = ", ".join(options.targets)
             fault = f"targets = {targets}: the adapter in {saved.folder} differs in {min(differing)}"
     if fault:
-        raise UserError(
-            f"model.adapter.{fault}.  Remove model.adapter to continue that adapter, or start from its base."
-        )
+        remedy = "Remove model.adapter to continue that adapter, or start from its base."
+        raise UserError(f"model.adapter.{fault}.  {remedy}")

@@ -142,10 +142,8 @@ def require_whole_adapter(model: PreTrainedModel) -> None:
         return
     merged = [name for name, layer in peft_layers(model).items() if cast(Any, layer).merged]
     if merged:
-        raise UserError(
-            f"policy: the adapter of {merged[0]} is merged into its weights, so it would get no gradient.  Call the"
-            " PeftModel's unmerge_adapter() first."
-        )
+        fault = f"the adapter of {merged[0]} is merged into its weights, so it would get no gradient"
+        raise UserError(f"policy: {fault}.  Call the PeftModel's unmerge_adapter() first.")
     name, held = trained_adapter(model)
     own = {id(each) for each in held.values()}
     others = [each for each, parameter in trained.items() if id(parameter) not in own]

@@ -69,10 +69,8 @@ def classifier_files(options: RewardModelOptions) -> Path:
     config = folder_kinds.checked_config(folder, where, trusted=trusted, option=option, causal=False)
     made_as = folder_kinds.architecture_name(config)
     if made_as.endswith(CAUSAL_HEADS) and not options.untrained_head:
-        raise UserError(
-            f"{where}: {made_as} is a language model, whose scoring head would be random.  Give a trained sequence"
-            " classifier (…ForSequenceClassification), or set untrained_head: true."
-        )
+        remedy = "Give a trained sequence classifier (…ForSequenceClassification), or set untrained_head: true."
+        raise UserError(f"{where}: {made_as} is a language model, whose scoring head would be random.  {remedy}")
     return folder
 
 
@@ -111,15 +109,11 @@ def require_classifier_weights(model: PreTrainedModel, lacking: list[str], where
     heads = {name: each for name, each in model.named_parameters() if not name.startswith(body)}
     broken = [name for name, each in heads.items() if not each.isfinite().all()]
     if broken:
-        raise UserError(
-            f"{where}: its head cannot score: {broken[0]} holds NaN or infinity.  Give a folder whose training did not"
-            " diverge."
-        )
+        fault = f"its head cannot score: {broken[0]} holds NaN or infinity"
+        raise UserError(f"{where}: {fault}.  Give a folder whose training did not diverge.")
     if lacking and not untrained_head:
-        raise UserError(
-            f"{where}: its head is not trained: {', '.join(lacking)} would be random.  Give a folder that was"
-            " saved after training, or set untrained_head: true."
-        )
+        remedy = "Give a folder that was saved after training, or set untrained_head: true."
+        raise UserError(f"{where}: its head is not trained: {', '.join(lacking)} would be random.  {remedy}")
 
 
 def classifier_errors(where: str) -> AbstractContextManager[None]:
@@ -212,10 +206,8 @@ def classifier_scores(model: PreTrainedModel, *, pad_id: int | None, where: str)
         expected = [alone(model, row) for row in rows]
     if any(logits.ndim != 2 for logits in expected):
         shape = [*expected[0].shape]
-        raise UserError(
-            f"{where}: {type(model).__name__} returns numbers of shape {shape} for one text, not one per label.  Give a"
-            " model for sequence classification."
-        )
+        fault = f"{type(model).__name__} returns numbers of shape {shape} for one text, not one per label"
+        raise UserError(f"{where}: {fault}.  Give a model for sequence classification.")
     batched = [] if score_layer(model) is None else [ScoreReading.LAST_TOKEN]
     for reading in (*batched, ScoreReading.OWN_FORWARD):
         scores = ClassifierScores(model, pad_id, reading)
@@ -300,10 +292,8 @@ def scored_body(policy: Policy, path: str, *, option: str) -> ScoredBody:
     head = score_layer(classifier)
     if head is None or head.out_features != 1:
         has = "another head" if head is None else f"{head.out_features} of them"
-        raise UserError(
-            f"{where}: {type(classifier).__name__} has {has}.  A critic starts from a reward model of one number, read"
-            " at a decoder's last token."
-        )
+        fault = f"{where}: {type(classifier).__name__} has {has}"
+        raise UserError(f"{fault}.  A critic starts from a reward model of one number, read at a decoder's last token.")
     if stays_quantised(classifier) or any(is_4_bit(layer) for layer in classifier.modules()):
         raise UserError(f"{where}: its weights are stored quantised.  Give the model that it was quantised from.")
     mine, theirs, pad = policy.tokenizer.get_vocab(), tokenizer.get_vocab(), str(tokenizer.pad_token)

@@ -204,10 +204,8 @@ class ClassifierText:
                 return [*self.masking.completion(plain, self.as_plain(completion)).tokens]
             return token_ids(self.tokenizer, prompt + self.as_plain(completion), special=True)
         if not self.renderer.template:
-            raise UserError(
-                f"{self.where}: the prompt is a conversation, and the reward model's tokenizer has no chat template. "
-                " Set the reward's chat_template to a file with one, or prompt_format: plain."
-            )
+            fault = f"{self.where}: the prompt is a conversation, and the reward model's tokenizer has no chat template"
+            raise UserError(f"{fault}.  Set the reward's chat_template to a file with one, or prompt_format: plain.")
         assert isinstance(prompt, Sequence), prompt
         assert isinstance(completion, Sequence), completion
         answer = [{**message, "content": self.as_plain(message["content"])} for message in completion]

@@ -34,10 +34,8 @@ def base_options(options: ModelOptions, saved: SavedAdapter) -> ModelOptions:
         below = replace(options, path=path, adapter=adapter, quantization=quantization)
         below.require_folder()
     except UserError as error:
-        raise UserError(
-            f"base_model_name_or_path in {saved.folder / ADAPTER_CONFIG}: the adapter's base cannot be loaded. "
-            f" {error}  If it has moved, write its new folder there."
-        ) from error
+        fault = f"base_model_name_or_path in {saved.folder / ADAPTER_CONFIG}: the adapter's base cannot be loaded"
+        raise UserError(f"{fault}.  {error}  If it has moved, write its new folder there.") from error
     return below
 
 

@@ -98,9 +98,8 @@ def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
         found = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
         if not found:
             some = ", ".join(name for name, _ in (*named[:2], *named[-2:]))
-            raise UserError(
-                f"model.frozen: no parameter is named {pattern}.  Use names such as {some}, or patterns with *."
-            )
+            fault = f"no parameter is named {pattern}"
+            raise UserError(f"model.frozen: {fault}.  Use names such as {some}, or patterns with *.")
         for parameter in found:
             parameter.requires_grad_(False)
     if patterns and not any(parameter.requires_grad for _, parameter in named):

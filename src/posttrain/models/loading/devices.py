@@ -17,10 +17,8 @@ def chosen_device(name: str, option: str = "model.device") -> torch.device:
 def require_device_of(policy_device: torch.device, wanted: str) -> None:
     """Refuse a recipe's device for a model object that is on another one."""
     if wanted not in ("auto", policy_device.type):
-        raise UserError(
-            f"model.device = {wanted}: the given policy is on {policy_device}.  Use model.to({wanted!r}) before"
-            " posttrain.as_policy, or leave model.device at auto."
-        )
+        remedy = f"Use model.to({wanted!r}) before posttrain.as_policy, or leave model.device at auto."
+        raise UserError(f"model.device = {wanted}: the given policy is on {policy_device}.  {remedy}")
 
 
 def idle_gpu_lines(policy_device: torch.device, *, gpu: bool) -> list[str]:

@@ -51,10 +51,8 @@ def checked_config(
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         adapter = read_json(folder / "adapter_config.json", where)
         kind, base = adapter.get("peft_type", "unknown"), adapter.get("base_model_name_or_path") or "an unnamed model"
-        raise UserError(
-            f"{where}: an adapter of peft ({kind}, over {base}), not a whole model.  Merge it into its base with peft's"
-            " merge_and_unload."
-        )
+        remedy = "Merge it into its base with peft's merge_and_unload."
+        raise UserError(f"{where}: an adapter of peft ({kind}, over {base}), not a whole model.  {remedy}")
     config = read_json(folder / "config.json", where)
     for fault in folder_faults(folder, config, trusted=trusted, option=option, attention=attention, causal=causal):
         raise UserError(f"{where}: {fault}")
@@ -159,10 +157,8 @@ def bundled_folder(path: str = BUNDLED) -> Path:
     name = BUNDLED_MODELS[path]
     folder = Path(str(files("posttrain") / "assets" / name))
     if not (folder / "model.safetensors").is_file():
-        raise UserError(
-            f"model.path = {path}: the bundled model is missing ({folder}).  Reinstall, or make it with"
-            f" `posttrain sft {name}` and copy RUN/model there."
-        )
+        fault = f"model.path = {path}: the bundled model is missing ({folder})"
+        raise UserError(f"{fault}.  Reinstall, or make it with `posttrain sft {name}` and copy RUN/model there.")
     return folder
 
 

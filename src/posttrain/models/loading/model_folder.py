@@ -104,10 +104,8 @@ def located_model(options: ModelOptions) -> LocatedModel:
     folder = located_folder(base)
     found = folder_kinds.quantisation(folder, path_option(base))
     if found is not None and options.quantization is not None:
-        raise UserError(
-            f"model.quantization = {options.quantization}: the weights in {base.path} are quantised already ({found})."
-            "  Leave model.quantization out."
-        )
+        fault = f"the weights in {base.path} are quantised already ({found})"
+        raise UserError(f"model.quantization = {options.quantization}: {fault}.  Leave model.quantization out.")
     if found is not None:
         base = replace(base, quantization=None)
     return LocatedModel(folder=folder, base=base, saved=saved, quantisation=found)
@@ -250,10 +248,8 @@ def loaded_config(folder: Path, options: ModelOptions) -> PreTrainedConfig:
     """The config of a folder.  Raises UserError for a family that cannot be loaded, or an unknown attention."""
     known = {"auto", "eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()}
     if options.attn_implementation not in known:
-        raise UserError(
-            f"model.attn_implementation = {options.attn_implementation}: unknown to transformers.  Use one of"
-            f" {', '.join(sorted(known))}."
-        )
+        fault = f"model.attn_implementation = {options.attn_implementation}: unknown to transformers"
+        raise UserError(f"{fault}.  Use one of {', '.join(sorted(known))}.")
     with load_errors(options):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
         construction.require_causal_config(config, path_option(options))
@@ -284,10 +280,8 @@ def loaded_tokenizer(base: Path, options: ModelOptions, saved: SavedAdapter | No
     if saved is not None and folder == base:
         tokenizer.chat_template = adapter_folder.adapter_template(saved.folder) or tokenizer.chat_template
     if not tokenizer("a", add_special_tokens=False)["input_ids"]:
-        raise UserError(
-            f"{path_option(options)}: its tokenizer has no token for the letter a.  Copy tokenizer.json and"
-            " tokenizer_config.json into the folder, from the original model."
-        )
+        remedy = "Copy tokenizer.json and tokenizer_config.json into the folder, from the original model."
+        raise UserError(f"{path_option(options)}: its tokenizer has no token for the letter a.  {remedy}")
     return adapter_folder.with_chat_template(cast(PreTrainedTokenizerBase, tokenizer), options.chat_template)
 
 
