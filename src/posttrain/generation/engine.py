@@ -192,8 +192,8 @@ def sample_all(
     engine: Engine,
     continuations: Sequence[Continuation],
     request: Request,
-    advance: Advance = lambda count: None,
-    look_seconds: float | None = None,
+    advance: Advance,
+    look_seconds: float | None,
 ) -> list[Sampled]:
     """The result of each continuation, in their order."""
     found: dict[tuple[int, int], Sampled] = {}

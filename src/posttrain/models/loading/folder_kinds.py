@@ -81,10 +81,8 @@ def folder_faults(
     if not has_weights(folder):
         others = [whose for pattern, whose in OTHER_WEIGHTS.items() if any(folder.glob(pattern))]
         found = f"; those in it are {' and '.join(others)}, which are not read" if others else ""
-        yield (
-            f"the folder holds no weights, or not all that its index names{found}.  It needs model.safetensors, or all"
-            " of its parts."
-        )
+        fault = f"the folder holds no weights, or not all that its index names{found}"
+        yield f"{fault}.  It needs model.safetensors, or all of its parts."
     if not has_tokenizer(folder):  # transformers would make one that knows no text
         yield "the folder holds no tokenizer.  Copy tokenizer.json and tokenizer_config.json of the original model."
 
