@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
+from posttrain.models import model_outputs
 from posttrain.models.adapters.adaptable import CANNOT_READ
 from posttrain.models.adapters.lora import PeftDropout
 from posttrain.models.adapters.peft_layers import adapted_names, torch_dropouts
@@ -27,13 +28,6 @@ from posttrain.models.forward import (
     PlainForward,
     SharedPromptForward,
     next_logits,
-)
-from posttrain.models.model_outputs import (
-    OutputLayer,
-    cache_refusal,
-    output_layer_of,
-    release_inputs,
-    require_output_layer,
 )
 from posttrain.models.shared_prompt.families import shared_prompt_refusal
 
@@ -70,8 +64,8 @@ class Policy:
         return context_of(self.model.config, self.context)
 
     @property
-    def output_layer(self) -> OutputLayer:
-        return output_layer_of(self.model, self.compute_dtype)
+    def output_layer(self) -> model_outputs.OutputLayer:
+        return model_outputs.output_layer_of(self.model, self.compute_dtype)
 
     @property
     def num_logits(self) -> int:
@@ -102,7 +96,7 @@ class Policy:
             remedy = "Make the policy again after that, by posttrain.as_policy(policy.model, policy.tokenizer)."
             raise UserError(f"policy: its model has changed since the policy was made: {faults[0]}.  {remedy}")
         if isinstance(forward, SharedPromptForward | PlainForward):
-            require_output_layer(model)
+            model_outputs.require_output_layer(model)
 
     def copy(self) -> "Policy":
         """The policy with its own weights, through the same forward pass."""
@@ -136,8 +130,8 @@ def as_policy(
     Raises UserError for a model whose logits are not those of one linear layer, optionally soft-capped or scaled.
     """
     model = without_wrapper(model)
-    require_output_layer(model)
-    release_inputs(model)
+    model_outputs.require_output_layer(model)
+    model_outputs.release_inputs(model)
     model.eval()
     for name, adapter, dropout in torch_dropouts(model):  # which would not drop by token
         cast(Any, model.get_submodule(name)).lora_dropout[adapter] = PeftDropout(dropout.p, name).eval()
@@ -154,7 +148,7 @@ def as_policy(
         compute_dtype=compute_dtype,
         forward=chosen(model, compute_dtype),
         forward_reason=reason,
-        cache_refusal=None if reason is None else cache_refusal(model),
+        cache_refusal=None if reason is None else model_outputs.cache_refusal(model),
         context=context,
     )
 
