@@ -24,8 +24,6 @@ from posttrain.models.shared_prompt.linear import Matrix, for_inference, linear
 
 GRAPH_BLOCK = 256
 """Cached tokens that a captured step attends to are a multiple of this."""
-WARM_UPS = 2
-"""Runs before a capture, so that libraries have made their workspaces."""
 
 
 class KeyValueSlots:
@@ -292,7 +290,7 @@ def captured(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
+        for _ in range(2):  # so that libraries have made their workspaces
             compute()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()

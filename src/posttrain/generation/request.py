@@ -14,9 +14,6 @@ from numpy import ndarray
 from posttrain.options.rollout import SamplingParams
 from posttrain.records import Alternatives, Finish
 
-NUMBERS_PER_BLOCK = 4
-"""Philox4x64 turns one counter into this many 64-bit numbers."""
-
 
 @dataclass(frozen=True, slots=True)
 class StreamKey:
@@ -52,7 +49,7 @@ def uniform_table(
     table = np.empty((len(rows), count))
     draw_uniforms = np.random.Generator(generator).random
     for row, (draw, sample, start) in zip(table, rows, strict=True):
-        block, skipped = divmod(start, NUMBERS_PER_BLOCK)
+        block, skipped = divmod(start, 4)  # Philox4x64 turns one counter into four numbers
         counter[:] = (block, draw, sample, 0)
         generator.state = state  # its buffer is marked as used up, so nothing of the last row remains
         if skipped:

@@ -10,7 +10,6 @@ from typing import Any
 
 from posttrain.errors import UserError
 
-BETWEEN_MESSAGES = "\n\n"
 ASSISTANT = "assistant"
 SHAREGPT_ROLES: Mapping[object, str] = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -104,7 +103,7 @@ def content_text(content: object, where: str) -> str:
 
 def as_plain_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """The contents without roles, separated by empty lines, for a model without a template."""
-    return BETWEEN_MESSAGES.join(str(message["content"]) for message in messages)
+    return "\n\n".join(str(message["content"]) for message in messages)
 
 
 def plain_answer(answer: str | Sequence[Mapping[str, Any]], where: str) -> str:

@@ -49,8 +49,6 @@ from posttrain.options.reward import RewardModelOptions
 
 CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the names of classes that write and do not score."""
-HEAD_SEED = 0
-"""Draws an untrained head."""
 
 
 def classifier_files(options: RewardModelOptions) -> Path:
@@ -83,7 +81,7 @@ def loaded_classifier(folder: Path, options: RewardModelOptions) -> tuple[PreTra
     given: dict[str, Any] = {"dtype": dtype, **({"num_labels": 1} if causal else {})}
     trusted = {"trust_remote_code": options.trust_remote_code}
     with classifier_errors(where), construction.ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(HEAD_SEED)
+        torch.manual_seed(0)  # draws an untrained head
         model, lacking, _ = construction.loaded(AutoModelForSequenceClassification, folder, **given, **trusted)
         tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)
     require_classifier_weights(model, lacking, where, untrained_head=options.untrained_head)

@@ -39,7 +39,6 @@ from posttrain.models.rendering import TokenizerRenderer, token_ids
 
 HEAD = "score.weight"
 LABEL = "reward"
-NEW_PAD = "[PAD]"
 READING = "reading"
 """The key of config.json that says how texts are read."""
 OTHER_FAMILY = "Use a model of another family, such as Llama, Qwen, Gemma or GPT-2."
@@ -90,7 +89,7 @@ def save_classifier(scorer: TextScorer, folder: Path, reading: TextReading, card
         if tokenizer.bos_token_id is not None and tokenizer.bos_token_id not in ends:
             tokenizer.pad_token = tokenizer.bos_token
         else:
-            tokenizer.add_special_tokens({"pad_token": NEW_PAD})
+            tokenizer.add_special_tokens({"pad_token": "[PAD]"})
     pad = int(tokenizer.pad_token_id)
     stop = tokenizer.eos_token_id if tokenizer.eos_token_id in reading.stop_token_ids else reading.stop_token_ids[0]
     appends = reading.plain and append_to_texts(tokenizer, stop)

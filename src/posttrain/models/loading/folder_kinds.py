@@ -29,8 +29,6 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.j
 OTHER_WEIGHTS = {"*.gguf": "llama.cpp's", "*.msgpack": "Flax's", "*.h5": "TensorFlow's", "*.onnx": "ONNX's"}
 IN_4_BITS, DEQUANTISED_AT_LOAD = "bitsandbytes load_in_4bit", "mxfp4"
 """Kinds of stored quantisation (`quantisation`) whose weights are whole again when they are saved."""
-CLASSIFIER = "ForSequenceClassification"
-"""Ending of the names of transformers' classes that score a text."""
 NO_CAUSAL_HEADS = (
     *("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice"),
     *("PreTraining", "ImageClassification", "CTC", "RewardModel"),
@@ -91,7 +89,7 @@ def is_classifier_folder(folder: Path) -> bool:
     """Whether a local folder is of a model for sequence classification, by its config.json."""
     if not (folder / "config.json").is_file():
         return False
-    return architecture_name(read_json(folder / "config.json", str(folder))).endswith(CLASSIFIER)
+    return architecture_name(read_json(folder / "config.json", str(folder))).endswith("ForSequenceClassification")
 
 
 def architecture_name(config: Mapping[str, Any]) -> str:
