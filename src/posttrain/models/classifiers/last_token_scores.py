@@ -25,16 +25,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.errors import UserError
 from posttrain.models.adapters.adaptable import compute_unpacked_in, is_4_bit, quantize, stays_quantised
@@ -83,7 +77,7 @@ def loaded_classifier(folder: Path, options: RewardModelOptions) -> tuple[PreTra
     with classifier_errors(where), construction.ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # draws an untrained head
         model, lacking, _ = construction.loaded(AutoModelForSequenceClassification, folder, **given, **trusted)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trusted)
     require_classifier_weights(model, lacking, where, untrained_head=options.untrained_head)
     model.requires_grad_(False).eval()
     if folder_kinds.quantisation(folder, where) is not None:
@@ -140,7 +134,7 @@ def classifier_bytes(options: RewardModelOptions, *, on_cuda: bool) -> int:
     if folder_kinds.quantisation(folder, where) is not None:
         return sum(file.stat().st_size for file in folder.glob(folder_kinds.SAFE_WEIGHTS))
     with classifier_errors(where), construction.ONE_AT_A_TIME, torch.device("meta"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
         model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=options.trust_remote_code)
     width: int = chosen_type(options, torch.device("cuda" if on_cuda else "cpu")).itemsize
     parameters: int = sum(each.numel() for each in model.parameters())
@@ -316,7 +310,7 @@ def with_output_layer(classifier: PreTrainedModel) -> PreTrainedModel:
     if hasattr(config, READING):
         delattr(config, READING)
     with construction.ONE_AT_A_TIME, torch.device("meta"):
-        made: Any = AutoModelForCausalLM.from_config(config)
+        made: Any = transformers.AutoModelForCausalLM.from_config(config)
     body = cast(PreTrainedModel, classifier.base_model)
     setattr(made, made.base_model_prefix, body)
     made.tie_weights()

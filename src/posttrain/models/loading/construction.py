@@ -17,7 +17,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]  # of a pickle it refuses
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
@@ -140,6 +140,11 @@ def linear_matrices(model: nn.Module) -> list[Tensor]:
 def is_wrapper(config: PreTrainedConfig) -> bool:
     """Whether a config is of a model with a text part among others."""
     return config.get_text_config(decoder=True) is not config
+
+
+def auto_class(config: PreTrainedConfig) -> Any:
+    """transformers' class that loads a causal language model, or a model with one as its text part."""
+    return AutoModelForImageTextToText if is_wrapper(config) else AutoModelForCausalLM
 
 
 def require_causal_config(config: PreTrainedConfig, where: str) -> None:

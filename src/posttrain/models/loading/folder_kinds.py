@@ -183,20 +183,9 @@ def hub_folder(name: str, revision: str = "", *, with_code: bool = False, option
         info = HfApi(endpoint=constants.ENDPOINT).model_info(name, revision=revision or None, timeout=SECONDS)
         safe = any(each.rfilename.endswith(".safetensors") for each in info.siblings or ())
         print(f"downloading {name} to {constants.HF_HUB_CACHE}", file=sys.stderr, flush=True)
-        return Path(
-            snapshot_download(
-                name,
-                revision=revision or None,
-                cache_dir=constants.HF_HUB_CACHE,
-                endpoint=constants.ENDPOINT,
-                allow_patterns=[
-                    *SMALL_FILES,
-                    SAFE_WEIGHTS if safe else PICKLED_WEIGHTS,
-                    *(["*.py"] if with_code else []),
-                ],
-                etag_timeout=SECONDS,
-            )
-        )
+        patterns = [*SMALL_FILES, SAFE_WEIGHTS if safe else PICKLED_WEIGHTS, *(["*.py"] if with_code else [])]
+        there = {"cache_dir": constants.HF_HUB_CACHE, "endpoint": constants.ENDPOINT, "etag_timeout": SECONDS}
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns, **there))
     except RevisionNotFoundError as error:
         raise UserError(f"{what}: the model has no revision {revision} on the hub.  Use another one.") from error
     except HfHubHTTPError as error:
@@ -205,11 +194,8 @@ def hub_folder(name: str, revision: str = "", *, with_code: bool = False, option
             f"the hub does not let you in ({status}): the model is private, gated or missing.  Accept its terms at"
             f" {constants.ENDPOINT}/{name}, then log in by `hf auth login` or set HF_TOKEN."
         )
-        known = {
-            401: terms,
-            403: terms,
-            404: f"neither a folder here nor a model of the hub ({constants.ENDPOINT}: 404).",
-        }
+        nowhere = f"neither a folder here nor a model of the hub ({constants.ENDPOINT}: 404)."
+        known = {401: terms, 403: terms, 404: nowhere}
         again = f"{constants.ENDPOINT} answers {status}.  Try again later.  {offline}"
         raise UserError(f"{what}: {known.get(status, again)}") from error
     except (HTTPError, OSError) as error:

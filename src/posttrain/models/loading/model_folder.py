@@ -7,17 +7,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
 from safetensors import safe_open
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.quantization_config import Mxfp4Config
 
@@ -78,8 +70,8 @@ def load_tokenizer(options: ModelOptions) -> tuple[PreTrainedTokenizerBase, tupl
     options, folder = located.base, located.folder
     config, tokenizer = loaded_config(folder, options), loaded_tokenizer(folder, options, located.saved)
     with load_errors(options):
-        stored = (folder / "generation_config.json").is_file()
-        generation = GenerationConfig.from_pretrained(folder) if stored else GenerationConfig.from_model_config(config)
+        stored, kind = (folder / "generation_config.json").is_file(), transformers.GenerationConfig
+        generation = kind.from_pretrained(folder) if stored else kind.from_model_config(config)
     own = (generation.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id)
     texts = [single_token(tokenizer, text) for text in options.stop_tokens]
     return tokenizer, united_stop_ids((*own, texts, adapter_folder.named_stop_ids(located.saved)), options.path)
@@ -186,9 +178,8 @@ def read_as_stored(folder: Path, config: PreTrainedConfig, options: ModelOptions
     with load_errors(options):
         if set(stored_types(folder)) != {torch.bfloat16}:
             return False
-        auto: Any = AutoModelForImageTextToText if construction.is_wrapper(config) else AutoModelForCausalLM
         with construction.ONE_AT_A_TIME, torch.device("meta"):
-            model = auto.from_config(config, dtype=torch.bfloat16)
+            model = construction.auto_class(config).from_config(config, dtype=torch.bfloat16)
         return all(buffer.dtype != torch.bfloat16 for buffer in model.buffers())
 
 
@@ -251,15 +242,13 @@ def loaded_config(folder: Path, options: ModelOptions) -> PreTrainedConfig:
         fault = f"model.attn_implementation = {options.attn_implementation}: unknown to transformers"
         raise UserError(f"{fault}.  Use one of {', '.join(sorted(known))}.")
     with load_errors(options):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
         construction.require_causal_config(config, path_option(options))
     return cast(PreTrainedConfig, config)
 
 
 def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, dtype: torch.dtype) -> PreTrainedModel:
     """The causal language model of a folder, on the CPU, its weights in one type."""
-    whole = construction.is_wrapper(config)
-    loader: Any = AutoModelForImageTextToText if whole else AutoModelForCausalLM
     given: dict[str, Any] = {}
     if options.attn_implementation != "auto":
         given["attn_implementation"] = options.attn_implementation
@@ -267,16 +256,16 @@ def loaded_model(folder: Path, config: PreTrainedConfig, options: ModelOptions, 
         given["quantization_config"] = Mxfp4Config(dequantize=True)  # its kernels for GPUs compute no gradient
     given |= {"config": config, "dtype": dtype, "trust_remote_code": options.trust_remote_code}
     with load_errors(options):
-        model, lacking, _ = construction.loaded(loader, folder, **given)
+        model, lacking, _ = construction.loaded(construction.auto_class(config), folder, **given)
     construction.require_no_lack(model, lacking, path_option(options))
-    return construction.text_part(model) if whole else model
+    return construction.text_part(model) if construction.is_wrapper(config) else model
 
 
 def loaded_tokenizer(base: Path, options: ModelOptions, saved: SavedAdapter | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of an adapter or of the base, with the template that the options or else the adapter name."""
     folder = saved.folder if saved is not None and folder_kinds.has_tokenizer(saved.folder) else base
     with load_errors(options):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
     if saved is not None and folder == base:
         tokenizer.chat_template = adapter_folder.adapter_template(saved.folder) or tokenizer.chat_template
     if not tokenizer("a", add_special_tokens=False)["input_ids"]:
