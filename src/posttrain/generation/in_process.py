@@ -1,12 +1,11 @@
 """The in-process sampler: many completions side by side, from the trainer's own weights.
 
-Each prefix is prefilled once, however many completions it gets.  A row that finishes leaves the batch at once and a
-waiting one takes its place.  A completion is a function of its prefix, the weights and its stream of uniform numbers:
-other continuations, their order, the time of `put` and `max_rows` change nothing.
+Each prefix is prefilled once.  A row that finishes leaves the batch at once and a waiting one takes its place.  A
+completion is a function of its prefix, the weights and its stream of uniform numbers: other continuations, their order,
+the time of `put` and `max_rows` change nothing.
 
-Where the request keeps caches, a continuation of a result reuses its cache, with every kind of steps.  Given tokens
-behind it go through the model one a step, with the rows that are being decoded.  If they are more than half of the
-cached ones, or if the cache was freed, the whole prefix is prefilled again.
+Where the request keeps caches, a continuation of a result reuses its cache: given tokens behind it go through the model
+one a step, with the other rows.  If they are too many (`GIVEN_SHARE`) or the cache was freed, all is prefilled again.
 """
 
 import math

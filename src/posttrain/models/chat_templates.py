@@ -1,18 +1,15 @@
-"""Limits on a chat template's time and memory: it comes with a model, and may loop for ever or fill the memory.
+"""A chat template: limits on its time and memory, its options, and the date that it writes.
 
-Jinja's sandbox keeps a template from files and from Python, and limits neither time nor memory.  A separate process
-would cost more than an honest rendering; counting steps would need another compiler than transformers'.  So:
+It comes with a model, and may loop for ever or fill the memory.  Jinja's sandbox limits neither, and a separate process
+would cost more than an honest rendering.  So:
 
 time      a watching thread raises an exception in the rendering one after some seconds of its processor time, which a
           busy machine does not use up.  It only exists while something is rendered.
 powers    are refused before: 10**10**8 is one step, and an exception comes between steps.  A product of numbers of a
           hundred million digits is one step too, and is not stopped.
-memory    the address space of the process may grow by 2 GiB: a larger allocation is a MemoryError.  The limit holds for
-          the whole process, so with other Python threads (in `posttrain serve`, and in scripts that loaded a model by
-          transformers) it is half of the machine's free memory, more than an honest thread takes meanwhile.  With other
-          threads and a GPU in use there is no limit: CUDA reserves addresses by the gigabyte.
-
-Below that: a tokenizer's template, its options, and the date that it writes.
+memory    the address space of the process may grow by 2 GiB: a larger allocation is a MemoryError.  With other Python
+          threads (as in `posttrain serve`) it is half of the machine's free memory, more than an honest thread takes
+          meanwhile.  With other threads and a GPU in use there is no limit: CUDA reserves addresses by the gigabyte.
 """
 
 import ctypes

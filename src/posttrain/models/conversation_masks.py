@@ -5,12 +5,10 @@ A chat template writes a whole conversation without saying whose token is whose.
     before = T(messages before the turn, the assistant speaks next)        what the model reads before its turn
     upto   = T(messages up to the turn)                                    the same with its turn
 
-The turn's tokens are those by which `upto` is longer, up to the first stop token after its text; anything after that,
-such as a newline or another stop token, is never sampled and not learned.  This requires that `before` begins `upto`
-and `upto` begins the whole, token by token.  Both are checked for every turn: templates that rewrite earlier turns, as
-thinking models' do that drop thoughts, would otherwise be learned wrongly in silence.
-
-A turn that its message marks as not learned (such as `weight: 0`) is only read.
+The turn's tokens are those by which `upto` is longer, up to the first stop token after its text; what follows, such as
+a newline, is never sampled and not learned.  This requires that `before` begins `upto` and `upto` the whole, token by
+token, which is checked: templates that rewrite earlier turns, such as those that drop thoughts, would be learned
+wrongly in silence.  A turn that its message marks as not learned (such as `weight: 0`) is only read.
 """
 
 from collections.abc import Mapping, Sequence

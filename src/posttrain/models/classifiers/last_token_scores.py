@@ -1,16 +1,13 @@
 """A reward model from a folder or the hub, and its scores of whole texts, read at each text's last token.
 
-transformers makes up missing weights with a warning at most: a causal language model becomes a classifier with a random
-head.  Here that is refused unless `untrained_head` is set.
+transformers makes up missing weights with a warning at most, so a language model would get a random head.  Here that is
+refused unless `untrained_head` is set.
 
-transformers' classifiers over decoders find that token by the pad token's id.  Without one they refuse a batch; if it
-is also the end token, or ends a text, they skip that token and read the score one token too early.  Here rows are
-padded on the right, their lengths are kept, and the head reads the hidden state at length - 1:
-
-    score_i = W · h_i[length_i - 1]
-
-Encoders that read a text at its first token run their own forward pass, with a mask.  Both ways are compared with the
-model's result for single rows; if neither agrees, rows go one by one.
+transformers' classifiers over decoders find the last token by the pad token's id.  Without one they refuse a batch; if
+it also ends texts, they read the score one token too early.  Here rows are padded on the right, their lengths are kept,
+and the head reads the hidden state at length - 1:  score_i = W · h_i[length_i - 1].  Encoders that read a text at its
+first token run their own forward pass.  Both ways are compared with the model's result for single rows; if neither
+agrees, rows go one by one.
 
 `scored_body` is such a classifier as a language model: a critic may start as the reward model whose score is the value
 of a finished text (Ouyang et al. 2022, arXiv:2203.02155).

@@ -2,15 +2,13 @@
 
 transformers' classifiers over decoders read a row's score at its last token that is not the pad token.  So the folder
 pads with a token that ends no text: the tokenizer's, or its opening one, or a new one with a new row in the embedding.
-
 `config.json` also says how texts are read, so that a score in use is the trained one:
 
     "reading": {"stop_token_ids": [0], "template_options": {}}
 
-A reward model reads prompt and completion in its own tokens.  A conversation goes through its chat template, with the
-completion as the last assistant message; a plain prompt and its completion are tokenised as one text.  A reward model
-trained here reads both exactly as in training, with closing tokens.  A policy's text is not trusted: in a special token
-of the reward model, a space after the first character makes it plain text.
+A conversation goes through the reward model's own chat template, with the completion as the last assistant message; a
+plain prompt and its completion are tokenised as one text.  A reward model trained here reads both exactly as in
+training, with closing tokens.  A policy's text is not trusted: a space breaks special tokens in it.
 """
 
 import copy

@@ -5,17 +5,13 @@ A layer of every family is
     a = attention(norm₁(x))        x ← x + norm₂(a)
     m = mlp(norm₃(x))              x ← x + norm₄(m)          mlp(x) = down · (activation(gate · x) · (up · x))
 
-or down · activation(up · x) without a gate.  A record names the norms, their kind and how they use their weight, says
-whether queries and keys are normed by head or as a whole, which projections are stored as one matrix, whether positions
-have embeddings, and each layer's attention: window, scale, soft cap and rotary angles.  Numbers come from the model's
-config; the activation, the scale of embeddings and rotary angles come from its modules.  The decoder's loop only reads
-records.  A new family is a row of the table, if a record can describe its
-layers; `tests/laws/test_families.py` decides.
+or down · activation(up · x) without a gate.  A record says what differs; numbers come from the model's config, and the
+activation, the scale of embeddings and rotary angles from its modules.  The decoder's loop only reads records.  A new
+family is a row of the table, if a record can describe its layers; `tests/laws/test_families.py` decides.
 
 `shared_prompt_refusal` says which models the shared-prompt forward pass reproduces; all others run through their own.
 The decoder reads weights and calls no module of the model except its rotary embedding, so it must know every module
-exactly.  Plain low-rank adapters and layers in 4 bits are known.  Anything else is refused, never guessed: another
-adapter, a sharded layer, a subclass, a hook.
+exactly: plain low-rank adapters, layers in 4 bits and the family's own.  Anything else is refused, never guessed.
 """
 
 from collections.abc import Iterator, Mapping
