@@ -3,7 +3,7 @@
 peft is not needed: whoever has such a layer has imported it.  `trained_adapter` and the functions after it treat an
 adapter as a whole.  peft writes its files, so that everything it supports (DoRA, modules saved whole) is in them.
 
-`peft_name` is a layer's name in these files.  It differs from ours where a text model was taken out of a multimodal one.
+`peft_name` is a layer's name in these files.  It differs where a text model was taken out of a multimodal one.
 And peft reads `target_modules` of some mixtures as if each expert were still a linear layer (transformers 4).  So a
 dense layer or a shared expert with such a name is named by its weight, in `target_parameters`.
 """
