@@ -1,13 +1,25 @@
-"""Alarms on histories made by hand: raised where they should be, silent on a run that learns."""
+"""Alarms on histories made by hand: raised where they should be, silent on a run that learns; and what they show."""
 
+from dataclasses import replace
+from math import nan
 from typing import Any
 
 import pytest
-import torch
 
-from posttrain.records import Grades
-from posttrain.runs.alarms import AGAIN_AFTER, Alarm, alarms, repeated_share, transcript
-from tests.support.reward_rows import group
+from posttrain.records import Group
+from posttrain.runs.alarms import (
+    AGAIN_AFTER,
+    EXCERPT,
+    Alarm,
+    PastEvaluation,
+    alarms,
+    bar,
+    evaluation_at,
+    repeated_share,
+    shares,
+    transcript,
+)
+from tests.support.sequences import grades_of, group_of, spoken
 
 CALM = {
     "reward": 0.2,
@@ -19,13 +31,14 @@ CALM = {
     "outcomes/f/right": 0.2,
     "outcomes/f/wrong": 0.8,
 }
+Lines = list[dict[str, Any]]
 
 
-def history(*last: dict[str, Any], calm: int = 15) -> list[dict[str, Any]]:
+def history(*last: dict[str, Any], calm: int = 15) -> Lines:
     return [{"step": step, **CALM, **line} for step, line in enumerate([{}] * calm + list(last), start=1)]
 
 
-def names(lines: list[dict[str, Any]], raised: dict[str, int] | None = None) -> list[str]:
+def names(lines: Lines, raised: dict[str, int] | None = None) -> list[str]:
     return [alarm.name for alarm in alarms(lines, raised or {})]
 
 
@@ -35,7 +48,7 @@ def measured(accuracy: float, half_width: float = 0.08) -> dict[str, float]:
     return {f"eval/accuracy_sampled{end}": value for end, value in ends.items()}
 
 
-def fired(lines: list[dict[str, Any]]) -> list[tuple[int, str]]:
+def fired(lines: Lines) -> list[tuple[int, str]]:
     """All alarms of a run with the steps at which they are raised."""
     raised: dict[str, int] = {}
     found = []
@@ -44,6 +57,14 @@ def fired(lines: list[dict[str, Any]]) -> list[tuple[int, str]]:
             raised[alarm.name] = lines[end - 1]["step"]
             found.append((raised[alarm.name], alarm.name))
     return found
+
+
+def varying(name: str, values: Any, calm: int) -> Lines:
+    """A calm run of which one number is a function of the step, or a list of values."""
+    lines = history(calm=calm)
+    for line in lines:
+        line[name] = values(line["step"]) if callable(values) else values[line["step"] - 1]
+    return lines
 
 
 def test_a_calm_run_and_one_that_learns_raise_nothing() -> None:
@@ -55,6 +76,11 @@ def test_a_calm_run_and_one_that_learns_raise_nothing() -> None:
         for step in range(40)
     ]
     assert all(names(lines[:end]) == [] for end in range(1, 41))
+
+
+def test_values_that_are_missing_raise_nothing() -> None:
+    assert names([{"step": step} for step in range(30)]) == []
+    assert names(history(dict.fromkeys(CALM))) == []
 
 
 @pytest.mark.parametrize(
@@ -72,11 +98,15 @@ def test_a_jump_raises_its_alarm_and_not_again_at_once(line: dict[str, float], n
     assert names(lines, {name: 16 - AGAIN_AFTER}) == [name]
 
 
+# Outcomes.
+
+
 def test_an_outcome_jumps_when_its_share_over_three_steps_does() -> None:
     malformed = {"outcomes/f/malformed": 0.31}
-    assert names(history(malformed)) == []  # one step: the luck of its problems, .31 / 3 over three
-    assert names(history(malformed, malformed)) == []
-    assert names(history(malformed, malformed, malformed)) == ["outcome f malformed"]
+    for steps, raised in ((1, []), (2, []), (3, ["outcome f malformed"])):  # one step is the luck of its problems
+        assert names(history(*[malformed] * steps)) == raised
+    # It is compared with the ten steps before: with those of long ago, 8 to 37, the mean would be .43.
+    assert names(varying("outcomes/f/malformed", [1.0] * 20 + [0.0] * 17 + [0.4] * 3, 40)) == ["outcome f malformed"]
 
 
 def test_a_step_without_outcomes_is_no_step_with_a_share_of_0() -> None:
@@ -85,60 +115,93 @@ def test_a_step_without_outcomes_is_no_step_with_a_share_of_0() -> None:
     steady = {**CALM, "outcomes/f/right": 0.9, "outcomes/f/wrong": 0.1}
     silent = {name: value for name, value in CALM.items() if not name.startswith("outcomes/")}
     without = {0, *range(12, 19)}
-    lines = [{"step": step, **(silent if step in without else steady)} for step in range(30)]
-    assert fired(lines) == []
+    assert fired([{"step": step, **(silent if step in without else steady)} for step in range(30)]) == []
 
 
-def test_an_outcome_that_drifts_on_held_out_problems_is_told_and_one_that_is_learned_is_not() -> None:
-    def evaluations(**shares: list[float]) -> list[dict[str, Any]]:
-        lines = history(calm=5 * len(shares["right"]))
-        for i, right in enumerate(shares["right"]):
-            told = {f"eval/outcomes/f/{name}": values[i] for name, values in shares.items()}
-            lines[5 * i + 4] |= {**measured(right), **told}
-        return lines
-
-    # The share of truncated ones against the mean of the evaluations before: .05, .10 and .35 above it.
-    drifting = evaluations(right=[0.3, 0.3, 0.3, 0.3], truncated=[0.0, 0.05, 0.125, 0.41])
-    assert fired(drifting) == [(20, "held-out f truncated")]
-    assert fired(evaluations(right=[0.1, 0.2, 0.4, 0.6])) == []  # .6 - .23 is above .3, and so is the accuracy
+def test_a_function_whose_name_begins_like_another_is_not_that_other() -> None:
+    assert shares([{"step": 1, "outcomes/ff/right": 1.0}], "outcomes/f/right") == []
+    assert shares([{"step": 1, "outcomes/f/wrong": 1.0}], "outcomes/f/right") == [0.0]
 
 
-def test_completions_that_drift_to_the_limit_are_told_though_no_window_sees_a_jump() -> None:
-    # Each step adds .02: within ten steps .2, since the start of the run .3 after step 18 (.02 * (18 - 3) = .3).
-    lines = history(calm=30)
-    for line in lines:
-        line["completions/clipped_ratio"] = 0.02 * line["step"]
-    assert fired(lines) == [(18, "length")]
+@pytest.mark.parametrize(
+    ("right", "truncated", "raised"),
+    [
+        # The share of truncated ones against the mean of the evaluations before: .05, .10 and .35 above it.
+        ([0.3, 0.3, 0.3, 0.3], [0.0, 0.05, 0.125, 0.41], [(20, "held-out f truncated")]),
+        ([0.1, 0.2, 0.4, 0.6], [0.0] * 4, []),  # .6 - .23 is above .3, and so is the accuracy
+        ([0.3, 0.3, 0.3], [0.0, 0.0, 0.0], []),  # an outcome of zero is zero
+        ([0.3, 0.3, 0.0], [0.0, 0.0, 0.4], [(15, "held-out f truncated")]),  # and so is an accuracy
+    ],
+)
+def test_an_outcome_that_drifts_on_held_out_problems_is_told_and_one_that_is_learned_is_not(
+    right: list[float], truncated: list[float], raised: list[tuple[int, str]]
+) -> None:
+    lines = history(calm=5 * len(right))
+    for line, correct, cut in zip(lines[4::5], right, truncated, strict=True):
+        line |= measured(correct, 0.5 if correct == 0 else 0.08)
+        line |= {"eval/outcomes/f/right": correct, "eval/outcomes/f/truncated": cut}
+    assert fired(lines) == raised
 
 
-def test_length_that_drifts_is_told_and_growth_as_of_a_run_that_learns_is_not() -> None:
-    # 8 % a step: within ten steps 1.08^5.5 = 1.5 times.  The first five are 50 * 1.267 on average, and the three up
-    # to step n are 50 * 1.08^n * .928: 8 times as long from 1.08^n = 10.92, n = 31.1.
-    lines = history(calm=45)
-    for line in lines:
-        line["completions/mean_length"] = 50 * 1.08 ** line["step"]
-    assert fired(lines) == [(32, "length")]
-    # Honest runs of the demo reach 4.9 times in a step, and 4.3 times over three.
-    for line in lines:
-        line["completions/mean_length"] = 42 * min(4.9, 1.08 ** (line["step"] - 1))
-    assert fired(lines) == []
+# Length and repetition.
 
 
-def test_one_long_step_is_no_drift() -> None:
-    # 7.5 times the start for long, and once 9 times: 8 over three steps, less a little.
-    lines = history(calm=60)
-    for line in lines:
-        line["completions/mean_length"] = 50 * min(7.5, 1.1 ** max(0, line["step"] - 5))
-    lines[45]["completions/mean_length"] = 50 * 8.9
-    assert fired(lines) == []
+LENGTH, CUT, REPEATED = "completions/mean_length", "completions/clipped_ratio", "completions/repetition"
 
 
-def test_repetition_that_drifts_is_told() -> None:
-    lines = history(calm=50)
-    for line in lines:
-        line["completions/repetition"] = 0.02 * line["step"]
-    # Half of all n-grams at step 25; .06 at the start.
-    assert fired(lines) == [(25, "repetition"), (45, "repetition")]
+@pytest.mark.parametrize(
+    ("at", "value", "last", "raised"),
+    [
+        (13, 500.0, 125.0, ["length"]),  # two and a half times 50; the step with 500 is one too early
+        (13, 500.0, 124.0, []),
+        (23, 150.0, 130.0, []),  # of 60, which the step before has made of 50
+        (23, 150.0, 150.0, ["length"]),
+    ],
+)
+def test_a_length_is_compared_with_the_ten_steps_before(at: int, value: float, last: float, raised: list[str]) -> None:
+    lengths = [50.0] * 25
+    lengths[at], lengths[24] = value, last
+    assert names(varying(LENGTH, lengths, 25)) == raised
+
+
+@pytest.mark.parametrize(("last", "raised"), [(0.39, []), (0.41, ["length"])])
+def test_what_runs_into_the_limit_is_compared_with_the_first_five_steps(last: float, raised: list[str]) -> None:
+    assert names(varying(CUT, [0.0, 0.0, 0.0, 0.0, 0.5, last], 6)) == raised  # less .1
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "calm", "raised"),
+    [
+        # Each step adds .02: within ten steps .2, since the start of the run .3 after step 18 (.02 * (18 - 3) = .3).
+        (CUT, lambda step: 0.02 * step, 30, [(18, "length")]),
+        # 8 % a step: within ten steps 1.08^5.5 = 1.5 times.  The first five are 50 * 1.267 on average, and the three
+        # up to step n are 50 * 1.08^n * .928: 8 times as long from 1.08^n = 10.92, n = 31.1.
+        (LENGTH, lambda step: 50 * 1.08**step, 45, [(32, "length")]),
+        # Honest runs of the demo reach 4.9 times in a step, and 4.3 times over three.
+        (LENGTH, lambda step: 42 * min(4.9, 1.08 ** (step - 1)), 45, []),
+        # 7.5 times the start for long, and once 8.9 times: 8 over three steps, less a little.
+        (LENGTH, lambda step: 50 * (8.9 if step == 46 else min(7.5, 1.1 ** max(0, step - 5))), 60, []),
+        # Half of all n-grams at step 25; .06 at the start.
+        (REPEATED, lambda step: 0.02 * step, 50, [(25, "repetition"), (45, "repetition")]),
+    ],
+)
+def test_a_drift_is_told_though_no_window_sees_a_jump(name: str, values: Any, calm: int, raised: Any) -> None:
+    assert fired(varying(name, values, calm)) == raised
+
+
+def test_repetition_is_compared_with_the_first_steps_though_there_is_but_one() -> None:
+    assert names(history({REPEATED: 0.7}, calm=1)) == ["repetition"]
+    often = [{REPEATED: 0.4}] * 9
+    assert names(history(*often, {REPEATED: 0.6}, calm=0)) == []  # half, but only .2 more
+    assert names(history(*often, {REPEATED: 0.66}, calm=0)) == ["repetition"]
+
+
+@pytest.mark.parametrize(("tokens", "share"), [([1, 2, 3], 0), (list(range(20)), 0), ([7] * 13, 0.9)])
+def test_the_share_of_repeated_ngrams(tokens: list[int], share: float) -> None:
+    assert repeated_share(tokens) == pytest.approx(share)
+
+
+# Nothing to learn from.
 
 
 def test_no_signal_for_long() -> None:
@@ -148,25 +211,29 @@ def test_no_signal_for_long() -> None:
     assert names(history(*[still] * 8)) == ["no signal"]
     assert names(history(*[{"frac_uninformative_groups": 0.94}] * 10)) == ["no signal"]
     assert names(history(*[still] * 9, calm=0)) == []
+    # A group of one completion tells nothing by itself, and PPO asks nothing of it: every completion has an advantage.
+    assert names(history(*[{**still, "frac_zero_advantage": 0.0}] * 10)) == []
+    assert names(history(*[{**still, "frac_zero_advantage": 1.0}] * 10)) == ["no signal"]
+    for last, says in ((0.7, "they are 0.700 on average"), (None, "they are not scored")):
+        (alarm,) = alarms(history(*[{**still, "reward": 0.2}] * 9, {**still, "reward": last}), {})
+        assert says in alarm.says
 
 
-def test_a_step_without_any_score_is_told_at_once_and_why() -> None:
-    assert names([{"step": 1, "frac_unscored": 1.0}]) == ["unscored"]
+@pytest.mark.parametrize(("failed", "says"), [(0.0, "no reward function applies"), (8.0, "8 scores could not be had")])
+def test_a_step_without_any_score_is_told_at_once_and_why(failed: float, says: str) -> None:
     assert names([{"step": 1, "frac_unscored": 0.99}]) == []
-    says = [
-        alarms([{"step": 1, "frac_unscored": 1.0, "num_score_failures": failed}], {})[0].says for failed in (0.0, 8.0)
-    ]
-    assert "no reward function applies" in says[0]
-    assert "8 scores could not be had" in says[1]
+    (alarm,) = alarms([{"step": 1, "frac_unscored": 1.0, "num_score_failures": failed}], {})
+    assert alarm.name == "unscored"
+    assert says in alarm.says
 
 
 def test_a_reward_that_is_always_the_same_is_told_at_the_first_step() -> None:
     same = {"reward": 0.5, "frac_uninformative_groups": 1.0, "rewards/f/mean": 0.5, "rewards/f/std": 0.0}
     lines = [{"step": step, **same} for step in range(1, 4)]
     assert fired(lines) == [(1, "same reward")]
-    assert alarms(lines, {})[0].says == "all completions of 3 steps have the same reward, 0.500"
-    assert alarms(lines[:2], {})[0].says == "all completions of 2 steps have the same reward, 0.500"
-    assert alarms(lines[:1], {})[0].says == "all completions of the step have the same reward, 0.500"
+    for count, steps in ((3, "3 steps"), (2, "2 steps"), (1, "the step")):
+        said = f"all completions of {steps} have the same reward, 0.500"
+        assert alarms(lines[:count], {})[0].says == said
     assert fired([{"step": 0, **measured(0.5)}, *lines]) == [(1, "same reward")]  # that of step 0 is no step
     # Another score in another step, in another group, of another function, or within a group: not the same.
     for differs in (
@@ -177,9 +244,8 @@ def test_a_reward_that_is_always_the_same_is_told_at_the_first_step() -> None:
     ):
         assert names([*lines, {"step": 4, **same, **differs}]) == []
         assert names([{"step": 0, **same, **differs}, *lines]) == []
-    assert (
-        names([{"step": 1, "frac_uninformative_groups": 1.0, "reward": 1.0, "rewards/f/mean": 1.0}]) == []
-    )  # one score
+    one_score = {"frac_uninformative_groups": 1.0, "reward": 1.0, "rewards/f/mean": 1.0}
+    assert names([{"step": 1, **one_score}]) == []
     # Of two functions one that gives another score in another step is enough.
     both = {**same, "rewards/g/mean": 0.5, "rewards/g/std": 0.0}
     assert names([{"step": 1, **both}, {"step": 2, **both}]) == ["same reward"]
@@ -193,6 +259,18 @@ def test_a_gap_between_sampler_and_trainer_is_told_above_the_limit_of_its_arithm
     assert names([{"step": 1, f"{gap}/max": 0.25}]) == []
 
 
+@pytest.mark.parametrize("explained", [-0.3, 0.0, 0.0099])
+def test_values_no_better_than_one_number_for_all_raise_the_critic_alarm_after_ten_such_steps(explained: float) -> None:
+    worse = {"value/explained_variance": explained, "value/critic_alone": 0.0}
+    assert names(history(*[worse] * 9)) == []
+    assert names(history(*[worse] * 10)) == ["critic"]
+    assert names(history(*[worse] * 9, {**worse, "value/explained_variance": 0.01})) == []
+    assert names(history(*[worse] * 5, *[{**worse, "value/critic_alone": 1.0}] * 5)) == []
+
+
+# The reward that rises alone.
+
+
 def test_a_reward_that_rises_alone() -> None:
     # The last five rewards are .48 on average and spread by .12, the first .2; and .25 * .4 = .1 is less.
     rising = [{"reward": 0.2 + 0.04 * i} for i in range(10)]
@@ -204,27 +282,23 @@ def test_a_reward_that_rises_alone() -> None:
     assert names(history(evaluated, *[saturated] * 11, evaluated, calm=0)) == []
 
 
-def test_a_rise_is_measured_against_the_spread_within_groups_whatever_the_scale_of_the_reward() -> None:
-    for scale in (1.0, 100.0):
-        steps = {"reward_std_within_groups": 0.04 * scale, "reward": 0.8 * scale}
-        risen = {
-            "reward_std_within_groups": 0.04 * scale,
-            "reward": 0.83 * scale,
-        }  # .03, of which a quarter of the spread is .01
-        still = {"reward_std_within_groups": 0.4 * scale, "reward": 0.83 * scale}  # and here .1
-        first = [{**steps, **measured(0.25)}, *[steps] * 5]
-        assert names(history(*first, *[risen] * 5, {**risen, **measured(0.15)}, calm=0)) == ["reward alone"]
-        wide = [{**line, "reward_std_within_groups": 0.4 * scale} for line in first]
-        assert names(history(*wide, *[still] * 5, {**still, **measured(0.15)}, calm=0)) == []
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+@pytest.mark.parametrize(("spread", "raised"), [(0.04, ["reward alone"]), (0.4, [])])
+def test_a_rise_is_measured_against_the_spread_within_groups_whatever_the_scale_of_the_reward(
+    scale: float, spread: float, raised: list[str]
+) -> None:
+    # A rise of .03: a quarter of the spread is .01, or .1.
+    steps, risen = ({"reward_std_within_groups": spread * scale, "reward": reward * scale} for reward in (0.8, 0.83))
+    first, last = [{**steps, **measured(0.25)}, *[steps] * 5], [*[risen] * 5, {**risen, **measured(0.15)}]
+    assert names(history(*first, *last, calm=0)) == raised
 
 
 def test_accuracy_that_rises_and_then_falls_below_its_best_while_the_reward_stays() -> None:
     # Hacked late: at the end it is still above the first evaluation.
-    def lines(last: float, reward: float) -> list[dict[str, Any]]:
+    def lines(last: float, reward: float) -> Lines:
         high = {"reward": 0.7}
-        return history(
-            measured(0.23), *[high] * 9, {**high, **measured(0.58)}, *[high] * 9, {**measured(last), "reward": reward}
-        )
+        best = {**high, **measured(0.58)}
+        return history(measured(0.23), *[high] * 9, best, *[high] * 9, {**measured(last), "reward": reward})
 
     assert names(lines(0.36, 0.7)) == ["reward alone"]
     assert names(lines(0.50, 0.7)) == []  # the intervals overlap
@@ -234,52 +308,93 @@ def test_accuracy_that_rises_and_then_falls_below_its_best_while_the_reward_stay
     assert names(fallen) == []  # both fell: that is no reward that is cheated
 
 
-def test_the_evaluation_before_training_counts_with_the_rewards_of_the_first_steps() -> None:
-    lines = history(*[{"reward": 0.5}] * 5, calm=6)
-    lines[0] = {"step": 0, **measured(0.3)}
-    lines[-1] |= measured(0.2)
-    assert names(lines) == ["reward alone"]
+def test_an_evaluation_goes_with_the_five_steps_that_lead_to_it() -> None:
+    lines: Lines = [{"step": step, "reward": float(step), **measured(0.5)} for step in range(20)]
+
+    def rewards(at: int, lines: Lines = lines) -> list[float]:
+        found = evaluation_at(lines, at)
+        assert found.within == 0.0  # as no step tells a deviation
+        return found.rewards
+
+    assert rewards(0) == rewards(3) == rewards(5) == [1, 2, 3, 4, 5]  # step 0 is no step of training
+    assert rewards(6) == [2, 3, 4, 5, 6]
+    assert rewards(19) == [15, 16, 17, 18, 19]
+    assert rewards(0, lines[:3]) == [1, 2]
+    assert evaluation_at(lines[:2], 0) is None  # one reward has no spread
+    # That before training counts with the rewards of the first steps.
+    trained = history(*[{"reward": 0.5}] * 5, calm=6)
+    trained[0] = {"step": 0, **measured(0.3)}
+    trained[-1] |= measured(0.2)
+    assert names(trained) == ["reward alone"]
 
 
-def test_values_that_are_missing_raise_nothing() -> None:
-    assert names([{"step": step} for step in range(30)]) == []
-    assert names(history(dict.fromkeys(CALM))) == []
+@pytest.mark.parametrize(("within", "least"), [(4.0, 3.0), (16.0, 4.0)])
+def test_the_least_change_of_the_reward_that_is_no_chance_is_of_both_spreads(within: float, least: float) -> None:
+    # Deviations of 1 and 2, or a quarter of the spread within groups before.
+    before = PastEvaluation(accuracy=0.5, low=0.4, high=0.6, rewards=[0.0, 2.0], within=within)
+    assert bar(before, PastEvaluation(accuracy=0.5, low=0.4, high=0.6, rewards=[0.0, 4.0], within=100.0)) == least
 
 
-def test_the_transcript_shows_what_the_alarm_is_about() -> None:
-    groups = [group(["short", "a longer one that was malformed"])]
-    grades = Grades(
-        names=("f",),
-        scores=torch.zeros(1, 1, 2, dtype=torch.float64),
-        weights=torch.ones(1, dtype=torch.float64),
-        rewards=torch.zeros(1, 2, dtype=torch.float64),
-        outcomes={"f": (("right", "malformed"),)},
-        num_failures=0,
-    )
-    shown = transcript(Alarm("outcome f malformed", "", ("f", "malformed")), groups, grades)
-    assert "a longer one" in shown
-    assert "1 + 1?" in shown
+def rising(length: int, first_risen: int, **evaluations: dict[str, float]) -> Lines:
+    """Steps whose reward jumps once, and evaluations by the name of their step."""
+    lines = [{"step": step, **CALM, "reward": 0.0 if step < first_risen else 10.0} for step in range(length)]
+    for at, evaluation in evaluations.items():
+        lines[int(at.removeprefix("at_"))] |= evaluation
+    return lines
 
 
-def test_the_share_of_repeated_ngrams() -> None:
-    assert repeated_share([1, 2, 3]) == 0
-    assert repeated_share(list(range(20))) == 0
-    assert repeated_share([7] * 13) == pytest.approx(0.9)
+def test_evaluations_that_share_steps_or_come_too_soon_are_not_compared() -> None:
+    near = rising(15, 12, at_11=measured(0.5), at_14=measured(0.2))  # the last five rewards are 6 ± 4.9
+    assert names(near) == []
+    near[4] |= measured(0.5)
+    assert names(near) == ["reward alone"]
+    soon = rising(10, 6, at_0=measured(0.5), at_9=measured(0.2))
+    assert names(soon) == []
+    assert names([*soon[:9], {"step": 9, **CALM, "reward": 10.0}, {**soon[9], "step": 10}]) == ["reward alone"]
 
 
-@pytest.mark.parametrize("explained", [-0.3, 0.0, 0.0099])
-def test_values_no_better_than_one_number_for_all_raise_the_critic_alarm_after_ten_such_steps(explained: float) -> None:
-    worse = {"value/explained_variance": explained, "value/critic_alone": 0.0}
-    assert names(history(*[worse] * 9)) == []
-    assert names(history(*[worse] * 10)) == ["critic"]
-    assert names(history(*[worse] * 9, {**worse, "value/explained_variance": 0.01})) == []
-    alone = {**worse, "value/critic_alone": 1.0}
-    assert names(history(*[worse] * 5, *[alone] * 5)) == []
+def test_the_edges_of_a_reward_that_rises_alone() -> None:
+    assert names(rising(20, 12, at_4=measured(0.3), at_19=measured(0.3))) == ["reward alone"]  # it did not rise
+    still = [{"step": step, **CALM, "reward": 1.0, "reward_std_within_groups": 0.0} for step in range(20)]
+    still[4] |= measured(0.5, 0.1)
+    still[19] |= measured(0.2, 0.1)
+    assert names(still) == ["reward alone"]  # a reward that cannot rise did not fall
+    still[19] |= measured(0.3, 0.1)
+    assert names(still) == []  # intervals that touch at .4
 
 
-def test_groups_of_one_are_no_lack_of_signal_where_every_completion_has_an_advantage() -> None:
-    """A group of one completion tells nothing by itself, and PPO asks nothing of it."""
-    alike = {"frac_uninformative_groups": 1.0}
-    assert names(history(*[alike] * 10)) == ["no signal"]
-    assert names(history(*[{**alike, "frac_zero_advantage": 0.0}] * 10)) == []
-    assert names(history(*[{**alike, "frac_zero_advantage": 1.0}] * 10)) == ["no signal"]
+# What is shown.
+
+
+def of_lengths(**lengths: int) -> Group:
+    rollouts = (spoken(text, count, sample=sample) for sample, (text, count) in enumerate(lengths.items()))
+    return replace(group_of(), rollouts=tuple(rollouts))
+
+
+GROUPS = [of_lengths(first=3, second=5, third=4), of_lengths(fourth=2, fifth=1, sixth=6)]
+OUTCOMES = {"f": (("right", "wrong", "wrong"), ("right", "wrong", "odd"))}
+GRADES = grades_of([[nan, -5.0, -2.0], [-3.0, nan, -4.0]], outcomes=OUTCOMES)
+
+
+@pytest.mark.parametrize(
+    ("alarm", "text"),
+    [
+        (Alarm("reward alone", ""), "third"),  # the largest reward; one that is missing is none
+        (Alarm("length", ""), "sixth"),
+        (Alarm("repetition", ""), "sixth"),
+        (Alarm("no signal", ""), "first"),
+        (Alarm("outcome f wrong", "", ("f", "wrong")), "second"),
+        (Alarm("held-out f gone", "", ("f", "gone")), "first"),  # no completion of the step has it
+        (Alarm("held-out g right", "", ("g", "right")), "first"),  # nor is the function asked in training
+    ],
+    ids=lambda value: value.name if isinstance(value, Alarm) else "",
+)
+def test_the_completion_that_is_shown_is_what_the_alarm_is_about(alarm: Alarm, text: str) -> None:
+    assert transcript(alarm, GROUPS, GRADES) == f"?\n{text}"
+
+
+@pytest.mark.parametrize(("middle", "shown"), [("", ""), ("x", " … ")])
+def test_of_a_long_completion_the_beginning_and_the_end_are_shown(middle: str, shown: str) -> None:
+    first, last = "a" * (EXCERPT // 2), "b" * (EXCERPT // 2)
+    told = transcript(Alarm("no signal", ""), [group_of(first + middle + last)], grades_of([[0.0]]))
+    assert told == f"?\n{first}{shown}{last}"
