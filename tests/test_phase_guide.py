@@ -19,9 +19,7 @@ def dry(typed: str) -> list[str]:
 
 
 @pytest.mark.parametrize("typed", commands(PHASES) + commands(COMPARE))
-def test_a_command_of_the_guide_is_understood(
-    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_of_the_guide_is_understood(typed, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     write_files(blocks(PHASES), tmp_path)
     (tmp_path / "problems.jsonl").write_text('{"prompt": "1+1=", "completion": "2"}\n')

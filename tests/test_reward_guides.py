@@ -34,9 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_the_recipe_of_the_page_mixes_a_function_and_a_reward_model(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_recipe_of_the_page_mixes_a_function_and_a_reward_model(folder, monkeypatch, capsys) -> None:
     monkeypatch.chdir(folder)
     dry_run, check, look = (shlex.split(line)[1:] for line in commands(MODELS))
     assert dry_run == ["rl", "preferred.yaml", "--dry-run"]
@@ -52,9 +50,7 @@ def test_the_recipe_of_the_page_mixes_a_function_and_a_reward_model(
     assert check == ["check-task", "REWARD", "--rows", "questions.jsonl", "--label", "helpful"]
 
 
-def test_check_task_holds_tricks_against_the_row_s_own_answer(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_task_holds_tricks_against_the_row_s_own_answer(folder, monkeypatch, capsys) -> None:
     monkeypatch.chdir(folder)
     tricks = (Answer("silence", ""), Answer("flattery", "What a clever question!"))
     monkeypatch.setattr(check_task, "generic", lambda prompt, common: tricks)
@@ -69,9 +65,7 @@ def test_check_task_holds_tricks_against_the_row_s_own_answer(
         check_task.main(["REWARD/"])
 
 
-def test_the_program_of_the_page_trains_and_scores(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_program_of_the_page_trains_and_scores(folder, monkeypatch, capsys) -> None:
     monkeypatch.chdir(folder)
     (program,) = programs(blocks(MODELS))
     (folder / "page_program.py").write_text(program, encoding="utf-8")

@@ -5,7 +5,6 @@ import runpy
 import shlex
 from pathlib import Path
 
-import pytest
 import yaml
 from matplotlib.figure import Figure
 
@@ -22,9 +21,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "guides" / "reward_model_training.m
 BLOCKS = blocks(PAGE)
 
 
-def test_its_commands_its_program_and_its_recipe_do_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_its_commands_its_program_and_its_recipe_do_what_it_says(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Figure, "savefig", save_blank)
     write_files(BLOCKS, tmp_path)

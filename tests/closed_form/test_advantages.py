@@ -102,9 +102,6 @@ def test_equal_rewards_are_zero_whatever_is_added_to_the_deviation() -> None:
         assert torch.equal(function(equal, deviation="sample", epsilon=1e-4), torch.zeros(2, 3))
 
 
-# Which groups dynamic sampling keeps.
-
-
 def test_a_group_is_informative_when_two_of_its_rewards_differ() -> None:
     groups = doubles([1, 1, 1], [0, 1, 1], [NAN, 0.3, 0.3], [NAN, 2, 1], [NAN, NAN, 1], [NAN, NAN, NAN])
     assert informative(groups).tolist() == [False, True, False, True, False, False]

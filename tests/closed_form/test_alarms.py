@@ -98,9 +98,6 @@ def test_a_jump_raises_its_alarm_and_not_again_at_once(line: dict[str, float], n
     assert names(lines, {name: 16 - AGAIN_AFTER}) == [name]
 
 
-# Outcomes.
-
-
 def test_an_outcome_jumps_when_its_share_over_three_steps_does() -> None:
     malformed = {"outcomes/f/malformed": 0.31}
     for steps, raised in ((1, []), (2, []), (3, ["outcome f malformed"])):  # one step is the luck of its problems
@@ -141,9 +138,6 @@ def test_an_outcome_that_drifts_on_held_out_problems_is_told_and_one_that_is_lea
         line |= measured(correct, 0.5 if correct == 0 else 0.08)
         line |= {"eval/outcomes/f/right": correct, "eval/outcomes/f/truncated": cut}
     assert fired(lines) == raised
-
-
-# Length and repetition.
 
 
 LENGTH, CUT, REPEATED = "completions/mean_length", "completions/clipped_ratio", "completions/repetition"
@@ -199,9 +193,6 @@ def test_repetition_is_compared_with_the_first_steps_though_there_is_but_one() -
 @pytest.mark.parametrize(("tokens", "share"), [([1, 2, 3], 0), (list(range(20)), 0), ([7] * 13, 0.9)])
 def test_the_share_of_repeated_ngrams(tokens: list[int], share: float) -> None:
     assert repeated_share(tokens) == pytest.approx(share)
-
-
-# Nothing to learn from.
 
 
 def test_no_signal_for_long() -> None:
@@ -266,9 +257,6 @@ def test_values_no_better_than_one_number_for_all_raise_the_critic_alarm_after_t
     assert names(history(*[worse] * 10)) == ["critic"]
     assert names(history(*[worse] * 9, {**worse, "value/explained_variance": 0.01})) == []
     assert names(history(*[worse] * 5, *[{**worse, "value/critic_alone": 1.0}] * 5)) == []
-
-
-# The reward that rises alone.
 
 
 def test_a_reward_that_rises_alone() -> None:
@@ -361,9 +349,6 @@ def test_the_edges_of_a_reward_that_rises_alone() -> None:
     assert names(still) == ["reward alone"]  # a reward that cannot rise did not fall
     still[19] |= measured(0.3, 0.1)
     assert names(still) == []  # intervals that touch at .4
-
-
-# What is shown.
 
 
 def of_lengths(**lengths: int) -> Group:

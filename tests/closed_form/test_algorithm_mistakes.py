@@ -81,9 +81,6 @@ def test_a_need_may_be_given_by_its_name() -> None:
     assert {type(need) for need in given.needs} == {Need}
 
 
-# Credit.
-
-
 def flat(evidence: Evidence) -> Tensor:
     return torch.ones(len(evidence.rollout), dtype=torch.float64)
 
@@ -145,9 +142,6 @@ def test_a_mean_over_an_unscored_rollout_is_told_as_what_it_is() -> None:
     assert step_with(own(credit=per_rollout(careful)), one_unscored)["num_updates"] == 1
 
 
-# Terms.
-
-
 LOSSES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "a scalar": (lambda view: view.logprobs.mean(), ("a tensor [] of float64", "for each token")),
     "too few": (lambda view: view.logprobs[1:], ("] of float64", "for each token")),
@@ -186,9 +180,6 @@ def test_a_term_that_is_no_number_is_named_beside_those_that_are() -> None:
     broken = with_term(lambda view: (view.logprobs - view.logprobs).log() * 0)
     with refused("prompt draw", "the loss of a token is nan", "policy", "nan by its term bonus", error=RunError):
         step_with(broken)
-
-
-# Token weights.
 
 
 def scaled(factor: float) -> Callable[..., Tensor]:

@@ -134,9 +134,7 @@ def test_a_mistake_is_named_with_its_value_and_the_remedy(config: dict[str, Any]
         ("distill", {"coefficient": math.nan}, ("coefficient = nan", "a finite number greater than 0")),
     ],
 )
-def test_a_row_called_in_python_is_held_to_the_same_bounds(
-    name: str, options: dict[str, Any], words: tuple[str, ...]
-) -> None:
+def test_a_row_called_in_python_is_held_to_the_same_bounds(name, options, words) -> None:
     with refused(*words):
         ALGORITHMS[name](**options)
 

@@ -101,11 +101,8 @@ def answers(*told: tuple[str, str, float]) -> list[dict[str, object]]:
         ((0.75, 0.5), 0.2, 1.0),
     ],
 )
-def test_the_better_reward_wins_by_more_than_the_margin(
-    rewards: tuple[float, float], margin: float, share: float
-) -> None:
+def test_the_better_reward_wins_by_more_than_the_margin(rewards, margin, share) -> None:
     verdict = verdict_by_reward(written_pair(rewards=rewards), margin, "solved")
-    assert verdict is not None
     assert verdict.share == share
     assert verdict.margin == pytest.approx(abs(rewards[0] - rewards[1]))
 
@@ -184,7 +181,6 @@ def test_a_judge_that_likes_the_first_place_is_seen_to() -> None:
 
 def test_a_row_has_the_better_one_as_chosen_and_says_how_it_came_about() -> None:
     verdict = verdict_by_reward(written_pair("bad", "good", rewards=(0.25, 1.0)), 0.0, "solved")
-    assert verdict is not None
     row = verdict.as_row()
     assert (row["prompt"], row["chosen"], row["rejected"]) == ("3 + 4?", "good", "bad")
     assert (row["margin"], row["tie"], row["judge"], row["principle"]) == (0.75, False, "solved", None)
@@ -194,7 +190,6 @@ def test_a_row_has_the_better_one_as_chosen_and_says_how_it_came_about() -> None
 
 def test_votes_stand_in_a_row_by_what_was_chosen() -> None:
     verdict = verdict_by_votes(written_pair("bad", "good"), {"a": "second", "b": "second", "c": "first", "d": "tie"})
-    assert verdict is not None
     row = verdict.as_row()
     assert row["votes"] == {"chosen": 2, "rejected": 1, "tie": 1}
     assert row["judge"] == "a, b, c, d"
@@ -205,7 +200,6 @@ def test_a_conversation_is_answered_by_a_message() -> None:
     prompt = written_prompt(["7", "8"], [1.0, 0.0], prompt=messages)
     pair = written_pair(rewards=(1.0, 0.0))
     verdict = verdict_by_reward(type(pair)(prompt, *prompt.completions), 0.0, "solved")
-    assert verdict is not None
     row = verdict.as_row()
     assert row["prompt"] == messages
     assert row["chosen"] == [{"role": "assistant", "content": "7"}]

@@ -292,7 +292,6 @@ def test_what_lies_elsewhere_or_is_older_than_an_option_is_of_the_same_recipe(tm
         kept_result(cell)
     kept.write_text(yaml.safe_dump(content))
     found = kept_result(cell)
-    assert found is not None
     assert found.after["accuracy_sampled"] == 0.5
     content["update"]["learning_rate"] = 0.25
     kept.write_text(yaml.safe_dump(content))

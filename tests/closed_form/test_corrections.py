@@ -124,7 +124,6 @@ def test_a_corrected_term_reports_what_it_reported_without() -> None:
     )
     view = TokenView(logprobs=values(-1, -4), rollout=torch.tensor([0, 0]), columns=columns)
     corrected_term = corrected(term, Correction(level="token"))
-    assert corrected_term.measures is not None
     found = {name: column.tolist() for name, column in corrected_term.measures(view).items()}
     assert found["own/half"] == [-0.5, -2]
     assert found["correction/weight"] == pytest.approx([1, math.exp(-1)])

@@ -162,9 +162,7 @@ def test_under_all_a_try_must_end_in_the_target_with_nothing_left(line: str, sol
         ((2, 2, 8), "2+2=4,4+8=12", True),  # a result is used like a number
     ],
 )
-def test_under_subset_numbers_may_stay_and_none_may_be_used_again(
-    numbers: tuple[int, ...], line: str, solves: bool
-) -> None:
+def test_under_subset_numbers_may_stay_and_none_may_be_used_again(numbers, line, solves) -> None:
     assert search(Countdown(numbers, 12, "subset"), line).successes == solves
 
 

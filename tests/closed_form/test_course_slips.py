@@ -61,7 +61,6 @@ def test_the_answers_that_are_said_to_hack_the_format_earn_half() -> None:
         if not re.search(r"<think>.*?</think>\s*\n\s*<answer>.*?</answer>", text, re.DOTALL):
             return 0.0
         answer = re.search(r"<answer>(.*?)</answer>", text, re.DOTALL)
-        assert answer is not None
         return 1.0 if re.match(r"^[\d+\-*/().\s]+$", answer.group(1).strip()) else 0.5
 
     assert [course(text) for text in answers] == [0, 0.5, 0.5]
@@ -78,8 +77,6 @@ def test_a_ratio_below_the_bound_is_clipped_only_where_the_advantage_is_negative
     assert gradient.tolist() == pytest.approx([-0.4, 0.0])
 
 
-def test_the_facade_says_that_four_bits_do_not_reach_a_model_that_is_given_by_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_facade_says_that_four_bits_do_not_reach_a_model_that_is_given_by_name(capsys) -> None:
     get_peft_config(ModelConfig(model_name_or_path="org/name", use_peft=True, load_in_4bit=True))
     assert "load_in_4bit = True: give get_quantization_config" in capsys.readouterr().out

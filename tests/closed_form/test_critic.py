@@ -117,7 +117,6 @@ def test_a_new_head_expects_the_mean_whatever_it_is_shown(kind: str) -> None:
 def test_channels_are_drawn_uniformly_around_zero_by_the_seed() -> None:
     """Of 4 d² = 1024 draws within ±1/√d = ±1/4: mean 0 within 4 standard errors, deviation 1/(4√3)."""
     widening = made("mlp").widening
-    assert widening is not None
     drawn = widening.weight.detach().flatten()
     spread = 0.25 / math.sqrt(3)
     assert 0.24 < drawn.abs().max() <= 0.25
@@ -125,7 +124,6 @@ def test_channels_are_drawn_uniformly_around_zero_by_the_seed() -> None:
     assert drawn.std().item() == pytest.approx(spread, rel=0.05)
     assert widening.bias.tolist() == [0.0] * 4 * HIDDEN
     again, other = (made("mlp", seed=seed).widening for seed in (0, 1))
-    assert again is not None
     assert other is not None
     assert torch.equal(again.weight, widening.weight)
     assert not torch.equal(other.weight, widening.weight)

@@ -62,9 +62,7 @@ REWARD, LENGTH = "reward, sampled at temperature 1", "mean length, tokens"
         (results(accuracy=None, reward=0.5), results(accuracy=None, reward=0.6), [REWARD, LENGTH]),
     ],
 )
-def test_the_table_has_the_reward_or_the_accuracy_or_both(
-    before: dict[str, Any], after: dict[str, Any], shown: list[str]
-) -> None:
+def test_the_table_has_the_reward_or_the_accuracy_or_both(before, after, shown) -> None:
     assert labels(before, after) == shown
 
 
@@ -122,9 +120,7 @@ PROBED = Questions(prompts=some_prompts([3, 5, 2, 4]), judge=reward_function(sho
     ("measured", "message"),
     [({"mean_length": 1.0}, "mean_length"), ({"other": 1.0}, "mine")],
 )
-def test_a_probe_gives_its_readings_and_nothing_that_is_measured_anyway(
-    measured: dict[str, float], message: str
-) -> None:
+def test_a_probe_gives_its_readings_and_nothing_that_is_measured_anyway(measured, message) -> None:
     probe = Probe(readings={"mine": Reading("mine")}, measure=lambda groups: measured)
     with refused(message):
         full_evaluation(InProcessEngine(tiny_policy()), replace(PROBED, probes={"p": probe}), samples=1)

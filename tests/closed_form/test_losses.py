@@ -163,9 +163,6 @@ def test_a_record_is_built_by_names_and_never_changed(record) -> None:
         setattr(built, next(iter(numbers)), 0)
 
 
-# The KL.
-
-
 @pytest.mark.parametrize(
     ("name", "doubled", "halved", "three", "one"),
     [

@@ -209,9 +209,7 @@ def test_options_of_a_section_that_do_not_go_together_are_refused(options: Any, 
 
 
 @pytest.mark.parametrize(("kind", "sections", "says"), CONFIGS)
-def test_options_of_sections_that_do_not_go_together_are_refused(
-    kind: Any, sections: Given, says: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_sections_that_do_not_go_together_are_refused(kind, sections, says, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(ENGINE)
     with refused(says):
@@ -289,9 +287,7 @@ OF_KINDS = [
 
 
 @pytest.mark.parametrize(("kind", "sections", "names"), OF_KINDS)
-def test_what_does_not_go_together_is_refused_by_option_value_and_remedy(
-    kind: str, sections: dict[str, Any], names: tuple[str, ...]
-) -> None:
+def test_what_does_not_go_together_is_refused_by_option_value_and_remedy(kind, sections, names) -> None:
     with pytest.raises(UserError) as refusal:
         posttrain.load_recipe(kind=KINDS[kind], **{**dataset(), **sections})
     for name in names:

@@ -132,9 +132,6 @@ def test_two_groups_of_one_name_or_with_one_parameter_are_refused() -> None:
         new_optimizer(two_modules([one], [other, one]), OptimizerOptions())
 
 
-# A learner with groups of one's own.
-
-
 def cut_in_two(policy: Policy, **of_the_rest: float) -> list[ParameterGroup]:
     named = dict(policy.model.named_parameters())
     embedding = [name for name in named if "embed" in name]
@@ -226,9 +223,6 @@ def test_parameters_alone_are_the_policys_and_frozen_ones_nobodys() -> None:
     assert [each is trained for group in optimizer.param_groups for each in group["params"]] == [True]
     trained.grad = doubles(-2.0)
     assert apply_gradients(optimizer, 0.1, 1.0) == {POLICY: 2.0}
-
-
-# What was saved.
 
 
 def stepped(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], gradients: list[Tensor]) -> None:

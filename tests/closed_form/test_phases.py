@@ -86,9 +86,7 @@ BAD: list[tuple[list[Any], str]] = [
 
 
 @pytest.mark.parametrize(("phases", "message"), BAD)
-def test_a_mistake_in_a_list_of_phases_is_told_before_anything_is_run(
-    phases: list[Any], message: str, tmp_path: Path
-) -> None:
+def test_a_mistake_in_a_list_of_phases_is_told_before_anything_is_run(phases, message, tmp_path) -> None:
     with refused(message):
         read_phases(recipe(tmp_path, *phases), tmp_path)
 
@@ -130,9 +128,7 @@ UNSTARTABLE: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("sections", "message"), UNSTARTABLE)
-def test_what_would_fail_in_its_turn_is_told_before_anything_is_run(
-    sections: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_would_fail_in_its_turn_is_told_before_anything_is_run(sections, message, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("def score(completions, **columns):\n    return [1.0 for _ in completions]\n")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "ground_truth": "b"}\n')
@@ -166,9 +162,7 @@ def test_a_phase_that_was_begun_and_has_no_model_yet_is_gone_on_with(tmp_path: P
     require_startable(phases)
 
 
-def test_a_bundled_recipe_waits_for_the_rows_that_a_program_writes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bundled_recipe_waits_for_the_rows_that_a_program_writes_first(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["phases", "hybrid-tiny", "--dry-run"]) == 2
     says = "phase demonstrations: task.path = runs/hybrid-rows/demonstrations.jsonl: no such file of rows."

@@ -45,9 +45,6 @@ def credit_of(config: dict[str, object], given: Evidence):
     return build_algorithm(config).credit(given)
 
 
-# Credit.
-
-
 def test_the_reward_is_earned_by_the_last_token_and_token_rewards_where_they_are() -> None:
     """λ = 1: advantages are what is earned from there on, less V; the target is that sum."""
     given = evidence([[2.0]], [0.5, 0.25, 1.0], [[3]], token_rewards=column([-0.1, 0.0, -0.3]))
@@ -140,9 +137,6 @@ def test_without_a_critic_the_others_of_the_prompt_are_the_baseline() -> None:
     assert raw.advantages.tolist() == [3.0, 3.0, 1.0]
 
 
-# Loss terms.
-
-
 def test_half_the_squared_error_and_its_clipped_form() -> None:
     values, returns = column([0.0, 2.0, 0.5, 0.0]), column([1.0, 1.0, 1.0, -1.0])
     assert value_loss(values, returns).tolist() == pytest.approx([0.5, 0.5, 0.125, 0.5])
@@ -170,7 +164,6 @@ def test_values_are_held_to_a_reach_of_those_at_collection_and_the_share_of_them
     )
     # ½ max((V - R)², (V_c - R)²): 9 and 4, 2.25 and 2.25, 1 and 0, 9 and 16
     assert term.per_token(view).tolist() == [4.5, 1.125, 0.5, 8.0]
-    assert term.measures is not None
     assert term.measures(view)["value/clip_fraction"].tolist() == [0, 0, 0, 1]
     assert value_term(ValueLossOptions()).measures is None
 
@@ -231,9 +224,6 @@ def test_the_bound_of_a_ratio_far_off_is_never_within_the_clip() -> None:
     algorithm = build_algorithm({"name": "ppo", "baseline": "none", "clip_high": 5e8})
     loss = token_loss(algorithm, column([0.0, 0.0]), column([-800.0, 0.0]), column([-1.0, -1.0]), torch.tensor([0, 1]))
     assert loss[0].item() == pytest.approx(5e8 + 1, rel=1e-10)
-
-
-# What outlives a step.
 
 
 def test_the_controller_moves_the_coefficient_by_at_most_a_fifth_of_what_the_horizon_allows() -> None:

@@ -78,9 +78,7 @@ def shown(found: PreferenceSet) -> list[tuple[str, str, str]]:
         ({"prompt": "a", "chosen": turns("", "b")[1:], "rejected": "c"}, None),
     ],
 )
-def test_each_format_of_rows_gives_a_prompt_and_two_answers_that_continue_it(
-    row: Mapping[str, Any], expected: tuple[str, str, str] | None
-) -> None:
+def test_each_format_of_rows_gives_a_prompt_and_two_answers_that_continue_it(row, expected) -> None:
     if expected is None:
         with refused("must both be text or both be messages"):
             pairs_of([row])

@@ -85,9 +85,6 @@ def test_no_code_asks_which_member_a_finish_is() -> None:
     assert compared == []
 
 
-# Marks.
-
-
 @pytest.mark.parametrize(
     ("marks", "expected"),
     [
@@ -118,9 +115,6 @@ def test_a_mark_before_anything_was_sampled_earns_nothing() -> None:
     found = process_rewards([marked], grades(Marks(tokens=(9.0, 1.0, None, None, None, None))), new_tokenizer())
     assert found is not None
     torch.testing.assert_close(found, torch.tensor([1.0, NAN, NAN, NAN, NAN]).double(), equal_nan=True)
-
-
-# The file of a step.
 
 
 def written(path: Path, *, older: bool = False) -> Path:

@@ -62,9 +62,7 @@ def test_reinforce_has_no_baseline_or_that_of_the_whole_step() -> None:
 
 @pytest.mark.parametrize(("deviation", "degrees"), [("population", 2), ("sample", 1)])
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
-def test_grpo_divides_by_the_root_mean_square_of_its_groups_centred_returns(
-    deviation: str, degrees: int, epsilon: float
-) -> None:
+def test_grpo_divides_by_the_root_mean_square_of_its_groups_centred_returns(deviation, degrees, epsilon) -> None:
     # Each completion counts alike, however long: σ² = (mean of .55², .45², .45² + mean of .55², .45²) / degrees.
     squares = (0.55**2 + 2 * 0.45**2) / 3 + (0.55**2 + 0.45**2) / 2
     divisor = math.sqrt(squares / degrees) + epsilon

@@ -323,9 +323,7 @@ def config(folder: Path, text: str) -> str:
     return str(file)
 
 
-def test_the_command_line_goes_over_the_file_and_the_file_over_defaults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line_goes_over_the_file_and_the_file_over_defaults(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("POSTTRAIN_TRIED", "before")
     file = config(
         tmp_path,

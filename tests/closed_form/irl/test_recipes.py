@@ -131,7 +131,6 @@ def test_many_states_have_sparse_features() -> None:
 
 def test_the_course_recipe_makes_the_course_s_demonstrations() -> None:
     config = posttrain.load_recipe("irl-course")
-    assert isinstance(config, IrlConfig)
     made = make_expert_episodes(config.demonstrations, make_world(config.world))
     assert np.array_equal(made.episodes.states, course_demonstrations().states)
     assert np.array_equal(made.policy, course_expert())
@@ -173,7 +172,6 @@ def test_an_expert_of_no_temperature_is_the_limit_of_cold_ones() -> None:
     greedy = make_expert_episodes(SampledOptions(expert="greedy", num_episodes=1), world).policy
     cold = make_expert_episodes(SampledOptions(expert="soft", temperature=1e-4, num_episodes=1), world).policy
     assert greedy is not None
-    assert cold is not None
     clear = cold.max(axis=1) > 0.999  # elsewhere two ways are equally short
     assert clear.sum() > 10
     assert np.array_equal(greedy[clear].argmax(axis=1), cold[clear].argmax(axis=1))

@@ -257,9 +257,7 @@ def test_a_comparison_that_does_not_end_is_killed_and_the_others_of_its_process_
     assert found[1] in [(0.0, AnswerOutcome.TIME_LIMIT), (0.0, WRONG)]
 
 
-def test_of_questions_that_share_a_process_only_the_one_that_hangs_or_crashes_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_questions_that_share_a_process_only_the_one_that_hangs_or_crashes_is_lost(monkeypatch) -> None:
     source = """
 import os
 def compare_answers(gold, answer):

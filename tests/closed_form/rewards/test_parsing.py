@@ -92,7 +92,6 @@ def test_what_is_left_to_others(text: str) -> None:
 def test_order_counts_in_tuples_and_not_in_sets_or_lists() -> None:
     def same(one: str, other: str) -> bool:
         first, second = exact(one), exact(other)
-        assert first is not None
         assert second is not None
         return first.same(second)
 
