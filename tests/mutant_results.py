@@ -1,12 +1,19 @@
-"""What is known of each mutant, one ignored file for each source file: an interrupted run goes on where it was.
+"""Trying mutants in forks, and what is known of each, one ignored file for each source file, to go on from.
 
 A result holds as long as the source file and the mutant have the content that they had when it was tried.
 """
 
+import contextlib
 import json
+import os
+import signal
+import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from multiprocessing import Pipe
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from mutations import PACKAGE, Mutant
 
@@ -59,3 +66,36 @@ class Results:
 def digest(text: str) -> str:
     """A name for a content."""
     return sha256(text.encode()).hexdigest()[:20]
+
+
+T = TypeVar("T")
+ERRORS = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8")
+"""Where a mistake of our own is told, whatever becomes of descriptor 2."""
+
+
+class Fork(Generic[T]):
+    """Work in a process of its own, on all that this one has loaded."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.receiver, sender = Pipe(duplex=False)
+        self.process = os.fork()
+        if self.process == 0:
+            code = 1
+            try:
+                sender.send(work())
+                code = 0
+            except BaseException:
+                traceback.print_exc(file=ERRORS)
+                raise
+            finally:
+                os._exit(code)
+        sender.close()
+
+    def result(self) -> T | None:
+        """What the work gave; None where it ran out of time."""
+        given = None
+        with contextlib.suppress(EOFError):
+            given = self.receiver.recv()
+        status = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+        assert status in (0, -signal.SIGALRM), f"a fork ended with {status}"
+        return given

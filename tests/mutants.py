@@ -33,14 +33,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import hypothesis
 import pytest
 import torch
+import yaml
 from _pytest.runner import runtestprotocol
-from equivalent_mutants import EQUIVALENT
-from mutant_forks import Fork
-from mutant_groups import GROUPS, Group
-from mutant_results import Results
-from mutations import PACKAGE, Mutant, mutants
+from mutant_results import Fork, Results
+from mutations import EQUIVALENT, PACKAGE, Mutant, mutants
 
 ROOT = Path(__file__).parents[1]
+GROUPS = yaml.safe_load((ROOT / "tests" / "data" / "mutant_groups.yaml").read_text(encoding="utf-8"))
 NUM_WORKERS = 2
 NUM_EXAMPLES = 8
 """Of each property that hypothesis tests."""
@@ -289,17 +288,17 @@ def try_group(tasks: list[Task], items: Items, num_workers: int) -> bool:
     return True
 
 
-def run_group(group: Group, arguments: argparse.Namespace) -> int:
+def run_group(group: dict[str, list[str]], arguments: argparse.Namespace) -> int:
     """Whether any mutant of the group's files survives."""
     torch.set_num_threads(1)
     names: list[str] = arguments.names
-    files = [str(path.relative_to(PACKAGE)) for pattern in group.files for path in sorted(PACKAGE.glob(pattern))]
+    files = [str(path.relative_to(PACKAGE)) for pattern in group["files"] for path in sorted(PACKAGE.glob(pattern))]
     wanted = [file for file in files if not names or any(file.startswith(name) for name in names)]
     tasks = [task_of(file, again=arguments.again) for file in wanted]
     done: list[bool] = []
     if waiting := [task for task in tasks if task.waiting]:
-        paths = [path for suite in group.suites for path in sorted((ROOT / "tests" / suite).rglob("test_*.py"))]
-        asked = re.compile("|".join(rf"{re.escape(module)}\b" for module in group.modules))
+        paths = [path for suite in group["suites"] for path in sorted((ROOT / "tests" / suite).rglob("test_*.py"))]
+        asked = re.compile("|".join(rf"{re.escape(module)}\b" for module in group["modules"]))
         about = [str(path) for path in paths if asked.search(path.read_text(encoding="utf-8"))]
         collect(about, lambda items: done.append(try_group(waiting, items, arguments.workers)))
         if done != [True]:

@@ -6,7 +6,7 @@ Three rules say what is not changed, or not in the usual way:
   `dataclass` is told compute nothing.
 - A number below a thousandth or from a thousand on is a tolerance or a limit, and where exactly it lies is a choice: it
   is turned into the opposite of one.  A comparison with one is reversed; no number falls on its edge.
-- What computes the same in spite of a change is listed in `equivalent_mutants.py`, with the reason.
+- What computes the same in spite of a change is listed in data/equivalent_mutants.yaml, with the reason.
 """
 
 import ast
@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+import yaml
+
 PACKAGE = Path(__file__).parents[1] / "src" / "posttrain"
+BECAUSE: dict[str, dict[str, list[str]]] = yaml.safe_load(
+    (Path(__file__).parent / "data" / "equivalent_mutants.yaml").read_text(encoding="utf-8")
+)
+"""Reason -> file -> lines as `ast.unparse` writes them, of mutants that compute the same."""
+EQUIVALENT = {(file, line) for files in BECAUSE.values() for file, lines in files.items() for line in lines}
 
 SWAPS = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,

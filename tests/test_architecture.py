@@ -1,7 +1,6 @@
 """The rules of layout and length that a reader relies on, read from the source; there is no allow-list."""
 
 import ast
-import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.equivalent_mutants import EQUIVALENT
-from tests.mutations import mutants
+from tests.chosen_mutants import MUTANTS, mutated
+from tests.chosen_mutants import TESTS as TESTS_OF_CHOSEN
+from tests.mutations import EQUIVALENT, mutants
 from tests.support.pages import one_test_of
 
 ROOT = Path(__file__).parents[1]
@@ -294,13 +294,10 @@ def test_a_mutant_that_is_called_equivalent_is_one_that_is_made(file: str) -> No
     assert {line for name, line in EQUIVALENT if name == file} <= made
 
 
-def test_each_chosen_mutant_changes_a_line_that_is_there_and_has_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tests"))  # it is a script, and imports its neighbours as one
-    chosen = importlib.import_module("chosen_mutants")
-    for file, old, new, occurrence in chosen.MUTANTS:
-        chosen.mutated((SOURCE / file).read_text(encoding="utf-8"), old, new, occurrence)
-    assert {file for file, *_ in chosen.MUTANTS} == set(chosen.TESTS)
-    assert [test for each in chosen.TESTS.values() for test in each if not (ROOT / "tests" / test).exists()] == []
+def test_each_chosen_mutant_changes_a_line_that_is_there_and_has_tests() -> None:
+    for file, old, new, occurrence in MUTANTS:
+        mutated((SOURCE / file).read_text(encoding="utf-8"), old, new, occurrence)
+    assert [test for each in TESTS_OF_CHOSEN.values() for test in each if not (ROOT / "tests" / test).exists()] == []
 
 
 @each_source
