@@ -134,29 +134,6 @@ def test_what_may_change_its_environment_does_so() -> None:
     assert changing == set(OF_A_PROCESS_OF_ITS_OWN)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "os.environ['X'] = '1'",
-        "del os.environ['X']",
-        "os.environ.pop('X', None)",
-        "os.environ |= {'X': '1'}",
-        "os.environ = {}",
-        "environ.update(X='1')",
-        "os.environb[b'X'] = b'1'",
-        "os.putenv('X', '1')",
-    ],
-)
-def test_a_change_of_the_environment_is_found(source: str) -> None:
-    assert [*writes_to_the_environment(ast.parse(source))] == [1]
-
-
-def test_reading_the_environment_is_no_change_of_it() -> None:
-    assert [
-        *writes_to_the_environment(ast.parse("x = {**os.environ, 'X': os.environ['Y'], 'Z': os.environ.get('Z')}"))
-    ] == []
-
-
 def test_what_is_kept_for_the_process_is_what_is_listed_with_a_reason() -> None:
     assert {name for path in SOURCES for name in kept(path)} == set(KEPT_FOR_THE_PROCESS)
 
@@ -177,8 +154,3 @@ def test_state_of_a_module_is_found(source: str) -> None:
     names = module_names(module)
     changed = {name for _, name in changed_in_functions(module)} & names.keys()
     assert changed or any(is_empty_container(value) for value in names.values())
-
-
-def test_a_local_name_is_no_state_of_a_module() -> None:
-    module = ast.parse("NAMES = (1,)\ndef f(given):\n    NAMES = [2]\n    NAMES.append(given)\n    given.append(3)")
-    assert list(changed_in_functions(module)) == []

@@ -304,20 +304,6 @@ def test_a_remedy_that_cannot_be_followed_is_found(file: str, says: str, offence
     assert offends(Text(file, 1, says)) == offence
 
 
-@pytest.mark.parametrize(
-    ("file", "says"),
-    [
-        ("runs/x.py", "choose another run.folder (--run.folder)"),
-        ("runs/x.py", "continue with --resume {} (in Python train(config, resume=True))"),
-        ("commands/x.py", "choose another folder with --run.folder, or `posttrain rl --help`"),
-        ("rewards/x.py", "give it `workers: 1` in the recipe, reward_function(call, workers=1) in Python"),
-        ("runs/x.py", "groups: call grade(on_error='none') once for each size"),
-    ],
-)
-def test_a_remedy_that_can_be_followed_is_left_alone(file: str, says: str) -> None:
-    assert offends(Text(file, 1, says)) == ""
-
-
 def test_texts_are_found_whole_and_once() -> None:
     source = 'def f(a):\n    """A docstring --no-flag."""\n    raise E(f"one {a}" " two" + g(a) + "three four")\n'
     assert [text.says for text in told_in(source)] == ["one {} two{}three four"]

@@ -22,10 +22,6 @@ BETWEEN = "\x1e"
 COMMANDS = [command for path in TUTORIALS for command in commands(path.read_text(encoding="utf-8"))]
 
 
-def test_there_are_tutorials() -> None:
-    assert [path.name for path in TUTORIALS] == ["irl.md"]
-
-
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_the_blocks_of_a_tutorial_print_what_stands_under_them(path: Path, tmp_path: Path) -> None:
     found = blocks(path.read_text(encoding="utf-8"))

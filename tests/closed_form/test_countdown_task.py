@@ -1,28 +1,18 @@
 """The Countdown task: what prompts say and carry, and what counts as a try of a search."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from posttrain.options.task import CountdownOptions
-from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
+from posttrain.records import Prompt
 from posttrain.rewards.countdown import Countdown, Outcome
 from posttrain.rewards.grading.grade import grade
-from posttrain.tasks.base import DRAWS_PER_STEP, Messages
+from posttrain.tasks.base import DRAWS_PER_STEP
 from posttrain.tasks.countdown_problems import held_out
 from posttrain.tasks.countdown_task import CountdownTask, Search, chat_prompt, compact, search, search_statistics
-
-
-class CharacterRenderer:
-    """One token per character, and messages one after another."""
-
-    def render(self, content: str | Messages, *, id: str, prefill: str, columns: Mapping[str, object]) -> Prompt:
-        messages = None if isinstance(content, str) else tuple(content)
-        text = content if isinstance(content, str) else "\n".join(turn["content"] for turn in content)
-        text += prefill
-        tokens = tuple(map(ord, text))
-        return Prompt(id=id, text=text, tokens=tokens, prefill=prefill, messages=messages, columns=columns)
+from tests.support.dataset_rows import CharacterRenderer
+from tests.support.sequences import group_of
 
 
 def task(seed: int = 0, **options: Any) -> CountdownTask:
@@ -31,13 +21,7 @@ def task(seed: int = 0, **options: Any) -> CountdownTask:
 
 def score(prompt: Prompt, completion: str, own: CountdownTask) -> tuple[float, str]:
     """What the task's own rewards say of a completion."""
-    tokens = tuple(map(ord, completion))
-    rollout = Rollout(
-        sample=0,
-        sequence=TokenSequence.one_turn(tokens, logprobs=(0.0,) * len(tokens), finish=Finish.STOP),
-        text=completion,
-    )
-    grades = grade([Group(prompt=prompt, draw=0, rollouts=(rollout,))], own.reward_functions)
+    grades = grade([group_of(completion, prompt=prompt)], own.reward_functions)
     return float(grades.rewards[0, 0]), grades.outcomes[grades.names[0]][0][0]
 
 

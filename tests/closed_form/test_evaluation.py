@@ -41,10 +41,11 @@ def test_pass_at_k_is_the_share_of_choices_of_k_samples_that_hold_a_right_one(k:
     assert pass_at_k(correct, k) == pytest.approx(np.array(by_hand), abs=1e-15)
 
 
-def test_pass_at_1_is_the_accuracy_and_pass_at_n_whether_any_is_right() -> None:
-    correct = np.array([[0.0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 0, 1]])
-    assert pass_at_k(correct, 1).tolist() == [0, 1 / 4, 3 / 4]
-    assert pass_at_k(correct, 4).tolist() == [0, 1, 1]
+def test_the_chance_that_one_of_k_is_right_is_of_scored_samples() -> None:
+    nan = np.nan
+    correct = np.array([[1.0, 0, 0, nan], [nan, nan, 1, 0], [0, 0, 0, 0]])
+    assert pass_at_k(correct, 3).tolist() == [1.0, 0.0]  # 1 of 3; too few; none of 4
+    assert pass_at_k(correct, 2).tolist() == pytest.approx([2 / 3, 1.0, 0.0])
 
 
 def test_the_interval_covers_the_truth_nineteen_times_in_twenty() -> None:
@@ -57,6 +58,10 @@ def test_the_interval_covers_the_truth_nineteen_times_in_twenty() -> None:
         covered += low <= 0.3 <= high
     # Binomial(300, 0.95) is 285 with deviation 3.8; percentile intervals of 100 values cover about 94%.
     assert 0.90 <= covered / 300 <= 0.98
+    # √(.5 · .5 / 400) = .025, and 1.96 of it on either side
+    assert bootstrap_interval(np.array([0.0, 1.0] * 200)) == pytest.approx((0.451, 0.549), abs=0.004)
+    assert bootstrap_interval(np.full(9, 0.3)) == pytest.approx((0.3, 0.3))
+    assert bootstrap_interval(np.array([0.2, 0.9])) == bootstrap_interval(np.array([0.2, 0.9]))
 
 
 @pytest.mark.parametrize("problems", [8, 32])
@@ -65,39 +70,24 @@ def test_the_interval_of_few_or_extreme_shares_covers_the_truth_too(problems: in
     # The bootstrap's covered it in 15% (8 problems at .02) to 78% (32 at .95) of evaluations.
     right = np.random.default_rng(5).random((200, problems)) < share
     intervals = [share_interval(each.astype(float)) for each in right]
-    covered = [low <= share <= high for low, high in intervals]
-    assert np.mean(covered) >= 0.91
+    assert np.mean([low <= share <= high for low, high in intervals]) >= 0.91
     assert all(low < high for low, high in intervals)
 
 
-def test_nothing_solved_is_no_proof_of_0() -> None:
+def test_nothing_solved_is_no_proof_of_0_and_equal_scores_are_no_point() -> None:
+    """Resampling equal ones gives a point, as though no other problem could score otherwise."""
     for problems in (1, 8, 32):
         end = pytest.approx(beta.ppf(0.975, 0.5, problems + 0.5), abs=1e-4)  # of 8 it is .262
         assert share_interval(np.zeros(problems)) == (0.0, end)
     low, high = share_interval(np.array([0.5, 0.0, 0.25, 0.0]))  # .1875 of four
     assert (low, high) == pytest.approx(beta.ppf([0.025, 0.975], 0.75 + 0.5, 3.25 + 0.5), abs=1e-4)
-    many = np.array([0.0, 1.0] * 200)
+    many, solved, lengths = np.array([0.0, 1.0] * 200), np.zeros((4, 2)), np.full((4, 2), 7.0)
     assert share_interval(many) == bootstrap_interval(many), "of many problems it is the bootstrap's"
-
-
-def test_equal_scores_have_the_interval_of_a_share_or_none() -> None:
-    """Resampling them gives a point, as though no other problem could score otherwise."""
-    solved = np.zeros((4, 2))
     assert score_interval(solved.mean(axis=1), solved) == share_interval(np.zeros(4))
-    lengths = np.full((4, 2), 7.0)
     assert score_interval(lengths.mean(axis=1), lengths) is None
     lengths[0, 0], lengths[1, 1] = 9.0, np.nan
     means = np.nanmean(lengths, axis=1)
     assert score_interval(means, lengths) == bootstrap_interval(means)
-
-
-def test_the_interval_is_over_problems_and_has_the_width_of_the_central_limit() -> None:
-    # √(.5 · .5 / 400) = .025, and 1.96 of it on either side
-    low, high = bootstrap_interval(np.array([0.0, 1.0] * 200))
-    assert low == pytest.approx(0.5 - 0.049, abs=0.004)
-    assert high == pytest.approx(0.5 + 0.049, abs=0.004)
-    assert bootstrap_interval(np.full(9, 0.3)) == pytest.approx((0.3, 0.3))
-    assert bootstrap_interval(np.array([0.2, 0.9])) == bootstrap_interval(np.array([0.2, 0.9]))
 
 
 def even(completion_ids: list[list[int]]) -> list[float]:
@@ -106,6 +96,17 @@ def even(completion_ids: list[list[int]]) -> list[float]:
 
 
 QUESTIONS = Questions(prompts=some_prompts([3, 5, 2, 4]), judge=reward_function(even), max_completion_tokens=6, seed=3)
+NOTHING = reward_function(lambda completions: [None] * len(completions), name="none")
+
+
+def evaluated(samples: int = 8, *, engine: Engine | None = None, **changes: object) -> tuple[dict, tuple[Group, ...]]:
+    """A full evaluation, of a tiny policy unless there is an engine, with changed questions."""
+    engine = engine or InProcessEngine(tiny_policy())
+    return full_evaluation(engine, replace(QUESTIONS, **changes), samples=samples)
+
+
+def said_in(groups: Sequence[Group]) -> list[list[tuple[int, ...]]]:
+    return [[rollout.tokens for rollout in group.rollouts] for group in groups]
 
 
 def tokens(answers: object) -> list[tuple[int, ...]]:
@@ -142,7 +143,7 @@ def test_what_could_not_be_scored_is_neither_right_nor_wrong() -> None:
 
     engine, questions = InProcessEngine(tiny_policy()), replace(QUESTIONS, judge=reward_function(seldom))
     results, groups = full_evaluation(engine, questions, samples=8)
-    scores = [seldom([rollout.tokens for rollout in group.rollouts]) for group in groups]
+    scores = [seldom(row) for row in said_in(groups)]
     scored = [[score for score in row if score is not None] for row in scores]
     assert 0 < sum(map(len, scored)) < 32
     assert results["accuracy_sampled"] == pytest.approx(np.mean([np.mean(row) for row in scored if row]))
@@ -151,36 +152,27 @@ def test_what_could_not_be_scored_is_neither_right_nor_wrong() -> None:
     full = [row for row in scored if len(row) == 8]
     assert results["pass_at_8"] == (pytest.approx(np.mean([any(row) for row in full])) if full else None)
 
-    nothing = replace(QUESTIONS, judge=reward_function(lambda completions: [None] * len(completions), name="none"))
+    nothing = replace(QUESTIONS, judge=NOTHING)
     results, _ = full_evaluation(engine, nothing, samples=8)
     assert results["accuracy_sampled"] is results["accuracy_greedy"] is results["pass_at_8"] is None
     assert results["num_unscored"] == 36
     assert brief_evaluation(engine, nothing, problems=3) == {"eval/num_unscored": 3}
 
 
-def test_the_chance_that_one_of_k_is_right_is_of_scored_samples() -> None:
-    nan = np.nan
-    correct = np.array([[1.0, 0, 0, nan], [nan, nan, 1, 0], [0, 0, 0, 0]])
-    assert pass_at_k(correct, 3).tolist() == [1.0, 0.0]  # 1 of 3; too few; none of 4
-    assert pass_at_k(correct, 2).tolist() == pytest.approx([2 / 3, 1.0, 0.0])
-
-
 def test_the_full_evaluation_reports_the_answers_it_got() -> None:
     engine = InProcessEngine(tiny_policy())
-    results, groups = full_evaluation(engine, QUESTIONS, samples=8)
-    right = np.array([even([rollout.tokens for rollout in group.rollouts]) for group in groups])
+    results, groups = evaluated(engine=engine)
+    right = np.array([even(row) for row in said_in(groups)])
     assert 0 < right.mean() < 1
     assert results["accuracy_sampled"] == right.mean()
     assert results["pass_at_8"] == right.any(axis=1).mean()
     low, high = results["accuracy_sampled_interval"]
     assert low < right.mean() < high
-    greedy = sample_answers(
-        engine, replace(QUESTIONS, seed=99), samples=1, greedy=True
-    )  # no seed changes the likeliest token
-    assert results["accuracy_greedy"] == greedy.correct.mean()
-    few, _ = full_evaluation(engine, QUESTIONS, samples=2)
+    other_seed = replace(QUESTIONS, seed=99)  # no seed changes the likeliest token
+    assert results["accuracy_greedy"] == sample_answers(engine, other_seed, samples=1, greedy=True).correct.mean()
+    few, _ = evaluated(2, engine=engine)
     assert few["pass_at_8"] is None
-    none, nobody = full_evaluation(engine, replace(QUESTIONS, prompts=[]), samples=8)
+    none, nobody = evaluated(prompts=[])
     assert none["num_problems"] == 0
     assert none["accuracy_sampled"] is none["mean_length"] is None
     assert nobody == ()
@@ -191,11 +183,9 @@ def test_what_the_judge_logs_of_held_out_answers_is_in_the_results() -> None:
         log_metric("seen", 2.5)
         return even(completion_ids)
 
-    engine = InProcessEngine(tiny_policy())
-    results, _ = full_evaluation(engine, replace(QUESTIONS, judge=reward_function(telling)), samples=2)
+    results, _ = evaluated(2, judge=reward_function(telling))
     assert results["logged"] == {"telling/seen": 2.5}
-    silent, _ = full_evaluation(engine, QUESTIONS, samples=2)
-    assert "logged" not in silent
+    assert "logged" not in evaluated(2)[0]
 
 
 def length(completion_ids: list[list[int]]) -> list[float | None]:
@@ -205,7 +195,7 @@ def length(completion_ids: list[list[int]]) -> list[float | None]:
 
 def paid(group: Group) -> list[float]:
     """even + .5 length, worked out again."""
-    said = [rollout.tokens for rollout in group.rollouts]
+    (said,) = said_in([group])
     return [e + 0.5 * (n or 0.0) for e, n in zip(even(said), length(said), strict=True)]
 
 
@@ -225,11 +215,10 @@ def test_the_held_out_reward_is_the_weighted_sum_of_training_and_a_judge_that_is
     means = np.array([np.mean(paid(group)) for group in groups])
     assert results["reward"] == pytest.approx(means.mean(), abs=1e-12)
     assert results["reward_interval"] == pytest.approx(bootstrap_interval(means))
-    alone, _ = full_evaluation(InProcessEngine(tiny_policy()), QUESTIONS, samples=3)
+    alone, _ = evaluated(3)
     assert alone["reward"] is alone["reward_interval"] is None
-    assert {name: alone[name] for name in alone if "reward" not in name} == {
-        name: results[name] for name in results if "reward" not in name
-    }
+    without = [{name: each[name] for name in each if "reward" not in name} for each in (alone, results)]
+    assert without[0] == without[1]
     brief = brief_evaluation(InProcessEngine(tiny_policy()), questions, problems=2)
     assert brief["eval/reward"] == pytest.approx(np.mean([paid(group)[0] for group in groups[:2]]))
     low, high = brief.get("eval/reward_low"), brief.get("eval/reward_high")
@@ -238,22 +227,17 @@ def test_the_held_out_reward_is_the_weighted_sum_of_training_and_a_judge_that_is
 
 def test_a_gate_changes_what_is_paid_and_not_what_is_right() -> None:
     gated = reward_function(even, gate="long")
-    gate = reward_function(
-        lambda completion_ids: [float(len(ids) > 5) for ids in completion_ids], name="long", weight=0.0
-    )
-    questions = replace(QUESTIONS, judge=gated.unconditional(), rewards=(gated, gate))
-    results, groups = full_evaluation(InProcessEngine(tiny_policy()), questions, samples=8)
-    said = [[rollout.tokens for rollout in group.rollouts] for group in groups]
-    right = np.array([even(row) for row in said])
-    long = np.array([[len(ids) > 5 for ids in row] for row in said])
+    gate = reward_function(lambda completion_ids: [float(len(i) > 5) for i in completion_ids], name="long", weight=0.0)
+    results, groups = evaluated(judge=gated.unconditional(), rewards=(gated, gate))
+    right = np.array([even(row) for row in said_in(groups)])
+    long = np.array([[len(ids) > 5 for ids in row] for row in said_in(groups)])
     assert results["accuracy_sampled"] == right.mean()
     assert results["reward"] == pytest.approx((right * long).mean())
     assert results["reward"] < results["accuracy_sampled"]
 
 
 def test_a_reward_without_a_judge_is_measured_too() -> None:
-    nothing = reward_function(lambda completions: [None] * len(completions), name="none")
-    questions = replace(QUESTIONS, judge=nothing, rewards=(nothing, reward_function(length)))
+    questions = replace(QUESTIONS, judge=NOTHING, rewards=(NOTHING, reward_function(length)))
     results, _ = full_evaluation(InProcessEngine(tiny_policy()), questions, samples=2)
     assert results["accuracy_sampled"] is None
     assert results["reward"] is not None
@@ -311,8 +295,7 @@ def test_a_policy_that_may_not_give_up_goes_on_to_the_limit() -> None:
 
 def test_without_a_tag_of_one_token_or_without_problems_nobody_can_say_whether_it_gave_up() -> None:
     engine = InProcessEngine(tiny_policy())
-    results, _ = full_evaluation(engine, QUESTIONS, samples=1)
-    assert "accuracy_never_giving_up" not in results
+    assert "accuracy_never_giving_up" not in evaluated(1, engine=engine)[0]
     assert never_giving_up(engine, replace(QUESTIONS, prompts=[])) is None
     assert never_giving_up(engine, QUESTIONS, replace(NEVER_GIVING_UP, suppressed=("0", "00"))) is None
 
@@ -386,10 +369,9 @@ def test_the_data_sets_of_a_mixture_are_measured_apart_and_in_the_order_of_their
     apart = results["sources"]
     assert list(apart) == list("abcdefgh")
     for source, numbers in apart.items():
-        of_source = [[r.tokens for r in group.rollouts] for group in groups if group.prompt.source == source]
+        of_source = said_in([group for group in groups if group.prompt.source == source])
         assert numbers["num_problems"] == len(of_source) == names.count(source)
         assert numbers["accuracy_sampled"] == np.mean([even(row) for row in of_source])
         means = [np.mean([n for n in length(row) if n is not None]) for row in of_source]
         assert numbers["reward"] == pytest.approx(np.mean(means), abs=1e-12)
-    alone, _ = full_evaluation(InProcessEngine(tiny_policy()), QUESTIONS, samples=1)
-    assert "sources" not in alone
+    assert "sources" not in evaluated(1)[0]

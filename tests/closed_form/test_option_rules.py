@@ -328,10 +328,6 @@ CASES = [
 ]
 
 
-def test_there_are_bounds() -> None:
-    assert len(CASES) > 200
-
-
 @pytest.mark.parametrize(("options", "name", "value"), CASES)
 def test_what_is_out_of_bounds_is_refused_by_name_and_value(options: Any, name: str, value: object) -> None:
     given = {each.name: "" for each in fields(options) if each.default is MISSING and each.default_factory is MISSING}

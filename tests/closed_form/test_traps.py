@@ -1,7 +1,8 @@
 """Mistakes of notebooks that teach this, each beside what we do: theirs fails the test that ours passes.
 
 The numbers are those of the list of traps in the design.  10 and 11, about Countdown's rule, are in
-test_countdown_rewards.py.
+test_countdown_rewards.py; 12, the choice of a deviation and a denominator, is in test_advantages.py and
+test_algorithms.py.
 """
 
 import math
@@ -11,7 +12,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posttrain.algorithms.advantages import group_zscore
 from posttrain.algorithms.table import build_algorithm
 from posttrain.generation.engine import sample_groups
 from posttrain.generation.in_process import InProcessEngine
@@ -28,7 +28,6 @@ from tests.support.refusals import refused
 from tests.support.sequences import resampled
 from tests.support.tiny import (
     STOP_IDS,
-    advantage,
     batch_of,
     gradient_of_update,
     next_logprobs,
@@ -252,31 +251,3 @@ def test_9_samples_of_a_cut_distribution_are_not_on_policy_under_the_full_one() 
         gain = [cut - own for own, cut in zip(rollout.logprobs, rollout.cut_logprobs, strict=True)]
         # At least 0.9 of the mass was kept, and of 24 tokens some was always cut.
         assert all(0 < kept <= -math.log(0.9) + 1e-12 for kept in gain)
-
-
-def test_12_the_deviation_and_the_denominator_are_named_choices() -> None:
-    # Rewards 1, 1, 1, 1, 0, 0, 0, 0: the mean is 1/2 and the sum of squares 2, so the deviation is √(2/8) = 1/2 of the
-    # population and √(2/7) of the sample: ±1 and ±.9354.
-    rewards = torch.tensor([[1.0] * 4 + [0.0] * 4], dtype=torch.float64)
-    assert group_zscore(rewards)[0].tolist() == pytest.approx([1.0] * 4 + [-1.0] * 4)
-    sample = group_zscore(rewards, deviation="sample")[0].tolist()
-    assert sample == pytest.approx([0.5 / math.sqrt(2 / 7)] * 4 + [-0.5 / math.sqrt(2 / 7)] * 4)
-    assert torch.equal(advantage(build_algorithm({"name": "grpo"}), rewards), group_zscore(rewards))
-
-    # One token; π = e^-1, μ = e^-1.1, ref = e^-1.4: the ratio is e^.1 to μ and e^.4 to the reference.  Advantage -1
-    # bounds neither from above.
-    policy = tiny_policy()
-    own = our_logprobs(policy)[0].item()
-    group = written_group(PROMPT, [COMPLETION[:1]])
-    group = replace(group, rollouts=(resampled(group.rollouts[0], logprobs=(own - 0.1,)),))
-    log_ref = torch.tensor([own - 0.4], dtype=torch.float64)
-    choices = (
-        ({}, math.exp(0.1)),
-        ({"ratio_to": "behaviour"}, math.exp(0.1)),
-        ({"ratio_to": "reference"}, math.exp(0.4)),
-    )
-    for choice, expected in choices:
-        algorithm = build_algorithm({"name": "grpo", **choice})
-        batch = batch_of([group], [[-1.0]], algorithm, reference_logprobs=log_ref)
-        _, metrics = gradient_of_update(policy, batch, Objective(algorithm=algorithm, temperature=1.0))
-        assert metrics["loss"] == pytest.approx(expected, rel=1e-10)

@@ -8,6 +8,8 @@ from typing import Any
 from posttrain.models.loading.new_model import new_tokenizer
 from posttrain.models.rendering import TokenizerRenderer
 from posttrain.options.dataset import DatasetOptions
+from posttrain.records import Prompt
+from posttrain.tasks.base import Messages
 from posttrain.tasks.dataset import DatasetTask
 
 RENDERER = TokenizerRenderer(new_tokenizer())
@@ -25,3 +27,14 @@ def task_of_rows(
 def json_lines(path: Path, rows: Sequence[Mapping[str, object]]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+class CharacterRenderer:
+    """One token per character, and messages one after another."""
+
+    def render(self, content: str | Messages, *, id: str, prefill: str, columns: Mapping[str, object]) -> Prompt:
+        messages = None if isinstance(content, str) else tuple(content)
+        text = content if isinstance(content, str) else "\n".join(turn["content"] for turn in content)
+        text += prefill
+        tokens = tuple(map(ord, text))
+        return Prompt(id=id, text=text, tokens=tokens, prefill=prefill, messages=messages, columns=columns)

@@ -207,30 +207,6 @@ def test_the_courses_algorithm_takes_lists_and_sparse_features() -> None:
         recover_reward(endless, np.eye(9), np.array([9]), walks)
 
 
-PROGRAM = """
-import numpy as np
-from posttrain.errors import UserError
-from posttrain.irl import GridWorld, LinearReward, MaxCausalEntIRL, MaxEntIRL
-for make in (
-    lambda: MaxCausalEntIRL(objective="duel"), lambda: MaxCausalEntIRL(solver="adam"),
-    lambda: MaxCausalEntIRL(l2=np.nan), lambda: MaxEntIRL(gradient="algorithm 1"),
-    lambda: LinearReward(features=np.eye(9), on="edge").bound(GridWorld(3)),
-):
-    try:
-        make()
-        print("accepted")
-    except UserError as error:
-        print(error)
-"""
-
-
-def test_each_is_refused_by_name() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
-    assert [line.split(": ")[0] for line in done.stdout.splitlines()] == [
-        "objective = 'duel'", "solver = 'adam'", "l2 = nan", "gradient = 'algorithm 1'", "on = 'edge'",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("fitter", "name", "value"),
     [

@@ -1,10 +1,16 @@
-"""The functions of `posttrain.course` at the values that the course tries, beside its own where that is wrong."""
+"""The functions of `posttrain.course`, its loss of whole completions, and slips that docs/course.md lists, by hand."""
 
 import math
+import random
+import re
+from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 import torch
 
+from posttrain.algorithms.losses import mean_over_sequences
+from posttrain.algorithms.table import build_algorithm
 from posttrain.course import (
     ALGORITHM,
     calc_kl_penalty,
@@ -16,8 +22,10 @@ from posttrain.course import (
     grpo_sequence_loss,
 )
 from posttrain.rewards.countdown import countdown
-from posttrain.rewards.shaping import graded_format
+from posttrain.rewards.shaping import graded_format, line_format, strict_format
+from posttrain.trl import ModelConfig, get_peft_config
 from tests.support.refusals import refused
+from tests.support.sequences import doubles
 from tests.support.tiny import advantage, token_loss
 
 PAIR = torch.tensor([[[math.log(3.0), 0.0], [0.0, 0.0]]])  # probabilities 3/4, 1/4 and 1/2, 1/2
@@ -226,3 +234,144 @@ def test_the_course_s_examples_of_rewards_earn_here_what_they_earn_there() -> No
     assert [each.score for each in graded_format(completions=texts, finish_reasons=finish)] == [1, 0, 1, 1]
     graded = countdown(completions=texts, finish_reasons=finish, numbers=numbers, target=target)
     assert [each.score for each in graded] == [0, 0, 0, 1]
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "course.md").read_text(encoding="utf-8")
+
+
+def scores(reward: object, text: str) -> float:
+    assert callable(reward)
+    [graded] = reward(completions=[text], finish_reasons=["stop"])
+    return float(graded.score)
+
+
+def test_text_behind_the_answer_is_paid_for_by_the_homework_and_a_second_answer_by_the_page_on_trl() -> None:
+    homework = re.compile(r"^<think>\n[\s\S]*\n</think>\n<answer>\n[\s\S]*\n</answer>$", re.MULTILINE)
+    page = r"^<think>([^<]*(?:<(?!/?think>)[^<]*)*)<\/think>\n<answer>([\s\S]*?)<\/answer>$"
+    behind = "<think>\na\n</think>\n<answer>\n1\n</answer>\nand more"
+    second = "<think>a</think>\n<answer>1</answer> junk <answer>2</answer>"
+    assert homework.match(behind) is not None
+    assert re.search(page, behind, re.DOTALL) is None
+    assert re.search(page, second, re.DOTALL) is not None
+    assert [scores(line_format, behind), scores(strict_format, behind), scores(strict_format, second)] == [0, 0, 0]
+    rows = {
+        line.split("|")[2].strip(): line for line in PAGE.splitlines() if line.startswith("|") and "MULTILINE" in line
+    }
+    assert list(rows) == ["`format_reward(responses)`"]
+
+
+def test_the_simulation_of_group_sizes_draws_rewards_of_mean_minus_a_sixth() -> None:
+    rewards = [1.0, -0.5, -1.0]
+    assert fmean(rewards) == pytest.approx(-1 / 6)
+    deviation = math.sqrt(fmean([(each - fmean(rewards)) ** 2 for each in rewards]))
+    assert deviation == pytest.approx(0.85, abs=0.005)
+    random.seed(42)  # as there
+    for size in (2, 4, 8, 16, 32):
+        means = [fmean(random.choice(rewards) for _ in range(size)) for _ in range(1000)]
+        assert -0.19 < fmean(means) < -0.15
+        assert stdev(means) == pytest.approx(deviation / math.sqrt(size), rel=0.06)
+
+
+def test_the_answers_that_are_said_to_hack_the_format_earn_half() -> None:
+    answers = [
+        "Let me think about this. I'll try 25 × 4 = 100, then 100 - 3 = 97. Actually, let me try...",
+        "<think>numbers</think>\n<answer>random equation</answer>",
+        "<think>try multiply</think>\n<answer>25 × 4 - 3</answer>",
+    ]
+
+    def course(text: str) -> float:
+        """The notebook's format_reward_func; its equation_reward_func gives all three 0."""
+        if not re.search(r"<think>.*?</think>\s*\n\s*<answer>.*?</answer>", text, re.DOTALL):
+            return 0.0
+        answer = re.search(r"<answer>(.*?)</answer>", text, re.DOTALL)
+        return 1.0 if re.match(r"^[\d+\-*/().\s]+$", answer.group(1).strip()) else 0.5
+
+    assert [course(text) for text in answers] == [0, 0.5, 0.5]
+    assert [scores(graded_format, text) for text in answers] == [0, 0.5, 0.5]
+
+
+def test_the_facade_says_that_four_bits_do_not_reach_a_model_that_is_given_by_name(capsys) -> None:
+    get_peft_config(ModelConfig(model_name_or_path="org/name", use_peft=True, load_in_4bit=True))
+    assert "load_in_4bit = True: give get_quantization_config" in capsys.readouterr().out
+
+
+COURSE = {
+    "name": "gspo",
+    "sequence_ratio": "product",
+    "ratio_to": "reference",
+    "clip_low": 0.2,
+    "clip_high": 0.2,
+    "kl": {"coefficient": 0.1, "level": "completion"},
+}
+LENGTHS = torch.tensor([1, 3, 2, 4])
+ROLLOUT = torch.arange(4).repeat_interleave(LENGTHS)
+
+
+def spread(totals: torch.Tensor) -> torch.Tensor:
+    """Log-probs of tokens that add up to those of their completions, no two tokens of one alike."""
+    shares = torch.arange(1, len(ROLLOUT) + 1).double()
+    return totals[ROLLOUT] * shares / torch.zeros(4).double().index_add(0, ROLLOUT, shares)[ROLLOUT]
+
+
+def update_loss(config: dict[str, object], logprobs: torch.Tensor) -> torch.Tensor:
+    """The loss of an update on four completions, of 1, 3, 2 and 4 tokens; μ is the policy as it is."""
+    weights = mean_over_sequences(LENGTHS, torch.ones(4, dtype=torch.bool), max_completion_tokens=9)[ROLLOUT]
+    advantages, reference = doubles(1.2, -0.4, 0.5, -1)[ROLLOUT], spread(doubles(0.5, 0.5, 0.6, 0.4).log())
+    behaviour = logprobs.detach()
+    losses = token_loss(build_algorithm(config), logprobs, behaviour, advantages, ROLLOUT, reference=reference)
+    return (weights * losses).sum()
+
+
+def test_the_loss_of_four_completions_is_the_courses_value() -> None:
+    # Of the wholes π = (.6, .4, .7, .3) and ref = (.5, .5, .6, .4): ρ = (1.2, .8, 7/6, .75), clipped at .2.
+    # -min(ρA, clip(ρ)A) = (-1.44, .32, -.58333, .8), whose mean is -.2258333;
+    # k3 = ref/π - 1 - ln(ref/π) = (.0156549, .0268564, .0112936, .0456513), whose mean is .0248640.
+    loss = update_loss(COURSE, spread(doubles(0.6, 0.4, 0.7, 0.3).log()))
+    assert loss.item() == pytest.approx(-0.2233469, abs=5e-8)
+
+
+def test_a_completion_whose_whole_has_left_the_range_learns_from_the_kl_alone() -> None:
+    # Completion 0 is 1.3 times as likely as under the reference and wanted: no surrogate; k3's slope is .1 (1 - 1/1.3)
+    # under a weight of 1/4.  Completion 3 is .75 times as likely and not wanted: .1 (1 - 1/.75) under 1/4 at every
+    # token, as each of four losses with a weight of 1/16 moves with each of the four tokens.
+    logprobs = spread(doubles(0.65, 0.5, 0.6, 0.3).log()).requires_grad_()
+    update_loss(COURSE, logprobs).backward()
+    slopes = logprobs.grad.split(LENGTHS.tolist())
+    assert slopes[0].tolist() == pytest.approx([0.1 * (1 - 1 / 1.3) / 4], rel=1e-12)
+    assert slopes[3].tolist() == pytest.approx([0.1 * (1 - 1 / 0.75) / 4] * 4, rel=1e-12)
+    # Completion 1 is as likely as under the reference: ρ = 1, k3 is flat, and the slope is -A / 4.
+    assert slopes[1].tolist() == pytest.approx([0.4 / 4] * 3, rel=1e-12)
+
+
+# Trap: `disable_adapter()` is called and never entered, so that the reference is the policy.
+def test_where_the_reference_is_the_policy_itself_nothing_is_clipped_and_nothing_pulled() -> None:
+    # ρ = 1 and k3 = 0 whose slope is 0: what is left is -A ∇log π(y), on the mean over completions, as with a ratio
+    # to the policy that sampled and without a KL.
+    reference = spread(doubles(0.5, 0.5, 0.6, 0.4).log())
+    on_policy = {**COURSE, "ratio_to": "behaviour", "kl": None}
+    for config in (COURSE, on_policy):
+        logprobs = reference.clone().requires_grad_()
+        update_loss(config, logprobs).backward()
+        expected = -doubles(1.2, -0.4, 0.5, -1)[ROLLOUT] / 4
+        assert logprobs.grad.tolist() == pytest.approx(expected.tolist(), rel=1e-12)
+
+
+def test_the_kl_of_completions_is_reported_beside_the_kl_per_token() -> None:
+    whole, token = (
+        build_algorithm({"name": "grpo", "kl": {"coefficient": 1, "level": level}}).terms[1]
+        for level in ("completion", "token")
+    )
+    assert (whole.metric_name, token.metric_name) == ("loss/kl", "kl")
+
+
+def test_a_token_is_pulled_by_its_whole_completion() -> None:
+    # x = ln 2 at one token and -ln 2 at the other: tokens alone are pulled apart, the completion not at all.
+    grads = {}
+    for level in ("token", "completion"):
+        logprobs = doubles(-1 + math.log(2), -1 - math.log(2)).requires_grad_()
+        term = build_algorithm({"name": "grpo", "kl": {"coefficient": 1, "level": level}})
+        columns = (logprobs.detach(), torch.zeros(2).double(), torch.zeros(2, dtype=torch.int64))
+        token_loss(term, logprobs, *columns, reference=doubles(-1, -1)).sum().backward()
+        grads[level] = logprobs.grad.tolist()
+    assert grads["token"] == pytest.approx([1 - 1 / 2, 1 - 2], rel=1e-12)
+    assert grads["completion"] == pytest.approx([0, 0], abs=1e-12)
