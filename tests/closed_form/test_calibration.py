@@ -9,8 +9,8 @@ from scipy.stats import beta
 
 from posttrain.records import Preference, Prompt, TokenSequence
 from posttrain.runs.intervals import mean_intervals
+from posttrain.training.pair_updates import PairScores
 from posttrain.training.reward_model.calibration import CALIBRATION, WITH_INTERVAL, HeldOutPairs, held_out_pairs
-from posttrain.training.reward_model.pair_scores import PairScores
 from tests.support.sequences import doubles
 
 LN3 = math.log(3)

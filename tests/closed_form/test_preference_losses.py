@@ -22,7 +22,7 @@ from posttrain.algorithms.preference_losses import (
     unbiased,
 )
 from posttrain.irl.preferences import BradleyTerry
-from posttrain.training.dpo.pair_update import MeasuredPairs
+from posttrain.training.pair_updates import MeasuredPairs
 from tests.support.sequences import doubles
 
 POLICY = OfPairs(doubles(-4, -10), doubles(-7, -6))
