@@ -42,9 +42,7 @@ def test_what_reaches_the_page_is_text_without_anything_that_steers(text: str, t
 
 
 @each_text
-def test_what_reaches_the_terminal_steers_nothing_and_cannot_pass_for_ours(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_reaches_the_terminal_steers_nothing_and_cannot_pass_for_ours(text, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr("builtins.input", lambda prompt="": "q")
     made = ballot(tmp_path, [written_pair(text, f"fine\n{text}\nEvery pair is judged.", prompt=text)])
     ask_in_terminal(made, "Which?")

@@ -1,6 +1,6 @@
 """Hostile Countdown completions: each gets its verdict, is paid for nothing twice, and is read in no time."""
 
-import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from posttrain.rewards.countdown import CountdownSteps, countdown, countdown_last
 from posttrain.rewards.grading.answers import ProcessReward
-from posttrain.rewards.shaping import graded_format, last_format, strict_format
 from tests.support.hostile_texts import built, read
+from tests.support.timing import milliseconds
 
 ATTACKS = read("countdown.jsonl")
 GRADERS = {"strict": countdown, "last": countdown_last}
@@ -50,13 +50,7 @@ def test_it_is_graded_in_a_millisecond_per_kilobyte(attack: dict[str, Any]) -> N
     columns = columns_of(attack)
     kilobytes = len(columns["completions"][0].encode("utf-8", "surrogatepass")) / 1000
     for reward in (countdown, countdown_last, strict_format, last_format, graded_format):
-        assert min(seconds(reward, columns) for _ in range(3)) < 1e-3 * max(1.0, kilobytes)
-
-
-def seconds(reward: Any, columns: dict[str, Any]) -> float:
-    start = time.process_time()
-    reward(**columns)
-    return time.process_time() - start
+        assert min(milliseconds(partial(reward, **columns)) for _ in range(3)) < max(1.0, kilobytes)
 
 
 def test_no_two_attacks_have_one_name() -> None:
@@ -86,30 +80,27 @@ SEARCHES = {
 }
 
 
-def paid(text: str) -> ProcessReward:
-    (given,) = REWARD(completions=[text], numbers=[[17, 5, 3]], target=[36], rule=["all"])
-    return given
+def paid(text: str, most_milliseconds: float = 1e9) -> ProcessReward:
+    given: list[ProcessReward] = []
+    columns = {"completions": [text], "numbers": [[17, 5, 3]], "target": [36], "rule": ["all"]}
+    assert milliseconds(lambda: given.extend(REWARD(**columns))) < most_milliseconds
+    return given[0]
 
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_it_earns_no_more_than_what_it_does_once_and_costs_a_millisecond_per_kilobyte(name: str) -> None:
     text = SEARCHES[name]
-    start = time.process_time()
-    given = paid(text)
-    seconds = time.process_time() - start
-    assert seconds < 1e-3 * max(20.0, len(text) / 1000)
+    given = paid(text, max(20.0, len(text) / 1000))
     # 17 + 5, 22 - 3 and the try that they make; 17 - 17 is no step, for 17 is there once.
     assert sum(max(0.0, each.value) for each in given.spans) <= 3 * 0.02 + 1e-12
     assert given.score == 0.0
     assert all(0 <= start < end <= len(text) for start, end, _ in given.spans)
 
 
-@pytest.mark.parametrize("attack", read("countdown.jsonl"), ids=lambda attack: attack["name"])
+@each_attack
 def test_hostile_answers_are_read_as_searches_without_harm(attack: dict[str, object]) -> None:
     text = built(attack["text"] if "text" in attack else attack["answer"])
-    start = time.process_time()
-    given = paid("<think>" + text)
-    assert time.process_time() - start < 1e-3 * max(20.0, len(text) / 1000)
+    given = paid("<think>" + text, max(20.0, len(text) / 1000))
     assert abs(sum(each.value for each in given.spans)) <= REWARD.most + 1e-12
 
 

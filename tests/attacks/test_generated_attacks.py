@@ -48,9 +48,7 @@ def test_the_row_s_own_answer_is_paid(name: str, rows: dict[str, dict[str, objec
 
 
 @pytest.mark.parametrize("name", [*GENERATORS, "puzzle24", "countdown"])
-def test_no_trick_is_paid_and_none_runs(
-    name: str, rows: dict[str, dict[str, object]], resources: Resources, tmp_path: Path
-) -> None:
+def test_no_trick_is_paid_and_none_runs(name, rows, resources, tmp_path) -> None:
     mark = tmp_path / "mark"
     texts = [
         f"__import__('pathlib').Path({str(mark)!r}).touch()",

@@ -6,7 +6,6 @@ counted, and both have to be none.  All but the last test are decided without a 
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from itertools import product
@@ -48,7 +47,7 @@ BEHIND = (
     *[" > x", " ≠ x", r" \le x", r" \ne x", " + x", r" \cdot x", " per mille", " doubled", " halved", " inverted"],
     *[" pi", " reciprocal", " below zero", " degrees below zero", "°C below zero", " under zero", " inverse", " tau"],
 )
-BESIDE_BEFORE = (
+BESIDE_BEFORE = [
     "",
     "about ",
     "x = ",
@@ -62,7 +61,7 @@ BESIDE_BEFORE = (
     "€",
     "(",
     "1, 2, ",
-)
+]
 BESIDE_BEHIND = (
     *["", ".", "!", "°", r"^\circ", " each", " in all", " left", " a day", " p.m.", " is the answer"],
     *[" and that is all"],
@@ -133,7 +132,15 @@ def grade_quickly(texts: list[str], golds: list[object]) -> list[float | None]:
     return [each.score for each in given if isinstance(each, Graded)]
 
 
-SET = (" {}", "{{}}", r"\text{{ {}}}", r"\text{{{}}}", r"\ \mathrm{{{}}}", r"~\text{{ {}s}}", r"\,\text{{{}.}}")
+def symbolically(rows: list[tuple[str, str]]) -> list[float | None]:
+    """Scores of boxed answers to these golds, in a sandbox where one is needed."""
+    boxed = [rf"\boxed{{{answer}}}" for _, answer in rows]
+    golds = [gold for gold, _ in rows]
+    given = MathsReward(cpu_seconds=2.0)(completions=boxed, finish_reasons=["stop"] * len(rows), answer=golds)
+    return [each.score if isinstance(each, Graded) else None for each in given]
+
+
+SET = (" {}", r"\text{{ {}}}", r"~\text{{ {}s}}", r"\,\text{{{}.}}")
 NO_UNITS = (
     *["fifths", "twentieths", "doubled", "tripled", "inverse", "reciprocal", "gross", "score", "thirty", "opposite"],
     *["backwards", "nope", "nicht", "million", "dozen", "k", "M", "K", "e", "i", "x", "T", "squared", "more"],
@@ -142,22 +149,13 @@ NO_UNITS = (
 
 
 def test_words_beside_a_boxed_number_are_a_unit_of_the_list_or_are_not_paid() -> None:
-    shapes = [shape for shape in SET if "{}" in shape and "{{}}" not in shape]
-    texts = [rf"\boxed{{5{shape.format(word)}}}" for shape, word in product(shapes, NO_UNITS)]
+    texts = [rf"\boxed{{5{shape.format(word)}}}" for shape, word in product(SET, NO_UNITS)]
     assert [text for text in texts if paid(text, "5")] == []
 
 
 def test_every_unit_of_the_list_is_paid_in_every_way_it_is_written() -> None:
-    names = [
-        *UNITS.replace("|", " ").split(),
-        *(set(COUNTED.split()) - {"square"}),
-        "square feet",
-        "cm^2",
-        "miles per hour",
-        "km/h",
-        "ft-lb",
-        "boxes of pencils",
-    ]
+    names = [*UNITS.replace("|", " ").split(), *(set(COUNTED.split()) - {"square"})]
+    names += ["square feet", "cm^2", "miles per hour", "km/h", "ft-lb", "boxes of pencils"]
     texts = [rf"\boxed{{5\text{{ {name}}}}}" for name in names]
     missed = [text for text, score in zip(texts, grade_quickly(texts, ["5"] * len(texts)), strict=True) if score != 1.0]
     assert missed == []
@@ -219,12 +217,7 @@ def test_units_with_numbers_between_them_are_none() -> None:
     assert [each for each in COMPOUND if paid(rf"\boxed{{{each.format(5)}}}", "5")] == []
     assert [each for each in COMPOUND if paid(r"\boxed{5}", each.format(5))] == []
     rows = [("5", each.format(5)) for each in COMPOUND] + [(each.format(5), "5") for each in COMPOUND]
-    given = MathsReward(cpu_seconds=2.0)(
-        completions=[rf"\boxed{{{answer}}}" for _, answer in rows],
-        finish_reasons=["stop"] * len(rows),
-        answer=[gold for gold, _ in rows],
-    )
-    assert [row for row, each in zip(rows, given, strict=True) if isinstance(each, Graded) and each.score == 1.0] == []
+    assert [row for row, score in zip(rows, symbolically(rows), strict=True) if score == 1.0] == []
 
 
 @pytest.mark.filterwarnings("ignore:reward maths")  # of rows that are not scored
@@ -267,11 +260,8 @@ HIDING = (
 )
 NEAR = (
     *[(r"\sqrt2", r"\sqrt2+10^{-30}"), (r"\pi", r"\frac{\ln(640320^3+744)}{\sqrt{163}}"), ("x+1", "x+1+10^{-30}")],
-    *[
-        (r"(\sqrt2,1)", r"(\sqrt2+10^{-30},1)"),
-        (r"\{\sqrt2,1\}", r"\{\sqrt2+10^{-30},1\}"),
-        ("5", r"\sqrt{25+10^{-40}}"),
-    ],
+    *[(r"(\sqrt2,1)", r"(\sqrt2+10^{-30},1)"), (r"\{\sqrt2,1\}", r"\{\sqrt2+10^{-30},1\}")],
+    ("5", r"\sqrt{25+10^{-40}}"),
     *[(r"\begin{pmatrix}\sqrt2\\1\end{pmatrix}", r"\begin{pmatrix}\sqrt2+10^{-30}\\1\end{pmatrix}")],
 )
 HONEST = (
@@ -287,13 +277,7 @@ def test_what_math_verify_passes_over_is_not_paid_and_nearly_equal_is_not_equal(
     ]
     wrong = [*strange, *(("5", answer) for answer in HIDING), (r"\sqrt2", r"\sqrt2^{T}"), *NEAR]
     rows = [*wrong, *HONEST]
-    given = MathsReward(cpu_seconds=2.0)(
-        completions=[rf"\boxed{{{answer}}}" for _, answer in rows],
-        finish_reasons=["stop"] * len(rows),
-        answer=[gold for gold, _ in rows],
-    )
-    scores = [each.score for each in given if isinstance(each, Graded)]
-    assert [row for row, score in zip(rows, scores, strict=True) if score != float(row in HONEST)] == []
+    assert [row for row, score in zip(rows, symbolically(rows), strict=True) if score != float(row in HONEST)] == []
 
 
 ITEMS = read("maths.jsonl")
@@ -331,13 +315,10 @@ def test_what_is_read_outside_of_the_sandbox_is_read_in_two_milliseconds_per_kil
     for item in ITEMS:
         text = text_of(item)
         kilobytes = len(text.encode("utf-8", "surrogatepass")) / 1000
-        read, allowed = reading(text, item), 2 * max(1.0, kilobytes)
+        read = partial(quickly, text, item.get("finish") == "length", item["gold"])
+        allowed = 2 * max(1.0, kilobytes)
         in_time = milliseconds(read) < allowed or any(idle_milliseconds(read) < allowed for _ in range(20))
         assert in_time, shown(item, "slow")  # once is enough: something else may have come between
-
-
-def reading(text: str, item: dict[str, Any]) -> Callable[[], object]:
-    return partial(quickly, text, item.get("finish") == "length", item["gold"])
 
 
 def test_the_corpus_has_many_answers_of_every_kind() -> None:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,14 +19,12 @@ from posttrain.commands.serving.completion_service import HttpServer
 from posttrain.commands.serving.http_base import is_loopback
 from posttrain.generation.engine import SamplingTimeout
 from posttrain.generation.in_process import InProcessSampling
-from posttrain.models.loading.model_folder import load_policy
-from posttrain.options.model import ModelOptions
 from posttrain.records import Prompt
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.judge_reward import JudgeReward
 from tests.support.commands import refusal
 from tests.support.refusals import refused
-from tests.support.served import JSON, QUESTION, asked, served_bundled_model, serving
+from tests.support.served import JSON, QUESTION, asked, served_bundled_model
 
 ASKS = {"prompt": QUESTION, "max_tokens": 2}
 
@@ -41,10 +38,8 @@ def server() -> Iterator[HttpServer]:
 @pytest.fixture(scope="module")
 def locked() -> Iterator[HttpServer]:
     """A server with a token."""
-    with serving(load_policy(ModelOptions()), name="bundled", token="s3cret") as made:
-        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    with served_bundled_model(token="s3cret") as made:
         yield made
-        made.shutdown()
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -202,9 +197,7 @@ def test_openai_s_client_brings_the_token_as_its_key(locked: HttpServer) -> None
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_long_text_is_refused_by_its_beginning(
-    server: HttpServer, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_text_is_refused_by_its_beginning(server, path, monkeypatch) -> None:
     seen = []
     tokenizer, most = server.service.renderer.tokenizer, server.service.policy.max_positions
     encode = type(tokenizer).__call__
@@ -251,16 +244,16 @@ def test_a_body_that_is_too_large_is_read_past_and_its_client_told(server: HttpS
     assert raw(server, head, b" " * size) == 413
 
 
-def test_the_scheme_of_a_token_may_be_in_small_letters(locked: HttpServer) -> None:
-    for brought, status in (("bearer s3cret", 200), ("BEARER s3cret", 200), ("Basic s3cret", 401), ("s3cret", 401)):
-        assert raw(locked, f"GET /v1/models HTTP/1.1{HOST}\r\nAuthorization: {brought}") == status
+@pytest.mark.parametrize(
+    ("brought", "status"), [("bearer s3cret", 200), ("BEARER s3cret", 200), ("Basic s3cret", 401), ("s3cret", 401)]
+)
+def test_the_scheme_of_a_token_may_be_in_small_letters(locked: HttpServer, brought: str, status: int) -> None:
+    assert raw(locked, f"GET /v1/models HTTP/1.1{HOST}\r\nAuthorization: {brought}") == status
 
 
 def test_all_of_this_machines_own_addresses_need_no_token() -> None:
-    assert [is_loopback(host) for host in ("127.0.0.2", "localhost", "::1", "0.0.0.0", "10.0.0.1", "a.example")] == [
-        *[True] * 3,
-        *[False] * 3,
-    ]
+    assert all(map(is_loopback, ("127.0.0.2", "localhost", "::1")))
+    assert not any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "a.example")))
 
 
 @pytest.mark.parametrize(
@@ -284,9 +277,7 @@ def test_who_may_ask_is_said_without_contradiction(flags: list[str], says: str) 
         ("s3cret", ["--host", "0.0.0.0", "--public"], "POSTTRAIN_SERVE_TOKEN is set"),
     ],
 )
-def test_a_token_of_the_environment_obeys_too(
-    value: str, flags: list[str], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_of_the_environment_obeys_too(value, flags, says, monkeypatch) -> None:
     monkeypatch.setenv("POSTTRAIN_SERVE_TOKEN", value)
     said = refusal("serve", "bundled", *flags)
     assert says in said

@@ -34,14 +34,10 @@ SLOW = {
 }
 
 
-def renderer(template: str) -> TokenizerRenderer:
+def rendered(template: str) -> str:
     tokenizer = new_tokenizer()
     tokenizer.chat_template = template
-    return TokenizerRenderer(tokenizer)
-
-
-def rendered(template: str) -> str:
-    return renderer(template).render([USER], id="rows.jsonl:3", prefill="", columns={}).text
+    return TokenizerRenderer(tokenizer).render([USER], id="rows.jsonl:3", prefill="", columns={}).text
 
 
 @pytest.fixture

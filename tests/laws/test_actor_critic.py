@@ -18,8 +18,11 @@ from tests.support.adapted import adapted_policy
 from tests.support.refusals import refused
 from tests.support.runs import SHAPE
 from tests.support.stages import Stages, stages_with
-from tests.support.tiny import flat_gradient, plain_logprobs, relative_distance, weights
+from tests.support.tiny import flat_gradient, gradient_of, plain_logprobs, relative_distance, weights
 
+KL = {"coefficient": 0.5, "estimator": "k1", "place": "reward"}
+PPO = {"name": "ppo", "critic": {"fit_steps": 0}}
+"""The policy learns from the first step on."""
 ONE_PASS = {"epochs_per_step": 1, "minibatches_per_epoch": 1}
 AS_RLOO = {
     "name": "ppo",
@@ -54,8 +57,7 @@ def test_without_a_critic_and_with_the_others_as_baseline_its_first_update_is_th
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 def test_the_ratio_is_one_at_the_first_update_whatever_the_temperature(temperature: float) -> None:
-    metrics = stages_with({"name": "ppo", "critic": {"fit_steps": 0}}, temperature=temperature, **ONE_PASS)
-    stages = metrics
+    stages = stages_with(PPO, temperature=temperature, **ONE_PASS)
     told = stages.learn(stages.credited())
     assert (told["ratio/min"], told["ratio/max"]) == pytest.approx((1, 1), abs=1e-9)
     assert told["clip_ratio/region_mean"] == 0
@@ -71,11 +73,11 @@ def test_ppo_goes_over_a_step_twice_in_four_parts_where_the_recipe_leaves_it() -
     assert stages_with({"name": "grpo"}).learner.passes == Passes()
 
 
-def updated(stages: Stages) -> tuple[list[UpdateReport], Tensor]:
-    """The reports of one step's updates, and the policy's weights behind them."""
+def updated(stages: Stages, most: int | None = None) -> tuple[list[UpdateReport], Tensor]:
+    """The reports of one step's updates, of the first if so asked, and the policy's weights behind them."""
     batches = stages.learner.batches(credited := stages.credited(), Clock())
     stages.learner.remember(credited)
-    reports = stages.learner.learn(batches, 1, Clock())
+    reports = stages.learner.learn(batches[:most], 1, Clock())
     return reports, weights(stages.policy)
 
 
@@ -84,40 +86,33 @@ def test_an_update_is_not_taken_where_the_policy_has_gone_too_far_before_it() ->
 
     The limit is put between what the second update finds and what the third finds.
     """
-    config = {"name": "ppo", "critic": {"fit_steps": 0}}
-    free, _ = updated(stages_with({**config, "largest_epoch_kl": None}))
+    free, _ = updated(stages_with({**PPO, "largest_epoch_kl": None}))
     found = [report.kl_behaviour for report in free]
     assert len(found) == 8
     assert abs(found[0]) < 1e-9
     for taken in (1, 2):  # of which the update that comes next finds more than all before it
         limit = (found[taken] + max(found[:taken])) / 2
         assert found[taken] > limit > max(found[:taken])
-        stages = stages_with({**config, "largest_epoch_kl": limit})
+        stages = stages_with({**PPO, "largest_epoch_kl": limit})
         reports, moved = updated(stages)
         assert (len(reports), stages.learner.left_out, stages.learner.num_updates) == (taken, 8 - taken, taken)
         assert all(each.grad is None for each in stages.policy.model.parameters())
-        alone = stages_with({**config, "largest_epoch_kl": None})
-        batches = alone.learner.batches(credited := alone.credited(), Clock())
-        alone.learner.remember(credited)
-        alone.learner.learn(batches[:taken], 1, Clock())
-        assert torch.equal(moved, weights(alone.policy))
+        assert torch.equal(moved, updated(stages_with({**PPO, "largest_epoch_kl": None}), taken)[1])
 
 
 def test_the_noise_of_an_adapters_dropout_is_not_taken_for_a_distance() -> None:
     """The first update finds nothing but that noise, here far above the limit, and is taken."""
-    config = {"name": "ppo", "critic": {"fit_steps": 0}, "largest_epoch_kl": 1e-9}
-    stages = stages_with(config, policy=adapted_policy(options=AdapterOptions(rank=3, alpha=6, dropout=0.5)))
+    policy = adapted_policy(options=AdapterOptions(rank=3, alpha=6, dropout=0.5))
+    stages = stages_with({**PPO, "largest_epoch_kl": 1e-9}, policy=policy)
     reports, _ = updated(stages)
     assert reports[0].kl_behaviour > 1e-9
-    limited = [report.kl_behaviour <= reports[0].kl_behaviour + 1e-9 for report in reports]
-    assert all(limited)
+    assert all(report.kl_behaviour <= reports[0].kl_behaviour + 1e-9 for report in reports)
     assert len(reports) + stages.learner.left_out == 8
 
 
 def test_evaluations_and_dry_runs_leave_no_trace_in_what_a_run_remembers() -> None:
     """Credit is made of them too; only what is learned from is remembered."""
-    kl = {"coefficient": 0.05, "estimator": "k1", "place": "reward"}
-    stages = stages_with({"name": "ppo", "kl": kl, "adaptive_kl": {"target": 1.0}, "reward_scaling": {}})
+    stages = stages_with({"name": "ppo", "kl": KL, "adaptive_kl": {"target": 1.0}, "reward_scaling": {}})
     before = stages.learner.actor_critic_state
     credited = stages.credited()
     assert stages.learner.actor_critic_state == before != credited.next_state
@@ -126,10 +121,8 @@ def test_evaluations_and_dry_runs_leave_no_trace_in_what_a_run_remembers() -> No
 
 
 def test_the_adaptive_coefficient_is_what_the_next_steps_rewards_lose() -> None:
-    kl = {"coefficient": 0.5, "estimator": "k1", "place": "reward"}
     # The reference is the policy: the KL is 0, which is 100 % below the target, and -.2 · 20 / 20 is its limit.
-    config = {"name": "ppo", "kl": kl, "adaptive_kl": {"target": 1.0, "horizon": 20.0}}
-    stages = stages_with({**config, "critic": {"fit_steps": 0}})
+    stages = stages_with({**PPO, "kl": KL, "adaptive_kl": {"target": 1.0, "horizon": 20.0}})
     credited = stages.credited()
     assert (credited.metrics["kl_coefficient"], credited.metrics["kl_completion"]) == (0.5, pytest.approx(0, abs=1e-6))
     stages.learn(credited)
@@ -138,8 +131,7 @@ def test_the_adaptive_coefficient_is_what_the_next_steps_rewards_lose() -> None:
 
 def test_a_policy_that_stands_still_says_nothing_of_its_kl_coefficient() -> None:
     """While the critic learns alone the KL is 0, whatever the coefficient is: lowering it would follow from nothing."""
-    kl = {"coefficient": 0.5, "estimator": "k1", "place": "reward"}
-    config = {"name": "ppo", "kl": kl, "adaptive_kl": {"target": 1.0, "horizon": 20.0}}
+    config = {"name": "ppo", "kl": KL, "adaptive_kl": {"target": 1.0, "horizon": 20.0}}
     stages = stages_with({**config, "critic": {"fit_steps": 2, "rate_scale": 1e-9}})
     told = []
     for step in (1, 2, 3, 4, 5):
@@ -197,34 +189,19 @@ def step(policy: Policy, reward: object, seed: int | None = SEED) -> tuple[float
 def graded(policy: Policy, rewards: list[float], seed: int = SEED) -> tuple[float, Tensor]:
     """Loss and gradient of -(1/G) Σ (r - mean r) Σ_t log π, through the model's own forward pass, row by row."""
     group, mean = sampled(policy, seed), sum(rewards) / 4
-    policy.model.zero_grad(set_to_none=True)
-    loss = sum(
-        -(reward - mean) * plain_logprobs(policy.model, group.prompt.tokens, rollout.tokens, TEMPERATURE).sum() / 4
-        for reward, rollout in zip(rewards, group.rollouts, strict=True)
-    )
-    assert isinstance(loss, Tensor)
-    loss.backward()
-    gradient = flat_gradient(policy)
-    policy.model.zero_grad(set_to_none=True)
-    return loss.item(), gradient
+    rows = [plain_logprobs(policy.model, group.prompt.tokens, each.tokens, TEMPERATURE) for each in group.rollouts]
+    loss = torch.stack([-(reward - mean) * row.sum() / 4 for reward, row in zip(rewards, rows, strict=True)]).sum()
+    return loss.item(), gradient_of(policy, loss)
 
 
 def test_log_probs_are_the_models_own_and_have_their_gradient(policy: Policy) -> None:
     prompt = policy.tokenizer("12+30=")["input_ids"]
     response = policy.tokenizer("42 or so")["input_ids"]
-    total = compute_log_probs(policy.model, policy.tokenizer, "12+30=", "42 or so")
-    total.backward()
-    ours = flat_gradient(policy)
-    policy.model.zero_grad(set_to_none=True)
-    expected = plain_logprobs(policy.model, prompt, response).sum()
-    expected.backward()
-    assert total.item() == pytest.approx(expected.item(), rel=1e-6)
-    assert relative_distance(ours, flat_gradient(policy)) < 1e-5
-    stop = policy.stop_ids[0]
-    with_stop = compute_log_probs(policy.model, policy.tokenizer, "12+30=", [*response, stop])
-    assert with_stop.item() == pytest.approx(
-        plain_logprobs(policy.model, prompt, [*response, stop]).sum().item(), rel=1e-6
-    )
+    for given, tokens in (("42 or so", response), ([*response, policy.stop_ids[0]],) * 2):
+        total = compute_log_probs(policy.model, policy.tokenizer, "12+30=", given)
+        expected = plain_logprobs(policy.model, prompt, tokens).sum()
+        assert total.item() == pytest.approx(expected.item(), rel=1e-6)
+        assert relative_distance(gradient_of(policy, total), gradient_of(policy, expected)) < 1e-5
     with refused("response: is empty"):
         compute_log_probs(policy.model, policy.tokenizer, "12+30=", "")
 

@@ -17,22 +17,16 @@ from posttrain.models.policy import Policy, as_policy
 from posttrain.options.model import AdapterOptions
 from posttrain.training.sft.sft_run import accumulate_examples
 from posttrain.training.update import Objective, Observations, micro_loss
+from tests.support import tiny
 from tests.support.adapted import Pair, adapted_policy, completion_logprobs
 from tests.support.refusals import refused
-from tests.support.tiny import (
-    batch_of,
-    flat_gradient,
-    relative_distance,
-    tiny_model,
-    tokenizer,
-    written_group,
-)
+from tests.support.tiny import tiny_model
 
 DROPPING = AdapterOptions(rank=3, alpha=6, dropout=0.3)
 PROMPTS = [(1, 2, 3, 4), (10, 11)]
 GROUPS = [
-    written_group(PROMPTS[0], [(4, 5), (6, 1, 2), (7, 8, 9, 5)], name="a"),
-    written_group(PROMPTS[1], [(12, 13, 14), (15, 11), (16, 3, 3, 3, 11)], name="b", draw=1),
+    tiny.written_group(PROMPTS[0], [(4, 5), (6, 1, 2), (7, 8, 9, 5)], name="a"),
+    tiny.written_group(PROMPTS[1], [(12, 13, 14), (15, 11), (16, 3, 3, 3, 11)], name="b", draw=1),
 ]
 ADVANTAGES = [[1.0, -0.5, 0.25], [-1.0, 0.5, 2.0]]
 EXAMPLES = [answered((1, 2, 3), (4, 5)), answered((6,), (7, 8, 9, 10, 5)), answered((11, 12, 13, 14), (15, 11))]
@@ -49,12 +43,12 @@ def gradient(policy: Policy, *, tokens: int = 10_000, update: int = 7, rows: Seq
     """The gradient of an update over micro-batches of so many tokens, its completions in the order of `rows`."""
     algorithm = build_algorithm({"name": "grpo"})
     objective = Objective(algorithm=algorithm, temperature=1.0)
-    batch = batch_of(GROUPS, ADVANTAGES, algorithm).select(rows)
+    batch = tiny.batch_of(GROUPS, ADVANTAGES, algorithm).select(rows)
     policy.model.zero_grad()
     with adapter_dropout(policy.model, 0, update):
         for micro in batch.split(tokens, padded=policy.forward.padded):
             micro_loss(policy, micro, objective, Observations()).backward()
-    return flat_gradient(policy)
+    return tiny.flat_gradient(policy)
 
 
 @each_forward
@@ -63,15 +57,15 @@ def test_the_gradient_depends_on_no_micro_batch_and_no_order_of_rows(family: str
     policy = policy_of(family, forward=forward)
     whole = gradient(policy)
     for tokens in (1, 12, 17):  # completions alone; some of a group; a group at a time
-        assert relative_distance(gradient(policy, tokens=tokens), whole) <= 1e-6
-    assert relative_distance(gradient(policy, rows=[5, 3, 4, 1, 0, 2], tokens=13), whole) <= 1e-6
-    assert relative_distance(gradient(policy, update=8), whole) > 0.05
-    assert relative_distance(gradient(policy_of(family, options=AdapterOptions(rank=3, alpha=6))), whole) > 0.05
+        assert tiny.relative_distance(gradient(policy, tokens=tokens), whole) <= 1e-6
+    assert tiny.relative_distance(gradient(policy, rows=[5, 3, 4, 1, 0, 2], tokens=13), whole) <= 1e-6
+    assert tiny.relative_distance(gradient(policy, update=8), whole) > 0.05
+    assert tiny.relative_distance(gradient(policy_of(family, options=AdapterOptions(rank=3, alpha=6))), whole) > 0.05
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2", "gemma2", "phi3"])
 def test_padded_rows_drop_what_packed_ones_with_a_shared_prompt_drop(family: str) -> None:
-    assert relative_distance(gradient(policy_of(family)), gradient(policy_of(family, forward="plain"))) <= 1e-6
+    assert tiny.relative_distance(gradient(policy_of(family)), gradient(policy_of(family, forward="plain"))) <= 1e-6
 
 
 def test_a_prompt_computed_once_drops_what_it_drops_before_each_of_its_completions() -> None:
@@ -96,9 +90,9 @@ def test_supervised_gradients_depend_on_no_micro_batch_either(forward: str) -> N
         policy.model.zero_grad()
         with adapter_dropout(policy.model, 0, 2):
             accumulate_examples(policy, EXAMPLES, budget)
-        return flat_gradient(policy)
+        return tiny.flat_gradient(policy)
 
-    assert relative_distance(supervised(4), supervised(1000)) <= 1e-6
+    assert tiny.relative_distance(supervised(4), supervised(1000)) <= 1e-6
 
 
 @each_forward
@@ -120,7 +114,7 @@ def policy_of_peft(forward: str = "auto", **settings: object) -> Policy:
             theirs = made.get_base_model().get_submodule(name)
             theirs.lora_A["default"].weight = torch.nn.Parameter(layer.lora_A.detach().clone())
             theirs.lora_B["default"].weight = torch.nn.Parameter(layer.lora_B.detach().clone())
-    policy = as_policy(made, tokenizer(), forward=forward)
+    policy = as_policy(made, tiny.tokenizer(), forward=forward)
     assert (policy.forward_reason is None) == (forward == "auto" and not settings)
     return policy
 
@@ -129,7 +123,7 @@ def policy_of_peft(forward: str = "auto", **settings: object) -> Policy:
 def test_layers_of_peft_drop_what_ours_drop_and_only_in_updates(forward: str) -> None:
     policy, ours = policy_of_peft(forward), policy_of(forward=forward)
     whole = gradient(policy)
-    assert relative_distance(gradient(policy, tokens=12, rows=[5, 3, 4, 1, 0, 2]), whole) <= 1e-6
+    assert tiny.relative_distance(gradient(policy, tokens=12, rows=[5, 3, 4, 1, 0, 2]), whole) <= 1e-6
     gradient(ours)
     for name, layer in lora_layers(ours.model).items():
         theirs = policy.model.get_submodule(name)
@@ -143,8 +137,8 @@ def test_layers_of_peft_drop_what_ours_drop_and_only_in_updates(forward: str) ->
 def test_weight_decomposition_has_dropout_too() -> None:
     policy = policy_of_peft(use_dora=True)
     whole = gradient(policy)
-    assert relative_distance(gradient(policy, tokens=12), whole) <= 1e-6
-    assert relative_distance(gradient(policy, update=8), whole) > 0.05
+    assert tiny.relative_distance(gradient(policy, tokens=12), whole) <= 1e-6
+    assert tiny.relative_distance(gradient(policy, update=8), whole) > 0.05
     assert not any(module.training for module in policy.model.modules())
 
 

@@ -103,10 +103,8 @@ def test_leaving_out_what_has_no_advantage_changes_no_gradient(name: str) -> Non
     algorithm, policy = build_algorithm({"name": name}), tiny_policy()
     advantages = [[0.5, 0, -0.5], [0, 0, 0]]
     objective = Objective(algorithm=algorithm, temperature=1.0)
-    less, few = gradient_of_update(policy, batch_of(GROUPS, advantages, algorithm), objective)
-    more, all_of = gradient_of_update(
-        policy, batch_of(GROUPS, advantages, algorithm, keep_zero_advantages=True), objective
-    )
+    batches = [batch_of(GROUPS, advantages, algorithm, **more) for more in ({}, {"keep_zero_advantages": True})]
+    (less, few), (more, all_of) = (gradient_of_update(policy, batch, objective) for batch in batches)
     assert (few["tokens/trained"], all_of["tokens/trained"]) == (5, 13)
     assert few["loss"] == pytest.approx(all_of["loss"], abs=1e-12)
     assert less.norm() > 1e-3
@@ -133,9 +131,7 @@ def batch_of_lengths(lengths: list[tuple[int, list[int]]]) -> tuple[list[Group],
 
 
 @given(lengths=LENGTHS, budget=st.integers(2, 40))
-def test_micro_batches_hold_every_completion_once_within_the_budget(
-    lengths: list[tuple[int, list[int]]], budget: int
-) -> None:
+def test_micro_batches_hold_every_completion_once_within_the_budget(lengths, budget) -> None:
     groups, batch = batch_of_lengths(lengths)
     micro_batches = list(batch.split(budget))
     assert [row for micro in micro_batches for row in rows_of(micro)] == rows_of(batch)
@@ -151,9 +147,7 @@ def test_micro_batches_hold_every_completion_once_within_the_budget(
 
 
 @given(lengths=LENGTHS, budget=st.integers(2, 40))
-def test_padded_micro_batches_count_every_prompt_and_the_padding(
-    lengths: list[tuple[int, list[int]]], budget: int
-) -> None:
+def test_padded_micro_batches_count_every_prompt_and_the_padding(lengths, budget: int) -> None:
     _, batch = batch_of_lengths(lengths)
     micro_batches = list(batch.split(budget, padded=True))
     assert [row for micro in micro_batches for row in rows_of(micro)] == rows_of(batch)
@@ -162,21 +156,22 @@ def test_padded_micro_batches_count_every_prompt_and_the_padding(
         assert widest * len(micro.completions) <= budget or len(micro.completions) == 1
 
 
-def test_padded_micro_batches_are_filled_before_the_next_is_begun() -> None:
-    # Rows of 5, 4, 6 and 5, 2, 3 tokens.
+@pytest.mark.parametrize(
+    ("padded", "sizes"),
+    [
+        # Prompt and completions: 3 + 6 and 1 + 7 tokens.
+        # 8: of group a 3 + 2 + 1, then 3 + 3; b fits whole.  5: 3 + 2 | 3 + 1 | 3 + 3 | 1 + 4 | 1 + 1 + 2
+        (False, {17: [6], 16: [3, 3], 9: [3, 3], 8: [2, 1, 3], 5: [1, 1, 1, 1, 2]}),
+        # Rows of 5, 4, 6 and 5, 2, 3 tokens.
+        # 17: 5 + 4 as two of 5, and a third of 6 would make 18; then 6 + 5 as two of 6; 2 + 3.
+        # 10: two of 5; 6 alone; two of 5; 3.
+        (True, {36: [6], 18: [3, 3], 17: [2, 2, 2], 10: [2, 1, 2, 1], 6: [1, 1, 1, 1, 2]}),
+    ],
+)
+def test_micro_batches_are_filled_before_the_next_is_begun(padded: bool, sizes: dict[int, list[int]]) -> None:
     batch = batch_of(GROUPS, [[1, 2, 3], [4, 5, 6]], ALGORITHM)
-    sizes = {budget: [len(m.completions) for m in batch.split(budget, padded=True)] for budget in (36, 18, 17, 10, 6)}
-    # 17: 5 + 4 as two of 5, and a third of 6 would make 18; then 6 + 5 as two of 6; 2 + 3.
-    # 10: two of 5; 6 alone; two of 5; 3.
-    assert sizes == {36: [6], 18: [3, 3], 17: [2, 2, 2], 10: [2, 1, 2, 1], 6: [1, 1, 1, 1, 2]}
-
-
-def test_micro_batches_are_filled_before_the_next_is_begun() -> None:
-    # Prompt and completions: 3 + 6 and 1 + 7 tokens.
-    batch = batch_of(GROUPS, [[1, 2, 3], [4, 5, 6]], ALGORITHM)
-    sizes = {budget: [len(m.completions) for m in batch.split(budget)] for budget in (17, 16, 9, 8, 5)}
-    # 8: of group a 3 + 2 + 1, then 3 + 3; b fits whole.  5: 3 + 2 | 3 + 1 | 3 + 3 | 1 + 4 | 1 + 1 + 2
-    assert sizes == {17: [6], 16: [3, 3], 9: [3, 3], 8: [2, 1, 3], 5: [1, 1, 1, 1, 2]}
+    made = {budget: [len(micro.completions) for micro in batch.split(budget, padded=padded)] for budget in sizes}
+    assert made == sizes
 
 
 def test_some_completions_keep_their_prompts_in_order_and_all_begin_without_a_weight() -> None:
@@ -187,13 +182,6 @@ def test_some_completions_keep_their_prompts_in_order_and_all_begin_without_a_we
     assert chosen.prompt_of == (0, 0, 1, 2)
     for column in (whole.columns.advantages, whole.columns.weights):
         assert column.tolist() == [0.0] * 34
-
-
-def test_every_micro_batch_has_the_whole_budget() -> None:
-    groups = [written_group((1, 2), [(3,), (4,)], name=str(draw), draw=draw) for draw in range(6)]  # of four tokens
-    batch = batch_of(groups, [[1, 2]] * 6, ALGORITHM)
-    assert [len(micro.prompts) for micro in batch.split(8)] == [2, 2, 2]
-    assert [len(micro.prompts) for micro in batch.split(12)] == [3, 3]
 
 
 class CountedForward(PlainForward):
@@ -221,16 +209,15 @@ def test_the_models_own_pass_keeps_to_the_budget_with_long_prompts() -> None:
     groups = [written_group(range(20), [(1, 2, 3, 4), (5,), (6, 7)], name=str(draw), draw=draw) for draw in range(2)]
     batch = batch_of(groups, [[1, 2, 3]] * 2, ALGORITHM)
     objective = Objective(algorithm=ALGORITHM, temperature=1.0)
-    for micro in batch.split(48, padded=policy.forward.padded):
-        token_view(policy, micro, objective)
-    assert forward.sizes == [2 * 23, 2 * 23, 2 * 21]  # the last token of a completion predicts nothing
-    forward.sizes.clear()
-    group_logprobs(policy, groups, temperature=1.0, max_tokens=48)
-    assert forward.sizes == [2 * 23, 2 * 23, 2 * 21]
-    optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.0)
-    forward.sizes.clear()
-    update(policy, optimizer, batch, objective, UpdateOptions(tokens_per_microbatch=48), 0.0)
-    assert forward.sizes == [2 * 23, 2 * 23, 2 * 21]
+    optimizer, options = torch.optim.SGD(policy.model.parameters(), lr=0.0), UpdateOptions(tokens_per_microbatch=48)
+    for reading in (
+        lambda: [token_view(policy, micro, objective) for micro in batch.split(48, padded=policy.forward.padded)],
+        lambda: group_logprobs(policy, groups, temperature=1.0, max_tokens=48),
+        lambda: update(policy, optimizer, batch, objective, options, 0.0),
+    ):
+        forward.sizes.clear()
+        reading()
+        assert forward.sizes == [2 * 23, 2 * 23, 2 * 21]  # the last token of a completion predicts nothing
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "dapo"])
@@ -249,22 +236,17 @@ def test_how_a_batch_is_split_changes_no_gradient(name: str, budget: int, own_fo
 
 
 def test_some_groups_take_their_reference_with_them() -> None:
-    credited = credited_groups(GROUPS)
-    chosen = credited.select([1, 0])
-    assert [group.prompt.id for group in chosen.groups] == ["b", "a"]
-    assert chosen.columns.advantages.tolist() == [4, 4, 4, 4, 5, 6, 6, 1, 1, 2, 3, 3, 3]
-    assert chosen.scored.tolist() == [[True, False, True], [True, True, True]]
-    assert chosen.columns.reference_logprobs.tolist() == [6, 7, 8, 9, 10, 11, 12, 0, 1, 2, 3, 4, 5]
-
-
-def credited_groups(groups: list[Group]) -> CreditedGroups:
     columns = replace(
-        sampled_columns(groups),
+        sampled_columns(GROUPS),
         advantages=torch.tensor([1.0, 1, 2, 3, 3, 3, 4, 4, 4, 4, 5, 6, 6]).double(),
         known={"reference_logprobs": torch.arange(13.0).double()},
     )
     scored = torch.tensor([[True, True, True], [True, False, True]])
-    return CreditedGroups(groups=groups, scored=scored, columns=columns)
+    chosen = CreditedGroups(groups=GROUPS, scored=scored, columns=columns).select([1, 0])
+    assert [group.prompt.id for group in chosen.groups] == ["b", "a"]
+    assert chosen.columns.advantages.tolist() == [4, 4, 4, 4, 5, 6, 6, 1, 1, 2, 3, 3, 3]
+    assert chosen.scored.tolist() == [[True, False, True], [True, True, True]]
+    assert chosen.columns.reference_logprobs.tolist() == [6, 7, 8, 9, 10, 11, 12, 0, 1, 2, 3, 4, 5]
 
 
 def test_the_weights_are_those_of_all_rollouts_of_the_update() -> None:

@@ -81,12 +81,8 @@ def test_the_last_learned_token_of_each_turn_is_a_stop_token(texts: list[str]) -
     messages = turns(*texts[: len(texts) // 2 * 2])
     mask = masking()
     example = mask.every_turn(conversation(messages))
-    ends = [
-        token
-        for token, here, after in zip(example.tokens, example.sampled, (*example.sampled[1:], False), strict=True)
-        if here and not after
-    ]
-    assert ends == [mask.stop] * (len(messages) // 2)
+    places = zip(example.tokens, example.sampled, (*example.sampled[1:], False), strict=True)
+    assert [token for token, here, after in places if here and not after] == [mask.stop] * (len(messages) // 2)
     answers = [f"{message['content']}<|im_end|>" for message in messages[1::2]]
     assert learned(mask, example) == answers
     assert not example.sampled[0]
@@ -199,12 +195,7 @@ TURN = "rows.jsonl:7, message 1: "
 EVERY = ("every_turn", "last_turn", "turn_by_turn")
 REFUSED: list[tuple[str, Sequence[Mapping[str, object]], Sequence[str], str]] = [
     (CHATML, marked_turns(weight=0)[:2], ("every_turn",), "rows.jsonl:7: nothing to learn…marked as not learned"),
-    (
-        CHATML,
-        [*turns("a", "b", "c"), marked_turns(weight=0)[1]],
-        ("last_turn",),
-        "its last turn is marked as not learned",
-    ),
+    (CHATML, [*turns("a", "b", "c"), marked_turns(weight=0)[1]], ("last_turn",), "its last turn is marked as not"),
     (CHATML, marked_turns(weight=0.5), ("every_turn",), TURN + "weight = 0.5 must be 0"),
     (CHATML, marked_turns(train="no"), ("every_turn",), TURN + "train = 'no' must be 0"),
     (CHATML, marked_turns(weight=1, train=False), ("every_turn",), TURN + "weight, train contradict each other"),
@@ -218,9 +209,7 @@ REFUSED: list[tuple[str, Sequence[Mapping[str, object]], Sequence[str], str]] = 
 
 
 @pytest.mark.parametrize(("template", "messages", "ways", "words"), REFUSED)
-def test_a_conversation_that_cannot_be_learned_is_refused_by_row_and_turn(
-    template: str, messages: Sequence[Mapping[str, object]], ways: Sequence[str], words: str
-) -> None:
+def test_a_conversation_that_cannot_be_learned_is_refused_by_row_and_turn(template, messages, ways, words) -> None:
     for way in ways:
         with refused(words):
             getattr(masking(template), way)(conversation(messages))

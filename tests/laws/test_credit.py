@@ -23,8 +23,16 @@ from posttrain.training.credited_step import CreditedStep
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.rl import step_report
 from posttrain.training.trained import RunState
+from tests.support.sequences import evidence_of
 from tests.support.stages import Stages, even_tokens, stages_with
-from tests.support.tiny import BY_REWARD, gradient_of_update, plain_logprobs, relative_distance, tiny_policy
+from tests.support.tiny import (
+    BY_REWARD,
+    gradient_of,
+    gradient_of_update,
+    plain_logprobs,
+    relative_distance,
+    tiny_policy,
+)
 
 LIMIT = 12
 RULES = {
@@ -48,14 +56,7 @@ def some_evidence(seed: int, num_prompts: int, group_size: int, *, token_rewards
     rewards = torch.where(torch.rand(shape, generator=rng) < 0.15, torch.nan, rewards)
     lengths = torch.randint(1, LIMIT + 1, shape, generator=rng)
     earned = torch.randn(int(lengths.sum()), generator=rng, dtype=torch.float64) if token_rewards else None
-    return Evidence(
-        rewards=rewards,
-        scores=rewards[None],
-        weights=torch.ones(1, dtype=torch.float64),
-        lengths=lengths,
-        max_completion_tokens=LIMIT,
-        token_rewards=earned,
-    )
+    return evidence_of(rewards, lengths, limit=LIMIT, token_rewards=earned)
 
 
 def test_every_row_but_those_of_a_teacher_or_a_critic_has_its_rule_here() -> None:
@@ -65,9 +66,7 @@ def test_every_row_but_those_of_a_teacher_or_a_critic_has_its_rule_here() -> Non
 @pytest.mark.parametrize("name", RULES)
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**31), shape=st.tuples(st.integers(1, 3), st.integers(2, 5)), token_rewards=st.booleans())
-def test_every_algorithm_of_the_table_gives_all_tokens_of_a_completion_its_advantage(
-    name: str, seed: int, shape: tuple[int, int], token_rewards: bool
-) -> None:
+def test_every_algorithm_gives_all_tokens_of_a_completion_its_advantage(name, seed, shape, token_rewards) -> None:
     # What is divided by a mean of rewards takes none below 0.
     evidence = some_evidence(seed, *shape, token_rewards=token_rewards and name != "maxrl")
     credit = build_algorithm({"name": name}).credit(evidence)
@@ -84,8 +83,6 @@ def test_every_algorithm_of_the_table_gives_all_tokens_of_a_completion_its_advan
     assert (given_to_each[evidence.rewards.isnan()] == 0).all()
     assert credit.returns is None
 
-
-# A rule of a user's own.
 
 PENALTY = KlTerm(coefficient=0.3, estimator="k1", place="reward")
 
@@ -116,9 +113,9 @@ def own_stages(**update: int) -> Stages:
 def written_out(stages: Stages, credited: CreditedStep) -> dict[tuple[str, int], tuple[list[float], list[float]]]:
     """Advantages and returns of the tokens of each completion, summed up one by one."""
     of_each: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
+    model = stages.learner.reference.policy.model
     for group in credited.groups.groups:
         for rollout in group.rollouts:
-            model = stages.learner.reference.policy.model
             log_ref = plain_logprobs(model, group.prompt.tokens, rollout.tokens, TEMPERATURE).tolist()
             earned = [-0.3 * (own - other) for own, other in zip(rollout.logprobs, log_ref, strict=True)]
             returns = [math.fsum(earned[t:]) for t in range(len(earned))]
@@ -142,8 +139,7 @@ def test_a_users_rule_per_token_is_what_the_update_differentiates() -> None:
             gains, _ = expected[group.prompt.id, rollout.sample]
             loss = loss - torch.tensor(gains, dtype=torch.float64) @ own
             count += len(gains)
-    parts = torch.autograd.grad(loss / count, list(stages.policy.model.parameters()))
-    assert relative_distance(actual, torch.cat([part.flatten() for part in parts])) <= 1e-10
+    assert relative_distance(actual, gradient_of(stages.policy, loss / count)) <= 1e-10
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -184,15 +180,9 @@ def test_a_completion_whose_tokens_advantages_cancel_out_is_not_counted_as_one_w
     credited = stages.credited()
     (batch,) = batches = stages.learner.batches(credited, Clock())
     updates = stages.learner.learn(batches, 1, Clock())
-    trained = SimpleNamespace(run=RunState())
-    session = SimpleNamespace(
-        policy=stages.learner.policy,
-        engine=stages.collector.engine,
-        trained=trained,
-        algorithm=stages.learner.algorithm,
-        learner=stages.learner,
-        behaviours=BehaviourReader({}),
-    )
+    learner, trained = stages.learner, SimpleNamespace(run=RunState())
+    parts = {"policy": learner.policy, "engine": stages.collector.engine, "algorithm": learner.algorithm}
+    session = SimpleNamespace(learner=learner, trained=trained, behaviours=BehaviourReader({}), **parts)
     report = step_report(session, credited, updates, {})
     # Without any advantage: the first completion, and those of one token, which is blamed and praised.
     lengths = [len(r.tokens) for group in credited.groups.groups for r in group.rollouts]
@@ -200,9 +190,6 @@ def test_a_completion_whose_tokens_advantages_cancel_out_is_not_counted_as_one_w
     assert (credited.advantages == 0).all()
     assert report.metrics["frac_zero_advantage"] == idle / 20 < 1
     assert len(batch.completions) == 20 - idle  # which is what is trained on
-
-
-# One number for a completion.
 
 
 @given(
@@ -220,9 +207,6 @@ def test_the_mean_of_different_numbers_is_over_the_completions_own_tokens() -> N
     tokens = torch.tensor([1.0, 2, 6, 5, -1, 1]).double()
     lengths = torch.tensor([[3, 1], [1, 1]])
     assert mean_of_rollouts(tokens, lengths).tolist() == [[3, 5], [-1, 1]]
-
-
-# A KL in the reward.
 
 
 @pytest.mark.parametrize(("estimator", "function"), [("k1", k1), ("k2", k2), ("k3", k3)])

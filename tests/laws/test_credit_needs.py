@@ -19,7 +19,7 @@ from posttrain.runs.progress import Clock
 from posttrain.training.reference import FrozenCopy, Teacher
 from tests.support.refusals import refused
 from tests.support.stages import Stages, stages_with
-from tests.support.tiny import gradient_of_update, plain_logprobs, tiny_policy
+from tests.support.tiny import gradient_of_update, plain_logprobs, rows_of, tiny_policy, vocab_logprobs
 
 BY_REWARD = per_rollout(group_zscore)
 TERM = policy_term(clipped_surrogate, clip=ClipRange(low=0.2, high=0.2))
@@ -38,19 +38,14 @@ def stages_of(algorithm: Algorithm, **update: int) -> Stages:
     return stages
 
 
-def logits_of(stages: Stages, seed: int | None = None) -> Tensor:
+def logits_of(stages: Stages) -> Tensor:
     """log π of the whole vocabulary at every sampled token, by single rows through the library's model."""
-    model = stages.policy.model if seed is None else tiny_policy(seed=seed).model
-    rows = [(group.prompt.tokens, each.tokens) for group in stages.collected().groups for each in group.rollouts]
-    return torch.cat(
-        [model(input_ids=torch.tensor([[*p, *c]])).logits[0, len(p) - 1 : -1] for p, c in rows]
-    ).log_softmax(-1)
+    return torch.cat([vocab_logprobs(stages.policy.model, *row) for row in rows_of(stages.collected().groups)])
 
 
 def picked(stages: Stages, seed: int | None = None) -> Tensor:
     model = stages.policy.model if seed is None else tiny_policy(seed=seed).model
-    rows = [(group.prompt.tokens, each.tokens) for group in stages.collected().groups for each in group.rollouts]
-    return torch.cat([plain_logprobs(model, *row) for row in rows])
+    return torch.cat([plain_logprobs(model, *row) for row in rows_of(stages.collected().groups)])
 
 
 def test_every_need_has_a_column_of_its_own() -> None:
@@ -102,18 +97,12 @@ def test_a_teacher_is_read_behind_the_prompts_that_it_sees() -> None:
 
 
 WRONG = {
-    "undeclared": (
-        lambda evidence: Credit(evidence.entropies),
-        ("<lambda>", "`entropies`", "Need.ENTROPY", "`credit_needs`"),
-    ),
+    "undeclared": (lambda evidence: Credit(evidence.entropies), "<lambda>…`entropies`…Need.ENTROPY…`credit_needs`"),
     "computed for a term alone": (
         lambda evidence: Credit(evidence.reference_logprobs),
-        ("`reference_logprobs`", "Need.REFERENCE_LOGPROBS"),
+        "`reference_logprobs`…Need.REFERENCE_LOGPROBS",
     ),
-    "an error of its own": (
-        lambda evidence: {}["missing"],
-        ("<lambda>", "KeyError: 'missing'", "test_credit_needs.py, line "),
-    ),
+    "an error of its own": (lambda evidence: {}["missing"], "<lambda>…KeyError: 'missing'…test_credit_needs.py, line "),
 }
 
 
@@ -122,7 +111,7 @@ def test_a_rule_that_fails_is_a_message_that_names_it(case: str) -> None:
     rule, words = WRONG[case]
     kl = build_algorithm({"name": "grpo", "kl": {"coefficient": 0.1}}).terms[1]
     made = replace(algorithm_with(rule), terms=(TERM, kl))
-    with refused("algorithm mine", *words, error=RunError):
+    with refused("algorithm mine", words, error=RunError):
         stages_of(made).credited()
 
 

@@ -1,6 +1,5 @@
 """Demonstrations keep their own rules: right arithmetic, no try twice, an answer that is the last try."""
 
-from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations, permutations
 from random import Random
@@ -59,15 +58,13 @@ def test_the_answer_is_the_last_try_and_earns_what_that_try_found(index, seed):
 def test_no_try_is_made_twice_not_even_with_its_operands_exchanged(index, seed):
     tries, _ = parts(demonstrate(problem(index), Random(seed), PATIENT))
     assert len(tries) <= PATIENT.max_tries
-    exact = [tuple(line.split(",")) for line in tries]
-    assert len(set(exact)) == len(exact)
-    swapped = {tuple(sorted(canonical(step) for step in line.split(","))) for line in tries}
-    assert len(swapped) == len(tries)
+    assert len({tuple(line.split(",")) for line in tries}) == len(tries)
 
+    def canonical(step: str) -> str:
+        a, operator, b, _ = STEP.fullmatch(step).groups()
+        return operator.join(sorted((a, b), key=int)) if operator in "+*" else a + operator + b
 
-def canonical(step: str) -> str:
-    a, operator, b, _ = STEP.fullmatch(step).groups()
-    return operator.join(sorted((a, b), key=int)) if operator in "+*" else a + operator + b
+    assert len({tuple(sorted(map(canonical, line.split(",")))) for line in tries}) == len(tries)
 
 
 def test_the_same_generator_writes_the_same_demonstration():
@@ -108,10 +105,6 @@ def reachable(numbers: tuple[int, ...]) -> set[Fraction]:
     return {abs(value) for order in set(permutations(numbers)) for value in tree_values(order)}
 
 
-def graded(problem: Countdown, expression: str) -> Outcome:
-    return countdown_outcome(problem, f"<think></think><answer>{expression}</answer>")
-
-
 @given(numbers=PUZZLE_NUMBERS)
 def test_a_target_is_solvable_exactly_when_enumeration_reaches_it(numbers: tuple[int, ...]) -> None:
     values = reachable(numbers)
@@ -133,21 +126,10 @@ def test_a_subset_problem_is_solvable_when_some_part_of_its_numbers_is(numbers: 
     assert solvable(Countdown(numbers, target, "subset")) == expected
 
 
-def written_trees(numbers: tuple[int, ...]) -> Iterator[str]:
-    """Every tree over the numbers in this order, fully parenthesised."""
-    if len(numbers) == 1:
-        yield str(numbers[0])
-    for cut in range(1, len(numbers)):
-        for left in written_trees(numbers[:cut]):
-            for right in written_trees(numbers[cut:]):
-                yield from (f"({left}{operator}{right})" for operator in "+-*/")
-
-
 def test_nothing_is_made_by_dividing_by_zero() -> None:
     # 0 and 5 make 0 + 5 = 5 - 0 = 5 and 0 · 5 = 0 / 5 = 0; 5 / 0 has no value.
     assert reachable_values((0, 5)) == {(0, 1), (5, 1)}
     assert reachable_values((0, 0)) == {(0, 1)}
-    assert all(
-        denominator > 0 for _, denominator in reachable_values((0, 5, 7))
-    )  # where 0 · 5 = 0 is what 7 could be divided by
+    # Where 0 · 5 = 0 is what 7 could be divided by.
+    assert all(denominator > 0 for _, denominator in reachable_values((0, 5, 7)))
     assert not solvable(Countdown((0, 0), 1))

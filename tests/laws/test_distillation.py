@@ -11,44 +11,28 @@ from torch import Tensor
 
 from posttrain.algorithms.advantages import group_zscore
 from posttrain.algorithms.algorithm import Algorithm
-from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.distillation import to_go
 from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import TokenView
 from posttrain.batch import Batch, CreditedGroups, TokenColumns, collate, sampled_columns
 from posttrain.models.policy import Policy
 from posttrain.needs import Need
-from posttrain.records import Group
 from posttrain.runs.progress import Clock
 from posttrain.training.reference import FrozenCopy, Teacher, UncopiedPolicy
 from posttrain.training.update import Objective, group_logprobs
+from tests.support import tiny
 from tests.support.enumerated import COMPLETIONS, Tree
-from tests.support.sequences import known, resampled
+from tests.support.sequences import evidence_of, known, resampled
 from tests.support.stages import stages_with
-from tests.support.tiny import (
-    gradient_of_update,
-    plain_logprobs,
-    relative_distance,
-    tiny_policy,
-    token_loss,
-    twin,
-    written_group,
-)
+from tests.support.tiny import tiny_policy
 
 SAMPLED = {"name": "distill", "signal": "sampled", "token_weights": "sum_over_sequence"}
 GROUPS = [
-    written_group((3, 7, 2), [(4, 9, 1, 5), (8, 5), (2, 2, 11)], name="a"),
-    written_group((6,), [(1, 5), (12, 13, 5), (7, 7, 7, 5)], name="b", draw=1),
+    tiny.written_group((3, 7, 2), [(4, 9, 1, 5), (8, 5), (2, 2, 11)], name="a"),
+    tiny.written_group((6,), [(1, 5), (12, 13, 5), (7, 7, 7, 5)], name="b", draw=1),
 ]
 SEEN = [[(9, 3, 7, 2), (9, 3, 7, 2), (3, 7, 2)], [(6,), (4, 4, 6), (4, 4, 6)]]
 """What a teacher sees: more than the student, but for the last of the first group and the first of the last."""
-
-
-# Over all completions
-
-
-def lengths_of_all() -> Tensor:
-    return torch.tensor([[len(tokens) for tokens in COMPLETIONS]])
 
 
 def expected_gradient(
@@ -59,21 +43,12 @@ def expected_gradient(
     mine, theirs = student.token_logprobs(), [tokens.detach() for tokens in teacher.token_logprobs()]
     drawn = [tokens.detach() for tokens in (sampler or student).token_logprobs()]
     chance = torch.stack([tokens.sum() for tokens in drawn]).exp()
-    now, lengths = torch.cat(mine), lengths_of_all()
+    now, lengths = torch.cat(mine), torch.tensor([[len(tokens) for tokens in COMPLETIONS]])
     rollout = torch.arange(len(COMPLETIONS)).repeat_interleave(lengths[0])
-    nothing = torch.zeros(lengths.shape, dtype=torch.float64)
-    evidence = Evidence(
-        rewards=nothing,
-        scores=nothing[None],
-        weights=torch.ones(1, dtype=torch.float64),
-        lengths=lengths,
-        max_completion_tokens=3,
-        known=known(
-            teacher_logprobs=torch.cat(theirs), behaviour_logprobs=now.detach(), proximal_logprobs=now.detach()
-        ),
-    )
+    columns = known(teacher_logprobs=torch.cat(theirs), behaviour_logprobs=now.detach(), proximal_logprobs=now.detach())
+    evidence = evidence_of(torch.zeros(lengths.shape), lengths, known=columns)
     advantages = algorithm.credit(evidence).advantages
-    losses = token_loss(algorithm, now, torch.cat(drawn), advantages, rollout, proximal=now.detach())
+    losses = tiny.token_loss(algorithm, now, torch.cat(drawn), advantages, rollout, proximal=now.detach())
     return torch.autograd.grad((chance[rollout] * losses).sum(), student.logits)[0]
 
 
@@ -134,17 +109,10 @@ def test_what_is_to_go_is_summed_within_each_completion(lengths: list[list[int]]
 
 
 def test_rewards_stand_beside_the_teacher_as_often_as_they_are_told_to() -> None:
-    rewards, lengths = torch.tensor([[1.0, 0, 0, 1]]).double(), torch.tensor([[1, 2, 1, 3]])
     gaps = torch.tensor([0.5, -1, 2, 0, 0.25, 1, -3], dtype=torch.float64)
-    evidence = Evidence(
-        rewards=rewards,
-        scores=rewards[None],
-        weights=torch.ones(1, dtype=torch.float64),
-        lengths=lengths,
-        max_completion_tokens=3,
-        known=known(teacher_logprobs=gaps, behaviour_logprobs=torch.zeros_like(gaps)),
-    )
-    by_reward = group_zscore(rewards)[0].repeat_interleave(lengths[0])
+    columns = known(teacher_logprobs=gaps, behaviour_logprobs=torch.zeros_like(gaps))
+    evidence = evidence_of([[1.0, 0, 0, 1]], [[1, 2, 1, 3]], known=columns)
+    by_reward = group_zscore(evidence.rewards)[0].repeat_interleave(evidence.lengths[0])
     both = build_algorithm({**SAMPLED, "coefficient": 0.1, "reward_weight": 2.0}).credit(evidence).advantages
     torch.testing.assert_close(both, 0.1 * gaps + 2 * by_reward, rtol=1e-12, atol=1e-12)
     full = build_algorithm({"name": "distill", "reward_weight": 2.0})
@@ -173,35 +141,17 @@ def test_the_sampled_term_tells_how_far_the_student_is_from_its_teacher(correcti
     assert (term.vanishes_without_advantage, term.reported) == (True, False)
 
 
-def test_a_signal_and_what_clips_it_may_be_together() -> None:
-    for options in ({"signal": "sampled"}, {"reward_weight": 1.0}):
-        algorithm = build_algorithm({"name": "distill", "clip_low": 0.1, "correction": {}, **options})
-        assert [term.reported for term in algorithm.terms if term.name == "distill"] in ([], [False])
-
-
-# Through a model
+@pytest.mark.parametrize("options", [{"signal": "sampled"}, {"reward_weight": 1.0}], ids=str)
+def test_a_signal_and_what_clips_it_may_be_together(options: dict[str, object]) -> None:
+    algorithm = build_algorithm({"name": "distill", "clip_low": 0.1, "correction": {}, **options})
+    assert [term.reported for term in algorithm.terms if term.name == "distill"] in ([], [False])
 
 
 def taught_batch(algorithm: Algorithm, seen: Sequence[Sequence[tuple[int, ...]]] | None) -> Batch:
-    groups = CreditedGroups(
-        groups=GROUPS,
-        scored=torch.ones(2, 3, dtype=torch.bool),
-        columns=sampled_columns(GROUPS),
-        teacher_prompts=seen,
-    )
-    return collate(
-        groups,
-        algorithm.weighted,
-        max_completion_tokens=16,
-        keep_zero_advantages=algorithm.keeps_zero_advantages,
-    )
-
-
-def all_logprobs(policy: Policy, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> Tensor:
-    """log π of every token of the vocabulary at each place of a completion: one row through the Hugging Face model."""
-    row = torch.tensor([[*prompt, *completion]])
-    logits = policy.model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1]
-    return (logits / temperature).log_softmax(dim=-1)
+    scored, columns = torch.ones(2, 3, dtype=torch.bool), sampled_columns(GROUPS)
+    groups = CreditedGroups(groups=GROUPS, scored=scored, columns=columns, teacher_prompts=seen)
+    keep = algorithm.keeps_zero_advantages
+    return collate(groups, algorithm.weighted, max_completion_tokens=16, keep_zero_advantages=keep)
 
 
 def gradient_by_hand(policy: Policy, teacher: Policy, seen: Sequence[Sequence[tuple[int, ...]]], heat: float) -> Tensor:
@@ -209,12 +159,10 @@ def gradient_by_hand(policy: Policy, teacher: Policy, seen: Sequence[Sequence[tu
     kls = []
     for group, prompts in zip(GROUPS, seen, strict=True):
         for rollout, prompt in zip(group.rollouts, prompts, strict=True):
-            mine = all_logprobs(policy, group.prompt.tokens, rollout.tokens, heat)
-            theirs = all_logprobs(teacher, prompt, rollout.tokens, heat).detach()
+            mine = tiny.vocab_logprobs(policy.model, group.prompt.tokens, rollout.tokens, heat)
+            theirs = tiny.vocab_logprobs(teacher.model, prompt, rollout.tokens, heat).detach()
             kls.append((mine.exp() * (mine - theirs)).sum(dim=-1))
-    loss = torch.cat(kls).mean()
-    gradients = torch.autograd.grad(loss, list(policy.model.parameters()))
-    return torch.cat([each.flatten() for each in gradients])
+    return tiny.gradient_of(policy, torch.cat(kls).mean())
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2_plain"])
@@ -226,8 +174,8 @@ def test_the_full_signal_has_the_gradient_of_the_kl_to_a_teacher_that_sees_more(
         by_hand = gradient_by_hand(policy, teacher, seen or [[g.prompt.tokens] * 3 for g in GROUPS], heat=0.8)
         objective = Objective(algorithm=algorithm, temperature=0.8, teacher=Teacher(UncopiedPolicy(teacher), None))
         batch = taught_batch(algorithm, seen)
-        gradient, metrics = gradient_of_update(policy, batch, objective, tokens_per_microbatch=budget)
-        assert relative_distance(gradient, 0.5 * by_hand) < 1e-9
+        gradient, metrics = tiny.gradient_of_update(policy, batch, objective, tokens_per_microbatch=budget)
+        assert tiny.relative_distance(gradient, 0.5 * by_hand) < 1e-9
         assert metrics["loss"] == pytest.approx(0.5 * metrics["kl_teacher"], rel=1e-9)
         assert (metrics["num_micro_batches"] > 1) == (budget == 12)
 
@@ -235,7 +183,7 @@ def test_the_full_signal_has_the_gradient_of_the_kl_to_a_teacher_that_sees_more(
 def test_a_student_that_sees_what_its_teacher_sees_and_is_it_learns_nothing() -> None:
     policy, algorithm = tiny_policy(), build_algorithm({"name": "distill"})
     objective = Objective(algorithm=algorithm, temperature=1.0, teacher=Teacher(UncopiedPolicy(policy), None))
-    gradient, metrics = gradient_of_update(policy, taught_batch(algorithm, None), objective)
+    gradient, metrics = tiny.gradient_of_update(policy, taught_batch(algorithm, None), objective)
     assert gradient.norm() < 1e-12
     assert abs(metrics["kl_teacher"]) < 1e-12
 
@@ -244,34 +192,26 @@ def test_a_teacher_that_is_the_student_itself_is_not_moved_by_the_gradient() -> 
     # The same numbers as from a frozen copy: nothing flows through the teacher's side, nor through a shared head.
     policy, algorithm = tiny_policy(), build_algorithm({"name": "distill"})
     batch = taught_batch(algorithm, SEEN)
-    found = [
-        gradient_of_update(
-            policy, batch, Objective(algorithm=algorithm, temperature=1.0, teacher=Teacher(reference, None))
-        )[0]
-        for reference in (UncopiedPolicy(policy), FrozenCopy(twin(policy)))
-    ]
-    assert relative_distance(*found) < 1e-12
+    teachers = [Teacher(each, None) for each in (UncopiedPolicy(policy), FrozenCopy(tiny.twin(policy)))]
+    objectives = [Objective(algorithm=algorithm, temperature=1.0, teacher=each) for each in teachers]
+    found = [tiny.gradient_of_update(policy, batch, each)[0] for each in objectives]
+    assert tiny.relative_distance(*found) < 1e-12
     assert found[0].norm() > 0.01
-
-
-def with_weighted_choice(group: Group, token: int) -> Group:
-    """The group with one completion of one token."""
-    (first, *_) = group.rollouts
-    return replace(group, rollouts=(resampled(first, tokens=(token,), logprobs=(0.0,)),))
 
 
 def test_the_sampled_signal_is_the_full_one_on_average_over_the_vocabulary() -> None:
     policy, teacher = tiny_policy(), tiny_policy(seed=1)
     prompt = GROUPS[0].prompt.tokens
-    mine = torch.cat([plain_logprobs(policy.model, prompt, (token,)) for token in range(24)])
-    groups = [with_weighted_choice(GROUPS[0], token) for token in range(24)]
+    mine = torch.cat([tiny.plain_logprobs(policy.model, prompt, (token,)) for token in range(24)])
+    (first, *_) = GROUPS[0].rollouts
+    of_one = [resampled(first, tokens=(token,), logprobs=(0.0,)) for token in range(24)]
+    groups = [replace(GROUPS[0], rollouts=(rollout,)) for rollout in of_one]
     theirs = group_logprobs(teacher, groups, temperature=1.0, max_tokens=99, teacher_prompts=[[(9, *prompt)]] * 24)
     sampled = (mine.detach().exp() * -(theirs - mine.detach()) * mine).sum()
     full = (mine.exp() * (mine - theirs)).sum()
     parameters = list(policy.model.parameters())
     by_sample, by_all = (torch.autograd.grad(loss, parameters, retain_graph=True) for loss in (sampled, full))
-    for one, other in zip(by_sample, by_all, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(by_sample, by_all, rtol=1e-9, atol=1e-12)
 
 
 def test_the_gap_to_a_teacher_is_that_of_the_policy_of_now_where_samples_are_older() -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import peft
@@ -17,21 +17,9 @@ from posttrain.models.logprobs import token_logprobs
 from posttrain.models.policy import Policy, as_policy
 from posttrain.models.shared_prompt.families import FAMILIES, shared_prompt_refusal
 from posttrain.training.update import Objective
+from tests.support import tiny
 from tests.support.decoders import WINDOW
-from tests.support.tiny import (
-    ALL_DECODERS,
-    CLASSES,
-    SHAPE,
-    VOCAB,
-    batch_of,
-    gradient_of_update,
-    plain_logprobs,
-    relative_distance,
-    tiny_model,
-    tiny_policy,
-    tokenizer,
-    written_group,
-)
+from tests.support.tiny import tiny_model, tiny_policy
 
 # Prompts shorter and longer than a window, completions of one token and of many, a group of one.
 PROMPTS = [tuple(range(1, 12)), (3,), (7, 2, 9)]
@@ -39,26 +27,33 @@ COMPLETIONS = [(4, 8, 15, 16, 23, 4, 2, 9), (1,), tuple(range(20)), (5, 6), (9, 
 PROMPT_OF = [0, 0, 1, 2, 2]
 TEMPERATURE = 0.7
 
-each_family = pytest.mark.parametrize("family", ALL_DECODERS)
+BATCH = Completions(PROMPTS, COMPLETIONS, PROMPT_OF)
+each_family = pytest.mark.parametrize("family", tiny.ALL_DECODERS)
 
 
 def loss(policy: Policy) -> Tensor:
     """A weight of its own for every completion token, so that none stands for another."""
     targets = torch.tensor([token for tokens in COMPLETIONS for token in tokens])
-    hidden = policy.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF))
+    hidden = policy.forward.completion_hidden(BATCH)
     logprobs = token_logprobs(hidden, policy.output_layer, targets, temperature=TEMPERATURE)
     return (torch.linspace(-1, 2, len(targets), dtype=torch.float64).to(logprobs) * logprobs).sum()
+
+
+def plain_loss(model: PreTrainedModel) -> Tensor:
+    """The same by the model's own forward."""
+    rows = zip(PROMPT_OF, COMPLETIONS, strict=True)
+    logprobs = torch.cat([tiny.plain_logprobs(model, PROMPTS[p], tokens, TEMPERATURE) for p, tokens in rows])
+    return (torch.linspace(-1, 2, len(logprobs), dtype=torch.float64).to(logprobs) * logprobs).sum()
 
 
 def gradients(policy: Policy, value: Tensor) -> dict[str, Tensor]:
     policy.model.zero_grad()
     value.backward()
-    trained = [(name, parameter) for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
-    return {name: parameter.grad.clone() for name, parameter in trained}
+    return {name: each.grad.clone() for name, each in policy.model.named_parameters() if each.requires_grad}
 
 
 def test_every_family_of_the_table_has_a_tiny_model() -> None:
-    assert set(FAMILIES) == set(ALL_DECODERS)
+    assert set(FAMILIES) == set(tiny.ALL_DECODERS)
     assert max(len(PROMPTS[p]) + len(c) for p, c in zip(PROMPT_OF, COMPLETIONS, strict=True)) > 3 * WINDOW
 
 
@@ -66,14 +61,11 @@ def test_every_family_of_the_table_has_a_tiny_model() -> None:
 def test_the_gradient_of_every_parameter_is_that_of_the_models_own_forward(family: str) -> None:
     policy = tiny_policy(family)
     actual = gradients(policy, loss(policy))
-    rows = zip(PROMPT_OF, COMPLETIONS, strict=True)
-    logprobs = torch.cat([plain_logprobs(policy.model, PROMPTS[p], tokens, TEMPERATURE) for p, tokens in rows])
-    expected = gradients(policy, (torch.linspace(-1, 2, len(logprobs), dtype=torch.float64) * logprobs).sum())
+    expected = gradients(policy, plain_loss(policy.model))
     largest = max(gradient.norm() for gradient in expected.values())
     for name, gradient in expected.items():
-        assert gradient.norm() > 1e-4 * largest or name.endswith("k_proj.bias"), (
-            name
-        )  # a bias of all keys moves nothing
+        moves = not name.endswith("k_proj.bias")  # a bias of all keys moves nothing
+        assert gradient.norm() > 1e-4 * largest or not moves, name
         assert (actual[name] - gradient).norm() <= 1e-11 * (gradient.norm() + 1e-3 * largest), name
 
 
@@ -81,31 +73,26 @@ def test_the_gradient_of_every_parameter_is_that_of_the_models_own_forward(famil
 def test_micro_batches_change_no_gradient(family: str) -> None:
     policy, algorithm = tiny_policy(family), build_algorithm({"name": "grpo"})
     groups = [
-        written_group(prompt, [c for c, p in zip(COMPLETIONS, PROMPT_OF, strict=True) if p == index], draw=index)
+        tiny.written_group(prompt, [c for c, p in zip(COMPLETIONS, PROMPT_OF, strict=True) if p == index], draw=index)
         for index, prompt in enumerate(PROMPTS)
     ]
-    groups[1] = written_group(PROMPTS[1], [COMPLETIONS[2], (1, 2)], draw=1)
-    batch = batch_of(groups, [[1, -1], [0.5, -2], [1, 0.25]], algorithm)
+    groups[1] = tiny.written_group(PROMPTS[1], [COMPLETIONS[2], (1, 2)], draw=1)
+    batch = tiny.batch_of(groups, [[1, -1], [0.5, -2], [1, 0.25]], algorithm)
     objective = Objective(algorithm=algorithm, temperature=TEMPERATURE)
-    whole, _ = gradient_of_update(policy, batch, objective)
-    split, _ = gradient_of_update(policy, batch, objective, tokens_per_microbatch=24)
-    assert relative_distance(split, whole) <= 1e-12
-
-
-def with_weights_in(dtype: torch.dtype, family: str) -> Policy:
-    """As the library makes it, nothing exact, so that nothing is trusted either."""
-    policy = as_policy(tiny_model(family, exact=False).to(dtype), tokenizer())
-    assert policy.forward_reason is None
-    assert isinstance(policy.forward, SharedPromptForward)
-    return policy
+    whole, _ = tiny.gradient_of_update(policy, batch, objective)
+    split, _ = tiny.gradient_of_update(policy, batch, objective, tokens_per_microbatch=24)
+    assert tiny.relative_distance(split, whole) <= 1e-12
 
 
 @each_family
 def test_weights_in_bfloat16_err_no_more_than_the_models_own_forward_does(family: str) -> None:
-    policy = with_weights_in(torch.bfloat16, family)
-    exact = as_policy(tiny_model(family, exact=False).to(torch.bfloat16).float(), tokenizer())
-    hidden = [each.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF)) for each in (policy, exact)]
-    own = PlainForward(policy.model, torch.bfloat16).completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF))
+    # As the library makes it, nothing exact, so that nothing is trusted either.
+    policy = as_policy(tiny_model(family, exact=False).to(torch.bfloat16), tiny.tokenizer())
+    assert policy.forward_reason is None
+    assert isinstance(policy.forward, SharedPromptForward)
+    exact = as_policy(tiny_model(family, exact=False).to(torch.bfloat16).float(), tiny.tokenizer())
+    hidden = [each.forward.completion_hidden(BATCH) for each in (policy, exact)]
+    own = PlainForward(policy.model, torch.bfloat16).completion_hidden(BATCH)
     assert hidden[0].dtype == own.dtype == torch.bfloat16
     ours, theirs = ((each.float() - hidden[1]).norm() / hidden[1].norm() for each in (hidden[0], own))
     assert 0 < ours <= 1.5 * theirs
@@ -125,18 +112,14 @@ def test_adapters_on_all_projections_have_the_gradient_of_the_models_own_forward
     with torch.random.fork_rng():
         torch.manual_seed(0)
         peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=names, init_lora_weights=False), model)
-    policy = as_policy(model, tokenizer())
+    policy = as_policy(model, tiny.tokenizer())
     assert policy.forward_reason is None
     actual = gradients(policy, loss(policy))
-    rows = zip(PROMPT_OF, COMPLETIONS, strict=True)
-    logprobs = torch.cat([plain_logprobs(model, PROMPTS[p], tokens, TEMPERATURE) for p, tokens in rows])
-    expected = gradients(policy, (torch.linspace(-1, 2, len(logprobs)) * logprobs).sum())
+    expected = gradients(policy, plain_loss(model))
     assert len(expected) == 2 * 2 * len(names)  # A and B of two layers, and nothing else
     for name, gradient in expected.items():
         assert (actual[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
 
-
-# What a config may say besides.
 
 BIASED = {"attention_bias": True}
 CAPPED = {"attn_logit_softcapping": None}
@@ -167,10 +150,10 @@ SAID: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def said(what: str) -> PreTrainedModel:
-    family, config = SAID[what]
-    model_class, config_class, extra = CLASSES[family]
-    model: PreTrainedModel = model_class(config_class(**{**SHAPE, **extra, **config}))
+def made(family: str, **config: object) -> PreTrainedModel:
+    """A model of this config, its weights drawn around those that it begins with."""
+    model_class, config_class, extra = tiny.CLASSES[family]
+    model: PreTrainedModel = model_class(config_class(**{**tiny.SHAPE, **extra, **config})).eval()
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -180,19 +163,13 @@ def said(what: str) -> PreTrainedModel:
 
 @pytest.mark.parametrize("what", SAID)
 def test_what_a_config_says_is_done(what: str) -> None:
-    policy = as_policy(said(what), tokenizer())
+    family, config = SAID[what]
+    policy = as_policy(made(family, **config), tiny.tokenizer())
     assert policy.forward_reason is None
     rows = zip(PROMPT_OF, COMPLETIONS, strict=True)
     with torch.no_grad():
-        actual = policy.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF))
-        expected = torch.cat(
-            [
-                policy.model.base_model(input_ids=torch.tensor([[*PROMPTS[p], *tokens[:-1]]])).last_hidden_state[
-                    0, len(PROMPTS[p]) - 1 :
-                ]
-                for p, tokens in rows
-            ]
-        )
+        actual = policy.forward.completion_hidden(BATCH)
+        expected = torch.cat([tiny.plain_states(policy.model, PROMPTS[p], tokens) for p, tokens in rows])
     torch.testing.assert_close(actual, expected, rtol=0, atol=3e-5)
 
 
@@ -208,17 +185,11 @@ LONG = {
 
 @pytest.mark.parametrize("family", ["phi3", "llama"])
 def test_longrope_beyond_its_original_context_has_the_long_angles_for_rows_of_every_length(family: str) -> None:
-    model_class, config_class, extra = CLASSES[family]
-    config = {**SHAPE, **extra, "rope_parameters": LONG, "num_hidden_layers": 1}
-    draw = torch.Generator().manual_seed(0)
-    fresh: PreTrainedModel = model_class(config_class(**config)).eval()
-    with torch.no_grad():
-        for parameter in fresh.parameters():
-            parameter.add_(torch.rand(parameter.shape, generator=draw) - 0.5)
-    policy = as_policy(copy.deepcopy(fresh), tokenizer(), context=64)
+    fresh = made(family, rope_parameters=LONG, num_hidden_layers=1)
+    policy = as_policy(copy.deepcopy(fresh), tiny.tokenizer(), context=64)
     assert policy.forward_reason is None
     with torch.no_grad():
-        hidden = policy.forward.completion_hidden(Completions(PROMPTS, COMPLETIONS, PROMPT_OF))
+        hidden = policy.forward.completion_hidden(BATCH)
         lengths = [len(completion) for completion in COMPLETIONS]
         for p, completion, actual in zip(PROMPT_OF, COMPLETIONS, hidden.split(lengths), strict=True):
             # Tokens behind a row make the model take the long angles for all of it, and change nothing else.
@@ -230,19 +201,12 @@ def test_longrope_beyond_its_original_context_has_the_long_angles_for_rows_of_ev
 
 REFUSED: dict[str, tuple[str, dict[str, object]]] = {
     "its activation is gelu, not one of gelu_new, gelu_pytorch_tanh": ("gpt2", {"activation_function": "gelu"}),
-    "its config has scale_attn_by_inverse_layer_idx = True, which the pass does not support": (
-        "gpt2",
-        {"scale_attn_by_inverse_layer_idx": True},
-    ),
-    "its config has reorder_and_upcast_attn = True, which the pass does not support": (
-        "gpt2",
-        {"reorder_and_upcast_attn": True},
-    ),
+    **{
+        f"its config has {name} = True, which the pass does not support": ("gpt2", {name: True})
+        for name in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
+    },
     "its activation is gelu, not one of silu, gelu_pytorch_tanh": ("gemma2", {"hidden_activation": "gelu"}),
-    "its tokens see later ones (use_bidirectional_attention)": (
-        "gemma3_text",
-        {"use_bidirectional_attention": True},
-    ),
+    "its tokens see later ones (use_bidirectional_attention)": ("gemma3_text", {"use_bidirectional_attention": True}),
     "a layer's attention is chunked_attention, not one of full_attention, sliding_attention": (
         "qwen3",
         {"layer_types": ["chunked_attention", "full_attention"]},
@@ -255,36 +219,23 @@ REFUSED: dict[str, tuple[str, dict[str, object]]] = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_the_decoder_does_not_do_is_refused_by_name(reason: str) -> None:
     family, config = REFUSED[reason]
-    model_class, config_class, extra = CLASSES[family]
-    model = model_class(config_class(**{**SHAPE, **extra, **config}))
-    assert shared_prompt_refusal(model) == reason
-
-
-def with_a_plain_embedding(model: PreTrainedModel) -> None:
-    model.model.embed_tokens = torch.nn.Embedding(VOCAB, 16)
-
-
-def with_a_norm_of_another_family(model: PreTrainedModel) -> None:
-    model.model.layers[1].post_feedforward_layernorm = tiny_model("llama", exact=False).model.norm
+    assert shared_prompt_refusal(made(family, **config)) == reason
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("place", "layer", "says"),
     [
-        (with_a_plain_embedding, r"embed_tokens is a torch\.nn\.modules\.sparse\.Embedding, which is not a layer"),
-        (with_a_norm_of_another_family, r"layers\.1\.post_feedforward_layernorm is a \S*LlamaRMSNorm"),
+        ("model", "embed_tokens", r"embed_tokens is a torch\.nn\.modules\.sparse\.Embedding, which is not a layer"),
+        ("model.layers.1", "post_feedforward_layernorm", r"layers\.1\.post_feedforward_layernorm is a \S*LlamaRMSNorm"),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_layer_of_another_family_is_refused(change: Callable[[PreTrainedModel], None], says: str) -> None:
+def test_a_layer_of_another_family_is_refused(place: str, layer: str, says: str) -> None:
     model = tiny_model("gemma2", exact=False)
-    change(model)
+    others = {"embed_tokens": torch.nn.Embedding(tiny.VOCAB, 16)}
+    setattr(model.get_submodule(place), layer, others.get(layer, tiny_model("llama", exact=False).model.norm))
     reason = shared_prompt_refusal(model)
     assert reason is not None
     assert re.match(says, reason), reason
-
-
-# Memory.
 
 
 @contextmanager

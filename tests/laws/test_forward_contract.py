@@ -10,26 +10,15 @@ from posttrain.algorithms.preference_losses import OfPairs, PairObjective
 from posttrain.algorithms.table import build_algorithm
 from posttrain.errors import UserError
 from posttrain.models.classifiers.heads import new_scorer
+from posttrain.models.conversation_masks import answered
 from posttrain.models.forward import Completions, ForwardNeeds, ForwardPass
 from posttrain.models.policy import Policy, as_policy
-from posttrain.records import Example, Preference, TokenSequence
 from posttrain.training.pair_updates import accumulate_pairs
 from posttrain.training.reference import FrozenCopy
-from posttrain.training.sft.sft_run import accumulate_examples, held_out_loss
 from posttrain.training.update import Objective
+from tests.support import tiny
 from tests.support.pairs import some_pairs
-from tests.support.tiny import (
-    batch_of,
-    flat_gradient,
-    gradient_of_update,
-    relative_distance,
-    through_its_own_forward,
-    tiny_model,
-    tiny_policy,
-    tokenizer,
-    twin,
-    written_group,
-)
+from tests.support.tiny import tiny_model, tiny_policy
 
 PROMPTS, COMPLETIONS, PROMPT_OF = [(1, 2, 3), (4, 5)], [(6, 7, 8, 9), (10,), (11, 12, 13)], [0, 0, 1]
 SAMPLED = torch.tensor([True, False, False, True, True, False, True, True])
@@ -44,45 +33,28 @@ class OnlyTheContract:
         self.completion_logprobs = inner.completion_logprobs
 
 
-def only_the_contract(policy: Policy) -> Policy:
-    return replace(policy, forward=OnlyTheContract(policy.forward))
-
-
-GROUPS = [
-    written_group((1, 2, 3), [(4, 5), (6,), (7, 8, 9, 5)], name="a"),
-    written_group((10, 11), [(12, 13, 14), (15, 11), (16,)], name="b", draw=1),
-]
-
-
 def update_gradient(policy: Policy) -> Tensor:
     """The gradient of an update with entropies and the full KL from a reference, through the policy's forward pass."""
     algorithm = build_algorithm({"name": "dapo", "kl": {"coefficient": 0.1, "estimator": "full"}})
     reference = FrozenCopy(tiny_policy(seed=1))
-    batch = batch_of(GROUPS, [[1.0, -0.5, 0.25], [-1.0, 0.5, 2.0]], algorithm)
+    batch = tiny.batch_of(tiny.SIX, tiny.SIX_ADVANTAGES, algorithm)
     objective = Objective(algorithm=algorithm, temperature=0.7, reference=reference, measure_entropy=True)
-    gradient, _ = gradient_of_update(policy, batch, objective)
+    gradient, _ = tiny.gradient_of_update(policy, batch, objective)
     return gradient
 
 
-def example_of(pair: Preference) -> Example:
-    """The prompt, which is given, and the chosen answer."""
-    prompt, answer = pair.prompt.tokens, pair.chosen
-    given = (False,) * len(prompt)
-    return Example(TokenSequence(tokens=(*prompt, *answer.tokens), sampled=(*given, *answer.sampled)))
-
-
 def supervised_gradient(policy: Policy) -> Tensor:
-    examples = [example_of(pair) for pair in some_pairs()]
+    examples = [answered(pair.prompt.tokens, pair.chosen.tokens) for pair in some_pairs()]
     accumulate_examples(policy, examples, 12, measure_entropy=True)
     held_out_loss(policy, examples, 12)
-    return flat_gradient(policy)
+    return tiny.flat_gradient(policy)
 
 
 def preference_gradient(policy: Policy) -> Tensor:
     pairs = some_pairs()
     zeros = torch.zeros(len(pairs), dtype=torch.float64)
     accumulate_pairs(policy, pairs, OfPairs(zeros, zeros), PairObjective(), 12)
-    return flat_gradient(policy)
+    return tiny.flat_gradient(policy)
 
 
 def scores(policy: Policy) -> Tensor:
@@ -100,8 +72,9 @@ READERS = {
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 @pytest.mark.parametrize("padded", [False, True], ids=["shared", "plain"])
 def test_a_forward_pass_with_nothing_but_the_contract_gives_the_same_bits(reader, padded: bool) -> None:
-    policy = through_its_own_forward(tiny_policy()) if padded else tiny_policy()
-    assert torch.equal(reader(only_the_contract(twin(policy))), reader(twin(policy)))
+    policy = tiny.through_its_own_forward(tiny_policy()) if padded else tiny_policy()
+    bare = tiny.twin(policy)
+    assert torch.equal(reader(replace(bare, forward=OnlyTheContract(bare.forward))), reader(tiny.twin(policy)))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2_plain"])
@@ -109,7 +82,7 @@ def test_a_forward_pass_with_nothing_but_the_contract_gives_the_same_bits(reader
 def test_given_tokens_are_read_and_not_predicted(family: str, padded: bool) -> None:
     # Every part of the sampled tokens is that of all tokens, at their places; and a loss of them has the gradient of
     # the same loss of all tokens with a factor of 0 for those that were given.
-    policy = through_its_own_forward(tiny_policy(family)) if padded else tiny_policy(family)
+    policy = tiny.through_its_own_forward(tiny_policy(family)) if padded else tiny_policy(family)
     other = distributions(tiny_policy(family, seed=1), None), distributions(tiny_policy(family, seed=1), SAMPLED)
     factors = torch.linspace(-1, 2, len(SAMPLED), dtype=torch.float64)
     found = []
@@ -120,11 +93,11 @@ def test_given_tokens_are_read_and_not_predicted(family: str, padded: bool) -> N
         columns = [parts.logprobs, parts.entropies, parts.values, parts.divergences["kl"]]
         torch.stack([(weights * column).sum() for column in columns if column is not None]).sum().backward()
         assert parts.distributions is not None
-        found.append(([*columns, parts.distributions.logits()], flat_gradient(policy)))
+        found.append(([*columns, parts.distributions.logits()], tiny.flat_gradient(policy)))
     (every, whole), (some, masked) = found
     for all_tokens, predicted in zip(every, some, strict=True):
         torch.testing.assert_close(predicted, all_tokens[SAMPLED], rtol=0, atol=1e-12)
-    assert relative_distance(masked, whole) <= 1e-12
+    assert tiny.relative_distance(masked, whole) <= 1e-12
 
 
 def batch_with(sampled: Tensor | None) -> Completions:
@@ -156,9 +129,6 @@ def test_a_policy_without_a_gradient_keeps_that_of_the_head_that_reads_it() -> N
     assert all(parameter.grad is None for parameter in policy.model.parameters())
 
 
-# Output layers that neither pass can read: the remedy is that of the cause.
-
-
 class Sharded(torch.nn.Parameter):
     """A weight that says of itself what a sharded one does."""
 
@@ -183,7 +153,7 @@ def test_an_output_layer_that_cannot_be_read_is_refused_with_the_remedy_of_its_c
     model = tiny_model("llama", torch.float32)
     change(model.lm_head)
     with pytest.raises(UserError, match="output layer") as refusal:
-        as_policy(model, tokenizer())
+        as_policy(model, tiny.tokenizer())
     assert remedy in str(refusal.value)
     assert "target_modules" not in str(refusal.value)
 
@@ -191,7 +161,7 @@ def test_an_output_layer_that_cannot_be_read_is_refused_with_the_remedy_of_its_c
 @pytest.mark.parametrize("packed", [True, False])
 def test_whole_distributions_carry_no_gradient(packed: bool) -> None:
     """They are what a loss is compared with; the policy's own log-probs of the same pass have one."""
-    policy = tiny_policy() if packed else through_its_own_forward(tiny_policy())
+    policy = tiny_policy() if packed else tiny.through_its_own_forward(tiny_policy())
     batch = Completions(prompts=PROMPTS, completions=COMPLETIONS, prompt_of=PROMPT_OF)
     parts = policy.forward.completion_logprobs(batch, EVERYTHING)
     assert parts.logprobs.requires_grad

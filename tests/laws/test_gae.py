@@ -23,9 +23,14 @@ from posttrain.algorithms.ppo import (
 )
 from posttrain.algorithms.table import build_algorithm
 from posttrain.course import compute_advantages
+from tests.support.sequences import evidence_of
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 SHARES = st.floats(0, 1)
+
+
+def valued(rewards: Tensor, values: Tensor, rollout: Tensor, ends: Tensor) -> ValuedTokens:
+    return ValuedTokens(rewards=rewards, values=values, rollout=rollout, final_values=ends)
 
 
 def some_tokens(lengths: list[int], seed: int = 0, *, ends: bool = True) -> ValuedTokens:
@@ -34,8 +39,7 @@ def some_tokens(lengths: list[int], seed: int = 0, *, ends: bool = True) -> Valu
     count = sum(lengths)
     rewards, values = (torch.randn(count, generator=drawn, dtype=torch.float64) for _ in range(2))
     final = torch.randn(len(lengths), generator=drawn, dtype=torch.float64) * ends
-    rollout = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    return ValuedTokens(rewards=rewards, values=values, rollout=rollout, final_values=final)
+    return valued(rewards, values, torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)), final)
 
 
 def written_out(tokens: ValuedTokens, gamma: float, lam: float) -> Tensor:
@@ -71,8 +75,8 @@ def test_with_lambda_one_a_target_is_what_was_earned_from_there_on_whatever_the_
     torch.testing.assert_close(value_targets(tokens, gamma=gamma), expected, rtol=1e-12, atol=1e-12)
 
 
-@given(lengths=LENGTHS, gaps=st.booleans())
-def test_with_lambda_zero_it_is_the_one_step_rule(lengths, gaps) -> None:
+@given(lengths=LENGTHS)
+def test_with_lambda_zero_it_is_the_one_step_rule(lengths) -> None:
     tokens = some_tokens(lengths)
     torch.testing.assert_close(generalised_advantages(tokens, lam=0.0), one_step_advantages(tokens), rtol=0, atol=0)
 
@@ -84,32 +88,19 @@ def test_the_one_step_rule_is_the_courses() -> None:
     theirs = compute_advantages(values, rewards, 2)
     earned = torch.zeros(3, 4, dtype=torch.float64)
     earned[:, -1] = rewards
-    ours = one_step_advantages(
-        ValuedTokens(
-            rewards=earned.flatten(),
-            values=values[:, 1:5].flatten(),
-            rollout=torch.arange(3).repeat_interleave(4),
-            final_values=torch.zeros(3, dtype=torch.float64),
-        )
-    )
+    rollout, ends = torch.arange(3).repeat_interleave(4), torch.zeros(3, dtype=torch.float64)
+    ours = one_step_advantages(valued(earned.flatten(), values[:, 1:5].flatten(), rollout, ends))
     torch.testing.assert_close(ours.view(3, 4), theirs, rtol=0, atol=0)
 
 
 def test_three_tokens_by_hand() -> None:
     """δ = (1 + 2 - 4, 0 + 8 - 2, 16 + 0 - 8) = (-1, 6, 8);  γλ = ½:  A = (-1 + 3 + 2, 6 + 4, 8)."""
-    tokens = ValuedTokens(
-        rewards=torch.tensor([1.0, 0, 16]).double(),
-        values=torch.tensor([4.0, 2, 8]).double(),
-        rollout=torch.zeros(3, dtype=torch.long),
-        final_values=torch.zeros(1).double(),
-    )
+    rewards, values = torch.tensor([[1.0, 0, 16], [4, 2, 8]]).double()
+    tokens = valued(rewards, values, torch.zeros(3, dtype=torch.long), torch.zeros(1).double())
     assert generalised_advantages(tokens, lam=0.5).tolist() == [4, 10, 8]
     # Cut off, with 32 expected after the end: δ_3 = 40, and half and a quarter of the 32 more before it.
-    assert generalised_advantages(replace(tokens, final_values=torch.tensor([32.0]).double()), lam=0.5).tolist() == [
-        4 + 8,
-        10 + 16,
-        8 + 32,
-    ]
+    cut_off = replace(tokens, final_values=torch.tensor([32.0]).double())
+    assert generalised_advantages(cut_off, lam=0.5).tolist() == [4 + 8, 10 + 16, 8 + 32]
 
 
 @given(lengths=LENGTHS, seed=st.integers(0, 9))
@@ -118,12 +109,8 @@ def test_completions_do_not_see_each_other(lengths, seed) -> None:
     together = generalised_advantages(tokens, lam=0.9)
     for row in range(len(lengths)):
         mine = tokens.rollout == row
-        alone = ValuedTokens(
-            rewards=tokens.rewards[mine],
-            values=tokens.values[mine],
-            rollout=torch.zeros(lengths[row], dtype=torch.long),
-            final_values=tokens.final_values[row : row + 1],
-        )
+        rollout, ends = torch.zeros(lengths[row], dtype=torch.long), tokens.final_values[row : row + 1]
+        alone = valued(tokens.rewards[mine], tokens.values[mine], rollout, ends)
         torch.testing.assert_close(generalised_advantages(alone, lam=0.9), together[mine], rtol=1e-12, atol=1e-12)
 
 
@@ -143,13 +130,8 @@ def test_long_completions_see_their_ends() -> None:
 
 
 def test_a_scan_of_thousands_of_tokens_is_their_sum() -> None:
-    ones = torch.ones(5000, dtype=torch.float64)
-    assert discounted_sums(ones, torch.where(torch.arange(5000) == 4999, 0.0, ones)).tolist() == list(
-        range(5000, 0, -1)
-    )
-
-
-# Whitening.
+    ones, going = torch.ones(5000, dtype=torch.float64), (torch.arange(5000) != 4999).double()
+    assert discounted_sums(ones, going).tolist() == [*range(5000, 0, -1)]
 
 
 @given(lengths=LENGTHS, seed=st.integers(0, 9))
@@ -178,16 +160,13 @@ def test_rounding_is_not_blown_up_to_deviation_one() -> None:
 
 
 FINE = [
-    {"name": name, "credit": "reward_to_go", **options}
-    for name, options in [
-        ("reinforce", {}),
-        ("reinforce", {"baseline": "batch_mean"}),
-        ("rloo", {}),
-        ("dr_grpo", {}),
-        ("grpo", {}),
-        ("grpo", {"deviation": "sample", "deviation_epsilon": 1e-4}),
-        ("grpo", {"deviation": "none"}),
-    ]
+    {"name": "reinforce", "credit": "reward_to_go"},
+    {"name": "reinforce", "credit": "reward_to_go", "baseline": "batch_mean"},
+    {"name": "rloo", "credit": "reward_to_go"},
+    {"name": "dr_grpo", "credit": "reward_to_go"},
+    {"name": "grpo", "credit": "reward_to_go"},
+    {"name": "grpo", "credit": "reward_to_go", "deviation": "sample", "deviation_epsilon": 1e-4},
+    {"name": "grpo", "credit": "reward_to_go", "deviation": "none"},
 ]
 STEPS = {"name": "grpo", "credit": "steps"}
 
@@ -201,13 +180,7 @@ def some_evidence(seed: int, num_prompts: int, group_size: int) -> Evidence:
     rng = torch.Generator().manual_seed(seed)
     rewards = torch.randint(0, 4, (num_prompts, group_size), generator=rng).double() / 3
     rewards = torch.where(torch.rand(rewards.shape, generator=rng) < 0.15, torch.nan, rewards)
-    return Evidence(
-        rewards=rewards,
-        scores=rewards[None],
-        weights=torch.ones(1, dtype=torch.float64),
-        lengths=torch.randint(1, 9, rewards.shape, generator=rng),
-        max_completion_tokens=9,
-    )
+    return evidence_of(rewards, torch.randint(1, 9, rewards.shape, generator=rng), limit=9)
 
 
 def with_steps(evidence: Evidence, seed: int) -> Evidence:
@@ -225,9 +198,7 @@ SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 5))
 @pytest.mark.parametrize("config", [*FINE, STEPS], ids=str)
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**31), shape=SHAPES)
-def test_without_token_rewards_every_level_of_credit_is_that_of_whole_completions_to_the_bit(
-    config: dict[str, object], seed: int, shape: tuple[int, int]
-) -> None:
+def test_without_token_rewards_every_level_of_credit_is_that_of_whole_completions(config, seed, shape) -> None:
     evidence = some_evidence(seed, *shape)
     fine, plain = (build_algorithm(each).credit(evidence) for each in (config, coarse(config)))
     assert torch.equal(fine.advantages, plain.advantages)
@@ -236,19 +207,13 @@ def test_without_token_rewards_every_level_of_credit_is_that_of_whole_completion
 @pytest.mark.parametrize("config", FINE, ids=str)
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**31), shape=SHAPES)
-def test_a_reward_that_comes_with_the_last_token_is_the_completions_reward(
-    config: dict[str, object], seed: int, shape: tuple[int, int]
-) -> None:
+def test_a_reward_that_comes_with_the_last_token_is_the_completions_reward(config, seed, shape) -> None:
     evidence = some_evidence(seed, *shape)
     last = evidence.lengths.flatten().cumsum(0) - 1
     at_last = torch.zeros(int(evidence.lengths.sum()), dtype=torch.float64)
     at_last[last] = evidence.rewards.nan_to_num(nan=0.0).flatten()
-    moved = replace(
-        evidence,
-        rewards=torch.where(evidence.rewards.isnan(), torch.nan, 0.0).double(),
-        token_rewards=at_last,
-        step_rewards=None,
-    )
+    nothing = torch.where(evidence.rewards.isnan(), torch.nan, 0.0).double()
+    moved = replace(evidence, rewards=nothing, token_rewards=at_last)
     plain = build_algorithm(coarse(config)).credit(evidence).advantages
     torch.testing.assert_close(build_algorithm(config).credit(moved).advantages, plain, rtol=1e-12, atol=1e-12)
 
@@ -270,9 +235,7 @@ def test_the_first_token_is_to_get_all_that_its_completion_earns(seed: int, grou
 @pytest.mark.parametrize("config", [*FINE[1:], STEPS], ids=str)
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**31), group_size=st.integers(1, 6), step=st.sampled_from([0.1, 0.3, 1e-9, 7.7]))
-def test_a_group_without_information_is_exactly_0(
-    config: dict[str, object], seed: int, group_size: int, step: float
-) -> None:
+def test_a_group_without_information_is_exactly_0(config, seed, group_size, step) -> None:
     # All completions earn the same at the same places, whatever rounding makes of sums.
     rng = torch.Generator().manual_seed(seed)
     length = int(torch.randint(1, 9, (1,), generator=rng))
@@ -291,9 +254,7 @@ def test_a_group_without_information_is_exactly_0(
 @pytest.mark.parametrize("config", [*FINE, STEPS], ids=str)
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**31), shape=SHAPES)
-def test_an_unscored_completion_gets_nothing_and_changes_nothing_for_others(
-    config: dict[str, object], seed: int, shape: tuple[int, int]
-) -> None:
+def test_an_unscored_completion_gets_nothing_and_changes_nothing_for_others(config, seed, shape) -> None:
     evidence = with_steps(some_evidence(seed, *shape), seed)
     rule = build_algorithm(config).credit
     unscored = evidence.rewards.isnan().flatten()[evidence.rollout]
@@ -305,10 +266,8 @@ def test_an_unscored_completion_gets_nothing_and_changes_nothing_for_others(
     torch.testing.assert_close(rule(changed).advantages, given, rtol=1e-12, atol=1e-12)
 
 
-# In expectation over every pair of completions of a softmax policy: two tokens, 0 stops, three places at most.
-
-LIMIT = 3
 COMPLETIONS = [(0,), (1, 0), (1, 1, 0), (1, 1, 1)]
+"""Of a softmax policy with two tokens, of which 0 stops, and three places at most."""
 
 
 def expected_gradient(config: dict[str, object], logits: torch.Tensor, earned: list[list[float]]) -> torch.Tensor:
@@ -317,15 +276,8 @@ def expected_gradient(config: dict[str, object], logits: torch.Tensor, earned: l
     logprobs = [torch.stack([table[t, token] for t, token in enumerate(tokens)]) for tokens in COMPLETIONS]
     rule, expected = build_algorithm(config).credit, torch.zeros((), dtype=torch.float64)
     for pair in itertools.product(range(len(COMPLETIONS)), repeat=2):
-        rewards = torch.zeros(1, 2, dtype=torch.float64)
-        evidence = Evidence(
-            rewards=rewards,
-            scores=rewards[None],
-            weights=torch.ones(1, dtype=torch.float64),
-            lengths=torch.tensor([[len(COMPLETIONS[i]) for i in pair]]),
-            max_completion_tokens=LIMIT,
-            token_rewards=torch.tensor([value for i in pair for value in earned[i]], dtype=torch.float64),
-        )
+        paid = torch.tensor([value for i in pair for value in earned[i]], dtype=torch.float64)
+        evidence = evidence_of([[0.0, 0.0]], [[len(COMPLETIONS[i]) for i in pair]], token_rewards=paid)
         tokens = torch.cat([logprobs[i] for i in pair])
         chance = math.prod(logprobs[i].sum().exp().item() for i in pair)
         expected = expected - chance * (rule(evidence).advantages * tokens).sum() / 2
@@ -333,17 +285,14 @@ def expected_gradient(config: dict[str, object], logits: torch.Tensor, earned: l
 
 
 @pytest.mark.parametrize(
-    ("config", "factor"),
-    [(FINE[0], 1.0), (FINE[2], 1.0), (FINE[3], 0.5), (FINE[6], 0.5)],
-    ids=str,
+    ("config", "factor"), [(FINE[0], 1.0), (FINE[2], 1.0), (FINE[3], 0.5), (FINE[6], 0.5)], ids=str
 )
 def test_reward_to_go_has_the_true_gradient_in_expectation(config: dict[str, object], factor: float) -> None:
     logits = torch.tensor([[0.3, -0.4], [-0.2, 0.9], [0.6, 0.1]], dtype=torch.float64, requires_grad=True)
     earned = [[0.7], [0.2, -0.5], [0.2, 1.1, 0.4], [0.2, 1.1, -0.3]]
     table = logits.log_softmax(1)
     chances = torch.stack([sum(table[t, token] for t, token in enumerate(tokens)) for tokens in COMPLETIONS]).exp()
-    true = torch.autograd.grad(-(chances @ torch.tensor([sum(each) for each in earned], dtype=torch.float64)), logits)[
-        0
-    ]
+    totals = torch.tensor([sum(each) for each in earned], dtype=torch.float64)
+    (true,) = torch.autograd.grad(-(chances @ totals), logits)
     # With its own return in the mean of two, a token's advantage is half of what it is without.
     torch.testing.assert_close(expected_gradient(config, logits, earned), factor * true, rtol=1e-12, atol=1e-14)

@@ -30,19 +30,11 @@ from posttrain.training.collector import CollectedStep
 from posttrain.training.metrics import step_metrics, step_tokens
 from posttrain.training.reference import FrozenCopy, Teacher
 from posttrain.training.update import Observations, micro_losses
+from tests.support import tiny
 from tests.support.adapted import LORA, fill
 from tests.support.sequences import known, resampled
 from tests.support.stages import LIMIT, Stages, stages_with
-from tests.support.tiny import (
-    BY_REWARD,
-    VOCAB,
-    TrustedForward,
-    relative_distance,
-    through_its_own_forward,
-    tiny_model,
-    tiny_policy,
-    tokenizer,
-)
+from tests.support.tiny import tiny_model, tiny_policy
 
 TEMPERATURE = 0.8
 ONE_UPDATE = {"epochs_per_step": 1, "minibatches_per_epoch": 1}
@@ -72,7 +64,7 @@ def with_given(rollout: Rollout, seed: int) -> Rollout:
     tokens: list[int] = []
     sampled: list[bool] = []
     for token in (*rollout.tokens, None):
-        reply = [drawn.randrange(VOCAB) for _ in range(drawn.choice((0, 0, 1, 3)))]
+        reply = [drawn.randrange(tiny.VOCAB) for _ in range(drawn.choice((0, 0, 1, 3)))]
         tokens += [*reply, *([] if token is None else [token])]
         sampled += [*[False] * len(reply), *([] if token is None else [True])]
     return resampled(rollout, tokens=tuple(tokens), sampled=tuple(sampled))
@@ -134,32 +126,26 @@ def gradient_by_us(
 
 
 def flat(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
-    return torch.cat(
-        [
-            torch.zeros_like(own).flatten() if each is None else each.flatten()
-            for each, own in zip(gradients, parameters, strict=True)
-        ]
-    )
+    pairs = zip(gradients, parameters, strict=True)
+    return torch.cat([(torch.zeros_like(own) if each is None else each).flatten() for each, own in pairs])
 
 
-def states(policy: Policy, group: Group, rollout: Rollout) -> Tensor:
+Row = tuple[Group, Rollout]
+
+
+def states(policy: Policy, row: Row) -> Tensor:
     """Hidden states behind the last prompt token and every completion token, one row through the library's model."""
-    row = torch.tensor([[*group.prompt.tokens, *rollout.tokens]])
-    return policy.model.base_model(input_ids=row, use_cache=False).last_hidden_state[0, len(group.prompt.tokens) - 1 :]
+    prompt, tokens = row[0].prompt.tokens, [[*row[0].prompt.tokens, *row[1].tokens]]
+    return policy.model.base_model(torch.tensor(tokens), use_cache=False).last_hidden_state[0, len(prompt) - 1 :]
+
+
+def sampled_states(policy: Policy, rows: Sequence[Row]) -> Tensor:
+    """Those that predict what was sampled, which the mask picks."""
+    return torch.cat([states(policy, row)[:-1][torch.tensor(row[1].sequence.sampled)] for row in rows])
 
 
 def distributions(policy: Policy, hidden: Tensor) -> Tensor:
     return (policy.output_layer.logits(hidden) / TEMPERATURE).log_softmax(dim=-1)
-
-
-class Row:
-    """One completion, of which the mask picks what was sampled."""
-
-    def __init__(self, group: Group, rollout: Rollout) -> None:
-        self.group, self.rollout, self.mask = group, rollout, torch.tensor(rollout.sequence.sampled)
-
-    def sampled_states(self, policy: Policy) -> Tensor:
-        return states(policy, self.group, self.rollout)[:-1][self.mask]
 
 
 @torch.no_grad()
@@ -167,23 +153,24 @@ def other_distributions(other: Any, rows: Sequence[Row]) -> Tensor | None:
     if other is None:
         return None
     with other.entered() as policy:
-        return distributions(policy, torch.cat([row.sampled_states(policy) for row in rows]))
+        return distributions(policy, sampled_states(policy, rows))
 
 
 def gradient_by_the_formula(stages: Stages, collected: CollectedStep) -> Tensor:
     """Of Σ_t w_t L_t over the sampled tokens t, each completion a row of its own."""
     learner, algorithm = stages.learner, stages.learner.algorithm
-    rows = [Row(group, rollout) for group in collected.groups for rollout in group.rollouts]
-    lengths = torch.tensor([int(row.mask.sum()) for row in rows])
-    targets = torch.cat([torch.tensor(row.rollout.tokens)[row.mask] for row in rows])[:, None]
-    hidden = torch.cat([row.sampled_states(stages.policy) for row in rows])
+    rows = [(group, rollout) for group in collected.groups for rollout in group.rollouts]
+    lengths = torch.tensor([rollout.num_sampled for _, rollout in rows])
+    targets = [torch.tensor(rollout.tokens)[torch.tensor(rollout.sequence.sampled)] for _, rollout in rows]
+    targets = torch.cat(targets)[:, None]
+    hidden = sampled_states(stages.policy, rows)
     logits = distributions(stages.policy, hidden)
     reference, teacher = (other_distributions(each, rows) for each in (learner.reference, learner.teacher))
     values = final = None
     if learner.critic is not None:
         values, shape = learner.critic.head(hidden), collected.grades.rewards.shape
-        ends = [learner.critic.head(states(stages.policy, row.group, row.rollout)[-1:]) for row in rows]
-        cut = torch.tensor([row.rollout.finish.cut_off for row in rows])
+        ends = [learner.critic.head(states(stages.policy, row)[-1:]) for row in rows]
+        cut = torch.tensor([rollout.finish.cut_off for _, rollout in rows])
         final = (torch.cat(ends).detach() * cut).view(shape)
     view = TokenView(
         logprobs=logits.gather(1, targets)[:, 0],
@@ -243,12 +230,12 @@ def columns_by_the_formula(stages: Stages, collected: CollectedStep, **others: T
 @pytest.mark.parametrize("forward", ["shared prompt", "plain"])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_the_gradient_is_that_of_the_sampled_tokens(config: Mapping[str, Any], forward: str) -> None:
-    policy = tiny_policy() if forward == "shared prompt" else through_its_own_forward(tiny_policy())
+    policy = tiny_policy() if forward == "shared prompt" else tiny.through_its_own_forward(tiny_policy())
     stages = stages_of(config, policy)
     collected = inserted(stages.collected())
     expected = gradient_by_the_formula(stages, collected)
     assert expected.norm() > 1e-3
-    assert relative_distance(gradient_by_us(stages, collected), expected) <= 1e-12
+    assert tiny.relative_distance(gradient_by_us(stages, collected), expected) <= 1e-12
 
 
 @pytest.mark.parametrize("config", [CONFIGS[2], CONFIGS[9]], ids=str)
@@ -256,13 +243,15 @@ def test_so_it_is_for_an_adapter(config: Mapping[str, Any]) -> None:
     model = tiny_model("qwen3")
     add_adapter(model, LORA, seed=0)
     fill(model)
-    policy = as_policy(model, tokenizer())
-    stages = stages_of(config, replace(policy, forward=TrustedForward(model, policy.compute_dtype)))
+    policy = as_policy(model, tiny.tokenizer())
+    stages = stages_of(config, replace(policy, forward=tiny.TrustedForward(model, policy.compute_dtype)))
     collected = inserted(stages.collected())
-    assert relative_distance(gradient_by_us(stages, collected), gradient_by_the_formula(stages, collected)) <= 1e-12
+    assert (
+        tiny.relative_distance(gradient_by_us(stages, collected), gradient_by_the_formula(stages, collected)) <= 1e-12
+    )
 
 
-@pytest.mark.parametrize("name", BY_REWARD)
+@pytest.mark.parametrize("name", tiny.BY_REWARD)
 def test_credit_and_weights_of_sampled_tokens_are_what_they_were(name: str) -> None:
     """To the bit: lengths, divisors, penalties for length and statistics know nothing of given tokens."""
     stages = stages_of({"name": name, **({"resample": None} if name == "dapo" else {})}, tiny_policy())
@@ -287,9 +276,8 @@ def nan_in_hidden_states(patch: pytest.MonkeyPatch) -> None:
         def poisoned(*arguments: Any, **options: Any) -> Tensor:
             hidden = original(*arguments, **options)
             ends = [row * hidden.shape[1] + len(batch.prompts[p]) - 1 for row, p in enumerate(batch.prompt_of)]
-            return torch.where(
-                among(predicting(batch, ends, [end + 1 for end in ends]), hidden[..., 0]), hidden, torch.nan
-            )
+            places = predicting(batch, ends, [end + 1 for end in ends])
+            return torch.where(among(places, hidden[..., 0]), hidden, torch.nan)
 
         with pytest.MonkeyPatch.context() as within:
             within.setattr(forward_module, "model_hidden", poisoned)
@@ -334,13 +322,13 @@ def one_of_each_prompt(batch: Batch) -> list[Batch]:
 @pytest.mark.parametrize("config", [CONFIGS[2], CONFIGS[9], CONFIGS[13]], ids=str)
 def test_nan_in_what_belongs_to_a_given_token_changes_nothing(config: Mapping[str, Any], layout: str) -> None:
     """Exact zeros of a backward pass times NaN would be NaN: what predicts nothing must not be in the graph at all."""
-    policy = through_its_own_forward(tiny_policy()) if layout == "plain" else tiny_policy()
+    policy = tiny.through_its_own_forward(tiny_policy()) if layout == "plain" else tiny_policy()
     stages = stages_of(config, policy)
     collected = inserted(stages.collected())
     split = one_of_each_prompt if layout == "packed" else None
     expected = gradient_by_us(stages, collected, split=split)
     poison = nan_in_hidden_states if layout == "plain" else nan_behind_attention
-    assert relative_distance(gradient_by_us(stages, collected, split=split, poison=poison), expected) <= 1e-12
+    assert tiny.relative_distance(gradient_by_us(stages, collected, split=split, poison=poison), expected) <= 1e-12
 
 
 def test_nothing_is_picked_where_nothing_was_given() -> None:
@@ -358,9 +346,8 @@ def test_metrics_are_of_what_was_sampled_and_the_count_of_tokens_is_of_what_was_
     collected = stages.collected()
     informed = torch.ones(collected.grades.rewards.shape, dtype=torch.bool)
     longer = inserted(collected)
-    assert step_metrics(longer.groups, longer.grades, informed) == step_metrics(
-        collected.groups, collected.grades, informed
-    )
+    measured = [step_metrics(each.groups, each.grades, informed) for each in (longer, collected)]
+    assert measured[0] == measured[1]
     assert longer.num_completion_tokens == collected.num_completion_tokens
     num_given = sum(len(each.tokens) - each.num_sampled for group in longer.groups for each in group.rollouts)
     assert step_tokens(longer.groups) == step_tokens(collected.groups) + num_given
@@ -369,13 +356,8 @@ def test_metrics_are_of_what_was_sampled_and_the_count_of_tokens_is_of_what_was_
 def test_a_completion_that_is_masked_as_cut_off_is_so_whatever_was_given_in_it() -> None:
     stages = stages_with({"name": "grpo", "mask_truncated": True})
     credited = stages.learner.credit(inserted(stages.collected()), Clock())
-    batch = collate(
-        credited.groups,
-        stages.learner.algorithm.weighted,
-        max_completion_tokens=LIMIT,
-        keep_zero_advantages=True,
-        masks_truncated=True,
-    )
+    options = {"max_completion_tokens": LIMIT, "keep_zero_advantages": True, "masks_truncated": True}
+    batch = collate(credited.groups, stages.learner.algorithm.weighted, **options)
     kept = [each for group in credited.groups.groups for each in group.rollouts if not each.finish.cut_off]
     assert 0 < len(kept) < 20
     assert batch.completions == tuple(each.tokens for each in kept)

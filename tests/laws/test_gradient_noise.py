@@ -219,9 +219,7 @@ def every_draw(p: float, size: int) -> list[tuple[float, torch.Tensor]]:
 
 @settings(max_examples=15)
 @given(p=st.floats(0.05, 0.95), size=st.integers(2, 6))
-def test_the_share_of_groups_without_information_and_the_noise_of_their_mean_are_those_of_all_draws(
-    p: float, size: int
-) -> None:
+def test_the_share_of_groups_without_information_and_the_noise_of_their_mean_are_those_of_all_draws(p, size) -> None:
     draws, rate = every_draw(p, size), torch.tensor([p], dtype=torch.float64)
     share = sum(chance * measured_uninformative_share(rewards, size) for chance, rewards in draws)
     assert uninformative_share(rate, size) == pytest.approx(share, rel=1e-9)

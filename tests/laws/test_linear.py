@@ -86,13 +86,17 @@ def layers(*biased: bool, frozen: bool = False) -> list[nn.Linear]:
     return [layer.requires_grad_(not frozen) for layer in made]
 
 
-X = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    numbers = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return numbers.requires_grad_()
+
+
+X = random(6, 4, seed=1).detach()
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(
-    "biased",
-    [(False,), (True,), (False, False, False), (True, True), (True, False, True), (True, False, False)],
+    "biased", [(False,), (True,), (False, False, False), (True, True), (True, False, True), (True, False, False)]
 )
 def test_layers_side_by_side_give_what_each_gives(biased: tuple[bool, ...], frozen: bool) -> None:
     modules = layers(*biased, frozen=frozen)
@@ -147,8 +151,9 @@ def test_frozen_layers_are_never_copied() -> None:
     weight = dense_projection(modules, torch.float64)
     for each in (weight, weight.owned()):
         assert isinstance(each, DenseWeight)
-        assert all(part.matrix is module.weight for part, module in zip(each.parts, modules, strict=True))
-        assert all(part.bias is module.bias for part, module in zip(each.parts, modules, strict=True))
+        for part, module in zip(each.parts, modules, strict=True):
+            assert part.matrix is module.weight
+            assert part.bias is module.bias
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -164,11 +169,6 @@ def test_what_keeps_its_address_takes_over_new_numbers(frozen: bool) -> None:
     kept.take_over(dense_projection(modules, torch.float64))
     assert addresses == [part.matrix.data_ptr() for part in kept.parts]
     torch.testing.assert_close(kept.product(X), torch.cat([m(X) for m in modules], dim=1), rtol=0, atol=1e-14)
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    numbers = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return numbers.requires_grad_()
 
 
 def angles(tokens: int, half: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -278,12 +278,11 @@ TARGETS = torch.tensor([2, 6, 0, 0, 5, 1, 3])
 
 def table(padding: int | None = None) -> nn.Embedding:
     made = nn.Embedding(7, 4, padding_idx=padding, dtype=torch.float64)
-    with torch.no_grad():
-        made.weight.copy_(torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    made.weight = nn.Parameter(random(7, 4).detach().clone())
     return made
 
 
-@pytest.fixture(autouse=True, params=[True, False], ids=["in_place", "returned"])
+@pytest.fixture(params=[True, False], ids=["in_place", "returned"])
 def in_place(request: pytest.FixtureRequest) -> Iterator[bool]:
     with gradients_in_place() if request.param else nullcontext():
         yield request.param
@@ -294,6 +293,7 @@ def mixed(rows: torch.Tensor) -> torch.Tensor:
     return (rows * torch.linspace(-1, 2, len(rows), dtype=torch.float64)[:, None]).tanh()
 
 
+@pytest.mark.usefixtures("in_place")
 @pytest.mark.parametrize("padding", [None, 1])
 def test_the_gradient_of_an_embedding(padding: int | None) -> None:
     mine, theirs = table(padding), table(padding)
@@ -305,6 +305,7 @@ def test_the_gradient_of_an_embedding(padding: int | None) -> None:
     torch.testing.assert_close(mine.weight.grad, theirs.weight.grad, rtol=0, atol=1e-14)
 
 
+@pytest.mark.usefixtures("in_place")
 @pytest.mark.parametrize("order", ["embedding_first", "head_first"])
 def test_of_a_matrix_that_is_also_the_output_matrix(order: str) -> None:
     mine, theirs = table(), table()
@@ -320,6 +321,7 @@ def test_of_a_matrix_that_is_also_the_output_matrix(order: str) -> None:
     torch.testing.assert_close(mine.weight.grad, theirs.weight.grad, rtol=0, atol=1e-13)
 
 
+@pytest.mark.usefixtures("in_place")
 def test_no_gradient_is_written_where_none_is_asked_for() -> None:
     frozen = table()
     frozen.weight.requires_grad_(False)

@@ -24,19 +24,8 @@ def random(*shape: int, seed: int) -> torch.Tensor:
     return numbers.requires_grad_()
 
 
-@pytest.fixture
-def hidden() -> torch.Tensor:
-    return random(ROWS, WIDTH, seed=0)
-
-
-@pytest.fixture
-def head() -> torch.Tensor:
-    return random(VOCAB, WIDTH, seed=1)
-
-
-@pytest.fixture
-def targets() -> torch.Tensor:
-    return torch.arange(ROWS) * 3 % VOCAB
+HIDDEN, HEAD, BIAS = random(ROWS, WIDTH, seed=0), random(VOCAB, WIDTH, seed=1), random(VOCAB, seed=4)
+TARGETS = torch.arange(ROWS) * 3 % VOCAB
 
 
 @pytest.fixture(
@@ -66,12 +55,7 @@ KINDS: dict[str, Make] = {
 }
 
 
-@pytest.fixture
-def bias() -> torch.Tensor:
-    return random(VOCAB, seed=4)
-
-
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -102,82 +86,65 @@ def assert_same_gradients(
 
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_log_probs_and_their_gradients_are_those_of_log_softmax(
-    hidden: torch.Tensor, head: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor, kind: str, temperature: float
-) -> None:
-    actual = token_logprobs(hidden, KINDS[kind](head, bias), targets, temperature=temperature)
-    logprobs = torch.log_softmax(dense(kind, hidden, head, bias) / temperature, -1)
-    expected = logprobs.gather(1, targets[:, None])[:, 0]
+def test_log_probs_and_their_gradients_are_those_of_log_softmax(kind: str, temperature: float) -> None:
+    actual = token_logprobs(HIDDEN, KINDS[kind](HEAD, BIAS), TARGETS, temperature=temperature)
+    logprobs = torch.log_softmax(dense(kind, HIDDEN, HEAD, BIAS) / temperature, -1)
+    expected = logprobs.gather(1, TARGETS[:, None])[:, 0]
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
-    assert_same_gradients(actual, expected, (hidden, head, bias), 1e-13)
+    assert_same_gradients(actual, expected, (HIDDEN, HEAD, BIAS), 1e-13)
 
 
-def test_their_gradients_are_finite_differences(
-    hidden: torch.Tensor,
-    head: torch.Tensor,
-    bias: torch.Tensor,
-    targets: torch.Tensor,
-    kind: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_their_gradients_are_finite_differences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hold_at_a_time(monkeypatch, 4 * VOCAB)
 
     def logprobs(*inputs: torch.Tensor) -> torch.Tensor:
-        return token_logprobs(inputs[0], KINDS[kind](*inputs[1:]), targets, temperature=0.7)
+        return token_logprobs(inputs[0], KINDS[kind](*inputs[1:]), TARGETS, temperature=0.7)
 
-    assert gradcheck(logprobs, (hidden, head, bias))
+    assert gradcheck(logprobs, (HIDDEN, HEAD, BIAS))
 
 
 @pytest.mark.usefixtures("tiles")
-def test_an_output_matrix_that_is_not_trained_changes_no_other_gradient(
-    hidden: torch.Tensor, head: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor, kind: str
-) -> None:
+def test_an_output_matrix_that_is_not_trained_changes_no_other_gradient(kind: str) -> None:
     weights = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
-    trained, frozen = KINDS[kind](head, bias), KINDS[kind](head.detach(), bias)
-    inputs = (hidden,) if trained.bias is None else (hidden, bias)
-    expected = torch.autograd.grad(weights @ token_logprobs(hidden, trained, targets), inputs)
-    actual = torch.autograd.grad(weights @ token_logprobs(hidden, frozen, targets), inputs)
+    trained, frozen = KINDS[kind](HEAD, BIAS), KINDS[kind](HEAD.detach(), BIAS)
+    inputs = (HIDDEN,) if trained.bias is None else (HIDDEN, BIAS)
+    expected = torch.autograd.grad(weights @ token_logprobs(HIDDEN, trained, TARGETS), inputs)
+    actual = torch.autograd.grad(weights @ token_logprobs(HIDDEN, frozen, TARGETS), inputs)
     assert all(map(torch.equal, actual, expected))
 
 
 @pytest.mark.usefixtures("tiles")
-def test_a_gradient_written_in_place_is_the_one_that_autograd_returns(
-    hidden: torch.Tensor, head: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor, kind: str
-) -> None:
+def test_a_gradient_written_in_place_is_the_one_that_autograd_returns(kind: str) -> None:
     weights = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
-    parameter = torch.nn.Parameter(head.detach().clone())
+    parameter = torch.nn.Parameter(HEAD.detach().clone())
     with gradients_in_place():
-        loss = weights @ token_logprobs(hidden, KINDS[kind](parameter, bias), targets)
+        loss = weights @ token_logprobs(HIDDEN, KINDS[kind](parameter, BIAS), TARGETS)
     loss.backward()
-    (expected,) = torch.autograd.grad(weights @ token_logprobs(hidden, KINDS[kind](head, bias), targets), head)
+    (expected,) = torch.autograd.grad(weights @ token_logprobs(HIDDEN, KINDS[kind](HEAD, BIAS), TARGETS), HEAD)
     torch.testing.assert_close(parameter.grad, expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_the_full_kl_and_its_gradient_are_those_of_the_sum(
-    hidden: torch.Tensor, head: torch.Tensor, bias: torch.Tensor, kind: str, temperature: float
-) -> None:
-    others = random(ROWS, WIDTH, seed=2).detach(), random(VOCAB, WIDTH, seed=3).detach(), bias.detach().flip(0)
+def test_the_full_kl_and_its_gradient_are_those_of_the_sum(kind: str, temperature: float) -> None:
+    others = random(ROWS, WIDTH, seed=2).detach(), random(VOCAB, WIDTH, seed=3).detach(), BIAS.detach().flip(0)
     reference = NextTokens(others[0], KINDS[kind](others[1], others[2]))
-    actual = full_kl(hidden, KINDS[kind](head, bias), reference, temperature=temperature)
-    policy = torch.softmax(dense(kind, hidden, head, bias) / temperature, -1)
+    actual = full_kl(HIDDEN, KINDS[kind](HEAD, BIAS), reference, temperature=temperature)
+    policy = torch.softmax(dense(kind, HIDDEN, HEAD, BIAS) / temperature, -1)
     other = torch.softmax(dense(kind, *others) / temperature, -1)
     expected = (policy * (policy / other).log()).sum(-1)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
-    assert_same_gradients(actual, expected, (hidden, head, bias), 1e-12)
+    assert_same_gradients(actual, expected, (HIDDEN, HEAD, BIAS), 1e-12)
 
 
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_entropy_is_minus_the_expected_log_prob(
-    hidden: torch.Tensor, head: torch.Tensor, bias: torch.Tensor, kind: str, temperature: float
-) -> None:
-    policy = torch.softmax(dense(kind, hidden, head, bias) / temperature, -1)
-    actual = token_entropies(hidden, KINDS[kind](head, bias), temperature=temperature)
+def test_entropy_is_minus_the_expected_log_prob(kind: str, temperature: float) -> None:
+    policy = torch.softmax(dense(kind, HIDDEN, HEAD, BIAS) / temperature, -1)
+    actual = token_entropies(HIDDEN, KINDS[kind](HEAD, BIAS), temperature=temperature)
     expected = -(policy * policy.log()).sum(-1)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
-    assert_same_gradients(actual, expected, (hidden, head, bias), 1e-12)
+    assert_same_gradients(actual, expected, (HIDDEN, HEAD, BIAS), 1e-12)
 
 
 def test_in_bfloat16_they_are_right_to_its_own_precision(kind: str) -> None:
@@ -206,9 +173,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("tile_rows", [8, 4096])
-def test_the_logits_of_all_rows_are_never_held_forward_or_backward(
-    monkeypatch: pytest.MonkeyPatch, kind: str, tile_rows: int
-) -> None:
+def test_the_logits_of_all_rows_are_never_held_forward_or_backward(monkeypatch, kind, tile_rows) -> None:
     rows, vocab, width = 64, 300, 3
     hold_at_a_time(monkeypatch, 8 * vocab)
     monkeypatch.setattr(logprobs, "TILE_ROWS", tile_rows)
@@ -241,9 +206,7 @@ def test_bfloat16_logits_are_normalised_in_float32() -> None:
     torch.testing.assert_close(actual, torch.full((2,), -5.7037825), rtol=0, atol=1e-6)
 
 
-def test_the_bfloat16_gradient_of_the_output_matrix_does_not_stand_still_over_many_chunks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_bfloat16_gradient_of_the_output_matrix_does_not_stand_still_over_many_chunks(monkeypatch) -> None:
     # Row after row the same: onehot - softmax = (1/2, -1/2), times h = 1, so 2,000 rows give (1000, -1000).
     # Added up in bfloat16, halves are lost once the sum is 128, where numbers are 1 apart.
     hold_at_a_time(monkeypatch, 2)
@@ -253,9 +216,7 @@ def test_the_bfloat16_gradient_of_the_output_matrix_does_not_stand_still_over_ma
     torch.testing.assert_close(head.grad.float(), torch.tensor([[1000.0], [-1000.0]]), rtol=2**-8, atol=0)
 
 
-def test_the_bfloat16_gradient_of_the_full_kl_does_not_stand_still_over_many_chunks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_bfloat16_gradient_of_the_full_kl_does_not_stand_still_over_many_chunks(monkeypatch) -> None:
     # KL(p‖1/2) of p = softmax(1/2, -1/2); its slope in logit v is p_v (ln 2p_v - KL), and every row adds the same.
     hold_at_a_time(monkeypatch, 2)
     hidden, head = torch.ones(2000, 1), torch.tensor([[0.5], [-0.5]], dtype=torch.bfloat16, requires_grad=True)
@@ -276,9 +237,7 @@ def test_logits_that_would_overflow_in_float32_are_no_obstacle_wherever_the_larg
         torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
 
 
-def test_the_gradient_of_hidden_states_does_not_stand_still_over_a_large_bfloat16_vocabulary(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_gradient_of_hidden_states_does_not_stand_still_over_a_large_bfloat16_vocabulary(monkeypatch) -> None:
     # From h = 0 every token has π = 2^-12, so d log π_0 / dh = W_0 - mean W = 2^-12 - 1 if W_0 = 0 and the others are 1
     # Tiles of two tokens add -2^-11 each: in bfloat16 the sum stands still at -2^-3, where numbers are 2^-10 apart.
     hold_at_a_time(monkeypatch, 2)

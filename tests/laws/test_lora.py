@@ -10,9 +10,9 @@ from posttrain.models.adapters.adaptable import add_adapter, target_layers
 from posttrain.models.adapters.in_force import adapter_off, adapter_tensors
 from posttrain.models.adapters.lora import LoraLinear, lora_layers
 from posttrain.options.model import ALL_LINEAR, AdapterOptions
-from tests.support.adapted import LORA, Pair, adapted_policy, completion_logprobs, fill
+from tests.support.adapted import LORA, Pair, adapted_policy, completion_logprobs
 from tests.support.refusals import refused
-from tests.support.tiny import plain_logprobs, relative_distance, tiny_model, tiny_policy
+from tests.support.tiny import flat_gradient, plain_logprobs, relative_distance, tiny_model, tiny_policy
 
 EXAMPLES = [Pair((3, 9, 4), (7, 12, 8, 5)), Pair((2,), (6, 1, 5)), Pair((9, 9, 1, 0, 4), (8, 5))]
 each_family = pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2", "gpt2_plain"])
@@ -68,12 +68,10 @@ def test_gradients_are_those_of_the_dense_model_projected(forward: str) -> None:
 
 def test_both_forward_passes_give_the_same_gradients_with_some_layers_unadapted() -> None:
     options = AdapterOptions(rank=2, targets=("q_proj", "v_proj", "up_proj"))
-    gradients = []
-    for forward in ("auto", "plain"):
-        policy = adapted_policy(options=options, dtype=torch.float64, forward=forward)
+    both = [adapted_policy(options=options, dtype=torch.float64, forward=forward) for forward in ("auto", "plain")]
+    for policy in both:
         completion_logprobs(policy, EXAMPLES).sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.requires_grad]))
-    assert relative_distance(*gradients) < 1e-6
+    assert relative_distance(*map(flat_gradient, both)) < 1e-6
 
 
 def test_the_frozen_base_gets_no_gradient() -> None:
@@ -108,9 +106,6 @@ def test_with_b_at_zero_training_starts_from_the_base() -> None:
         on = completion_logprobs(policy, EXAMPLES)
         with adapter_off(policy.model):
             assert torch.equal(on, completion_logprobs(policy, EXAMPLES))
-
-
-# Options.
 
 
 def test_rank_alpha_and_rslora_decide_shape_and_scale() -> None:
@@ -189,20 +184,8 @@ def test_code_that_reads_the_matrix_of_an_adapted_layer_itself_is_refused() -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"alpha": math.inf}, "alpha = inf"),
-        ({"targets": ()}, "targets = []…all-linear"),
-    ],
+    ("given", "says"), [({"alpha": math.inf}, "alpha = inf"), ({"targets": ()}, "targets = []…all-linear")]
 )
 def test_an_option_that_makes_no_sense_is_refused(given: dict[str, object], says: str) -> None:
     with refused(says):
         AdapterOptions(**given)
-
-
-def test_fill_makes_adapters_that_matter() -> None:
-    policy = adapted_policy(filled=False)
-    with torch.no_grad():
-        before = completion_logprobs(policy, EXAMPLES)
-        fill(policy.model)
-        assert (completion_logprobs(policy, EXAMPLES) - before).abs().max() > 0.1

@@ -23,15 +23,11 @@ from posttrain.training import credited_step, learner
 from posttrain.training import update as update_module
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.update import Objective
+from tests.support import tiny
 from tests.support.sequences import known, resampled
 from tests.support.stages import PLAIN_DAPO, stages_with
-from tests.support.tiny import batch_of, gradient_of_update, relative_distance, tiny_policy, written_group
+from tests.support.tiny import tiny_policy
 
-GROUPS = [
-    written_group((1, 2, 3), [(4, 5), (6,), (7, 8, 9, 5)], name="a"),
-    written_group((10, 11), [(12, 13, 14), (15, 11), (16,)], name="b", draw=1),
-]
-ADVANTAGES = [[1.0, -0.5, 0.25], [-1.0, 0.5, 2.0]]
 REFERENCE = torch.linspace(-4, -1, 13, dtype=torch.float64)
 
 
@@ -48,9 +44,9 @@ def with_terms(algorithm: Algorithm, *terms: LossTerm) -> Algorithm:
 
 
 def gradient(policy: Policy, algorithm: Algorithm, reference: Policy) -> tuple[Tensor, dict[str, float]]:
-    batch = batch_of(GROUPS, ADVANTAGES, algorithm, reference_logprobs=REFERENCE)
+    batch = tiny.batch_of(tiny.SIX, tiny.SIX_ADVANTAGES, algorithm, reference_logprobs=REFERENCE)
     objective = Objective(algorithm=algorithm, temperature=0.8, reference=FrozenCopy(reference))
-    return gradient_of_update(policy, batch, objective)
+    return tiny.gradient_of_update(policy, batch, objective)
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
@@ -62,7 +58,7 @@ def test_the_gradient_of_a_sum_of_terms_is_the_sum_of_their_gradients(name: str)
     together, metrics = gradient(policy, with_terms(algorithm, *terms), reference)
     alone = [gradient(policy, with_terms(algorithm, term), reference) for term in terms]
     assert all(part.norm() > 1e-3 for part, _ in alone)
-    assert relative_distance(together, sum(part for part, _ in alone)) <= 1e-12
+    assert tiny.relative_distance(together, sum(part for part, _ in alone)) <= 1e-12
     assert metrics["loss"] == pytest.approx(sum(of_one["loss"] for _, of_one in alone), abs=1e-12)
 
 
@@ -72,9 +68,9 @@ def test_a_coefficient_multiplies_its_term_alone() -> None:
     plain, _ = gradient(policy, with_terms(algorithm, *algorithm.terms), reference)
     once, _ = gradient(policy, with_terms(algorithm, replace(OWN_TERM, coefficient=1.0)), reference)
     both, metrics = gradient(policy, with_terms(algorithm, *algorithm.terms, OWN_TERM), reference)
-    assert relative_distance(both, plain + 0.25 * once) <= 1e-12
+    assert tiny.relative_distance(both, plain + 0.25 * once) <= 1e-12
     twice, _ = gradient(policy, with_terms(algorithm, replace(OWN_TERM, coefficient=2.0)), reference)
-    assert relative_distance(twice, 2 * once) <= 1e-12
+    assert tiny.relative_distance(twice, 2 * once) <= 1e-12
     # Reported as it is, before its coefficient.
     _, of_once = gradient(policy, with_terms(algorithm, replace(OWN_TERM, coefficient=1.0)), reference)
     assert metrics["loss/pull"] == of_once["loss/pull"]
@@ -86,9 +82,6 @@ def test_a_term_that_acts_without_advantage_keeps_completions_and_one_that_does_
     assert with_terms(algorithm, *algorithm.terms, OWN_TERM).keeps_zero_advantages
     vanishing = replace(OWN_TERM, vanishes_without_advantage=True)
     assert not with_terms(algorithm, *algorithm.terms, vanishing).keeps_zero_advantages
-
-
-# What is reported of them.
 
 
 @pytest.mark.parametrize("name", ["loss", "reward", "grad_norm", "kl", "entropy", "ratio/mean", "tokens/trained"])
@@ -119,7 +112,7 @@ def test_a_token_is_clipped_where_any_of_two_policy_terms_clips_it() -> None:
         """log μ is -0.1 or -9 in turn: every ratio is far below 1 or far above it."""
         return resampled(rollout, logprobs=(-0.1, -9.0, -0.1, -9.0)[: len(rollout.tokens)])
 
-    groups = [replace(group, rollouts=tuple(map(at_other_ratios, group.rollouts))) for group in GROUPS]
+    groups = [replace(group, rollouts=tuple(map(at_other_ratios, group.rollouts))) for group in tiny.SIX]
     narrow, wide = (
         policy_term(clipped_surrogate, clip=ClipRange(low=low, high=high), name=name)
         for name, low, high in (("lower", 0.5, 1e9), ("upper", 1.0, 0.5))
@@ -127,8 +120,8 @@ def test_a_token_is_clipped_where_any_of_two_policy_terms_clips_it() -> None:
 
     def shares(*terms: LossTerm) -> tuple[float, float]:
         made = with_terms(algorithm, *terms)
-        batch = batch_of(groups, ADVANTAGES, made)
-        _, metrics = gradient_of_update(policy, batch, Objective(algorithm=made, temperature=1.0))
+        batch = tiny.batch_of(groups, tiny.SIX_ADVANTAGES, made)
+        _, metrics = tiny.gradient_of_update(policy, batch, Objective(algorithm=made, temperature=1.0))
         return 13 * metrics["clip_ratio/low_mean"], 13 * metrics["clip_ratio/high_mean"]
 
     # Below 1 and A < 0: of (6), (12, 13, 14).  Above 1 and A > 0: of (4, 5), (7, 8, 9, 5), (15, 11).
@@ -137,9 +130,6 @@ def test_a_token_is_clipped_where_any_of_two_policy_terms_clips_it() -> None:
     assert shares(wide) == pytest.approx((0, high))
     assert shares(narrow, wide) == pytest.approx((low, high))
     assert shares(narrow, replace(narrow, name="again")) == pytest.approx((low, 0))
-
-
-# What is needed decides what is computed.
 
 
 @pytest.fixture
@@ -218,7 +208,7 @@ def test_a_term_sees_what_it_needs_and_nothing_that_nobody_needs() -> None:
 
 def test_values_are_shown_to_the_terms_that_need_them_alone() -> None:
     tokens = torch.zeros(3, dtype=torch.float64)
-    columns = batch_of(GROUPS, ADVANTAGES, build_algorithm({"name": "rloo"})).columns
+    columns = tiny.batch_of(tiny.SIX, tiny.SIX_ADVANTAGES, build_algorithm({"name": "rloo"})).columns
     view = TokenView(logprobs=tokens, rollout=tokens.long(), columns=columns, known=known(values=tokens))
     assert view.seen_with(frozenset({Need.VALUES})).values is tokens
     with pytest.raises(MissingColumn, match="`values`"):
@@ -228,18 +218,12 @@ def test_values_are_shown_to_the_terms_that_need_them_alone() -> None:
 def test_a_term_of_the_entropy_is_differentiated() -> None:
     policy, algorithm = tiny_policy(), build_algorithm({"name": "dapo"})
     bonus = LossTerm(
-        name="entropy_bonus",
-        per_token=lambda view: -view.entropies,
-        coefficient=0.1,
-        needs=frozenset({Need.ENTROPY}),
+        name="entropy_bonus", per_token=lambda view: -view.entropies, coefficient=0.1, needs=frozenset({Need.ENTROPY})
     )
     actual, _ = gradient(policy, with_terms(algorithm, bonus), tiny_policy(seed=1))
-    rows = [(group.prompt.tokens, rollout.tokens) for group in GROUPS for rollout in group.rollouts]
-    logits = [policy.model(input_ids=torch.tensor([[*p, *c]])).logits[0, len(p) - 1 : -1] for p, c in rows]
-    logprobs = torch.log_softmax(torch.cat(logits) / 0.8, dim=-1)
+    logprobs = torch.cat([tiny.vocab_logprobs(policy.model, *row, 0.8) for row in tiny.rows_of(tiny.SIX)])
     loss = 0.1 * (logprobs.exp() * logprobs).sum(-1).mean()
-    parts = torch.autograd.grad(loss, list(policy.model.parameters()))
-    assert relative_distance(actual, torch.cat([part.flatten() for part in parts])) <= 1e-10
+    assert tiny.relative_distance(actual, tiny.gradient_of(policy, loss)) <= 1e-10
 
 
 @pytest.mark.parametrize("function", ["per_token", "clipped", "measures"])
@@ -254,9 +238,6 @@ def test_a_function_of_a_term_that_reads_an_undeclared_column_is_told_with_its_o
         gradient(tiny_policy(), with_terms(build_algorithm(PLAIN_DAPO), term), tiny_policy(seed=1))
     for said in ("algorithm dapo", "term pull", "`reference_logprobs`", "Need.REFERENCE_LOGPROBS", "`needs`"):
         assert said in str(refused.value)
-
-
-# The update does not know which algorithm runs.
 
 
 def asks_which_algorithm(source: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What holds for losses whatever the tokens are: gradients, order, and how clipping and gradients belong together."""
+"""What holds for losses of tokens and of pairs whatever the log-probs are: gradients, order, signs and clips."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch.autograd import gradcheck
 
 from posttrain.algorithms.kl import ESTIMATORS, of_completions
 from posttrain.algorithms.losses import (
@@ -15,6 +16,7 @@ from posttrain.algorithms.losses import (
     log_ratio,
     weighted_policy_gradient,
 )
+from posttrain.algorithms.preference_losses import PREFERENCE_LOSSES, OfPairs, PairObjective, smoothed
 from posttrain.models.logprobs import distribution_kl
 
 CLIP = ClipRange(low=0.2, high=0.28)
@@ -38,25 +40,9 @@ def tokens(draw: st.DrawFn) -> tuple[torch.Tensor, ...]:
     return logprobs, behaviour, advantages, rollout
 
 
-def slopes(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor) -> torch.Tensor:
-    """Central finite differences of a scalar function, one coordinate at a time."""
-    result = torch.zeros_like(at)
-    for i in range(at.numel()):
-        nudge = torch.zeros_like(at).view(-1)
-        nudge[i] = STEP
-        nudge = nudge.view_as(at)
-        result.view(-1)[i] = (function(at + nudge) - function(at - nudge)) / (2 * STEP)
-    return result
-
-
 def autograd(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor) -> torch.Tensor:
     at = at.clone().requires_grad_()
     return torch.autograd.grad(function(at), at)[0]
-
-
-def assert_gradient(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor) -> None:
-    exact, numeric = autograd(function, at), slopes(function, at)
-    assert (exact - numeric).norm() <= 1e-6 * exact.norm() + 1e-9
 
 
 @each_level
@@ -68,10 +54,11 @@ def test_the_gradient_of_the_surrogate_is_its_finite_difference(level, tokens, s
     kinks = torch.tensor([CLIP.log_lowest, CLIP.log_highest], dtype=torch.float64)
     assume((ratio[:, None] - kinks).abs().min() > 10 * STEP)  # on a kink there is no derivative to compare with
     weights = torch.rand(len(rollout), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    assert_gradient(
-        lambda x: (weights * clipped_surrogate(x, behaviour, advantages, rollout, clip=CLIP, level=level)).sum(),
-        logprobs,
-    )
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (weights * clipped_surrogate(x, behaviour, advantages, rollout, clip=CLIP, level=level)).sum()
+
+    assert gradcheck(loss, logprobs.requires_grad_())
 
 
 @each_level
@@ -81,18 +68,17 @@ def test_the_gradient_of_the_weighted_loss_leaves_the_weight_alone(level, tokens
     logprobs, behaviour, advantages, rollout = tokens
     ratio = log_ratio(logprobs, behaviour, rollout, level=level).exp()
     frozen = ratio.clamp(1 - CLIP.low, 1 + CLIP.high)
-    numeric = slopes(lambda x: -(frozen * advantages * x).sum(), logprobs)
-    exact = autograd(
+    found = autograd(
         lambda x: weighted_policy_gradient(x, behaviour, advantages, rollout, clip=CLIP, level=level).sum(), logprobs
     )
-    assert (exact - numeric).norm() <= 1e-6 * exact.norm() + 1e-9
+    torch.testing.assert_close(found, -frozen * advantages, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 @settings(max_examples=25)
 @given(tokens=tokens())
 def test_the_gradient_of_a_kl_estimate_is_its_finite_difference(name, tokens) -> None:
-    assert_gradient(lambda x: ESTIMATORS[name](x, tokens[1]).sum(), tokens[0])
+    assert gradcheck(lambda x: ESTIMATORS[name](x, tokens[1]).sum(), tokens[0].requires_grad_())
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -100,8 +86,7 @@ def test_the_gradient_of_a_kl_estimate_is_its_finite_difference(name, tokens) ->
 @given(tokens=tokens())
 def test_the_gradient_of_a_completions_kl_estimate_is_its_finite_difference(name, tokens) -> None:
     logprobs, reference, _, rollout = tokens
-    weights = 1 / rollout.bincount()[rollout]
-    assert_gradient(lambda x: (weights * of_completions(x, reference, rollout, estimator=name)).sum(), logprobs)
+    assert gradcheck(lambda x: of_completions(x, reference, rollout, estimator=name), logprobs.requires_grad_())
 
 
 @settings(max_examples=15)
@@ -109,7 +94,7 @@ def test_the_gradient_of_a_completions_kl_estimate_is_its_finite_difference(name
 def test_the_gradient_of_the_full_divergence_is_its_finite_difference(seed) -> None:
     rng = torch.Generator().manual_seed(seed)
     logits, reference = torch.randn(2, 3, 5, generator=rng, dtype=torch.float64)
-    assert_gradient(lambda x: distribution_kl(x, reference).sum(), logits)
+    assert gradcheck(lambda x: distribution_kl(x, reference), logits.requires_grad_())
 
 
 @each_loss
@@ -164,3 +149,103 @@ def test_only_differences_from_the_denominator_make_the_ratio(loss, tokens, cons
         for c in (0.0, constant)
     ]
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-9, atol=1e-12)
+
+
+each_pair_loss = pytest.mark.parametrize("name", PREFERENCE_LOSSES)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[OfPairs, OfPairs, OfPairs]:
+    """log-probs under policy and reference, and lengths, of a few pairs."""
+    count = draw(st.integers(1, 5))
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+
+    def of_pairs(scale: float) -> OfPairs:
+        return OfPairs(*(-scale * torch.rand(count, generator=rng, dtype=torch.float64) for _ in range(2)))
+
+    lengths = OfPairs(*(torch.randint(1, 9, (count,), generator=rng).double() for _ in range(2)))
+    return of_pairs(20), of_pairs(20), lengths
+
+
+def objectives(name: str) -> list[PairObjective]:
+    loss = PREFERENCE_LOSSES[name]
+    return [
+        PairObjective(loss=loss, beta=0.3),
+        PairObjective(loss=loss, beta=0.3, label_smoothing=0.2),
+        PairObjective(loss=loss, beta=1.7, length_normalized=True, nll_weight=0.4),
+    ]
+
+
+@each_pair_loss
+@settings(max_examples=10)
+@given(given=pairs())
+def test_the_gradient_is_its_finite_difference(name: str, given: tuple[OfPairs, OfPairs, OfPairs]) -> None:
+    policy, reference, lengths = given
+    for objective in objectives(name):
+        ratios = objective.log_ratios(policy, reference, lengths)
+        assume(((objective.beta * (ratios.chosen - ratios.rejected)).abs() - 1).abs().min() > 1e-3)  # off the kinks
+        assert gradcheck(
+            lambda *at, of=objective: of.losses(OfPairs(*at), reference, lengths),
+            tuple(each.clone().requires_grad_() for each in policy),
+        )
+
+
+@settings(max_examples=40)
+@given(given=pairs(), beta=st.floats(0.01, 5))
+def test_the_slope_of_the_sigmoid_loss_is_minus_beta_times_how_wrong_it_is(given, beta) -> None:
+    """-β (1 - σ(β h)) for the chosen log-prob, and its opposite for the rejected one."""
+    policy, reference, lengths = given
+    at = torch.stack(policy).requires_grad_()
+    PairObjective(beta=beta).losses(OfPairs(at[0], at[1]), reference, lengths).sum().backward()
+    gaps = (policy.chosen - reference.chosen) - (policy.rejected - reference.rejected)
+    slope = -beta * (1 - 1 / (1 + torch.exp(-beta * gaps)))
+    assert at.grad is not None
+    torch.testing.assert_close(at.grad, torch.stack([slope, -slope]), rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=20)
+@given(given=pairs())
+def test_with_beta_to_zero_nothing_is_told_apart(given: tuple[OfPairs, OfPairs, OfPairs]) -> None:
+    """The loss goes to log 2 whatever the pair, and its slope over β to -½, that of a plain difference of log-probs."""
+    policy, reference, lengths = given
+    beta = 1e-9
+    at = torch.stack(policy).requires_grad_()
+    losses = PairObjective(beta=beta).losses(OfPairs(at[0], at[1]), reference, lengths)
+    losses.sum().backward()
+    torch.testing.assert_close(losses.detach(), torch.full_like(losses, 2.0).log(), rtol=0, atol=1e-7)
+    assert at.grad is not None
+    halves = torch.tensor([[-0.5], [0.5]], dtype=torch.float64).expand_as(at)
+    torch.testing.assert_close(at.grad / beta, halves, rtol=0, atol=1e-7)
+
+
+@each_pair_loss
+@settings(max_examples=20)
+@given(given=pairs(), shift=st.floats(-30, 30))
+def test_what_a_prompt_adds_to_both_answers_plays_no_part(name, given, shift) -> None:
+    """Implicit rewards are known but for a constant of the prompt, and so is the loss, unless means are taken."""
+    policy, reference, lengths = given
+    objective = PairObjective(loss=PREFERENCE_LOSSES[name], beta=0.3, label_smoothing=0.1)
+    moved = OfPairs(reference.chosen + shift, reference.rejected + shift)
+    torch.testing.assert_close(
+        objective.losses(policy, moved, lengths), objective.losses(policy, reference, lengths), rtol=1e-9, atol=1e-9
+    )
+
+
+@each_pair_loss
+@settings(max_examples=20)
+@given(given=pairs())
+def test_labels_that_are_wrong_half_of_the_time_are_learned_either_way_alike(name, given) -> None:
+    policy, reference, _ = given
+    gaps = (policy.chosen - reference.chosen) - (policy.rejected - reference.rejected)
+    loss = PREFERENCE_LOSSES[name]
+    there = smoothed(loss, gaps, beta=0.3, label_smoothing=0.5)
+    torch.testing.assert_close(there, smoothed(loss, -gaps, beta=0.3, label_smoothing=0.5), rtol=1e-12, atol=1e-12)
+
+
+@each_pair_loss
+def test_a_larger_gap_is_never_a_larger_loss_up_to_where_the_loss_ends(name: str) -> None:
+    ends = {"sigmoid": 100.0, "robust": 100.0, "hinge": 100.0, "ipo": 1 / (2 * 0.3)}
+    gaps = torch.linspace(-50, ends[name], 200, dtype=torch.float64)
+    losses = PREFERENCE_LOSSES[name](gaps, beta=0.3)
+    assert bool((losses.diff() <= 0).all())
+    assert losses[0] > losses[-1]

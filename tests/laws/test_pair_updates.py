@@ -34,6 +34,7 @@ PAIRS = some_pairs(weights=[1.0, 2.0, 0.5, 1.0, 3.0])
 REFERENCE = OfPairs(
     torch.linspace(-20, -5, len(PAIRS), dtype=torch.float64), torch.linspace(-9, -16, len(PAIRS), dtype=torch.float64)
 )
+WEIGHTS = torch.tensor([pair.weight for pair in PAIRS], dtype=torch.float64) / 7.5
 OBJECTIVES = {
     "sigmoid": PairObjective(beta=0.3, label_smoothing=0.1),
     "ipo": PairObjective(loss=ipo, beta=0.3, length_normalized=True),
@@ -41,10 +42,18 @@ OBJECTIVES = {
 }
 
 
-def gradient(policy: Policy, objective: PairObjective, budget: int, pairs: list = PAIRS) -> torch.Tensor:
+def learner_of(policy: Policy) -> Policy:
+    """A copy that has no gradient yet."""
     learner = twin(policy)
     learner.model.zero_grad()
-    accumulate_pairs(learner, pairs, REFERENCE, objective, budget)
+    return learner
+
+
+def gradient(
+    policy: Policy, objective: PairObjective, budget: int, pairs: list = PAIRS, reference: OfPairs = REFERENCE
+) -> torch.Tensor:
+    learner = learner_of(policy)
+    accumulate_pairs(learner, pairs, reference, objective, budget)
     return flat_gradient(learner)
 
 
@@ -53,9 +62,8 @@ def gradient(policy: Policy, objective: PairObjective, budget: int, pairs: list 
 def test_loss_and_gradient_are_the_weighted_mean_over_pairs_one_row_at_a_time(name: str, family: str) -> None:
     """Whatever the micro-batches, a shared prompt or padded rows: to the last bits in float64."""
     policy, objective = tiny_policy(family), OBJECTIVES[name]
-    weights = torch.tensor([pair.weight for pair in PAIRS], dtype=torch.float64)
     losses = objective.losses(one_row_at_a_time(policy, PAIRS), REFERENCE, answer_lengths(PAIRS))
-    expected = (weights * losses).sum() / 7.5
+    expected = (WEIGHTS * losses).sum()
     expected.backward()
     for learner in (twin(policy), through_its_own_forward(policy)):
         for budget in (3, 40, 1000):
@@ -69,10 +77,8 @@ def test_loss_and_gradient_are_the_weighted_mean_over_pairs_one_row_at_a_time(na
 def test_the_order_of_pairs_changes_no_gradient() -> None:
     policy, objective = tiny_policy(), OBJECTIVES["sigmoid"]
     backwards = OfPairs(REFERENCE.chosen.flip(0), REFERENCE.rejected.flip(0))
-    learner = twin(policy)
-    learner.model.zero_grad()
-    accumulate_pairs(learner, PAIRS[::-1], backwards, objective, 30)
-    assert relative_distance(flat_gradient(learner), gradient(policy, objective, 30)) <= 1e-12
+    turned = gradient(policy, objective, 30, PAIRS[::-1], backwards)
+    assert relative_distance(turned, gradient(policy, objective, 30)) <= 1e-12
 
 
 def test_in_float32_micro_batches_change_the_gradient_by_rounding_alone() -> None:
@@ -90,31 +96,25 @@ def test_tokens_that_another_says_carry_no_loss() -> None:
 
 
 def test_micro_batches_hold_every_pair_once_and_a_shared_prompt_counts_once() -> None:
+    def split(pairs: list[Preference], budget: int, **padded: bool) -> list[list[int]]:
+        return [sorted(micro) for micro in pair_microbatches(pairs, budget, lengths=predicting_lengths, **padded)]
+
     # Pair 1 and pair 3 share a prompt of five tokens: 5 + (0 + 5) and (1 + 6) more: 17 together, 10 and 12 apart.
     both = [PAIRS[1], PAIRS[3]]
-    assert [sorted(micro) for micro in pair_microbatches(both, 17, lengths=predicting_lengths)] == [[0, 1]]
-    assert [len(micro) for micro in pair_microbatches(both, 16, lengths=predicting_lengths)] == [1, 1]
+    assert (split(both, 17), len(split(both, 16))) == ([[0, 1]], 2)
     # Padded: rows of 5 + 6 - 1 = 10 and of 11: two pairs are four rows of 11.
-    assert [len(micro) for micro in pair_microbatches(both, 44, lengths=predicting_lengths, padded=True)] == [2]
-    assert [len(micro) for micro in pair_microbatches(both, 43, lengths=predicting_lengths, padded=True)] == [1, 1]
+    assert (split(both, 44, padded=True), len(split(both, 43, padded=True))) == ([[0, 1]], 2)
     for budget in (1, 20, 1000):
-        assert sorted(n for micro in pair_microbatches(PAIRS, budget, lengths=predicting_lengths) for n in micro) == [
-            *range(len(PAIRS))
-        ]
-    assert [*pair_microbatches([], 10, lengths=predicting_lengths)] == []
-
-
-# The first step
+        assert sorted(n for micro in split(PAIRS, budget) for n in micro) == [*range(len(PAIRS))]
+    assert split([], 10) == []
 
 
 def test_the_first_gradient_is_minus_half_beta_times_that_of_the_difference_of_log_probs() -> None:
     """Where policy and reference agree σ(0) = ½: ∇L = -β (1 - ½) ∇(log π(y_w) - log π(y_l)), a mean over pairs."""
     policy, beta = tiny_policy(), 0.7
     logprobs = one_row_at_a_time(policy, PAIRS)
-    weights = torch.tensor([pair.weight for pair in PAIRS], dtype=torch.float64) / 7.5
-    (-beta / 2 * (weights * (logprobs.chosen - logprobs.rejected)).sum()).backward()
-    learner = twin(policy)
-    learner.model.zero_grad()
+    (-beta / 2 * (WEIGHTS * (logprobs.chosen - logprobs.rejected)).sum()).backward()
+    learner = learner_of(policy)
     reference = logprobs_without_gradient(learner, PAIRS, 1000)
     loss, measured = accumulate_pairs(learner, PAIRS, reference, PairObjective(beta=beta), 1000)
     assert relative_distance(flat_gradient(learner), flat_gradient(policy)) <= 1e-12
@@ -126,9 +126,8 @@ def test_later_gradients_weigh_each_pair_by_how_wrong_the_implicit_reward_is() -
     policy, beta = tiny_policy(), 0.7
     logprobs = one_row_at_a_time(policy, PAIRS)
     gaps = (logprobs.chosen - logprobs.rejected - REFERENCE.chosen + REFERENCE.rejected).detach()
-    weights = torch.tensor([pair.weight for pair in PAIRS], dtype=torch.float64) / 7.5
     wrong = 1 - torch.sigmoid(beta * gaps)
-    (-beta * (weights * wrong * (logprobs.chosen - logprobs.rejected)).sum()).backward()
+    (-beta * (WEIGHTS * wrong * (logprobs.chosen - logprobs.rejected)).sum()).backward()
     assert relative_distance(gradient(policy, PairObjective(beta=beta), 1000), flat_gradient(policy)) <= 1e-12
 
 
@@ -140,9 +139,6 @@ def test_a_loss_that_is_no_number_names_its_pair_before_any_gradient() -> None:
     with refused("pair pairs:3", "nan", "dpo.learning_rate", error=RunError):
         accumulate_pairs(policy, PAIRS, broken, OBJECTIVES["sigmoid"], 1000)
     assert flat_gradient(policy).norm() == 0
-
-
-# The reference
 
 
 def run_of(policy: Policy, **options: object) -> FitSession[Preference]:
@@ -184,9 +180,7 @@ def test_what_keeps_a_copy_and_what_does_not() -> None:
     assert "reference" not in saved, "the model of the recipe is no part of a checkpoint"
 
 
-def test_trap_4_an_adapter_that_is_not_switched_off_leaves_no_margin_to_learn_from(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_trap_4_an_adapter_that_is_not_switched_off_leaves_no_margin_to_learn_from(monkeypatch) -> None:
     """The notebook called disable_adapter() without `with`: π_ref = π, the margin 0 and the gradient that of step 1."""
 
     @contextmanager
@@ -208,12 +202,8 @@ def test_trap_4_an_adapter_that_is_not_switched_off_leaves_no_margin_to_learn_fr
 def test_precomputed_log_probs_come_back_from_a_checkpoint_to_the_bit() -> None:
     first = objective_of(run_of(tiny_policy(dtype=torch.float32), reference="precomputed"))
     saved = {name: dict(tensors) for name, tensors in first.reference.tensors().items()}
-    assert {*saved["reference_logprobs"]} == {
-        "training.chosen",
-        "training.rejected",
-        "held_out.chosen",
-        "held_out.rejected",
-    }
+    parts = {f"{part}.{side}" for part in ("training", "held_out") for side in ("chosen", "rejected")}
+    assert {*saved["reference_logprobs"]} == parts
     again = PairReference(tiny_policy(seed=3), first.options)
     again.restore(saved)
     for name in ("training", "held_out"):

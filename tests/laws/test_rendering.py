@@ -57,9 +57,7 @@ def test_sampled_tokens_are_carried_because_their_text_may_be_other_tokens() -> 
 @pytest.mark.parametrize(
     ("around", "opening"), [(None, []), ("<s> $A", [0]), ("<s> $A </s>", [0]), ("$A </s>", []), ("<s> <s> $A", [0, 0])]
 )
-def test_plain_text_opens_as_the_tokenizer_wants_and_never_ends_before_it_began(
-    around: str | None, opening: list[int]
-) -> None:
+def test_plain_text_opens_as_the_tokenizer_wants_and_never_ends_before_it_began(around, opening) -> None:
     made = tokenizer(around=around)
     prompt = TokenizerRenderer(made).render("cd", id="p", prefill="", columns={})
     assert list(prompt.tokens) == opening + ids(made, "cd")

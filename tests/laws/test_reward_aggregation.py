@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.algorithms.advantages import decoupled_zscore, group_zscore, scores_differ, sums_differ
-from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import build_algorithm
 from posttrain.records import Grades
+from tests.support.sequences import evidence_of
 
 nan = math.nan
 SCORES = st.sampled_from([nan, -1.0, 0.0, 0.1, 0.3, 0.5, 1.0, 7.25])
@@ -50,9 +50,7 @@ def twin(scores: np.ndarray, weights: np.ndarray, degrees: int, epsilon: float) 
 
 @settings(max_examples=150, deadline=None)
 @given(given=scored(), deviation=DEVIATIONS, epsilon=st.sampled_from([0.0, 1e-4, 0.5]))
-def test_it_is_the_paper_s_formula_written_out(
-    given: tuple[torch.Tensor, torch.Tensor], deviation: str, epsilon: float
-) -> None:
+def test_it_is_the_paper_s_formula_written_out(given, deviation, epsilon) -> None:
     scores, weights = given
     made = decoupled_zscore(scores, weights, deviation=deviation, epsilon=epsilon)  # type: ignore[arg-type]
     expected = twin(scores.numpy(), weights.numpy(), 1 if deviation == "sample" else 0, epsilon)
@@ -61,9 +59,7 @@ def test_it_is_the_paper_s_formula_written_out(
 
 @settings(max_examples=60, deadline=None)
 @given(given=scored(), function=st.integers(0, 2), factor=st.sampled_from([1e-9, 0.3, 50.0]), shift=st.just(3.0))
-def test_the_scale_and_the_zero_of_a_function_change_nothing(
-    given: tuple[torch.Tensor, torch.Tensor], function: int, factor: float, shift: float
-) -> None:
+def test_the_scale_and_the_zero_of_a_function_change_nothing(given, function, factor, shift) -> None:
     scores, weights = given
     other = scores.clone()
     other[function % len(scores)] = factor * (scores[function % len(scores)] + shift)
@@ -83,9 +79,7 @@ def test_the_scale_of_a_function_decides_where_scores_are_summed_first() -> None
 
 @settings(max_examples=60, deadline=None)
 @given(given=scored(), deviation=DEVIATIONS)
-def test_of_one_function_it_is_the_z_score_up_to_one_factor_of_the_step(
-    given: tuple[torch.Tensor, torch.Tensor], deviation: str
-) -> None:
+def test_of_one_function_it_is_the_z_score_up_to_one_factor_of_the_step(given, deviation) -> None:
     scores = given[0][:1]
     alone = decoupled_zscore(scores, torch.full((1,), 0.25, dtype=torch.float64), deviation=deviation)  # type: ignore[arg-type]
     z = group_zscore(scores[0], deviation=deviation)  # type: ignore[arg-type]
@@ -137,13 +131,8 @@ def test_dynamic_sampling_keeps_a_group_whose_functions_differ_though_its_sums_d
 def test_every_algorithm_that_normalises_by_group_can_normalise_first(name: str) -> None:
     scores = torch.tensor([[[1.0, 0.0, 0.0]], [[0.0, 0.01, 0.0]]], dtype=torch.float64)
     weights = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    evidence = Evidence(
-        rewards=(weights[:, None, None] * scores).sum(dim=0),
-        scores=scores,
-        weights=weights,
-        lengths=torch.tensor([[2, 1, 1]]),
-        max_completion_tokens=4,
-    )
+    rewards = (weights[:, None, None] * scores).sum(dim=0)
+    evidence = evidence_of(rewards, [[2, 1, 1]], scores=scores, weights=weights)
     plain: dict[str, object] = {"name": name} | ({"overlong": None} if name == "dapo" else {})
     first, *_ = build_algorithm(plain).credit(evidence).advantages.tolist()
     assert first == pytest.approx(2**0.5, rel=0.01)  # (1, .02, 0) in units of its deviation

@@ -26,18 +26,6 @@ def philox4x64(counter: list[int], key: list[int], rounds: int = 10) -> list[int
     return c
 
 
-def far_out(num_bins: int) -> float:
-    """About the 1 - 1e-6 quantile of chi-square over `num_bins` bins (Wilson and Hilferty 1931)."""
-    free = num_bins - 1
-    return free * (1 - 2 / (9 * free) + 4.753 * (2 / (9 * free)) ** 0.5) ** 3
-
-
-def chi_square(numbers: np.ndarray, num_bins: int) -> float:
-    counts = np.histogram(numbers, bins=num_bins, range=(0, 1))[0]
-    expected = numbers.size / num_bins
-    return float(((counts - expected) ** 2 / expected).sum())
-
-
 def test_the_reference_philox_gives_the_published_answer() -> None:
     # Random123's known-answer test for philox4x64-10 with counter 0 and key 0.
     published = [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]
@@ -74,14 +62,9 @@ def test_a_row_of_a_table_does_not_depend_on_the_other_rows(rows: list[tuple[int
 
 def test_every_part_of_the_name_gives_other_numbers() -> None:
     base = uniforms(KEY, 1, 1, 0, 8)
-    others = [
-        uniforms(StreamKey(8, "rollout", 3), 1, 1, 0, 8),
-        uniforms(StreamKey(7, "evaluation", 3), 1, 1, 0, 8),
-        uniforms(StreamKey(7, "rollout", 4), 1, 1, 0, 8),
-        uniforms(KEY, 2, 1, 0, 8),
-        uniforms(KEY, 1, 2, 0, 8),
-        uniforms(KEY, 1, 1, 1, 8),
-    ]
+    keys = [StreamKey(8, "rollout", 3), StreamKey(7, "evaluation", 3), StreamKey(7, "rollout", 4)]
+    others = [uniforms(key, 1, 1, 0, 8) for key in keys]
+    others += [uniforms(KEY, *place, 8) for place in ((2, 1, 0), (1, 2, 0), (1, 1, 1))]
     assert all((base != other).all() for other in others)
     # "seed 1, step 11" and "seed 11, step 1" are different names.
     assert (uniforms(StreamKey(1, "a", 11), 0, 0, 0, 8) != uniforms(StreamKey(11, "a", 1), 0, 0, 0, 8)).all()
@@ -92,10 +75,12 @@ def test_numbers_are_uniform_along_positions_draws_samples_and_steps() -> None:
     along_draws = uniform_table(KEY, [(draw, 0, 0) for draw in range(20_000)], count=1)
     along_samples = uniform_table(KEY, [(0, sample, 0) for sample in range(20_000)], count=1)
     along_steps = np.array([uniforms(StreamKey(7, "rollout", step), 0, 0, 0, 1)[0] for step in range(5_000)])
+    # About the 1 - 1e-6 quantile of chi-square over 100 bins (Wilson and Hilferty 1931).
+    far_out = 99 * (1 - 2 / (9 * 99) + 4.753 * (2 / (9 * 99)) ** 0.5) ** 3
     for numbers in (along_positions, along_draws, along_samples, along_steps):
-        assert numbers.min() >= 0
-        assert numbers.max() < 1
-        assert chi_square(numbers, 100) < far_out(100)
+        assert 0 <= numbers.min() <= numbers.max() < 1
+        counts, expected = np.histogram(numbers, bins=100, range=(0, 1))[0], numbers.size / 100
+        assert ((counts - expected) ** 2 / expected).sum() < far_out
 
 
 def test_neighbouring_streams_are_uncorrelated() -> None:

@@ -37,12 +37,15 @@ def numbered_groups() -> list[Group]:
     ]
 
 
-def full_batch() -> Batch:
-    """A batch with every column: of token n column k holds 100 k + n."""
+def numbered_columns() -> TokenColumns:
+    """Of token n column k holds 100 k + n."""
     numbers = torch.arange(NUM_TOKENS, dtype=torch.float64)
     every = {name: 100 * k + numbers for k, name in enumerate(COLUMNS)}
-    columns = TokenColumns(**{name: every.pop(name) for name in FIELDS}, known=every)
-    return replace(completions_of(numbered_groups()), columns=columns)
+    return TokenColumns(**{name: every.pop(name) for name in FIELDS}, known=every)
+
+
+def full_batch() -> Batch:
+    return replace(completions_of(numbered_groups()), columns=numbered_columns())
 
 
 def require_rows_together(batch: Batch) -> None:
@@ -65,19 +68,19 @@ def test_a_split_takes_every_column_of_a_token_along(budget: int) -> None:
         require_rows_together(micro)
 
 
-def credited_groups() -> CreditedGroups:
-    """Groups with every column: of token n column k holds 100 k + n."""
-    scored = torch.ones(2, 3, dtype=torch.bool)
-    return CreditedGroups(groups=numbered_groups(), scored=scored, columns=full_batch().columns)
+def credited_groups(advantages: Tensor | None = None) -> CreditedGroups:
+    columns = numbered_columns()
+    columns = columns if advantages is None else replace(columns, advantages=advantages)
+    return CreditedGroups(groups=numbered_groups(), scored=torch.ones(2, 3, dtype=torch.bool), columns=columns)
 
 
-def one_for_each(lengths: torch.Tensor, scored: torch.Tensor, *, max_completion_tokens: int) -> torch.Tensor:
-    """A weight that tells which completion it is of, from 1 on."""
-    return torch.arange(1, len(lengths) + 1, dtype=torch.float64)
+def collated(credited: CreditedGroups) -> Batch:
+    """A batch whose weights tell which completion they are of, from 1 on."""
 
+    def one_for_each(lengths: Tensor, scored: Tensor, *, max_completion_tokens: int) -> Tensor:
+        return torch.arange(1, len(lengths) + 1, dtype=torch.float64)
 
-def with_advantages(credited: CreditedGroups, advantages: Tensor) -> CreditedGroups:
-    return replace(credited, columns=replace(credited.columns, advantages=advantages))
+    return collate(credited, one_for_each, max_completion_tokens=9, keep_zero_advantages=False)
 
 
 @pytest.mark.parametrize("rows", [[0, 1], [1, 0], [1]])
@@ -86,9 +89,7 @@ def test_a_batch_has_every_column_that_its_groups_have(rows: list[int]) -> None:
     # The first completion has no advantage, and is left out of every column.
     advantages = credited.columns.advantages + 1000
     advantages[: len(credited.groups[0].rollouts[0].tokens)] = 0
-    batch = collate(
-        with_advantages(credited, advantages), one_for_each, max_completion_tokens=9, keep_zero_advantages=False
-    )
+    batch = collated(replace(credited, columns=replace(credited.columns, advantages=advantages)))
     left = [r.tokens for group in credited.groups for r in group.rollouts][1:]
     assert batch.completions == tuple(left)
     weights = torch.arange(2.0, len(left) + 2).repeat_interleave(torch.tensor([len(tokens) for tokens in left]))
@@ -100,8 +101,7 @@ def test_a_batch_has_every_column_that_its_groups_have(rows: list[int]) -> None:
 
 
 def test_a_batch_with_nothing_left_has_its_columns_all_the_same() -> None:
-    credited = with_advantages(credited_groups(), torch.zeros(NUM_TOKENS, dtype=torch.float64))
-    batch = collate(credited, one_for_each, max_completion_tokens=9, keep_zero_advantages=False)
+    batch = collated(credited_groups(torch.zeros(NUM_TOKENS, dtype=torch.float64)))
     assert [len(batch.columns.named()[name]) for name in COLUMNS] == [0] * len(COLUMNS)
 
 
@@ -115,7 +115,7 @@ def test_a_term_sees_every_column_in_the_precision_and_on_the_device_of_its_log_
 
     terms = (LossTerm(name="watching", per_token=watching, needs=frozenset({Need.REFERENCE_LOGPROBS}), reported=False),)
     algorithm, policy = replace(build_algorithm({"name": "dapo"}), terms=terms), tiny_policy(dtype=torch.float32)
-    batch = collate(credited_groups(), one_for_each, max_completion_tokens=9, keep_zero_advantages=False)
+    batch = collated(credited_groups())
     batch = replace(batch, columns=batch.columns.map(lambda column: column / 1000))  # ratios that float32 can hold
     gradient_of_update(policy, batch, Objective(algorithm=algorithm, temperature=1.0), tokens_per_microbatch=budget)
     assert (len(seen) > 1) == (budget == 8)
@@ -129,13 +129,12 @@ def test_a_term_sees_every_column_in_the_precision_and_on_the_device_of_its_log_
 
 @given(advantages=st.lists(st.sampled_from([0.0, 0.0, 0.5, -0.5]), min_size=NUM_TOKENS, max_size=NUM_TOKENS))
 def test_a_rollout_is_informed_by_any_of_its_tokens_even_where_they_add_up_to_nothing(advantages: list[float]) -> None:
-    credited = with_advantages(credited_groups(), torch.tensor(advantages, dtype=torch.float64))
+    credited = credited_groups(torch.tensor(advantages, dtype=torch.float64))
     numbers = iter(advantages)
     parts = [[[next(numbers) for _ in range(length)] for length in lengths] for lengths in LENGTHS]
     expected = [[any(part) for part in group] for group in parts]
     assert credited.informed.tolist() == expected
-    batch = collate(credited, one_for_each, max_completion_tokens=9, keep_zero_advantages=False)
-    assert len(batch.completions) == sum(map(sum, expected))
+    assert len(collated(credited).completions) == sum(map(sum, expected))
 
 
 def test_a_change_is_made_in_every_column_that_is_there_and_in_no_other() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,9 +141,7 @@ def mine():
 
 
 @pytest.mark.parametrize("dry", [["--dry-run"], []])
-def test_the_command_refuses_it_in_a_run_and_in_its_plan(
-    dry: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_refuses_it_in_a_run_and_in_its_plan(dry, tmp_path, capsys) -> None:
     save_tiny_model(tmp_path / "model")
     recipe = tiny_recipe(tmp_path / "place")
     (tmp_path / "place" / "mine.py").write_text(MINE)

@@ -134,9 +134,7 @@ MEASURED = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": 
         ({"metric_for_best_model": "cost"}, (None, None), 12),  # which is never measured: nothing is better or worse
     ],
 )
-def test_transformers_early_stopping_ends_a_run_that_no_longer_improves(
-    given: dict[str, Any], best: tuple[Any, Any], last: int
-) -> None:
+def test_transformers_early_stopping_ends_a_run_that_no_longer_improves(given, best, last) -> None:
     events = logged(EarlyStoppingCallback(early_stopping_patience=2), **{**MEASURED, **given})
     assert (events.state.best_global_step, events.state.best_metric) == best
     assert events.state.global_step == last

@@ -16,14 +16,7 @@ from transformers import Trainer as TheirTrainer
 
 from posttrain.errors import UserError
 from posttrain.trl import DPOTrainer, GRPOConfig, GRPOTrainer, ModelConfig, SFTConfig, SFTTrainer
-from posttrain.trl.configs.field_rules import (
-    CheckedFields,
-    Treatment,
-    default_values,
-    lines_about,
-    mappings,
-    require_values,
-)
+from posttrain.trl.configs import field_rules
 from posttrain.trl.configs.training_fields import OTHER_ADAMW
 from posttrain.trl.names_elsewhere import NAMES, TRAINER_NAMES, not_here
 from tests.support.refusals import refused
@@ -33,7 +26,7 @@ from tests.support.trl_trainers import PROMPTS, length
 DOCS = Path(__file__).parents[2] / "docs"
 STORED = json.loads((Path(__file__).parents[1] / "data" / "trl_fields.json").read_text(encoding="utf-8"))
 PAGE = runpy.run_path(str(DOCS / "trl_fields.py"))
-CONFIGS: tuple[type[CheckedFields], ...] = PAGE["CONFIGS"]
+CONFIGS: tuple[type[field_rules.CheckedFields], ...] = PAGE["CONFIGS"]
 OTHER_DEFAULTS = {"gradient_checkpointing": False}
 """Where a script that leaves a field out gets something else, which changes memory and no number."""
 BY_CLASS = [
@@ -44,8 +37,8 @@ BY_CLASS = [
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
-def test_every_field_of_trl_is_in_the_table_with_its_default(config: type[CheckedFields]) -> None:
-    stored, ours = STORED[config.__name__], default_values(config)
+def test_every_field_of_trl_is_in_the_table_with_its_default(config: type[field_rules.CheckedFields]) -> None:
+    stored, ours = STORED[config.__name__], field_rules.default_values(config)
     assert stored.keys() - config.field_rules.keys() == set()
     assert config.field_rules.keys() == ours.keys()
     assert {name: ours[name] for name in stored} == stored | {n: d for n, d in OTHER_DEFAULTS.items() if n in stored}
@@ -53,41 +46,41 @@ def test_every_field_of_trl_is_in_the_table_with_its_default(config: type[Checke
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
-def test_a_config_of_defaults_is_honoured_without_a_word(config: type[CheckedFields]) -> None:
-    assert [*lines_about(config())] == []
+def test_a_config_of_defaults_is_honoured_without_a_word(config: type[field_rules.CheckedFields]) -> None:
+    assert [*field_rules.lines_about(config())] == []
 
 
 @pytest.mark.parametrize(("config", "name", "rule"), BY_CLASS)
-def test_another_value_is_taken_told_or_refused(config: type[CheckedFields], name: str, rule: Any) -> None:
+def test_another_value_is_taken_told_or_refused(config: type[field_rules.CheckedFields], name: str, rule: Any) -> None:
     """And never ignored; a refusal names the field, the value and what to do."""
     assert rule.ours or rule.says, "the table says what becomes of it"
     other = config()
     object.__setattr__(other, name, "another value")
-    if rule.treatment is Treatment.REFUSED:
+    if rule.treatment is field_rules.Treatment.REFUSED:
         with pytest.raises(UserError, match=rf"{config.__name__}: {name} = 'another value': \w.* .*\w"):
-            list(lines_about(other))
+            list(field_rules.lines_about(other))
         for honoured in rule.honours:
             object.__setattr__(other, name, honoured)
-            assert [*lines_about(other)] == []
+            assert [*field_rules.lines_about(other)] == []
     else:
-        told = [*lines_about(other)]
-        assert len(told) == (rule.treatment is not Treatment.SUPPORTED)
+        told = [*field_rules.lines_about(other)]
+        assert len(told) == (rule.treatment is not field_rules.Treatment.SUPPORTED)
         assert all(name in line and rule.says in line for line in told)
 
 
+READ_AS = "is read as AdamW of torch, with moments in float32"
+OF_BOTH: list[tuple[str, Any, str]] = [
+    *(("optim", name, READ_AS) for name in OTHER_ADAMW.split()),
+    *(("optim", name, "") for name in ("adamw_torch_fused", "adamw_hf")),
+    ("use_liger_kernel", True, "without that package"),
+    ("tf32", True, "torch.set_float32_matmul_precision"),
+    ("fp16", True, ""),
+    *(("debug", value, "") for value in (None, [], [""])),
+]
 PUBLIC: list[tuple[Any, str, Any, str]] = [
-    *(
-        (GRPOConfig, "optim", name, "is read as AdamW of torch, with moments in float32")
-        for name in OTHER_ADAMW.split()
-    ),
-    *((SFTConfig, "optim", name, "is read as AdamW of torch, with moments in float32") for name in OTHER_ADAMW.split()),
+    *((config, *case) for config in (GRPOConfig, SFTConfig) for case in OF_BOTH),
     *((GRPOConfig, "optim", name, "!give another in `optimizers`") for name in ("lion_8bit", "adafactor", "sgd")),
     (SFTConfig, "optim", "paged_lion_8bit", "!give another in `optimizers`"),
-    *((each, "optim", name, "") for each in (GRPOConfig, SFTConfig) for name in ("adamw_torch_fused", "adamw_hf")),
-    *((each, "use_liger_kernel", True, "without that package") for each in (GRPOConfig, SFTConfig)),
-    *((each, "tf32", True, "torch.set_float32_matmul_precision") for each in (GRPOConfig, SFTConfig)),
-    *((each, "fp16", True, "") for each in (GRPOConfig, SFTConfig)),
-    *((each, "debug", value, "") for each in (GRPOConfig, SFTConfig) for value in (None, [], [""])),
     (SFTConfig, "packing", True, "rows are not joined, and padding costs nothing here.  An update learns 8 rows"),
     (SFTConfig, "eval_packing", True, "rows are not joined"),
     (SFTConfig, "activation_offloading", True, "use gradient_checkpointing=True"),
@@ -103,17 +96,15 @@ PUBLIC: list[tuple[Any, str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("config", "name", "value", "says"), PUBLIC)
-def test_what_public_scripts_set_is_accepted_with_its_line_or_refused_by_name(
-    config: Any, name: str, value: Any, says: str
-) -> None:
+def test_what_public_scripts_set_is_accepted_with_its_line_or_refused_by_name(config, name, value, says) -> None:
     args = config(**{name: value})
-    require_values(args)
+    field_rules.require_values(args)
     if says.startswith("!"):
         with refused(f"{config.__name__}: {name}") as caught:
-            list(lines_about(args))
+            list(field_rules.lines_about(args))
         assert says[1:] in str(caught.value)
         return
-    told = list(lines_about(args))
+    told = list(field_rules.lines_about(args))
     assert len(told) == bool(says)
     assert all(line.startswith(name) and says in line for line in told)
 
@@ -124,8 +115,8 @@ def test_a_field_that_a_script_adds_in_a_subclass_is_its_own() -> None:
         benchmarks: str = "none"
 
     args: Any = Args(benchmarks="all", max_steps=3)
-    require_values(args)
-    assert (list(lines_about(args)), args.benchmarks) == ([], "all")
+    field_rules.require_values(args)
+    assert (list(field_rules.lines_about(args)), args.benchmarks) == ([], "all")
 
 
 def test_a_default_that_a_script_changes_in_a_subclass_is_a_value_that_it_gives() -> None:
@@ -136,8 +127,8 @@ def test_a_default_that_a_script_changes_in_a_subclass_is_a_value_that_it_gives(
         optim: str = "lion_8bit"
 
     with refused("Args: optim = 'lion_8bit'"):
-        list(lines_about(Args()))
-    assert [line.split()[0] for line in lines_about(Args(optim="adamw_hf"))] == ["log_completions"]
+        list(field_rules.lines_about(Args()))
+    assert [line.split()[0] for line in field_rules.lines_about(Args(optim="adamw_hf"))] == ["log_completions"]
 
 
 def test_enums_and_mappings_in_json_are_read() -> None:
@@ -152,7 +143,7 @@ def test_enums_and_mappings_in_json_are_read() -> None:
 def test_every_mapping_may_be_json_on_a_command_line(config: Any) -> None:
     from transformers import HfArgumentParser
 
-    names = sorted(mappings(config))
+    names = sorted(field_rules.mappings(config))
     line = [part for name in names for part in (f"--{name}", '{"a": {"b": 1}}')]
     made = HfArgumentParser(config).parse_args_into_dataclasses(line)[0]
     assert {name: vars(made)[name] for name in names} == {name: {"a": {"b": 1}} for name in names}
@@ -178,13 +169,8 @@ def test_the_page_of_fields_is_made_of_the_tables() -> None:
     assert "trl_fields.write()" in (DOCS / "conf.py").read_text(encoding="utf-8")
 
 
-SMALL: dict[str, Any] = {
-    "max_completion_length": 4,
-    "num_generations": 2,
-    "per_device_train_batch_size": 4,
-    "max_steps": 2,
-    "logging_steps": 1,
-}
+SMALL: dict[str, Any] = {"max_completion_length": 4, "num_generations": 2, "per_device_train_batch_size": 4}
+SMALL |= {"max_steps": 2, "logging_steps": 1}
 HONOURED = {"create_optimizer", "create_optimizer_and_scheduler", "create_scheduler", "evaluate", "log", "save_model"}
 HONOURED |= {"add_callback", "is_world_process_zero", "log_metrics", "pop_callback", "push_to_hub", "remove_callback"}
 HONOURED |= {"is_local_process_zero", "train", "get_num_trainable_parameters"}
@@ -219,9 +205,7 @@ def test_the_list_holds_the_names_of_the_transformers_that_is_here() -> None:
     assert {name for name in vars(TheirTrainer) if not name.startswith("__")} <= NAMES["Trainer"]
 
 
-def test_mixins_patches_and_attributes_of_a_trainer_are_refused_too(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mixins_patches_and_attributes_of_a_trainer_are_refused_too(model, tmp_path, monkeypatch) -> None:
     class Mixin:
         def compute_loss(self, *given: Any) -> None: ...
 

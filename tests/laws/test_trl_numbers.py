@@ -63,17 +63,12 @@ ALLOWED: dict[type[CheckedFields], dict[str, tuple[Any, ...]]] = {
 }
 
 
-def is_number(kind: Any) -> bool:
-    parts = {part for each in get_args(kind) or (kind,) for part in (each, *get_args(each))}
-    return bool(parts & {int, float})
-
-
 NUMBERS = [
     (config, name)
     for config in ALLOWED
     for name, kind in get_type_hints(config).items()
     if name in (rules := config.field_rules)
-    and is_number(kind)
+    and {part for each in get_args(kind) or (kind,) for part in (each, *get_args(each))} & {int, float}
     and rules[name].treatment not in (Treatment.IDLE, Treatment.REFUSED)
 ]
 

@@ -17,44 +17,24 @@ from posttrain.errors import RunError
 from posttrain.models.policy import Policy
 from posttrain.needs import Need
 from posttrain.options.training import OptimizerOptions, UpdateOptions
-from posttrain.records import Group
 from posttrain.training.optimizer import apply_gradients, learning_rate, new_optimizer
 from posttrain.training.reference import FrozenCopy
 from posttrain.training.update import Objective, group_logprobs, token_view, update
+from tests.support import tiny
 from tests.support.refusals import refused
 from tests.support.sequences import resampled
-from tests.support.tiny import (
-    batch_of,
-    gradient_of_update,
-    plain_logprobs,
-    relative_distance,
-    tiny_policy,
-    twin,
-    weights,
-    written_group,
-)
+from tests.support.tiny import tiny_policy
 
-GROUPS = [
-    written_group((1, 2, 3), [(4, 5), (6,), (7, 8, 9, 5)], name="a"),
-    written_group((10, 11), [(12, 13, 14), (15, 11), (16,)], name="b", draw=1),
-]
 LENGTHS = [2, 1, 4, 3, 2, 1]
-ADVANTAGES = [[1.0, -0.5, 0.25], [-1.0, 0.5, 2.0]]
 ROLLOUT = torch.arange(6).repeat_interleave(torch.tensor(LENGTHS))
-PER_TOKEN = torch.tensor(ADVANTAGES).double().flatten().repeat_interleave(torch.tensor(LENGTHS))
+PER_TOKEN = torch.tensor(tiny.SIX_ADVANTAGES).double().flatten().repeat_interleave(torch.tensor(LENGTHS))
 TEMPERATURE = 0.8
 UNCLIPPED = {"clip_low": 1.0, "clip_high": math.inf}
 
 
 def logprobs_of(policy: Policy) -> torch.Tensor:
     """log π of all tokens, through the Hugging Face model."""
-    rows = [(group.prompt.tokens, rollout.tokens) for group in GROUPS for rollout in group.rollouts]
-    return torch.cat([plain_logprobs(policy.model, *row, TEMPERATURE) for row in rows])
-
-
-def gradient_of(policy: Policy, loss: torch.Tensor) -> torch.Tensor:
-    parts = torch.autograd.grad(loss, list(policy.model.parameters()))
-    return torch.cat([part.flatten() for part in parts])
+    return torch.cat([tiny.plain_logprobs(policy.model, *row, TEMPERATURE) for row in tiny.rows_of(tiny.SIX)])
 
 
 def behaviour(policy: Policy, shift: float = 0.0) -> torch.Tensor:
@@ -63,29 +43,36 @@ def behaviour(policy: Policy, shift: float = 0.0) -> torch.Tensor:
     return numbers + shift * torch.linspace(-1, 1, len(numbers), dtype=torch.float64)
 
 
-def sampled_by(log_mu: torch.Tensor) -> list[Group]:
-    """The groups, with these behaviour log-probs."""
-    parts = iter(log_mu.split(LENGTHS))
-    return [
-        replace(group, rollouts=tuple(resampled(r, logprobs=tuple(next(parts).tolist())) for r in group.rollouts))
-        for group in GROUPS
-    ]
-
-
 def objective_of(algorithm: Algorithm, reference: Policy | None = None) -> Objective:
     kept = None if reference is None else FrozenCopy(reference)
     return Objective(algorithm=algorithm, temperature=TEMPERATURE, reference=kept)
 
 
-# The policy term.
+def batch_by(algorithm: Algorithm, log_mu: torch.Tensor | Policy, log_ref: torch.Tensor | None = None) -> Batch:
+    """The completions as they were sampled at these log-probs, or by this policy as it is."""
+    parts = iter((behaviour(log_mu) if isinstance(log_mu, Policy) else log_mu).split(LENGTHS))
+    groups = [
+        replace(group, rollouts=tuple(resampled(r, logprobs=tuple(next(parts).tolist())) for r in group.rollouts))
+        for group in tiny.SIX
+    ]
+    return tiny.batch_of(groups, tiny.SIX_ADVANTAGES, algorithm, reference_logprobs=log_ref)
+
+
+def assert_update(
+    policy: Policy, algorithm: Algorithm, batch: Batch, expected: torch.Tensor, reference: Policy | None = None
+) -> dict[str, float]:
+    """The update's loss and gradient are those of the formula; its metrics."""
+    actual, metrics = tiny.gradient_of_update(policy, batch, objective_of(algorithm, reference))
+    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-12, abs=1e-12)
+    assert tiny.relative_distance(actual, tiny.gradient_of(policy, expected)) <= 1e-12
+    return metrics
 
 
 def test_on_policy_the_gradient_is_minus_the_advantage_weighted_score() -> None:
     policy, algorithm = tiny_policy(), build_algorithm({"name": "grpo", "token_weights": "mean_over_tokens"})
-    batch = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
-    actual, metrics = gradient_of_update(policy, batch, objective_of(algorithm))
-    expected = gradient_of(policy, -(PER_TOKEN * logprobs_of(policy)).sum() / 13)
-    assert relative_distance(actual, expected) <= 1e-12
+    actual, metrics = tiny.gradient_of_update(policy, batch_by(algorithm, policy), objective_of(algorithm))
+    expected = tiny.gradient_of(policy, -(PER_TOKEN * logprobs_of(policy)).sum() / 13)
+    assert tiny.relative_distance(actual, expected) <= 1e-12
     assert metrics["loss"] == pytest.approx(-PER_TOKEN.sum().item() / 13, abs=1e-12)  # every ratio is 1
     assert metrics["grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-12)
     assert metrics["tokens/trained"] == 13
@@ -98,81 +85,55 @@ def test_on_policy_the_gradient_is_minus_the_advantage_weighted_score() -> None:
 @pytest.mark.parametrize(("family", "shift"), [("llama", 0.5), ("gpt2_plain", 0.5), ("llama", -0.5)])
 def test_off_policy_the_clipped_surrogate_is_differentiated(family: str, shift: float) -> None:
     policy, algorithm = tiny_policy(family), build_algorithm({"name": "grpo", "clip_low": 0.1, "clip_high": 0.3})
-    log_mu = behaviour(policy, shift=shift)
-    actual, metrics = gradient_of_update(
-        policy, batch_of(sampled_by(log_mu), ADVANTAGES, algorithm), objective_of(algorithm)
-    )
-    own = logprobs_of(policy)
+    log_mu, own = behaviour(policy, shift=shift), logprobs_of(policy)
     ratio = (own - log_mu).exp()
     token_losses = -torch.minimum(ratio * PER_TOKEN, ratio.clamp(0.9, 1.3) * PER_TOKEN)
     shares = 1 / (6 * torch.tensor(LENGTHS).double()[ROLLOUT])
-    expected = (shares * token_losses).sum()
-    assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-12)
-    assert relative_distance(actual, gradient_of(policy, expected)) <= 1e-12
-    high, low = (PER_TOKEN > 0) & (ratio > 1.3), (PER_TOKEN < 0) & (ratio < 0.9)
-    assert metrics["clip_ratio/high_mean"] == pytest.approx(high.double().mean().item())
-    assert metrics["clip_ratio/low_mean"] == pytest.approx(low.double().mean().item())
+    metrics = assert_update(policy, algorithm, batch_by(algorithm, log_mu), (shares * token_losses).sum())
+    high, low, gap = (PER_TOKEN > 0) & (ratio > 1.3), (PER_TOKEN < 0) & (ratio < 0.9), (own - log_mu).abs()
     assert min(metrics["clip_ratio/high_mean"], metrics["clip_ratio/low_mean"]) > 0
-    assert metrics["clip_ratio/region_mean"] == pytest.approx((high | low).double().mean().item())
-    assert metrics["ratio/min"] == pytest.approx(ratio.min().item())
-    assert metrics["ratio/max"] == pytest.approx(ratio.max().item())
-    assert metrics["kl_behaviour"] == pytest.approx((ratio - 1 - ratio.log()).mean().item())
-    gap = (own - log_mu).abs()
-    assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(gap.mean().item())
-    assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(gap.max().item())
+    expected = {
+        "clip_ratio/high_mean": high.double().mean(),
+        "clip_ratio/low_mean": low.double().mean(),
+        "clip_ratio/region_mean": (high | low).double().mean(),
+        "ratio/min": ratio.min(),
+        "ratio/max": ratio.max(),
+        "kl_behaviour": (ratio - 1 - ratio.log()).mean(),
+        "sampling/sampling_logp_difference/mean": gap.mean(),
+        "sampling/sampling_logp_difference/max": gap.max(),
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx({n: v.item() for n, v in expected.items()})
 
 
 def test_the_ratio_can_be_taken_to_the_reference() -> None:
     policy, reference = tiny_policy(), tiny_policy(seed=1)
     algorithm = build_algorithm({"name": "grpo", "ratio_to": "reference", **UNCLIPPED})
     log_ref = behaviour(reference)
-    batch = batch_of(GROUPS, ADVANTAGES, algorithm, reference_logprobs=log_ref)
-    actual, metrics = gradient_of_update(policy, batch, objective_of(algorithm, reference))
+    batch = tiny.batch_of(tiny.SIX, tiny.SIX_ADVANTAGES, algorithm, reference_logprobs=log_ref)
     ratio = (logprobs_of(policy) - log_ref).exp()
     expected = (-ratio * PER_TOKEN / (6 * torch.tensor(LENGTHS).double()[ROLLOUT])).sum()
-    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-12)
-    assert relative_distance(actual, gradient_of(policy, expected)) <= 1e-12
-
-
-# The KL term.
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_a_kl_estimate_in_the_loss_is_differentiated(estimator: str) -> None:
-    policy, reference = tiny_policy(), tiny_policy(seed=1)
-    kl = {"coefficient": 0.3, "estimator": estimator}
-    algorithm = build_algorithm({"name": "dapo", "kl": kl, **UNCLIPPED})
-    log_mu, log_ref = behaviour(policy, shift=0.1), behaviour(reference)
-    batch = batch_of(sampled_by(log_mu), ADVANTAGES, algorithm, reference_logprobs=log_ref)
-    actual, metrics = gradient_of_update(policy, batch, objective_of(algorithm))
-    own = logprobs_of(policy)
-    x = own - log_ref
-    term = {"k1": x, "k2": x**2 / 2, "k3": torch.exp(-x) - 1 + x}[estimator]
-    expected = (-(own - log_mu).exp() * PER_TOKEN + 0.3 * term).mean()
-    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-12)
-    assert metrics["kl"] == pytest.approx(term.mean().item(), rel=1e-12)
-    assert relative_distance(actual, gradient_of(policy, expected)) <= 1e-12
+    assert_update(policy, algorithm, batch, expected, reference)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2_plain"])
-def test_the_full_kl_in_the_loss_is_differentiated(family: str) -> None:
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "full"])
+def test_a_kl_in_the_loss_is_differentiated(family: str, estimator: str) -> None:
     policy, reference = tiny_policy(family), tiny_policy(family, seed=1)
-    algorithm = build_algorithm({"name": "dapo", "kl": {"coefficient": 0.3, "estimator": "full"}, **UNCLIPPED})
-    log_mu = behaviour(policy, shift=0.1)
-    batch = batch_of(sampled_by(log_mu), ADVANTAGES, algorithm, reference_logprobs=behaviour(reference))
-    actual, metrics = gradient_of_update(policy, batch, objective_of(algorithm, reference))
-
-    def all_logprobs(model: torch.nn.Module) -> torch.Tensor:
-        rows = [(group.prompt.tokens, rollout.tokens) for group in GROUPS for rollout in group.rollouts]
-        logits = [model(input_ids=torch.tensor([[*p, *c]])).logits[0, len(p) - 1 : -1] for p, c in rows]
-        return torch.log_softmax(torch.cat(logits) / TEMPERATURE, dim=-1)
-
-    own, other = all_logprobs(policy.model), all_logprobs(reference.model).detach()
-    term = (own.exp() * (own - other)).sum(-1)
-    expected = (-(logprobs_of(policy) - log_mu).exp() * PER_TOKEN + 0.3 * term).mean()
-    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-12)
+    kl = {"coefficient": 0.3, "estimator": estimator}
+    algorithm = build_algorithm({"name": "dapo", "kl": kl, **UNCLIPPED})
+    log_mu, log_ref, own = behaviour(policy, shift=0.1), behaviour(reference), logprobs_of(policy)
+    if estimator == "full":
+        mine, theirs = (
+            torch.cat([tiny.vocab_logprobs(each.model, *row, TEMPERATURE) for row in tiny.rows_of(tiny.SIX)])
+            for each in (policy, reference)
+        )
+        term = (mine.exp() * (mine - theirs.detach())).sum(-1)
+    else:
+        x = own - log_ref
+        term = {"k1": x, "k2": x**2 / 2, "k3": torch.exp(-x) - 1 + x}[estimator]
+    expected = (-(own - log_mu).exp() * PER_TOKEN + 0.3 * term).mean()
+    metrics = assert_update(policy, algorithm, batch_by(algorithm, log_mu, log_ref), expected, reference)
     assert metrics["kl"] == pytest.approx(term.mean().item(), rel=1e-12)
-    assert relative_distance(actual, gradient_of(policy, expected)) <= 1e-12
 
 
 def test_a_kl_in_the_reward_is_reported_as_k3_and_is_no_term_of_the_loss() -> None:
@@ -182,28 +143,19 @@ def test_a_kl_in_the_reward_is_reported_as_k3_and_is_no_term_of_the_loss() -> No
     gradients = []
     for term in (kl, None):
         algorithm = build_algorithm({"name": "grpo", "kl": term})
-        batch = batch_of(sampled_by(log_mu), ADVANTAGES, algorithm, reference_logprobs=log_ref)
-        gradient, metrics = gradient_of_update(policy, batch, objective_of(algorithm))
+        gradient, metrics = tiny.gradient_of_update(
+            policy, batch_by(algorithm, log_mu, log_ref), objective_of(algorithm)
+        )
         gradients.append(gradient)
         x = log_mu - log_ref
         assert metrics["kl"] == pytest.approx((torch.exp(-x) - 1 + x).mean().item(), rel=1e-9)
     assert torch.equal(*gradients)
 
 
-def test_a_kl_in_the_loss_acts_where_the_advantage_is_zero() -> None:
-    policy, reference = tiny_policy(), tiny_policy(seed=1)
-    algorithm = build_algorithm({"name": "dapo", "kl": {"coefficient": 0.3}})
-    log_ref = behaviour(reference)
-    batch = batch_of(sampled_by(behaviour(policy)), [[0.0] * 3] * 2, algorithm, reference_logprobs=log_ref)
-    actual, _ = gradient_of_update(policy, batch, objective_of(algorithm))
-    x = logprobs_of(policy) - log_ref
-    assert relative_distance(actual, gradient_of(policy, 0.3 * (torch.exp(-x) - 1 + x).mean())) <= 1e-12
-
-
 @pytest.mark.parametrize("max_tokens", [2, 12, 1000])
 def test_reference_log_probs_are_those_of_the_model_in_order(max_tokens: int) -> None:
     reference = tiny_policy(seed=1)
-    actual = group_logprobs(reference, GROUPS, temperature=TEMPERATURE, max_tokens=max_tokens)
+    actual = group_logprobs(reference, tiny.SIX, temperature=TEMPERATURE, max_tokens=max_tokens)
     torch.testing.assert_close(actual, behaviour(reference), rtol=0, atol=1e-12)
 
 
@@ -217,23 +169,20 @@ def test_reference_log_probs_keep_to_the_token_budget_also_within_a_group(monkey
         return original(batch)
 
     monkeypatch.setattr(policy.forward, "completion_hidden", counted)
-    budget = max(len(group.prompt.tokens) + len(r.tokens) for group in GROUPS for r in group.rollouts)
-    group_logprobs(policy, GROUPS, temperature=TEMPERATURE, max_tokens=budget)
+    budget = max(len(prompt) + len(completion) for prompt, completion in tiny.rows_of(tiny.SIX))
+    group_logprobs(policy, tiny.SIX, temperature=TEMPERATURE, max_tokens=budget)
     assert max(sizes) <= budget
-    assert len(sizes) > len(GROUPS)
+    assert len(sizes) > len(tiny.SIX)
 
 
 def test_a_frozen_copy_does_not_follow_the_policy() -> None:
     policy = tiny_policy()
-    reference, before = FrozenCopy(policy).policy, weights(policy)
+    reference, before = FrozenCopy(policy).policy, tiny.weights(policy)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(1.0)
-    assert torch.equal(weights(reference), before)
+    assert torch.equal(tiny.weights(reference), before)
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
-
-
-# Which tokens are trained.
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2_plain"])
@@ -241,12 +190,12 @@ def test_the_stop_token_is_trained(family: str) -> None:
     # Stop tokens 5 and 11 end two completions; only the completion (15, 11) has an advantage here.
     policy, algorithm = tiny_policy(family), build_algorithm({"name": "dapo"})
     prompt, completion = (10, 11), (15, 11)
-    batch = batch_of(GROUPS, [[0, 0, 0], [0, 1.0, 0]], algorithm)
+    batch = tiny.batch_of(tiny.SIX, [[0, 0, 0], [0, 1.0, 0]], algorithm)
     assert batch.tokens.tolist() == [15, 11]
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
-    before = plain_logprobs(policy.model, prompt, completion).detach()
+    before = tiny.plain_logprobs(policy.model, prompt, completion).detach()
     update(policy, optimizer, batch, objective_of(algorithm), UpdateOptions(), 0.05)
-    after = plain_logprobs(policy.model, prompt, completion).detach()
+    after = tiny.plain_logprobs(policy.model, prompt, completion).detach()
     assert (after > before).all()
 
 
@@ -254,10 +203,10 @@ def test_no_update_trains_a_token_of_the_prompt() -> None:
     # With an untied head, the row of a token that only prompts hold gets the gradient of softmax alone: positive
     # logits slope for every row whose token was not sampled, so descending lowers it everywhere.
     policy, algorithm = tiny_policy("llama"), build_algorithm({"name": "dapo"})
-    group = written_group((20, 21, 22), [(1, 2), (3, 4)])
-    batch = batch_of([group], [[1.0, 1.0]], algorithm)
+    group = tiny.written_group((20, 21, 22), [(1, 2), (3, 4)])
+    batch = tiny.batch_of([group], [[1.0, 1.0]], algorithm)
     hidden_rows = [(*group.prompt.tokens, *rollout.tokens[:-1]) for rollout in group.rollouts]
-    gradient, _ = gradient_of_update(policy, batch, Objective(algorithm=algorithm, temperature=1.0))
+    gradient, _ = tiny.gradient_of_update(policy, batch, Objective(algorithm=algorithm, temperature=1.0))
     names = [name for name, _ in policy.model.named_parameters()]
     sizes = [parameter.numel() for parameter in policy.model.parameters()]
     head = gradient.split(sizes)[names.index("lm_head.weight")].view(-1, 16)
@@ -265,13 +214,10 @@ def test_no_update_trains_a_token_of_the_prompt() -> None:
     for row, rollout in zip(hidden_rows, group.rollouts, strict=True):
         states = policy.model.model(input_ids=torch.tensor([row])).last_hidden_state[0, 2:].detach()
         chances = torch.softmax(states @ policy.model.lm_head.weight.detach().T, -1)
-        ratios = (plain_logprobs(policy.model, group.prompt.tokens, rollout.tokens).detach()
-                  - torch.tensor(rollout.logprobs, dtype=torch.float64)).exp()  # fmt: skip
+        now = tiny.plain_logprobs(policy.model, group.prompt.tokens, rollout.tokens).detach()
+        ratios = (now - torch.tensor(rollout.logprobs, dtype=torch.float64)).exp()
         slope[20:23] += ((ratios[:, None] * chances).T @ states)[20:23] / 4
     torch.testing.assert_close(head[20:23], slope[20:23], rtol=0, atol=1e-12)
-
-
-# Steps that are not taken.
 
 
 def trained_once() -> tuple[Policy, torch.optim.Optimizer, Algorithm, UpdateOptions]:
@@ -279,7 +225,7 @@ def trained_once() -> tuple[Policy, torch.optim.Optimizer, Algorithm, UpdateOpti
     policy, algorithm = tiny_policy(), build_algorithm({"name": "dapo"})
     options = UpdateOptions(learning_rate=1e-2)
     optimizer = new_optimizer(policy.model.parameters(), options)
-    batch = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
+    batch = batch_by(algorithm, policy)
     update(policy, optimizer, batch, objective_of(algorithm), options, 1e-2)
     return policy, optimizer, algorithm, options
 
@@ -287,11 +233,11 @@ def trained_once() -> tuple[Policy, torch.optim.Optimizer, Algorithm, UpdateOpti
 def test_a_zero_gradient_would_move_weights_that_have_momentum() -> None:
     # Why a step without signal must take no optimiser step at all.
     policy, optimizer, _, _ = trained_once()
-    before = weights(policy)
+    before = tiny.weights(policy)
     for parameter in policy.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     apply_gradients(optimizer, 1e-2, 1.0)
-    assert not torch.equal(weights(policy), before)
+    assert not torch.equal(tiny.weights(policy), before)
 
 
 @pytest.mark.parametrize("budget", [1000, 8], ids=["one_micro_batch", "after_another_that_was_fine"])
@@ -300,52 +246,40 @@ def test_a_loss_that_is_no_number_stops_before_the_step_and_names_the_completion
     log_mu = behaviour(policy)
     log_mu[10] = -math.inf  # second token of prompt b's second completion: π/μ is infinite
     algorithm = build_algorithm({"name": "rloo"})
-    batch, before = batch_of(sampled_by(log_mu), ADVANTAGES, algorithm), weights(policy)
+    batch, before = batch_by(algorithm, log_mu), tiny.weights(policy)
     options = replace(options, tokens_per_microbatch=budget)
     with refused("prompt b, sample 1: the loss of a token is", error=RunError):
         update(policy, optimizer, batch, objective_of(algorithm), options, 1e-2)
-    assert torch.equal(weights(policy), before)
+    assert torch.equal(tiny.weights(policy), before)
     # Nor does anything of it reach the next update.
-    sound = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
-    alone, _ = gradient_of_update(twin(policy), sound, objective_of(algorithm))
+    sound = batch_by(algorithm, policy)
+    alone, _ = tiny.gradient_of_update(tiny.twin(policy), sound, objective_of(algorithm))
     report = update(policy, optimizer, sound, objective_of(algorithm), options, 1e-2)
     assert report.grad_norms["policy"] == pytest.approx(alone.norm().item(), rel=1e-12)
 
 
 def test_a_gradient_that_is_no_number_stops_before_the_step() -> None:
     policy, optimizer, algorithm, options = trained_once()
-    batch = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
-    before = weights(policy)
+    batch = batch_by(algorithm, policy)
+    before = tiny.weights(policy)
     policy.model.model.norm.weight.register_hook(lambda grad: grad * math.inf)
     with refused("gradient's norm (policy) is", error=RunError):
         update(policy, optimizer, batch, objective_of(algorithm), options, 1e-2)
-    assert torch.equal(weights(policy), before)
-
-
-# The optimiser.
-
-
-def test_gradients_are_cleared_so_that_each_update_is_its_own() -> None:
-    policy, optimizer, algorithm, options = trained_once()
-    assert all(parameter.grad is None for parameter in policy.model.parameters())
-    batch = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
-    alone, _ = gradient_of_update(policy, batch, objective_of(algorithm))
-    report = update(policy, optimizer, batch, objective_of(algorithm), options, 1e-2)
-    assert report.grad_norms["policy"] == pytest.approx(alone.norm().item(), rel=1e-12)
+    assert torch.equal(tiny.weights(policy), before)
 
 
 @pytest.mark.parametrize("limit", [0.01, 1e9])
 def test_a_long_gradient_is_scaled_to_the_limit_and_its_norm_before_that_is_reported(limit: float) -> None:
     policy, algorithm = tiny_policy(), build_algorithm({"name": "dapo"})
-    batch = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
-    whole, _ = gradient_of_update(policy, batch, objective_of(algorithm))
-    moved = twin(policy)
+    batch = batch_by(algorithm, policy)
+    whole, _ = tiny.gradient_of_update(policy, batch, objective_of(algorithm))
+    moved = tiny.twin(policy)
     optimizer = torch.optim.SGD(moved.model.parameters(), lr=123.0)
     report = update(moved, optimizer, batch, objective_of(algorithm), UpdateOptions(max_grad_norm=limit), 0.5)
     assert report.grad_norms["policy"] == pytest.approx(whole.norm().item(), rel=1e-12)
     expected = 0.5 * whole * min(1.0, limit / whole.norm().item())
     # torch divides by the norm plus 1e-6.
-    assert relative_distance(weights(policy) - weights(moved), expected) <= 1e-4
+    assert tiny.relative_distance(tiny.weights(policy) - tiny.weights(moved), expected) <= 1e-4
     assert report.learning_rate == 0.5
 
 
@@ -379,7 +313,7 @@ def test_the_learning_rate_rises_and_falls_as_stated() -> None:
 
 def test_entropies_that_are_only_measured_keep_no_graph_in_memory() -> None:
     policy, algorithm = tiny_policy(), build_algorithm({"name": "dapo"})
-    batch = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
+    batch = batch_by(algorithm, policy)
     measured = token_view(policy, batch, replace(objective_of(algorithm), measure_entropy=True))
     assert not measured.entropies.requires_grad
     bonus = LossTerm(name="bonus", per_token=lambda view: -view.entropies, needs=frozenset({Need.ENTROPY}))
@@ -389,12 +323,14 @@ def test_entropies_that_are_only_measured_keep_no_graph_in_memory() -> None:
 
 def test_entropy_is_measured_when_asked_and_changes_no_gradient() -> None:
     policy, algorithm = tiny_policy(), build_algorithm({"name": "dapo"})
-    batch: Batch = batch_of(sampled_by(behaviour(policy)), ADVANTAGES, algorithm)
-    plain, without = gradient_of_update(policy, batch, objective_of(algorithm))
-    measured, metrics = gradient_of_update(policy, batch, replace(objective_of(algorithm), measure_entropy=True))
+    batch = batch_by(algorithm, policy)
+    plain, without = tiny.gradient_of_update(policy, batch, objective_of(algorithm))
+    measured, metrics = tiny.gradient_of_update(policy, batch, replace(objective_of(algorithm), measure_entropy=True))
     assert "entropy" not in without
     assert torch.equal(plain, measured)
-    rows = [(group.prompt.tokens, rollout.tokens) for group in GROUPS for rollout in group.rollouts]
-    logits = [policy.model(input_ids=torch.tensor([[*p, *c]])).logits[0, len(p) - 1 : -1] for p, c in rows]
-    chances = torch.softmax(torch.cat(logits).detach() / TEMPERATURE, -1)
+    chances = (
+        torch.cat([tiny.vocab_logprobs(policy.model, *row, TEMPERATURE) for row in tiny.rows_of(tiny.SIX)])
+        .detach()
+        .exp()
+    )
     assert metrics["entropy"] == pytest.approx(-(chances * chances.log()).sum(-1).mean().item(), rel=1e-12)

@@ -10,13 +10,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from posttrain.algorithms.algorithm import Algorithm
-from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import TokenView
 from posttrain.batch import TokenColumns
 from posttrain.models.classifiers.heads import ValueHead
 from posttrain.training.credited_step import explained_variance
-from tests.support.sequences import known
+from tests.support.sequences import evidence_of, known
 from tests.support.tiny import advantage, token_loss
 
 NUM_PROMPTS, GROUP_SIZE, LENGTH, VOCABULARY = 12, 16, 2, 4
@@ -83,28 +82,13 @@ def test_learns_the_target_and_learns_nothing_from_shuffled_rewards(config) -> N
 CONTEXTS, ARMS, PULLS, STEPS, EPOCHS = 6, 4, 1024, 60, 2
 CHANCES = torch.tensor(
     [
-        [0.9, 0.1, 0.1, 0.1],
-        [0.1, 0.2, 0.1, 0.1],
-        [0.5, 0.5, 0.9, 0.5],
-        [0, 0, 0, 1],
-        [0.3, 0.8, 0.3, 0.3],
-        [0.6, 0, 0, 0],
+        *[[0.9, 0.1, 0.1, 0.1], [0.1, 0.2, 0.1, 0.1], [0.5, 0.5, 0.9, 0.5]],
+        *[[0, 0, 0, 1], [0.3, 0.8, 0.3, 0.3], [0.6, 0, 0, 0]],
     ]
 ).double()
 STATES = CONTEXTS + CONTEXTS * ARMS
 """Before the arm each context; before the coin each pair of context and arm."""
 WEIGHT = torch.full((2 * PULLS,), 1 / (2 * PULLS), dtype=torch.float64)
-
-
-def evidence_of(rewards: Tensor, values: Tensor) -> Evidence:
-    return Evidence(
-        rewards=rewards[:, None],
-        scores=rewards[None, :, None],
-        weights=torch.ones(1, dtype=torch.float64),
-        lengths=torch.full((PULLS, 1), 2),
-        max_completion_tokens=2,
-        known=known(values=values, final_values=torch.zeros(PULLS, 1).double()),
-    )
 
 
 def trained(*, shuffled: bool = False) -> tuple[Tensor, ValueHead, float]:
@@ -124,7 +108,9 @@ def trained(*, shuffled: bool = False) -> tuple[Tensor, ValueHead, float]:
         state = torch.stack([context, CONTEXTS + context * ARMS + arm], dim=1).flatten()
         hidden = one_hot(state, STATES).double()
         before = head(hidden).detach()
-        credit = algorithm.credit(evidence_of(rewards, before))
+        columns = known(values=before, final_values=torch.zeros(PULLS, 1).double())
+        lengths = torch.full((PULLS, 1), 2)
+        credit = algorithm.credit(evidence_of(rewards[:, None], lengths, limit=2, known=columns))
         assert credit.returns is not None
         explained = explained_variance(credit.returns, before) or 0.0
         mu = logits.detach().log_softmax(-1)[context, arm]

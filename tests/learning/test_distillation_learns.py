@@ -1,5 +1,7 @@
 """A student moves towards its teacher, on its own completions, and one who is taught by another does not."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from posttrain.generation.request import StreamKey
 from posttrain.models.policy import Policy
 from posttrain.options.algorithm import TeacherOptions
 from posttrain.options.training import UpdateOptions
-from posttrain.records import Grades
+from posttrain.records import Grades, Group
 from posttrain.runs.progress import Clock
 from posttrain.training.collector import CollectedStep
 from posttrain.training.learner import Learner, LearnerSettings
@@ -37,13 +39,17 @@ def learner_of(student: Policy, teacher: Policy, signal: str) -> Learner:
     return learner
 
 
+def ungraded(step: int, groups: Sequence[Group]) -> CollectedStep:
+    nothing = torch.zeros(len(groups), len(groups[0].rollouts), dtype=torch.float64)
+    grades = Grades(names=("none",), scores=nothing[None], weights=torch.ones(1).double(), rewards=nothing)
+    return CollectedStep(step=step, groups=groups, grades=grades)
+
+
 def step_of(learner: Learner, step: int, *, first_seed: int = 0) -> dict[str, float]:
     """One step of distillation; what it was like before its update."""
     prompts = some_prompts([3, 6, 1, 4], seed=first_seed + step)
     groups = sample_groups(InProcessEngine(learner.policy), prompts, request(8, 10, key=StreamKey(0, "distill", step)))
-    nothing = torch.zeros(4, 8, dtype=torch.float64)
-    grades = Grades(names=("none",), scores=nothing[None], weights=torch.ones(1).double(), rewards=nothing)
-    credited = learner.credit(CollectedStep(step=step, groups=groups, grades=grades), Clock())
+    credited = learner.credit(ungraded(step, groups), Clock())
     return update_metrics(learner.learn(learner.batches(credited, Clock()), step, Clock()))
 
 
@@ -53,18 +59,14 @@ def test_corrected_advantages_are_those_of_the_policy_that_the_step_starts_from(
     student, teacher = tiny_policy(seed=0), tiny_policy(seed=1)
     options = UpdateOptions(learning_rate=1e-2, minibatches_per_epoch=updates)
     settings = LearnerSettings(update=options, max_completion_tokens=10, num_steps=NUM_STEPS)
-    prompts = some_prompts([3, 6], seed=5)
-    groups = sample_groups(
-        InProcessEngine(tiny_policy(seed=2)), prompts, request(4, 10, key=StreamKey(0, "distill", 1))
-    )
-    nothing = torch.zeros(2, 4, dtype=torch.float64)
-    grades = Grades(names=("none",), scores=nothing[None], weights=torch.ones(1).double(), rewards=nothing)
+    asked = request(4, 10, key=StreamKey(0, "distill", 1))
+    groups = sample_groups(InProcessEngine(tiny_policy(seed=2)), some_prompts([3, 6], seed=5), asked)
     started, taught = (group_logprobs(each, groups, temperature=1.0, max_tokens=999) for each in (student, teacher))
     sampled = torch.tensor([x for group in groups for each in group.rollouts for x in each.logprobs]).double()
     for correction, base in ((Correction(), started), (None, sampled)):
         learner = Learner(student, distill(teacher=NAMED, signal="sampled", correction=correction), settings)
         learner.teacher = Teacher(UncopiedPolicy(teacher), None)
-        credited = learner.credit(CollectedStep(step=1, groups=groups, grades=grades), Clock())
+        credited = learner.credit(ungraded(1, groups), Clock())
         torch.testing.assert_close(credited.groups.columns.advantages, taught - base, rtol=1e-5, atol=1e-5)
     assert (started - sampled).abs().max() > 0.1
 

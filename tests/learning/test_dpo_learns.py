@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,9 +66,7 @@ def coin(completion_ids: list[list[int]], **columns: object) -> list[float]:
 
 
 @pytest.mark.parametrize(("judge", "learns"), [(even, True), (coin, False)])
-def test_in_rounds_a_policy_comes_to_what_its_judge_likes_and_from_a_coin_to_nothing(
-    tmp_path: Path, judge: Callable[..., list[float]], learns: bool
-) -> None:
+def test_in_rounds_a_policy_comes_to_what_its_judge_likes_and_from_a_coin_to_nothing(tmp_path, judge, learns) -> None:
     config = posttrain.load_recipe(
         kind=DpoConfig,
         dpo={"rounds": 4, "prompts_per_round": 16, "steps_per_round": 4, "pairs_per_batch": 8, "learning_rate": 1e-2},

@@ -4,7 +4,6 @@ TRL wrote its numbers to tests/data/trl_pair_parity.json; `make trl-parity` writ
 update: in the first policy and reference agree, in the second they do not.
 """
 
-import base64
 import json
 import re
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
@@ -34,6 +32,7 @@ from posttrain.trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
 from posttrain.trl.configs.recipe import run_length
 from tests.support.pairs import dpo_session, reward_session
 from tests.support.tiny import relative_distance
+from tests.support.trl_numbers import Recorded, RecordingSgd, decoded
 
 TRL = json.loads((Path(__file__).parents[1] / "data" / "trl_pair_parity.json").read_text(encoding="utf-8"))
 CASES: dict[str, dict[str, Any]] = TRL["cases"]
@@ -44,12 +43,6 @@ NOT_LOGGED = {"entropy", "mean_token_accuracy", "logits/chosen", "logits/rejecte
 """What TRL measures of next-token distributions, and we do not."""
 OVER_BATCHES = {"min_reward", "max_reward"}
 """With several micro-batches TRL's are means of theirs."""
-
-
-def decoded(text: str, shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
-    flat = torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype="<f4").copy())
-    parts = flat.split([int(np.prod(shape)) for shape in shapes.values()])
-    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 def fill(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> None:
@@ -70,25 +63,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     words = models.WordLevel({word: number for number, word in enumerate(GIVEN["words"])}, unk_token="<pad>")
     made = Tokenizer(words)
     made.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        eos_token="<end>",
-        pad_token="<pad>",
-        chat_template=GIVEN["template"],
-        clean_up_tokenization_spaces=False,
-    )
-
-
-class RecordingSgd(torch.optim.SGD):
-    """Gradient descent that keeps each gradient."""
-
-    def __init__(self, parameters: Mapping[str, nn.Parameter], rate: float) -> None:
-        super().__init__(parameters.values(), lr=rate)
-        self.trained, self.gradients = parameters, list[dict[str, Tensor]]()
-
-    def step(self, closure: Any = None) -> None:
-        self.gradients.append({name: each.grad.clone() for name, each in self.trained.items()})
-        super().step(closure)
+    options = {"chat_template": GIVEN["template"], "clean_up_tokenization_spaces": False}
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<pad>", **options)
 
 
 Trainer = DPOTrainer | RewardTrainer
@@ -130,8 +106,7 @@ class Outcome:
     """Both updates and the evaluation after them."""
 
     logs: list[dict[str, float]]
-    gradients: list[dict[str, Tensor]]
-    weights: dict[str, Tensor]
+    updates: list[Recorded]
     evaluated: dict[str, float]
 
 
@@ -160,9 +135,8 @@ def outcome(name: str) -> Outcome:
     for step in (1, 2):
         batch, metrics = learn(session, step)
         logs.append(logged(trainer, StepReport(step=step, metrics=metrics, pairs=batch)))
-    weights = {parameter: each.detach().clone() for parameter, each in sgd.trained.items()}
     evaluated = {key.removeprefix("eval_"): value for key, value in trainer.evaluate().items()}
-    return Outcome(logs=logs, gradients=sgd.gradients, weights=weights, evaluated=evaluated)
+    return Outcome(logs=logs, updates=sgd.updates, evaluated=evaluated)
 
 
 def require_same(ours: Mapping[str, Tensor], theirs: str, shapes: Mapping[str, list[int]], what: str) -> None:
@@ -179,9 +153,9 @@ def require_same(ours: Mapping[str, Tensor], theirs: str, shapes: Mapping[str, l
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_and_weights_are_those_of_trl(name: str, capsys: Any) -> None:
     made, case = outcome(name), CASES[name]
-    for number, (ours, theirs) in enumerate(zip(made.gradients, case["updates"], strict=True), start=1):
-        require_same(ours, theirs["gradient"], case["shapes"], f"gradient {number}")
-    require_same(made.weights, case["weights"], case["shapes"], "weights after both updates")
+    for number, (ours, theirs) in enumerate(zip(made.updates, case["updates"], strict=True), start=1):
+        require_same(ours.gradient, theirs["gradient"], case["shapes"], f"gradient {number}")
+    require_same(made.updates[-1].weights, case["weights"], case["shapes"], "weights after both updates")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -204,8 +178,8 @@ def test_a_whole_run_takes_the_steps_of_trl(tmp_path: Path, capsys: Any) -> None
     trainer, sgd = trainer_of(name, str(tmp_path / "run"), eval_strategy="steps", eval_steps=2)
     trainer.train()
     case = CASES[name]
-    for ours, theirs in zip(sgd.gradients, case["updates"], strict=True):
-        require_same(ours, theirs["gradient"], case["shapes"], "gradient")
+    for ours, theirs in zip(sgd.updates, case["updates"], strict=True):
+        require_same(ours.gradient, theirs["gradient"], case["shapes"], "gradient")
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     for entry, theirs in zip(logged, case["updates"], strict=True):
         require_same_numbers(theirs["log"], entry, name)

@@ -46,7 +46,7 @@ def trainer_of(
     """posttrain.trl with what TRL was given: fields, model, rewards, rows, and gradient descent at the same rate."""
     fields = trl_numbers.FIELDS | CASES[name]["fields"]
     model = trl_numbers.model().to(dtype)
-    sgd = trl_numbers.RecordingSgd(model, fields["learning_rate"])
+    sgd = trl_numbers.RecordingSgd(dict(model.named_parameters()), fields["learning_rate"])
     kinds = (GRPOTrainer, GRPOConfig) if name in GRPO else (RLOOTrainer, RLOOConfig)
     trainer = kinds[0](
         model=model,

@@ -124,9 +124,7 @@ def test_token_weights(rule: str, completions: list[tuple[int, bool]]) -> None:
 
 @settings(max_examples=60)
 @given(
-    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=6),
-    buffer=st.floats(0.01, 1),
-    penalty=st.floats(0.01, 3),
+    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=6), buffer=st.floats(0.01, 1), penalty=st.floats(0.01, 3)
 )
 def test_overlong_punishment(lengths: list[int], buffer: float, penalty: float) -> None:
     shaped = overlong_punishment(
@@ -303,13 +301,8 @@ def test_a_model_that_no_batch_agrees_with_is_read_row_by_row_and_says_so() -> N
     assert together == apart
 
 
-@given(
-    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20),
-    budget=st.integers(1, 120),
-)
-def test_batches_keep_to_their_budget_hold_every_row_once_and_put_like_lengths_together(
-    lengths: list[int], budget: int
-) -> None:
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20), budget=st.integers(1, 120))
+def test_batches_keep_to_their_budget_hold_every_row_once_and_put_like_lengths_together(lengths, budget) -> None:
     rows = [(place,) * length for place, length in enumerate(sorted(lengths))]
     made = list(batches(rows, budget))
     assert [row for batch in made for row in batch] == rows

@@ -1,7 +1,7 @@
 """Which sandboxes there are here, and having programs run in one of them for a while."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -50,3 +50,12 @@ def scored(reward: CodeReward, sources: list[str], tests: object) -> list[Graded
     )
     assert isinstance(found, list)
     return found
+
+
+def outcomes(found: Iterable[Graded | ScoringFailure]) -> list[tuple[float | None, str]]:
+    """Scores and outcomes, and whatever failed as just that."""
+    return [(one.score, str(one.outcome)) if isinstance(one, Graded) else (None, "failure") for one in found]
+
+
+def graded(reward: CodeReward, sources: list[str], tests: object) -> list[tuple[float | None, str]]:
+    return outcomes(scored(reward, sources, tests))

@@ -23,9 +23,9 @@ def serving(policy: Policy, *, name: str, seconds: float = 600.0, token: str = "
 
 
 @contextmanager
-def served_bundled_model() -> Iterator[HttpServer]:
+def served_bundled_model(token: str = "") -> Iterator[HttpServer]:
     """A server in a thread of this process, on a free port."""
-    with serving(load_policy(ModelOptions()), name="bundled") as made:
+    with serving(load_policy(ModelOptions()), name="bundled", token=token) as made:
         threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield made
         made.shutdown()

@@ -2,7 +2,8 @@
 
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 SHORT, LONG = 160_000, 640_000
 LINEAR = 8.0
@@ -10,6 +11,14 @@ LINEAR = 8.0
 as long where each is compared with all others: this lies half-way, as factors go."""
 PATIENCE = 10.0
 """Seconds after which no other try is begun."""
+
+
+@contextmanager
+def takes(*, most: float, least: float = 0.0) -> Iterator[None]:
+    """Expect a block to take so many seconds."""
+    begun = time.monotonic()
+    yield
+    assert least <= time.monotonic() - begun < most
 
 
 def a_millisecond_of_work() -> None:

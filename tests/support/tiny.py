@@ -187,30 +187,57 @@ def next_logprobs(model: PreTrainedModel, prefix: Sequence[int], temperature: fl
     return torch.log_softmax(logits.double() / temperature, dim=-1)
 
 
+def vocab_logprobs(
+    model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float = 1.0
+) -> Tensor:
+    """log π of every token at each place of a completion, with gradients: one unpadded row through the model."""
+    logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits / temperature, dim=-1)
+
+
+def plain_states(model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
+    """Hidden states that predict a completion, the library's own: one unpadded row through the model."""
+    row = torch.tensor([[*prompt, *completion[:-1]]])
+    return model.base_model(input_ids=row, use_cache=False).last_hidden_state[0, len(prompt) - 1 :]
+
+
 def plain_logprobs(
     model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float = 1.0
 ) -> Tensor:
     """log π of each completion token, with gradients: one unpadded row through the Hugging Face model."""
-    row = torch.tensor([[*prompt, *completion]])
-    logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1] / temperature
-    return torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+    return vocab_logprobs(model, prompt, completion, temperature).gather(1, torch.tensor(completion)[:, None])[:, 0]
+
+
+def rows_of(groups: Sequence[Group]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Prompt and completion of each rollout."""
+    return [(group.prompt.tokens, rollout.tokens) for group in groups for rollout in group.rollouts]
+
+
+def gradient_of(policy: Policy, loss: Tensor) -> Tensor:
+    """The gradient of a loss in all parameters, as one vector."""
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(policy.model.parameters()))])
 
 
 def written_group(
     prompt: Sequence[int], completions: Sequence[Sequence[int]], *, name: str = "p", draw: int = 0
 ) -> Group:
     """A group of given completions whose behaviour log-probs are made up: -1, -1.1, -1.2, ..."""
-    rollouts = tuple(
-        Rollout(
-            sample=i,
-            sequence=TokenSequence.one_turn(
-                tuple(tokens), logprobs=tuple(-1 - 0.1 * t for t in range(len(tokens))), finish=Finish.STOP
-            ),
-            text="",
+    sequences = [
+        TokenSequence.one_turn(
+            tuple(tokens), logprobs=tuple(-1 - 0.1 * t for t in range(len(tokens))), finish=Finish.STOP
         )
-        for i, tokens in enumerate(completions)
-    )
+        for tokens in completions
+    ]
+    rollouts = tuple(Rollout(sample=i, sequence=sequence, text="") for i, sequence in enumerate(sequences))
     return Group(prompt=Prompt(id=name, text="", tokens=tuple(prompt)), draw=draw, rollouts=rollouts)
+
+
+SIX = [
+    written_group((1, 2, 3), [(4, 5), (6,), (7, 8, 9, 5)], name="a"),
+    written_group((10, 11), [(12, 13, 14), (15, 11), (16,)], name="b", draw=1),
+]
+"""Two groups of three completions, 13 tokens in all."""
+SIX_ADVANTAGES = [[1.0, -0.5, 0.25], [-1.0, 0.5, 2.0]]
 
 
 def batch_of(
@@ -277,12 +304,9 @@ def weights(policy: Policy) -> Tensor:
 
 def flat_gradient(policy: Policy) -> Tensor:
     """The gradients of all parameters as one vector, zero where there is none."""
-    return torch.cat(
-        [
-            (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).double().flatten()
-            for parameter in policy.model.parameters()
-        ]
-    )
+    parameters = policy.model.parameters()
+    gradients = (torch.zeros_like(each) if each.grad is None else each.grad for each in parameters)
+    return torch.cat([each.double().flatten() for each in gradients])
 
 
 def relative_distance(actual: Tensor, expected: Tensor) -> float:

@@ -6,7 +6,7 @@
 import base64
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -40,12 +40,12 @@ FIELDS = numbers()["fields"]
 """Of GRPOConfig, in every case that says nothing else."""
 
 
-def decoded(text: str) -> dict[str, Tensor]:
+def decoded(text: str, shapes: Mapping[str, Sequence[int]] | None = None) -> dict[str, Tensor]:
     """The tensors of all parameters, by name, from the numbers of all of them."""
     flat = torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype="<f4").copy())
-    shapes = numbers()["model"]["shapes"]
-    parts = flat.split([int(np.prod(shape)) for shape in shapes.values()])
-    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+    sizes = numbers()["model"]["shapes"] if shapes is None else shapes
+    parts = flat.split([int(np.prod(shape)) for shape in sizes.values()])
+    return {name: part.view(shape) for (name, shape), part in zip(sizes.items(), parts, strict=True)}
 
 
 def model() -> PreTrainedModel:
@@ -147,10 +147,9 @@ class Recorded:
 class RecordingSgd(torch.optim.SGD):
     """Gradient descent that keeps each gradient and the weights after each step."""
 
-    def __init__(self, model: torch.nn.Module, rate: float) -> None:
-        super().__init__(model.parameters(), lr=rate)
-        self.names = dict(model.named_parameters())
-        self.updates: list[Recorded] = []
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], rate: float) -> None:
+        super().__init__(parameters.values(), lr=rate)
+        self.names, self.updates = parameters, list[Recorded]()
 
     def step(self, closure: Any = None) -> None:
         gradient = {name: each.grad.clone() for name, each in self.names.items()}

@@ -71,9 +71,7 @@ def test_a_program_that_sleeps_on_an_idle_machine_is_at_fault(kind: str, monkeyp
 
 
 @pytest.mark.parametrize(("busy", "verdict"), [(False, (0.0, "program_limit")), (True, (1.0, "passed"))])
-def test_the_limit_of_a_program_is_held_alike(
-    busy: bool, verdict: tuple[float, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limit_of_a_program_is_held_alike(busy, verdict, monkeypatch) -> None:
     machine(monkeypatch, busy=busy)
     monkeypatch.setattr(Limits, "wall_seconds", property(lambda self: self.most_seconds))
     # Three tests of .2 s each, of which none is too long: too long together, unless all of it was waiting.
@@ -112,9 +110,7 @@ def test_a_block_whose_compiler_starved_is_no_broken_block() -> None:
     assert isinstance(course_graded(starved), ScoringFailure)
 
 
-def test_waits_of_threads_add_up_to_the_time_that_passed_at_most(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_waits_of_threads_add_up_to_the_time_that_passed_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = iter([{"1": 1.0, "2": 3.0}, {"1": 1.5, "3": 2.0}, {"1": 1.5, "4": 50.0}, None])
     monkeypatch.setattr(sandboxed_process, "thread_waits", lambda pid: next(seen))
     waits, totals = ProcessWaits(), []

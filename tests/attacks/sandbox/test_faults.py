@@ -13,7 +13,6 @@ import pytest
 
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
-from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.rewards.parsing.tags import program_in
 from posttrain.sandbox import sandboxed_process as processes
@@ -25,12 +24,8 @@ from posttrain.sandbox.replay_sandbox import ReplaySandbox
 from posttrain.sandbox.sandboxed_process import SandboxedProcess
 from tests.support.code_cheats import ALL, RIGHT
 from tests.support.refusals import refused
-from tests.support.sandboxes import chosen, needs_bubblewrap, scored
-
-
-def graded(reward: CodeReward, sources: list[str], tests: object) -> list[tuple[float | None, str]]:
-    found = scored(reward, sources, tests)
-    return [(one.score, str(one.outcome)) if isinstance(one, Graded) else (None, "failure") for one in found]
+from tests.support.sandboxes import chosen, graded, needs_bubblewrap
+from tests.support.timing import takes
 
 
 def test_a_flood_of_messages_ends_the_program_and_no_other() -> None:
@@ -84,12 +79,11 @@ def test_a_program_may_rest_while_the_tests_take_their_time(monkeypatch: pytest.
     # The tests' own clock runs out, since they wait for nobody; with time enough they pass, the program resting.
     assert graded(CodeReward(), [RIGHT], tests) == [(0.0, "time_limit")]
     monkeypatch.setattr(Limits, "wall_seconds", property(lambda self: 0.5 if self.cpu_seconds < 2.5 else 4.0))
-    monkeypatch.setattr(SandboxedProcess, "allow", allow_tests_more(SandboxedProcess.allow))
+    allow = SandboxedProcess.allow
+    monkeypatch.setattr(
+        SandboxedProcess, "allow", lambda self, seconds: allow(self, 3.0 if self.asked.kind == "tests" else seconds)
+    )
     assert graded(CodeReward(), [RIGHT], tests) == [(1.0, "passed")]
-
-
-def allow_tests_more(allow: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, seconds: allow(self, 3.0 if self.asked.kind == "tests" else seconds)
 
 
 @pytest.mark.parametrize("name", ["bubblewrap", "sealed"])
@@ -144,10 +138,15 @@ def test_tests_that_draw_numbers_or_go_through_sets_ask_the_same_each_time() -> 
 
 @needs_bubblewrap
 def test_one_call_may_not_take_what_all_were_allowed_together() -> None:
-    slow = (
-        "import time\nn = []\ndef add(a, b):\n    n.append(1)\n    until = time.process_time() + (len(n) == 3) * 1.2\n"
-    )
-    slow += "    while time.process_time() < until: pass\n    return a + b"
+    slow = """
+import time
+n = []
+def add(a, b):
+    n.append(1)
+    until = time.process_time() + (len(n) == 3) * 1.2
+    while time.process_time() < until: pass
+    return a + b
+"""
     for kind in ("sealed", "bubblewrap"):
         with chosen(SandboxOptions(kind=kind, at_once=1)):  # type: ignore[arg-type]  # one of them
             assert graded(CodeReward(cpu_seconds=0.5), [slow], ALL["calls"]) == [(0.0, "time_limit")], kind
@@ -171,16 +170,9 @@ for _ in range(8):
 
 
 def test_a_loop_of_the_tests_does_not_end_because_the_program_says_so() -> None:
-    tests = {
-        "kind": "asserts",
-        "entry": "add",
-        "tests": ["assert all(map(lambda pair: add(*pair) == sum(pair), [(1, 2), (3, 4)]))"],
-    }
-    raises = [
-        "def add(a, b): raise StopIteration",
-        "def add(a, b): raise StopAsyncIteration",
-        "def add(a, b): raise KeyError",
-    ]
+    loop = "assert all(map(lambda pair: add(*pair) == sum(pair), [(1, 2), (3, 4)]))"
+    tests = {"kind": "asserts", "entry": "add", "tests": [loop]}
+    raises = [f"def add(a, b): raise {error}" for error in ("StopIteration", "StopAsyncIteration", "KeyError")]
     assert graded(CodeReward(), raises, tests) == [(0.0, "raised")] * 3
 
 
@@ -230,9 +222,8 @@ def test_keys_that_share_a_hash_are_refused_in_no_time() -> None:
 
 def test_a_fence_is_found_in_linear_time() -> None:
     for text in ("```" + "a" * 300_000 + "`", "```python\n" + "`" * 300_000, ("```" + "a" * 50 + "`\n") * 5000):
-        began = time.monotonic()
-        program_in(text)
-        assert time.monotonic() - began < 1
+        with takes(most=1):
+            program_in(text)
 
 
 def test_a_module_that_nobody_has_is_told_and_no_program_is_blamed() -> None:

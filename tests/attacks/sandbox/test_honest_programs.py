@@ -1,7 +1,6 @@
 """Right programs are paid, however they read, end and answer; programs that pass without solving anything are not."""
 
 import itertools
-from collections.abc import Sequence
 
 import pytest
 
@@ -10,13 +9,9 @@ from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from tests.support.code_cheats import ALL, ASSERTS, CALLS, CHEATS, RIGHT, STDIO
 from tests.support.honest_programs import ENDINGS, READINGS, RESULTS, STATEMENTS
-from tests.support.sandboxes import scored
+from tests.support.sandboxes import graded, outcomes, scored
 
 SUM = {"kind": "stdio", "cases": [{"input": "19 23\n", "output": "42\n"}, {"input": "-1 1\n", "output": "0\n"}]}
-
-
-def outcomes(found: list[Graded | ScoringFailure]) -> list[tuple[float | None, str]]:
-    return [(one.score, str(one.outcome)) if isinstance(one, Graded) else (None, "failure") for one in found]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +20,7 @@ def verdicts() -> dict[tuple[str, str], tuple[float | None, str]]:
     readings, endings = list(READINGS), list(ENDINGS)
     pairs = list(dict.fromkeys([*itertools.product(readings, endings[:2]), *itertools.product(readings[:2], endings)]))
     sources = [f"{READINGS[reading]}\n{ENDINGS[ending]}" for reading, ending in pairs]
-    return dict(zip(pairs, outcomes(scored(CodeReward(), sources, SUM)), strict=True))
+    return dict(zip(pairs, graded(CodeReward(), sources, SUM), strict=True))
 
 
 def test_every_way_of_reading_and_of_ending_passes(verdicts: dict[tuple[str, str], tuple[float | None, str]]) -> None:
@@ -35,14 +30,14 @@ def test_every_way_of_reading_and_of_ending_passes(verdicts: dict[tuple[str, str
 
 def test_the_same_programs_pass_nothing_where_they_are_wrong() -> None:
     sources = [f"{READINGS['input']}\n{ending}".replace("a + b", "a - b - 1") for ending in ENDINGS.values()]
-    assert {said for said, _ in outcomes(scored(CodeReward(), sources, SUM))} == {0.0}
+    assert {said for said, _ in graded(CodeReward(), sources, SUM)} == {0.0}
 
 
 def test_input_longer_than_a_pipe_is_read_by_its_size() -> None:
     numbers = list(range(5000))
     tests = {"kind": "stdio", "cases": [{"input": " ".join(map(str, numbers)), "output": str(sum(numbers))}]}
     source = "import os\nprint(sum(map(int, os.read(0, os.fstat(0).st_size).split())))"
-    assert outcomes(scored(CodeReward(), [source], tests)) == [(1.0, "passed")]
+    assert graded(CodeReward(), [source], tests) == [(1.0, "passed")]
 
 
 @pytest.mark.parametrize("name", RESULTS)
@@ -50,8 +45,8 @@ def test_a_result_counts_as_the_plain_value_that_it_is(name: str) -> None:
     source, expected = RESULTS[name]
     tests = {"kind": "calls", "entry": "f", "cases": [{"expected": expected}]}
     wrong = {"kind": "calls", "entry": "f", "cases": [{"expected": "something else"}]}
-    assert outcomes(scored(CodeReward(), [source], tests)) == [(1.0, "passed")]
-    assert outcomes(scored(CodeReward(), [source], wrong)) == [(0.0, "wrong")]
+    assert graded(CodeReward(), [source], tests) == [(1.0, "passed")]
+    assert graded(CodeReward(), [source], wrong) == [(0.0, "wrong")]
 
 
 def test_results_of_numpy_count_as_python_has_them() -> None:
@@ -67,15 +62,15 @@ def test_results_of_numpy_count_as_python_has_them() -> None:
     for result, expected in results.items():
         tests = {"kind": "calls", "entry": "f", "cases": [{"expected": expected}]}
         source = f"import numpy as np\ndef f(): return {result}"
-        assert outcomes(scored(CodeReward(modules=("numpy",)), [source], tests)) == [(1.0, "passed")], result
+        assert graded(CodeReward(modules=("numpy",)), [source], tests) == [(1.0, "passed")], result
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statements_about_results_hold(name: str) -> None:
     source, statement = STATEMENTS[name]
     tests = {"kind": "asserts", "entry": "f", "tests": [statement]}
-    assert outcomes(scored(CodeReward(), [source], tests)) == [(1.0, "passed")]
-    ((score, _),) = outcomes(scored(CodeReward(), ["def f(): return object()"], tests))
+    assert graded(CodeReward(), [source], tests) == [(1.0, "passed")]
+    ((score, _),) = graded(CodeReward(), ["def f(): return object()"], tests)
     assert score == 0.0
 
 
@@ -96,7 +91,7 @@ LIARS = {
 def test_what_a_subclass_says_of_itself_counts_for_nothing(name: str) -> None:
     expected = {"list": [1], "dict": {"1": 1}, "int": 1, "str": "1", "class": 1}[name]
     tests = {"kind": "calls", "entry": "f", "cases": [{"expected": expected}]}
-    ((score, _),) = outcomes(scored(CodeReward(), [LIARS[name]], tests))
+    ((score, _),) = graded(CodeReward(), [LIARS[name]], tests)
     assert score == 0.0
 
 
@@ -128,35 +123,30 @@ def test_a_program_that_sleeps_in_every_test_is_ended_as_a_whole() -> None:
 
 
 def test_a_program_of_too_many_characters_has_a_name() -> None:
-    ((score, outcome),) = outcomes(scored(CodeReward(), ["x = 1\n" * 20_000], SUM))
+    ((score, outcome),) = graded(CodeReward(), ["x = 1\n" * 20_000], SUM)
     assert (score, outcome) == (0.0, "too_long")
 
 
 FAST = CodeReward(cpu_seconds=0.3)
 
 
-def graded(source: str, tests: object, reward: CodeReward = FAST) -> Graded | ScoringFailure:
-    (found,) = reward(completions=[f"```python\n{source}\n```"], finish_reasons=["stop"], tests=[tests])
-    return found
+def verdict(source: str, tests: object, reward: CodeReward = FAST) -> Graded | ScoringFailure:
+    return scored(reward, [source], tests)[0]
 
 
 @pytest.mark.parametrize("kind", ALL)
 def test_a_right_program_passes(kind: str) -> None:
-    assert graded(RIGHT, ALL[kind]) == Graded(1.0, CodeOutcome.PASSED)
+    assert verdict(RIGHT, ALL[kind]) == Graded(1.0, CodeOutcome.PASSED)
 
 
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_earns_nothing(name: str, kind: str) -> None:
-    found = graded(CHEATS[name], ALL[kind])
+    found = verdict(CHEATS[name], ALL[kind])
     assert isinstance(found, Graded), found
     assert found.score == 0.0
     # and the sandbox goes on as if nothing had been
-    assert graded(RIGHT, ALL[kind]) == Graded(1.0, CodeOutcome.PASSED)
-
-
-def names_of(found: Sequence[Graded | ScoringFailure]) -> list[str]:
-    return [str(one.outcome) if isinstance(one, Graded) else "failure" for one in found]
+    assert verdict(RIGHT, ALL[kind]) == Graded(1.0, CodeOutcome.PASSED)
 
 
 def test_each_way_to_fail_has_a_name() -> None:
@@ -173,15 +163,20 @@ def test_each_way_to_fail_has_a_name() -> None:
         finish_reasons=["stop"] * len(programs) + ["stop", "length", "stop"],
         tests=[CALLS] * (len(programs) + 2) + [None],
     )
-    assert names_of(found) == [*programs, CodeOutcome.NO_CODE, CodeOutcome.TRUNCATED, CodeOutcome.NOT_TESTED]
+    assert [name for _, name in outcomes(found)] == [
+        *programs,
+        CodeOutcome.NO_CODE,
+        CodeOutcome.TRUNCATED,
+        CodeOutcome.NOT_TESTED,
+    ]
     assert found[-1] == (None, CodeOutcome.NOT_TESTED)
 
 
 def test_output_beyond_its_limit_has_a_name_and_errors_beyond_theirs_do_no_harm() -> None:
-    assert graded("while True: print('x' * 9999)", STDIO) == Graded(0.0, CodeOutcome.OUTPUT_LIMIT)
+    assert verdict("while True: print('x' * 9999)", STDIO) == Graded(0.0, CodeOutcome.OUTPUT_LIMIT)
     noisy = "import sys\nsys.stderr.write('x' * 300_000)\n" + RIGHT
     for tests in ALL.values():
-        assert graded(noisy, tests) == Graded(1.0, CodeOutcome.PASSED)
+        assert verdict(noisy, tests) == Graded(1.0, CodeOutcome.PASSED)
 
 
 def test_a_share_of_the_tests_and_credit_for_what_compiles() -> None:
@@ -190,8 +185,8 @@ def test_a_share_of_the_tests_and_credit_for_what_compiles() -> None:
     )
     share = CodeReward(score="fraction", cpu_seconds=0.3)
     for tests in (CALLS, ASSERTS):
-        assert graded(sometimes, tests, share) == Graded(pytest.approx(1 / 3), CodeOutcome.RAISED)
+        assert verdict(sometimes, tests, share) == Graded(pytest.approx(1 / 3), CodeOutcome.RAISED)
     credit = CodeReward(syntax_credit=0.1, cpu_seconds=0.3)
-    assert graded("x = 1", CALLS, credit).score == 0.1
-    assert graded("x =", CALLS, credit).score == 0.0
-    assert graded("raise SyntaxError", CALLS, credit).score == 0.1
+    assert verdict("x = 1", CALLS, credit).score == 0.1
+    assert verdict("x =", CALLS, credit).score == 0.0
+    assert verdict("raise SyntaxError", CALLS, credit).score == 0.1

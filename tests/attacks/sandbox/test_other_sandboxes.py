@@ -19,7 +19,6 @@ import pytest
 from posttrain.cli import main
 from posttrain.options.sandbox import SandboxOptions
 from posttrain.rewards.code.code_reward import CodeOutcome, CodeReward
-from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.function import ScoringFailure
 from posttrain.sandbox import elsewhere
 from posttrain.sandbox.backends import Bubblewrap, Container
@@ -30,15 +29,13 @@ from posttrain.sandbox.replay_sandbox import ReplaySandbox
 from tests.support.code_cheats import ALL, CHEATS, RIGHT
 from tests.support.commands import printed
 from tests.support.refusals import mentions, refused
-from tests.support.sandboxes import chosen, needs_bubblewrap, scored
+from tests.support.sandboxes import chosen, graded, needs_bubblewrap, outcomes, scored
+from tests.support.timing import takes
 
 CONTAINER = os.environ.get("POSTTRAIN_TEST_CONTAINER", "")
 """COMMAND|IMAGE, such as `podman|localhost/python`: containers are tried where somebody says with what."""
 LIMITS = Limits(cpu_seconds=0.5, memory_bytes=256 << 20, output_bytes=1 << 18)
 needs_container = pytest.mark.skipif(not CONTAINER, reason="POSTTRAIN_TEST_CONTAINER names no command and image")
-
-
-# A service that speaks SandboxFusion's protocol
 
 
 Runs = Callable[[str, bytes, float], "tuple[int | None, bytes, bytes]"]
@@ -168,11 +165,6 @@ def add(a, b):
 }
 
 
-def verdicts(found: list[Graded | ScoringFailure]) -> list[tuple[float | None, str]]:
-    """Scores and outcomes, and whatever failed as just that."""
-    return [(one.score, str(one.outcome)) if isinstance(one, Graded) else (None, "failure") for one in found]
-
-
 @each_kind
 def test_verdicts_are_those_of_the_sealed_sandbox(name: str) -> None:
     # Stopping at the first failure and going on are tried in turn; nothing in the place depends on it.
@@ -185,10 +177,10 @@ def test_verdicts_are_those_of_the_sealed_sandbox(name: str) -> None:
     # What a function prints goes to standard error elsewhere, since there is no third stream, and that is dropped.
     for tests in ("calls", "asserts"):
         place = list(PROGRAMS).index("prints_much")
-        assert verdicts([there[tests].pop(place)]) == [(1.0, CodeOutcome.PASSED)]
-        assert verdicts([sealed[tests].pop(place)]) == [(0.0, CodeOutcome.OUTPUT_LIMIT)]
+        assert outcomes([there[tests].pop(place)]) == [(1.0, CodeOutcome.PASSED)]
+        assert outcomes([sealed[tests].pop(place)]) == [(0.0, CodeOutcome.OUTPUT_LIMIT)]
     for tests in ALL:
-        assert verdicts(there[tests]) == verdicts(sealed[tests]), tests
+        assert outcomes(there[tests]) == outcomes(sealed[tests]), tests
 
 
 @needs_bubblewrap
@@ -197,12 +189,7 @@ def test_no_cheat_passes() -> None:
     with kind("bubblewrap"):
         for tests in ALL.values():
             found = scored(CodeReward(cpu_seconds=0.3), list(CHEATS.values()), tests)
-            paid = {cheat: one for cheat, one in zip(CHEATS, found, strict=True) if not worthless(one)}
-            assert paid == {}
-
-
-def worthless(one: Graded | ScoringFailure) -> bool:
-    return isinstance(one, Graded) and one.score == 0
+            assert [(cheat, one) for cheat, one in zip(CHEATS, outcomes(found), strict=True) if one[0] != 0] == []
 
 
 def run_in(place: Backend, *sources: str) -> list[Execution]:
@@ -210,13 +197,13 @@ def run_in(place: Backend, *sources: str) -> list[Execution]:
         return there.run([Process(kind="program", source=source, limits=LIMITS) for source in sources])
 
 
-def places() -> list[Any]:
-    made: list[Any] = [pytest.param(lambda: Bubblewrap(), marks=needs_bubblewrap, id="bubblewrap")]
-    container = lambda: Container(*CONTAINER.split("|"))
-    return [*made, pytest.param(container, marks=needs_container, id="container")]
-
-
-@pytest.mark.parametrize("place", places())
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(lambda: Bubblewrap(), marks=needs_bubblewrap, id="bubblewrap"),
+        pytest.param(lambda: Container(*CONTAINER.split("|")), marks=needs_container, id="container"),
+    ],
+)
 def test_programs_have_files_and_processes_of_their_own_that_end_with_them(place: Callable[[], Backend]) -> None:
     leaves = """
 import os, subprocess, sys
@@ -227,11 +214,10 @@ if os.fork() == 0:
     import time
     time.sleep(60)
 """
-    began = time.monotonic()
-    first, second = run_in(place(), leaves, "import os; print(os.listdir('.'))")
+    with takes(most=45):
+        first, second = run_in(place(), leaves, "import os; print(os.listdir('.'))")
     assert (first.exit, first.stdout) == (Exit.FINISHED, b"1000\n42\n")
     assert second.stdout == b"[]\n"
-    assert time.monotonic() - began < 45
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert "posttrain-" not in listed
     assert "bwrap --unshare" not in listed
@@ -265,10 +251,8 @@ def test_nothing_is_left_behind() -> None:
 def test_an_interrupt_ends_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     there = ReplaySandbox(Bubblewrap(), at_once=1, probed=True)
     threading.Timer(0.5, lambda: os.kill(os.getpid(), 2)).start()
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    with takes(most=3), pytest.raises(KeyboardInterrupt):
         there.run([Process(kind="program", source="import time; time.sleep(60)")])
-    assert time.monotonic() - began < 3
     time.sleep(0.2)
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert "bwrap --unshare" not in listed
@@ -292,9 +276,6 @@ def test_a_container_is_removed_by_name_also_when_all_is_stopped(tmp_path: Path)
     assert asked.startswith("run --rm")
     assert "--network none" in asked
     assert asked.count("rm --force posttrain-abcd") == 2  # by whoever stops it, and by the run if it still can
-
-
-# Never silently unsafe, and never silent when it fails
 
 
 def test_a_service_without_isolation_on_this_machine_is_found_out() -> None:
@@ -324,10 +305,10 @@ def test_a_service_is_asked_again_and_a_failure_is_never_a_score(monkeypatch: py
     monkeypatch.setattr(elsewhere, "WAIT_SECONDS", 0.01)
     troubles: list[str] = []
     with service(sealed_off, troubles) as url, chosen(SandboxOptions(kind="remote", url=url, at_once=1)):
-        assert verdicts(scored(CodeReward(), [RIGHT], ALL["calls"])) == [(1.0, "passed")]
+        assert graded(CodeReward(), [RIGHT], ALL["calls"]) == [(1.0, "passed")]
         for trouble in (["busy"], ["half"], ["busy", "half"]):
             troubles[:] = trouble
-            assert verdicts(scored(CodeReward(), [RIGHT], ALL["calls"])) == [(1.0, "passed")]
+            assert graded(CodeReward(), [RIGHT], ALL["calls"]) == [(1.0, "passed")]
         for trouble in (["busy"] * 3, ["half"] * 3, ["error"]):
             troubles[:] = trouble
             (failure,) = scored(CodeReward(), [RIGHT], ALL["calls"])
@@ -340,7 +321,7 @@ def test_what_a_busy_service_ends_is_never_a_score(tests: str, monkeypatch: pyte
     in_time, waited = f"computes {elsewhere.SPIN_SECONDS}", f"computes {5 * elsewhere.SPIN_SECONDS}"
     troubles: list[str] = []
     with service(wide_open, troubles) as url, chosen(SandboxOptions(kind="remote", url=url, at_once=1)):
-        assert verdicts(scored(CodeReward(), [RIGHT], ALL[tests])) == [(1.0, "passed")]
+        assert graded(CodeReward(), [RIGHT], ALL[tests]) == [(1.0, "passed")]
         for trouble, verdict in (
             (["late 1.01", in_time], (0.0, "time_limit")),  # it had its processor and was late all the same
             (["late 1.01", waited], (1.0, "passed")),  # once more, alone
@@ -349,7 +330,7 @@ def test_what_a_busy_service_ends_is_never_a_score(tests: str, monkeypatch: pyte
             (["late 0.5"], (None, "failure")),  # the service allows less than was asked for
         ):
             troubles[:] = trouble
-            assert verdicts(scored(CodeReward(score="binary"), [RIGHT], ALL[tests])) == [verdict], trouble
+            assert graded(CodeReward(score="binary"), [RIGHT], ALL[tests]) == [verdict], trouble
             assert not troubles
 
 

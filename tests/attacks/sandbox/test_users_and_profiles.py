@@ -79,50 +79,38 @@ def said(source: str, python: str = sys.executable, *, run: str = RUN) -> str:
     return done.stdout.strip()
 
 
-def test_as_whoever_runs_the_tests() -> None:
-    uid = 65534 if os.getuid() == 0 else os.getuid()
-    assert said("") == f"{uid} 45 True"
+OWN_UID = 65534 if os.getuid() == 0 else os.getuid()
 
 
-def test_under_a_profile_like_dockers_default() -> None:
-    uid = 65534 if os.getuid() == 0 else os.getuid()
-    assert said(DOCKER_LIKE) == f"{uid} 45 True"
+@pytest.mark.parametrize("profile", ["", DOCKER_LIKE], ids=["none", "like Docker's default"])
+def test_as_whoever_runs_the_tests_under_any_profile(profile: str) -> None:
+    assert said(profile) == f"{OWN_UID} 45 True"
 
 
-def readable_python() -> str | None:
+def open_to_all(path: Path) -> bool:
+    return path.exists() and all(folder.stat().st_mode & 0o001 for folder in path.resolve().parents)
+
+
+@pytest.fixture
+def python() -> str:
     """An interpreter that an ordinary user can read: root's own may lie in a folder of root's."""
-    candidates = [sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"]
-    for candidate in candidates:
-        path = Path(candidate).resolve()
-        open_to_all = all(folder.stat().st_mode & 0o001 for folder in path.parents) if path.exists() else False
-        if open_to_all and version_of(candidate) >= (3, 11):
-            return candidate
-    return None
-
-
-def version_of(python: str) -> tuple[int, ...]:
-    done = subprocess.run(
-        [python, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, check=True
-    )
-    return tuple(map(int, done.stdout.split()))
-
-
-def test_as_an_ordinary_user() -> None:
     if os.getuid() != 0:
         pytest.skip("the tests run as an ordinary user already")
-    python = readable_python()
-    if python is None or not all(folder.stat().st_mode & 0o001 for folder in (ROOT / "src").resolve().parents):
-        pytest.skip("no interpreter, or no source folder, that an ordinary user can read")
+    version = "import sys; print(sys.version_info >= (3, 11))"
+    for candidate in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        if open_to_all(Path(candidate)) and open_to_all(ROOT / "src"):
+            told = subprocess.run([candidate, "-c", version], capture_output=True, text=True, check=True).stdout
+            if told == "True\n":
+                return candidate
+    pytest.skip("no interpreter, or no source folder, that an ordinary user can read")
+
+
+def test_as_an_ordinary_user(python: str) -> None:
     assert said(ORDINARY_USER, python) == "54321 45 True"
 
 
 @needs_bubblewrap
-def test_bubblewrap_as_an_ordinary_user() -> None:
-    if os.getuid() != 0:
-        pytest.skip("the tests run as an ordinary user already")
-    python = readable_python()
-    if python is None or not all(folder.stat().st_mode & 0o001 for folder in (ROOT / "src").resolve().parents):
-        pytest.skip("no interpreter, or no source folder, that an ordinary user can read")
+def test_bubblewrap_as_an_ordinary_user(python: str) -> None:
     assert said(ORDINARY_USER + "os.chdir('/')\n", python, run=IN_BUBBLEWRAP) == "16 True"
 
 

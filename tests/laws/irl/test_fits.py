@@ -16,6 +16,7 @@ from tests.support import irl_worlds as worlds
 from tests.support.refusals import refused, warned
 
 SEEDS = st.integers(0, 10_000)
+GRID, PER_CELL = irl.GridWorld(3), irl.LinearReward(features=np.eye(9))
 
 
 def test_on_the_courses_demonstrations_it_comes_as_near_as_the_bound_allows() -> None:
@@ -179,22 +180,17 @@ def test_the_objective_is_no_further_from_its_minimum_than_certified(seed, stop)
 @pytest.mark.filterwarnings("ignore:the fit has not converged")
 def test_where_only_the_penalty_bends_the_objective_the_certificate_is_exact() -> None:
     """Features that are all 0 leave -θ·μ + (l2/2)‖θ‖²: at θ = 0 it is ‖μ‖²/(2·l2) = 5/.2 above its minimum."""
-    nothing, start = (
-        irl.LinearReward(features=np.zeros((9, 2))),
-        irl.MaxCausalEntIRL(discount=0.9, l2=0.1, max_iterations=0),
-    )
-    assert start.fit_moments(irl.GridWorld(3), nothing, np.array([1.0, -2.0])).suboptimality == pytest.approx(25)
+    start, nothing = irl.MaxCausalEntIRL(discount=0.9, l2=0.1, max_iterations=0), np.zeros((9, 2))
+    fit = start.fit_moments(GRID, irl.LinearReward(features=nothing), np.array([1.0, -2.0]))
+    assert fit.suboptimality == pytest.approx(25)
 
 
 @pytest.mark.filterwarnings("ignore:the fit has not converged")
 def test_an_error_in_visits_counts_as_often_as_the_largest_feature() -> None:
-    errors = [
-        irl.MaxCausalEntIRL(discount=0.9, max_iterations=0)
-        .fit_moments(irl.GridWorld(3), irl.LinearReward(features=scale * np.eye(9)), np.zeros(9))
-        .gap_error
-        for scale in (1, 1000)
-    ]
-    assert errors[1] == pytest.approx(1000 * errors[0])
+    fitter = irl.MaxCausalEntIRL(discount=0.9, max_iterations=0)
+    scaled = [irl.LinearReward(features=scale * np.eye(9)) for scale in (1, 1000)]
+    small, large = (fitter.fit_moments(GRID, reward, np.zeros(9)).gap_error for reward in scaled)
+    assert large == pytest.approx(1000 * small)
 
 
 @settings(max_examples=25)
@@ -220,7 +216,7 @@ def test_moments_that_no_policy_has_end_with_a_warning_that_names_the_least_gap(
     """Each of 9 states visited 5 times: but the end is visited once at most, so there the gap is at least 4."""
     fitter = irl.MaxCausalEntIRL(discount=0.9, l2=0.0, max_iterations=200)
     with warned("not converged: … least that any policy can reach 4. … use l2 > 0"):
-        fit = fitter.fit_moments(irl.GridWorld(3), irl.LinearReward(features=np.eye(9)), np.full(9, 5.0))
+        fit = fitter.fit_moments(GRID, PER_CELL, np.full(9, 5.0))
     assert not fit.converged
     assert fit.gap >= irl.smallest_gap(fit.setting, fit.moments) >= 4
     with warned("not converged: … after 1 iterations; raise max_iterations"):
@@ -230,19 +226,16 @@ def test_moments_that_no_policy_has_end_with_a_warning_that_names_the_least_gap(
 @pytest.mark.parametrize("horizon", [None, 20])
 def test_moments_that_no_policy_has_are_told_with_a_penalty_too(horizon) -> None:
     """Episodes of the grid take 4 steps at least, and 250 visits of the start are more than any has by choice."""
-    moments = 250.0 * np.eye(9)[8]
+    fitter = irl.MaxCausalEntIRL(discount=0.9, horizon=horizon)
     with warned("no policy has these moments: the gap is 2"):
-        irl.MaxCausalEntIRL(discount=0.9, horizon=horizon).fit_moments(
-            irl.GridWorld(3), irl.LinearReward(features=np.eye(9)), moments
-        )
+        fitter.fit_moments(GRID, PER_CELL, 250.0 * np.eye(9)[8])
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_gap_that_is_the_penaltys_is_no_reason_to_warn() -> None:
-    reward, grid = irl.LinearReward(features=np.eye(9)), irl.GridWorld(3)
     weights = 2 * np.random.default_rng(0).normal(size=9)
-    moments, _ = worlds.moments_of(irl.MaxCausalEntIRL(discount=0.9), grid, reward, weights)
-    fit = irl.MaxCausalEntIRL(discount=0.9, l2=1.0).fit_moments(grid, reward, moments)
+    moments, _ = worlds.moments_of(irl.MaxCausalEntIRL(discount=0.9), GRID, PER_CELL, weights)
+    fit = irl.MaxCausalEntIRL(discount=0.9, l2=1.0).fit_moments(GRID, PER_CELL, moments)
     assert fit.gap > 0.01 * np.abs(moments).max()
 
 
@@ -250,7 +243,7 @@ def test_with_a_horizon_duality_tells_how_near_any_policy_can_come() -> None:
     """Of 6 actions from the start the goal sees 1 visit at most and every state 7; each is asked for 5 times."""
     fitter = irl.MaxCausalEntIRL(discount=1.0, l2=0.0, horizon=6)
     with pytest.warns(UserWarning, match="no policy comes nearer than") as given:
-        fit = fitter.fit_moments(irl.GridWorld(3), irl.LinearReward(features=np.eye(9)), np.full(9, 5.0))
+        fit = fitter.fit_moments(GRID, PER_CELL, np.full(9, 5.0))
     told = float(str(given[0].message).split("nearer than ")[1].split(";")[0])
     assert 4 <= told <= fit.gap + 0.01
     assert fit.num_iterations < 1000
@@ -281,12 +274,10 @@ def test_without_penalty_the_likelihood_has_finite_weights_where_the_dual_has_no
 def test_features_that_cannot_say_that_a_step_costs_are_an_error_at_discount_1() -> None:
     goal_only = np.eye(9)[:, [8]]
     with refused("add a feature that is 1 in every step", error=irl.Divergence):
-        irl.MaxCausalEntIRL(discount=1.0).fit_moments(
-            irl.GridWorld(3), irl.LinearReward(features=goal_only), np.ones(1)
-        )
+        irl.MaxCausalEntIRL(discount=1.0).fit_moments(GRID, irl.LinearReward(features=goal_only), np.ones(1))
     endless = irl.GridWorld(3, terminal=())
     with refused("can never reach a terminal state, first 0", error=irl.Divergence):
-        irl.MaxCausalEntIRL(discount=1.0).fit_moments(endless, irl.LinearReward(features=np.eye(9)), np.ones(9))
+        irl.MaxCausalEntIRL(discount=1.0).fit_moments(endless, PER_CELL, np.ones(9))
 
 
 def test_a_start_is_found_where_only_some_steps_can_cost_anything() -> None:
@@ -332,8 +323,7 @@ def test_sparse_features_fit_as_dense_ones_do(on, rows) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "options"),
-    [(25, {"discount": 0.9}), (50, {"discount": 0.95, "solver": "lbfgs", "tolerance": 1e-6})],
+    ("size", "options"), [(25, {"discount": 0.9}), (50, {"discount": 0.95, "solver": "lbfgs", "tolerance": 1e-6})]
 )
 def test_of_many_weights_a_fit_takes_no_second_derivatives(size, options) -> None:
     """A weight for each of 625 states and more: one Hessian costs what a hundred gradients do."""

@@ -74,9 +74,7 @@ def test_derivatives_of_the_path_dual(seed) -> None:
 
 @settings(max_examples=40)
 @cases
-def test_an_episode_adds_up_to_the_features_of_its_visits_wherever_it_starts(
-    seed, place, discount, horizon, temperature
-) -> None:
+def test_an_episode_adds_up_to_the_features_of_its_visits(seed, place, discount, horizon, temperature) -> None:
     rng = np.random.default_rng(seed)
     given_setting = setting(rng, place, discount, horizon, temperature)
     plan = given_setting.plan(some_weights(rng, temperature))

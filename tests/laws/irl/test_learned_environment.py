@@ -19,7 +19,7 @@ from posttrain.irl.comparison import policy_value
 from posttrain.irl.counting import in_world
 from posttrain.irl.features import Place
 from posttrain.irl_runs.environment import LearnedReward, TabularEnvironment
-from tests.support.irl_worlds import Zeros, newest, random_world
+from tests.support.irl_worlds import Zeros, features_of, newest, random_world, uniform_policy
 from tests.support.refusals import refused
 
 
@@ -40,11 +40,6 @@ def discounted(rewards: Sequence[float], discount: float) -> float:
     return sum(discount**time * reward for time, reward in enumerate(rewards))
 
 
-def features_on(place: Place, mdp: irl.TabularMDP, rng: np.random.Generator) -> ndarray:
-    rows = mdp.num_states * (mdp.num_actions if place == "state_action" else 1)
-    return rng.normal(size=(rows, 3))
-
-
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 10_000),
@@ -52,12 +47,10 @@ def features_on(place: Place, mdp: irl.TabularMDP, rng: np.random.Generator) -> 
     place=st.sampled_from(["state", "state_action"]),
     limit=st.sampled_from([1, 3, 100]),
 )
-def test_the_discounted_return_of_an_episode_is_its_features_times_the_weights(
-    seed: int, discount: float, place: Place, limit: int
-) -> None:
+def test_the_discounted_return_of_an_episode_is_its_features_times_the_weights(seed, discount, place, limit) -> None:
     rng = np.random.default_rng(seed)
     mdp = random_world(rng, num_ends=2)
-    features = irl.LinearReward(features=features_on(place, mdp, rng), on=place).bound(mdp)
+    features = features_of(mdp, rng, place).bound(mdp)
     weights = rng.normal(size=3)
     env = TimeLimit(TabularEnvironment(mdp), limit)
     episode, rewards = walked(LearnedReward(env, mdp, features.rewards(weights), discount=discount), rng)
@@ -71,12 +64,11 @@ def test_the_discounted_return_of_an_episode_is_its_features_times_the_weights(
 def test_the_mean_return_of_many_episodes_is_the_value_of_the_policy(place: Place) -> None:
     rng = np.random.default_rng(0)
     mdp, discount = random_world(rng, num_ends=2), 0.9
-    features = irl.LinearReward(features=features_on(place, mdp, rng), on=place).bound(mdp)
+    features = features_of(mdp, rng, place).bound(mdp)
     reward = features.rewards(rng.normal(size=3))
     env = LearnedReward(TabularEnvironment(mdp), mdp, reward, discount=discount)
     returns = [discounted(walked(env, rng)[1], discount) for _ in range(3000)]
-    uniform = np.full((mdp.num_states, mdp.num_actions), 1 / mdp.num_actions)
-    value = policy_value(mdp, reward, uniform, discount=discount)
+    value = policy_value(mdp, reward, uniform_policy(mdp), discount=discount)
     error = np.std(returns) / np.sqrt(len(returns))
     assert abs(np.mean(returns) - value) < 4 * error
     assert error < abs(value) / 10, "else the line above says nothing"

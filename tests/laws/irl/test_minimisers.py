@@ -1,9 +1,12 @@
-"""The minimisers on functions whose minima are known: bent, concave in places, and infinite beyond an edge."""
+"""Minimisers on functions whose minima are known; and what a fit shows while it goes on or has not converged."""
 
 import itertools
+import warnings
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from posttrain import irl
 from posttrain.irl.minimisers import (
     NEWTON_WEIGHTS,
     Point,
+    Watch,
     by_newton,
     lbfgs_step,
     minimise_lbfgs,
@@ -21,30 +25,30 @@ from posttrain.irl.minimisers import (
     sufficient_decrease,
     trusted_step,
 )
+from tests.support import irl_worlds as worlds
 
 SEEDS = st.integers(0, 10_000)
+
+
+def point(weights: Any, value: float, gradient: Any, hessian: Any = ((1.0,),)) -> Point[None]:
+    here, slope, bend = (np.asarray(each, dtype=float) for each in (weights, gradient, hessian))
+    here, slope = np.atleast_1d(here, slope)
+    return Point(weights=here, plan=None, value=float(value), gradient=slope, bend=lambda: bend)
 
 
 @dataclass(frozen=True)
 class Known:
     """A function of two weights with its derivatives; `edge` is where the first weight makes it infinite."""
 
-    value: object
-    gradient: object
-    hessian: object
+    value: Callable[[float, float], float]
+    gradient: Callable[[float, float], object]
+    hessian: Callable[[float, float], object]
     edge: float = -np.inf
 
     def at(self, weights: np.ndarray, guess: None = None) -> Point[None]:
         if weights[0] <= self.edge:
             raise irl.Divergence("beyond the edge")
-        x, y = weights
-        return Point(
-            weights=weights,
-            plan=None,
-            value=float(self.value(x, y)),
-            gradient=np.array(self.gradient(x, y), dtype=float),
-            bend=lambda: np.array(self.hessian(x, y), dtype=float),
-        )
+        return point(weights, self.value(*weights), self.gradient(*weights), self.hessian(*weights))
 
 
 VALLEY = Known(  # Rosenbrock's, minimum at (1, 1)
@@ -169,22 +173,11 @@ def test_in_any_unit_what_rounding_leaves_of_a_flat_direction_is_no_curvature(un
         (1e-12, 0.9, False),
     ],
 )
-def test_a_step_is_acceptable_by_its_value_or_where_that_does_not_tell_by_its_slope(
-    change_of_value, slope_after, accepted
-) -> None:
-    def at(weight: float, value: float, slope: float) -> Point[None]:
-        here, gradient = np.array([weight]), np.array([slope])
-        return Point(weights=here, plan=None, value=value, gradient=gradient, bend=lambda: np.ones((1, 1)))
-
-    before, after = at(0.0, 1.0, -1.0), at(1.0, 1.0 + change_of_value, slope_after)
+def test_a_step_is_acceptable_by_its_value_or_else_by_its_slope(change_of_value, slope_after, accepted) -> None:
+    before, after = point(0.0, 1.0, -1.0), point(1.0, 1.0 + change_of_value, slope_after)
     assert sufficient_decrease(before, after, np.ones(1), -1.0) is accepted
-    uphill, same = at(0.0, 1.0, 1.0), at(1.0, 1.0, -0.9)
+    uphill, same = point(0.0, 1.0, 1.0), point(1.0, 1.0, -0.9)
     assert not sufficient_decrease(uphill, same, np.ones(1), -1.0)
-
-
-def model(gradient: np.ndarray, hessian: np.ndarray) -> Point[None]:
-    """A quadratic, at 0."""
-    return Point(weights=np.zeros(len(gradient)), plan=None, value=0.0, gradient=gradient, bend=lambda: hessian)
 
 
 @settings(max_examples=60)
@@ -196,7 +189,7 @@ def test_a_trusted_step_is_the_lowest_point_of_the_model_within_the_radius(seed,
     axes = np.linalg.qr(rng.normal(size=(4, 4)))[0]
     curvatures = np.append(lowest, lowest + rng.exponential(size=3))
     hessian, gradient = axes * curvatures @ axes.T, rng.normal(size=4)
-    step = trusted_step(model(gradient, hessian), radius, 1e-9)
+    step = trusted_step(point(np.zeros(4), 0.0, gradient, hessian), radius, 1e-9)
     pull = -(hessian @ step + gradient)
     shift = pull @ step / (step @ step)
     np.testing.assert_allclose(pull, shift * step, rtol=0, atol=1e-7 * np.abs(pull).max() + 1e-9)
@@ -235,3 +228,89 @@ def test_without_a_name_the_method_is_the_quicker_one_for_so_many_weights() -> N
     assert chosen == [True, True, False, False]
     assert by_newton("newton", 10**5)
     assert not by_newton("lbfgs", 1)
+
+
+Fitting = Callable[[Any, Watch | None], Any]
+
+
+def to_demonstrations(fitter: Any, watch: Watch | None) -> Any:
+    return fitter.fit(worlds.course_world(), worlds.PER_STATE, worlds.course_demonstrations(), watch=watch)
+
+
+def to_moments(fitter: irl.MaxCausalEntIRL, watch: Watch | None) -> irl.Fit:
+    return fitter.fit_moments(worlds.course_world(), worlds.PER_STATE, np.full(25, 2.0), watch=watch)
+
+
+def to_comparisons(fitter: irl.MaxCausalEntIRL, watch: Watch | None) -> irl.Fit:
+    shown = worlds.course_demonstrations()
+    return irl.fit_jointly(fitter, worlds.course_world(), worlds.PER_STATE, shown, (shown, shown), watch=watch)
+
+
+@pytest.mark.filterwarnings("ignore:no policy has these moments")
+@pytest.mark.parametrize(
+    ("fit_to", "fitter"),
+    [
+        (to_demonstrations, irl.MaxCausalEntIRL(discount=0.9)),
+        (to_demonstrations, irl.MaxCausalEntIRL(discount=0.9, solver="lbfgs", tolerance=1e-4)),
+        (to_demonstrations, irl.MaxCausalEntIRL(objective="likelihood")),
+        (to_demonstrations, irl.MaxCausalEntIRL(horizon=100)),
+        (to_moments, irl.MaxCausalEntIRL(discount=0.9, l2=0.1)),
+        (to_comparisons, irl.MaxCausalEntIRL()),
+        (to_demonstrations, irl.MaxEntIRL()),
+        (to_demonstrations, irl.MaxEntIRL(gradient="algorithm1", l2=1e-2)),
+    ],
+)
+def test_a_fit_that_is_watched_is_the_same_and_shows_all_its_history(fit_to: Fitting, fitter: Any) -> None:
+    seen: list[float] = []
+    watched = fit_to(fitter, lambda numbers: seen.append(numbers["objective"]))
+    alone = fit_to(fitter, None)
+    assert watched.converged
+    assert np.array_equal(watched.weights, alone.weights)
+    assert watched.history == alone.history
+    values = [value for value, _ in watched.history]
+    assert [value for value in seen if value in values][: len(values)] == values, "in order, beside steps tried in vain"
+
+
+def test_the_gradient_that_is_shown_is_that_of_the_objective() -> None:
+    """At θ = 0, where a fit with a discount starts, ∇g = E[φ] - μ: the gap of the policy that chooses at random."""
+    fitter, seen = irl.MaxCausalEntIRL(discount=0.9, l2=0.5), []
+    to_demonstrations(fitter, seen.append)
+    start = irl.MaxCausalEntIRL(discount=0.9, l2=0.5, max_iterations=0)
+    with pytest.warns(irl.ConvergenceWarning):
+        random = to_demonstrations(start, None)
+    assert seen[0]["largest_gradient"] == pytest.approx(random.gap, rel=1e-12)
+    assert seen[0].keys() == {"objective", "largest_gradient"}
+
+
+@pytest.mark.parametrize("fitter", [irl.MaxCausalEntIRL(), irl.MaxEntIRL()])
+def test_a_watch_that_raises_ends_the_fit(fitter: Any) -> None:
+    class EnoughError(Exception):
+        pass
+
+    def watch(numbers: object) -> None:
+        raise EnoughError
+
+    with pytest.raises(EnoughError):
+        to_demonstrations(fitter, watch)
+
+
+@pytest.mark.parametrize(
+    ("fit_to", "fitter"),
+    [
+        (to_demonstrations, irl.MaxCausalEntIRL(max_iterations=1)),
+        (to_moments, irl.MaxCausalEntIRL(discount=0.9, max_iterations=1)),
+        (to_comparisons, irl.MaxCausalEntIRL(max_iterations=1)),
+        (to_demonstrations, irl.MaxEntIRL(max_iterations=1)),
+    ],
+)
+def test_the_warning_names_the_line_that_fits_and_can_be_silenced_alone(fit_to: Fitting, fitter: Any) -> None:
+    with pytest.warns(irl.ConvergenceWarning) as given:
+        fit = fit_to(fitter, None)
+    assert len(given) == 1
+    if fit_to is not to_comparisons:  # its module states shapes: the frame above is that of who checks them here
+        assert given[0].filename == __file__
+    assert not fit.converged
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", irl.ConvergenceWarning)
+        fit_to(fitter, None)

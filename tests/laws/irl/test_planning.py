@@ -50,9 +50,7 @@ def test_a_guess_that_leads_into_a_corner_for_ever_does_no_harm() -> None:
 
 @few
 @given(seed=SEEDS, discount=DISCOUNTS, temperature=TEMPERATURES)
-def test_soft_values_are_the_reward_and_entropy_of_their_policy_and_no_other_policy_has_more(
-    seed, discount, temperature
-) -> None:
+def test_soft_values_are_reward_and_entropy_of_their_policy_and_none_has_more(seed, discount, temperature) -> None:
     rng = np.random.default_rng(seed)
     mdp = random_world(rng)
     reward = costs(rng, mdp, temperature, per_action=False)
@@ -72,9 +70,7 @@ def test_soft_values_are_the_reward_and_entropy_of_their_policy_and_no_other_pol
 
 @few
 @given(seed=SEEDS, discount=DISCOUNTS, horizon=st.integers(1, 6), temperature=TEMPERATURES)
-def test_finite_horizons_equal_the_recursion_of_imitation_where_no_state_ends(
-    seed, discount, horizon, temperature
-) -> None:
+def test_finite_horizons_equal_imitations_recursion_where_no_state_ends(seed, discount, horizon, temperature) -> None:
     """`mce_partition_fh` and `mce_occupancy_measures` of imitation 1.0.1, dense, no terminals, temperature 1."""
     rng = np.random.default_rng(seed)
     mdp = random_world(rng, num_ends=0)

@@ -1,8 +1,10 @@
 """Nothing is asked twice, nothing that went wrong is remembered, and no file makes a score out of nothing."""
 
+import contextlib
 import math
 import sqlite3
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +14,7 @@ import pytest
 from posttrain.errors import RunError
 from posttrain.options.reward import GradingOptions, RewardOptions
 from posttrain.options.sandbox import SandboxOptions
-from posttrain.records import Finish, Group
+from posttrain.records import Finish, Grades, Group
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.rewards.grading import score_cache as cache
 from posttrain.rewards.grading.answers import Score
@@ -59,14 +61,6 @@ def raises(response):
 """
 
 
-@pytest.fixture(autouse=True)
-def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("posttrain.rewards.grading.grade.RETRY_WAITS_SECONDS", (0.0, 0.0))
-    default_resources().close()
-    yield
-    default_resources().close()
-
-
 def asked(function: RewardFunction) -> list[str]:
     """What the function was asked since this was last looked at."""
     seen: list[str] = function.call.__globals__["ASKED"]
@@ -78,9 +72,7 @@ def asked(function: RewardFunction) -> list[str]:
 @pytest.mark.parametrize("name", ["one", "many"])
 def test_a_completion_is_asked_about_once_in_a_batch_and_never_again(tmp_path: Path, name: str) -> None:
     function = function_of(tmp_path, SOURCE, name, cache=True)
-    groups = [group(["a", "bb", "a"]), group(["ccc", "bb", "a"])]
-    groups[0] = with_finish(groups[0])
-    groups[1] = replace(with_finish(groups[1]), prompt=groups[0].prompt)
+    groups = [alike(["a", "bb", "a"]), alike(["ccc", "bb", "a"])]
     first = grade(groups, [function])
     assert asked(function) == ["a", "bb", "ccc"]
     assert first.num_cached == 3
@@ -91,14 +83,15 @@ def test_a_completion_is_asked_about_once_in_a_batch_and_never_again(tmp_path: P
     assert second.outcomes == first.outcomes
 
 
-def with_finish(group_: Group) -> Group:
-    """The group with rollouts that differ in their text alone."""
-    alike = (resampled(rollout, finish=Finish.STOP, tokens=(1, 2)) for rollout in group_.rollouts)
-    return replace(group_, rollouts=tuple(alike))
+def alike(texts: Sequence[str], **given: Any) -> Group:
+    """A group whose rollouts differ in their text alone."""
+    made = group(texts, **given)
+    rollouts = (resampled(rollout, finish=Finish.STOP, tokens=(1, 2)) for rollout in made.rollouts)
+    return replace(made, rollouts=tuple(rollouts))
 
 
 def test_without_the_promise_or_with_no_room_nothing_is_remembered(tmp_path: Path) -> None:
-    groups = [with_finish(group(["a", "a"]))]
+    groups = [alike(["a", "a"])]
     for options, grading in (({}, GradingOptions()), ({"cache": True}, GradingOptions(cache_entries=0))):
         function = function_of(tmp_path, SOURCE, "one", **options)
         for _ in range(2):
@@ -123,7 +116,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("name", ["one", "many"])
 def test_whatever_a_function_is_told_tells_rows_apart(tmp_path: Path, name: str, what: str) -> None:
     function = function_of(tmp_path, SOURCE, name, cache=True)
-    row = with_finish(group(["a"], columns={"answer": 1}))
+    row = alike(["a"], columns={"answer": 1})
     grade([row], [function])
     asked(function)
     assert grade([row], [function]).num_cached == 1
@@ -132,7 +125,7 @@ def test_whatever_a_function_is_told_tells_rows_apart(tmp_path: Path, name: str,
 
 
 def test_what_a_function_is_not_told_tells_no_rows_apart(tmp_path: Path) -> None:
-    row = with_finish(group(["a"], columns={"answer": 1}))
+    row = alike(["a"], columns={"answer": 1})
     others = replace(row, prompt=replace(row.prompt, columns={"answer": 2, "more": 3}))
     retokenised = replace(row, rollouts=(resampled(row.rollouts[0], tokens=(7,)),))
     bare = function_of(tmp_path, SOURCE, "bare", cache=True)
@@ -146,7 +139,7 @@ def test_what_a_function_is_not_told_tells_no_rows_apart(tmp_path: Path) -> None
 
 def test_another_rewards_score_that_a_function_looks_at_tells_rows_apart(tmp_path: Path) -> None:
     function = function_of(tmp_path, SOURCE, "one", cache=True, of="length")
-    row = with_finish(group(["a"]))
+    row = alike(["a"])
     for value, known in ((1.0, 0), (2.0, 0), (1.0, 1)):
         other = reward_function(lambda completions, value=value: [value for _ in completions], name="length")
         assert grade([row], [function, other]).num_cached == known
@@ -154,7 +147,7 @@ def test_another_rewards_score_that_a_function_looks_at_tells_rows_apart(tmp_pat
 
 def test_failures_and_mistakes_are_asked_about_again_and_none_is_remembered(tmp_path: Path) -> None:
     function = function_of(tmp_path, SOURCE, "one", cache=True)
-    groups = [with_finish(group(["fail", "none", "fail"]))]
+    groups = [alike(["fail", "none", "fail"])]
     grading = GradingOptions(max_failure_share=1.0)
     first = grade(groups, [function], grading=grading)
     assert asked(function) == ["fail", "none", "fail", "fail"]  # the equal one shares the fate of the first
@@ -169,20 +162,20 @@ def test_failures_and_mistakes_are_asked_about_again_and_none_is_remembered(tmp_
 
 
 def test_a_changed_file_another_function_and_other_options_have_scores_of_their_own(tmp_path: Path) -> None:
-    row = [with_finish(group(["a"], columns={"answer": "a"}))]
+    row = [alike(["a"], columns={"answer": "a"})]
     grade(row, [function_of(tmp_path, SOURCE, "many", cache=True)])
     assert grade(row, [function_of(tmp_path, SOURCE, "bare", cache=True)]).num_cached == 0
     changed = function_of(tmp_path, SOURCE.replace("0.1", "0.7"), "many", cache=True)
     grades = grade(row, [changed])
     assert (grades.num_cached, grades.scores.item()) == (0, 0.7)
     maths = [load_reward(RewardOptions(name="maths", options=options)) for options in ({}, {"symbolic": False})]
-    numbers = [with_finish(group(["3"], columns={"answer": "3"}))]
+    numbers = [alike(["3"], columns={"answer": "3"})]
     assert [grade(numbers, [each]).num_cached for each in (*maths, *maths)] == [0, 0, 1, 1]
 
 
 def test_workers_are_not_asked_about_what_is_known(tmp_path: Path) -> None:
     function = function_of(tmp_path, SOURCE, "one", cache=True, workers=1)
-    groups = [with_finish(group(["a", "bb", "a"]))]
+    groups = [alike(["a", "bb", "a"])]
     first = grade(groups, [function])
     default_resources().workers.close()
     (tmp_path / "my_rewards.py").unlink()  # no worker could be started now
@@ -215,9 +208,7 @@ class Unsure:
         return [1.0 for _ in completions]
 
 
-def test_rows_that_cannot_be_compared_are_asked_about_or_named_where_a_recipe_wants_them_remembered(
-    tmp_path: Path,
-) -> None:
+def test_rows_that_cannot_be_compared_are_asked_about_or_named_where_a_recipe_wants_them_remembered(tmp_path) -> None:
     groups = [group(["a", "a"], columns={"when": {1}})]
     for _ in range(2):
         assert grade(groups, [reward_function(Unsure())]).num_cached == 0
@@ -229,35 +220,30 @@ def test_a_cache_that_fails_keeps_no_score_from_the_journal(tmp_path: Path, monk
     monkeypatch.setattr(cache, "LOCK_SECONDS", 0.1)
     grading = GradingOptions(cache_file=str(tmp_path / "scores.db"))
     function = function_of(tmp_path, SOURCE, "one", cache=True)
-    grade([with_finish(group(["a"]))], [function], grading=grading)
+    grade([alike(["a"])], [function], grading=grading)
     holder = sqlite3.connect(tmp_path / "scores.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")  # others may read
     seen: list[Any] = []
+
+    def journal(groups: object, grades: Grades) -> None:
+        seen.append(grades.scores.item())
+
     with refused("another process", error=RunError):
-        grade(
-            [with_finish(group(["bb"]))],
-            [function],
-            grading=grading,
-            journal=lambda groups, grades: seen.append(grades.scores.item()),
-        )
+        grade([alike(["bb"])], [function], grading=grading, journal=journal)
     assert seen == [0.2]
     holder.close()
-
-
-# The file.
 
 
 def test_a_file_is_shared_from_run_to_run_and_side_by_side(tmp_path: Path) -> None:
     function = function_of(tmp_path, SOURCE, "one", cache=True)
     grading = GradingOptions(cache_file=str(tmp_path / "scores.db"))
-    groups = [with_finish(group(["a", "none", "bb"]))]
-    first = grade(groups, [function], grading=grading)
+    groups = [alike(["a", "none", "bb"])]
     beside = Cache(100, str(tmp_path / "scores.db"))  # another run has it open at the same time
-    default_resources().caches.close()
-    second = grade(groups, [function], grading=grading)
-    assert second.num_cached == 3
-    torch_rows = [first.scores.nan_to_num(-7.0).tolist(), second.scores.nan_to_num(-7.0).tolist()]
-    assert torch_rows[0] == torch_rows[1] == [[[0.1, -7.0, 0.2]]]
+    for _ in range(2):
+        grades = grade(groups, [function], grading=grading)
+        assert grades.scores.nan_to_num(-7.0).tolist() == [[[0.1, -7.0, 0.2]]]
+        default_resources().caches.close()
+    assert grades.num_cached == 3
     beside.remember({b"k": Score(0.5, "x")})
     assert Cache(100, str(tmp_path / "scores.db")).known([b"k", b"l"]) == {b"k": Score(0.5, "x")}
     beside.close()
@@ -277,11 +263,9 @@ def test_the_oldest_scores_are_forgotten_first(tmp_path: Path) -> None:
 def test_a_score_comes_back_to_the_last_bit() -> None:
     kept = Cache(10)
     for value in (0.1 + 0.2, 5e-324, -1.7976931348623157e308, 1e16, -0.0):
-        kept.remember({repr(value).encode(): Score(value, "é")})
-        assert math.copysign(1, kept.known([repr(value).encode()])[repr(value).encode()].value) == math.copysign(
-            1, value
-        )
-        assert kept.known([repr(value).encode()]) == {repr(value).encode(): Score(value, "é")}
+        key = repr(value).encode()
+        kept.remember({key: Score(value, "é")})
+        assert repr(kept.known([key])) == repr({key: Score(value, "é")})
     kept.remember({b"none": Score(math.nan, "")})
     assert math.isnan(kept.known([b"none"])[b"none"].value)
 
@@ -296,16 +280,17 @@ def filled(folder: Path) -> Path:
 
 def test_a_file_that_is_no_cache_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database, and much longer than the header of one would be. " * 20)
-    with refused("cache_file = ", "file is not a database", error=RunError):
-        Cache(10, str(tmp_path / "text"))
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE scores (key, said, seal)")
     other.commit()
     other.close()
-    with refused("another version", error=RunError):
-        Cache(10, str(tmp_path / "other.db"))
-    with refused("unable to open database file", error=RunError):
-        Cache(10, str(tmp_path / "no_such_folder" / "scores.db"))
+    for name, words in (
+        ("text", "cache_file = … file is not a database"),
+        ("other.db", "another version"),
+        ("no_such_folder/scores.db", "unable to open database file"),
+    ):
+        with refused(words, error=RunError):
+            Cache(10, str(tmp_path / name))
 
 
 @pytest.mark.parametrize("damage", ["cut", "noise", "said", "swapped"])
@@ -325,15 +310,10 @@ def test_a_damaged_file_ends_the_run_and_never_gives_a_wrong_score(tmp_path: Pat
         database.commit()
         database.close()
     with refused("cache_file = ", "scores.db", error=RunError):
-        read_all(file)
-
-
-def read_all(file: Path) -> None:
-    """Look every score up by itself, and find each that is told to be the one written."""
-    kept = Cache(1000, str(file))
-    for number in range(500):
-        key = b"%d" % number
-        assert kept.known([key]).get(key, Score(float(number))) == Score(float(number))
+        kept = Cache(1000, str(file))
+        for number in range(500):
+            key = b"%d" % number
+            assert kept.known([key]).get(key, Score(float(number))) == Score(float(number))
 
 
 def test_every_flipped_byte_of_a_file_leaves_each_score_right_unknown_or_refused(tmp_path: Path) -> None:
@@ -343,24 +323,16 @@ def test_every_flipped_byte_of_a_file_leaves_each_score_right_unknown_or_refused
     kept.remember(truth)
     kept.close()
     content = file.read_bytes()
-    told = refused = 0
+    ends = Counter()
     for place in range(0, len(content), 37):
         file.write_bytes(content[:place] + bytes([content[place] ^ 0x41]) + content[place + 1 :])
         try:
-            damaged = Cache(1000, str(file))
+            with contextlib.closing(Cache(1000, str(file))) as damaged:
+                assert damaged.known(truth).items() <= truth.items(), place
+            ends["told"] += 1
         except RunError:
-            refused += 1
-            continue
-        try:
-            said = damaged.known(truth)
-            assert said.items() <= truth.items(), place
-            told += 1
-        except RunError:
-            refused += 1
-        finally:
-            damaged.close()
-    assert told > 0
-    assert refused > 0
+            ends["refused"] += 1
+    assert min(ends["told"], ends["refused"]) > 0
 
 
 def test_a_file_that_another_process_holds_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,3 +350,33 @@ def test_a_file_that_another_process_holds_is_told_of(tmp_path: Path, monkeypatc
     assert kept.known([b"1", b"new"]) == {b"1": Score(1.0)}
     kept.remember({b"new": Score(1.0)})  # and it goes on
     kept.close()
+
+
+PLACES = {
+    "sealed": SandboxOptions(),
+    "bubblewrap": SandboxOptions(kind="bubblewrap"),
+    "container": SandboxOptions(kind="container"),
+    "image": SandboxOptions(kind="container", image="python:3.13-slim"),
+    "command": SandboxOptions(kind="container", command="podman"),
+    "url": SandboxOptions(kind="remote", url="http://127.0.0.1:1"),
+    "other url": SandboxOptions(kind="remote", url="http://127.0.0.1:2"),
+}
+
+
+def test_a_score_from_another_sandbox_is_not_taken() -> None:
+    function = load_reward(RewardOptions(name="code"))
+    seen = {}
+    for name, options in PLACES.items():
+        seen[name] = tuple(cache.identity(function, options))
+        assert tuple(cache.identity(function, replace(options, at_once=3))) == seen[name]
+    assert len(set(seen.values())) == len(PLACES)
+
+
+def test_a_score_with_another_version_of_a_module_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = load_reward(RewardOptions(name="code", options={"modules": ["numpy.linalg", "json"]}))
+    before = cache.identity(function, SandboxOptions())
+    assert sum(each.startswith("numpy==") for each in before) == 1
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0")
+    cache.installed_versions.cache_clear()
+    assert cache.identity(function, SandboxOptions()) != before
+    cache.installed_versions.cache_clear()

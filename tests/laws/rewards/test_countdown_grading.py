@@ -1,16 +1,20 @@
-"""Laws of the Countdown grader, over random expressions and random texts."""
+"""Laws of the Countdown grader, over random expressions, random texts, and columns of any library's numbers."""
 
 from collections import Counter
 from fractions import Fraction
 from random import Random
 from typing import Any
 
+import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.rewards.countdown import Countdown, Outcome, countdown_outcome
+from posttrain.rewards.countdown import Countdown, Outcome, countdown, countdown_outcome, puzzle
 from posttrain.rewards.parsing.arithmetic import literals, postfix, value
 from posttrain.rewards.parsing.tags import ANSWER, END_ANSWER, END_THINK, THINK, answer_text
+from tests.support.refusals import refused
 
 # An expression tree: a number, a signed tree, or two trees and an operator.
 NUMBERS = st.integers(0, 60)
@@ -122,3 +126,32 @@ def test_any_text_at_all_gets_some_verdict(text: str, cut_off: bool) -> None:
     puzzle = Countdown((17, 5, 3), 36)
     assert countdown_outcome(puzzle, text, cut_off=cut_off) in Outcome
     assert countdown_outcome(puzzle, completion(text), cut_off=cut_off) in Outcome
+
+
+@pytest.mark.parametrize(
+    "numbers", [np.array([3, 8]), [np.int64(3), np.uint8(8)], (3, torch.tensor(8)), torch.tensor([3, 8])]
+)
+@pytest.mark.parametrize("target", [11, np.int64(11), torch.tensor(11)])
+def test_whole_numbers_of_any_library_make_a_puzzle(numbers: Any, target: Any) -> None:
+    made = puzzle(numbers, target, "all")
+    assert made == Countdown((3, 8), 11)
+    assert {type(each) for each in (*made.numbers, made.target)} == {int}
+    text = "<think>3</think>\n<answer>3 + 8</answer>"
+    told = countdown(completions=[text], finish_reasons=["stop"], numbers=[numbers], target=[target])
+    assert told[0].score == 1.0
+
+
+NO_NUMBERS: list[Any] = [[True, 8], [np.True_, 8], np.array([True, False]), [torch.tensor(True)], [1.5]]
+NO_NUMBERS += [[np.float64(3)], [-1], ["3"], "38", np.array([[3, 8]]), np.array(3), {3, 8}, None]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "target", "says"),
+    [
+        *((numbers, 11, "numbers = ") for numbers in NO_NUMBERS),
+        *(([3, 8], target, "target = ") for target in (True, np.True_, "11", 11.0, np.array([11, 12]), None)),
+    ],
+)
+def test_what_no_answer_could_write_is_no_puzzle(numbers: Any, target: Any, says: str) -> None:
+    with refused(says):
+        puzzle(numbers, target, "all")

@@ -1,9 +1,7 @@
 """Process rewards: marks on tokens and spans are read, checked, kept beside the score, and put on the tokens."""
 
-import asyncio
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from posttrain.errors import RunError
 from posttrain.records import Finish, Grades, Group, Marks, Prompt, Rollout, TokenSequence
 from posttrain.rewards.grading.answers import Graded, ProcessReward, Span
 from posttrain.rewards.grading.grade import grade, reward_function
-from posttrain.rewards.grading.resources import default_resources
 from posttrain.rewards.process_rewards import process_rewards, with_penalties
 from posttrain.runs.prompt_preview import marked_lines
 from posttrain.runs.run_folder import RunFolder
@@ -51,25 +48,13 @@ def one(response):
 GIVEN = ((Marks(tokens=(None, 0.25), spans=((0, 1, -1.0),)), None), (None, Marks((None, 0.25), ((0, 1, -1.0),))))
 
 
-@pytest.fixture(autouse=True)
-def afresh() -> Iterator[None]:
-    default_resources().close()
-    yield
-    default_resources().close()
-
-
-def two_groups() -> list[Group]:
-    return [group(["ab", ""], id="p"), group(["c", "de"], id="q")]
-
-
 @pytest.mark.parametrize("name", ["marks", "later", "one"])
 @pytest.mark.parametrize("options", [{}, {"workers": 1}, {"cache": True}], ids=["here", "workers", "cache"])
-def test_marks_are_kept_beside_the_score_wherever_the_function_is_called(
-    name: str, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_marks_are_kept_beside_the_score_wherever_the_function_is_called(name, options, tmp_path) -> None:
     function = function_of(tmp_path, SOURCE, name, **options)
+    groups = [group(["ab", ""], id="p"), group(["c", "de"], id="q")]
     for _ in range(2):  # the second time from the cache, where there is one
-        grades = grade(two_groups(), [function])
+        grades = grade(groups, [function])
         assert grades.scores.tolist() == [[[0.5, 0.0], [1.0, 0.5]]]
         assert grades.marks == {name: GIVEN}
     assert grades.num_cached == (4 if "cache" in options else 0)
@@ -147,19 +132,8 @@ def test_one_process_reward_in_place_of_a_list_is_no_list() -> None:
         graded([group(["ab", "cd"])], lambda completions: ProcessReward(1.0, [0.0, 0.0]))
 
 
-def test_an_async_function_may_return_them() -> None:
-    async def marks(response: str) -> ProcessReward:
-        await asyncio.sleep(0)
-        return ProcessReward(1.0, spans=[Span(0, len(response), 0.5)])
-
-    assert graded([group(["ab"])], marks).marks["marks"] == ((Marks(spans=((0, 2, 0.5),)),),)
-
-
 def test_the_names_are_public() -> None:
     assert (posttrain.ProcessReward, posttrain.Span) == (ProcessReward, Span)
-
-
-# From text to tokens.
 
 
 def byte_level() -> PreTrainedTokenizerFast:
@@ -188,72 +162,55 @@ def metaspace() -> PreTrainedTokenizerFast:
 
 
 TOKENIZERS = {"byte level": byte_level(), "metaspace": metaspace()}
+BYTES = TOKENIZERS["byte level"]
 
 
-def written(
-    tokenizer: PreTrainedTokenizerFast, tokens: list[int], *, stop: int | None = None, prefill: str = ""
-) -> Group:
+def written(tokens: list[int], *, tokenizer: Any = BYTES, stop: int | None = None, prefill: str = "") -> Group:
     text = tokenizer.decode(tokens, skip_special_tokens=False)
     ids = tuple(tokens) if stop is None else (*tokens, stop)
     finish = Finish.LENGTH if stop is None else Finish.STOP
-    rollout = Rollout(
-        sample=0, sequence=TokenSequence.one_turn(ids, logprobs=(0.0,) * len(ids), finish=finish), text=text
-    )
-    return Group(prompt=Prompt(id="p", text="1" + prefill, tokens=(1,), prefill=prefill), draw=0, rollouts=(rollout,))
+    sequence = TokenSequence.one_turn(ids, logprobs=(0.0,) * len(ids), finish=finish)
+    prompt = Prompt(id="p", text="1" + prefill, tokens=(1,), prefill=prefill)
+    return Group(prompt=prompt, draw=0, rollouts=(Rollout(sample=0, sequence=sequence, text=text),))
 
 
-def column(given: Group, tokenizer: PreTrainedTokenizerFast, *spans: tuple[int, int, float]) -> list[float]:
+def column(given: Group, *spans: tuple[int, int, float], tokenizer: Any = BYTES) -> list[float]:
     grades = graded([given], lambda completions: [ProcessReward(0.0, spans=spans)])
     return process_rewards([given], grades, tokenizer).tolist()
 
 
-def same(actual: list[float], expected: list[float]) -> bool:
-    return len(actual) == len(expected) and all(
-        a == b or (a != a and b != b) for a, b in zip(actual, expected, strict=True)
-    )
+FACE = "a\N{GRINNING FACE}é"
+"""A token, four and two."""
+OF_FACE = BYTES.encode(FACE)
 
 
-def test_a_span_is_earned_by_the_token_that_completes_it() -> None:
-    tokenizer = TOKENIZERS["byte level"]
-    tokens = tokenizer.encode("abc abd")
-    assert tokenizer.convert_ids_to_tokens(tokens) == ["abc", "Ġa", "b", "d"]
-    given = written(tokenizer, tokens)
-    assert same(column(given, tokenizer, (0, 3, 1.0)), [1.0, nan, nan, nan])
-    assert same(column(given, tokenizer, (0, 4, 1.0)), [nan, 1.0, nan, nan])  # its space is of the next token
-    assert same(column(given, tokenizer, (1, 7, 1.0), (0, 2, 0.5), (2, 3, 0.0)), [0.5, nan, nan, 1.0])
+@pytest.mark.parametrize(
+    ("given", "spans", "expected"),
+    [
+        # Tokens abc, Ġa, b and d: a space is of the next token.
+        (written(BYTES.encode("abc abd")), [(0, 3, 1.0)], [1.0, nan, nan, nan]),
+        (written(BYTES.encode("abc abd")), [(0, 4, 1.0)], [nan, 1.0, nan, nan]),
+        (written(BYTES.encode("abc abd")), [(1, 7, 1.0), (0, 2, 0.5), (2, 3, 0.0)], [0.5, nan, nan, 1.0]),
+        # A character of several tokens is complete with the last of them.
+        (written(OF_FACE), [(0, 1, 1.0)], [1.0, *[nan] * 6]),
+        (written(OF_FACE), [(0, 2, 1.0), (1, 2, 2.0)], [nan, nan, nan, nan, 3.0, nan, nan]),
+        (written(OF_FACE), [(2, 3, 1.0)], [*[nan] * 6, 1.0]),
+        # Half a character at the end is a character of the text.
+        (written(OF_FACE[:3]), [(1, 2, 1.0)], [nan, 1.0, nan]),
+        # The stop token writes nothing.
+        (written(BYTES.encode("ab"), stop=BYTES.convert_tokens_to_ids("<|end|>")), [(0, 2, 1.0)], [1.0, nan]),
+        # Spans count from the start of the prefill, which nobody sampled.
+        (written(BYTES.encode("ab d"), prefill="<think>"), [(0, 7, 9.0), (0, 8, 1.0), (9, 11, 2.0)], [1.0, nan, 2.0]),
+    ],
+)
+def test_a_span_is_earned_by_the_token_that_completes_it(given, spans, expected) -> None:
+    assert column(given, *spans) == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
 
 
-def test_a_character_of_several_tokens_is_complete_with_the_last_of_them() -> None:
-    tokenizer = TOKENIZERS["byte level"]
-    tokens = tokenizer.encode("a\N{GRINNING FACE}é")
-    assert len(tokens) == 1 + 4 + 2
-    given = written(tokenizer, tokens)
-    assert same(column(given, tokenizer, (0, 1, 1.0)), [1.0, *[nan] * 6])
-    assert same(column(given, tokenizer, (0, 2, 1.0), (1, 2, 2.0)), [nan, nan, nan, nan, 3.0, nan, nan])
-    assert same(column(given, tokenizer, (2, 3, 1.0)), [*[nan] * 6, 1.0])
-
-
-def test_half_a_character_at_the_end_is_a_character_of_the_text() -> None:
-    tokenizer = TOKENIZERS["byte level"]
-    tokens = tokenizer.encode("a\N{GRINNING FACE}")[:3]
-    given = written(tokenizer, tokens)
-    assert given.rollouts[0].text == "a\N{REPLACEMENT CHARACTER}"
-    assert same(column(given, tokenizer, (1, 2, 1.0)), [nan, 1.0, nan])
-
-
-def test_the_stop_token_writes_nothing_and_can_be_marked_as_a_token() -> None:
-    tokenizer = TOKENIZERS["byte level"]
-    stop = tokenizer.convert_tokens_to_ids("<|end|>")
-    given = written(tokenizer, tokenizer.encode("ab"), stop=stop)
-    assert same(column(given, tokenizer, (0, 2, 1.0)), [1.0, nan])
+def test_the_stop_token_can_be_marked_as_a_token() -> None:
+    given = written(BYTES.encode("ab"), stop=BYTES.convert_tokens_to_ids("<|end|>"))
     grades = graded([given], lambda completions: [ProcessReward(0.0, [None, 0.25], [(0, 2, 1.0)])])
-    assert process_rewards([given], grades, tokenizer).tolist() == [1.0, 0.25]
-
-
-def test_spans_count_from_the_start_of_the_prefill_which_nobody_sampled() -> None:
-    tokenizer = TOKENIZERS["byte level"]
-    given = written(tokenizer, tokenizer.encode("ab d"), prefill="<think>")
-    assert same(column(given, tokenizer, (0, 7, 9.0), (0, 8, 1.0), (9, 11, 2.0)), [1.0, nan, 2.0])
+    assert process_rewards([given], grades, BYTES).tolist() == [1.0, 0.25]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -262,13 +219,13 @@ def test_every_span_is_on_one_token_and_no_text_before_it_says_as_much(name: str
     tokenizer = TOKENIZERS[name]
     text = data.draw(st.text("abc é\N{GRINNING FACE}", min_size=1, max_size=12))
     tokens = tokenizer.encode(text, add_special_tokens=False)
-    given = written(tokenizer, tokens)
+    given = written(tokens, tokenizer=tokenizer)
     decoded = given.rollouts[0].text
     if not decoded:
         return
     start = data.draw(st.integers(0, len(decoded) - 1))
     end = data.draw(st.integers(start + 1, len(decoded)))
-    placed = column(given, tokenizer, (start, end, 0.7))
+    placed = column(given, (start, end, 0.7), tokenizer=tokenizer)
     assert [value for value in placed if value == value] == [0.7]
     token = placed.index(0.7)
     assert tokenizer.decode(tokens[: token + 1], skip_special_tokens=False)[:end] == decoded[:end]
@@ -280,36 +237,29 @@ def test_every_span_is_on_one_token_and_no_text_before_it_says_as_much(name: str
     spans=st.lists(st.tuples(st.integers(0, 1), st.integers(2, 3), st.floats(-5, 5)), max_size=4),
     weights=st.tuples(st.floats(0.1, 3), st.floats(0.1, 3)),
 )
-def test_all_that_is_marked_is_on_the_tokens_times_its_functions_weight(
-    tokens: list[float | None], spans: list[tuple[int, int, float]], weights: tuple[float, float]
-) -> None:
-    tokenizer = TOKENIZERS["byte level"]
-    given = written(tokenizer, tokenizer.encode("cba"))
+def test_all_that_is_marked_is_on_the_tokens_times_its_functions_weight(tokens, spans, weights) -> None:
+    given = written(BYTES.encode("cba"))
     first = reward_function(lambda completions: [ProcessReward(0.0, tokens, spans)], name="first", weight=weights[0])
     second = reward_function(lambda completions: [ProcessReward(1.0, [1, 2, 3])], name="second", weight=weights[1])
     ignored = reward_function(lambda completions: [ProcessReward(1.0, [9, 9, 9])], name="ignored", weight=0.0)
     grades = grade([given], [first, second, ignored])
     total = math.fsum([*(each for each in tokens if each is not None), *(each[2] for each in spans)])
-    earned = process_rewards([given], grades, tokenizer)
+    earned = process_rewards([given], grades, BYTES)
     assert earned.sum().item() == pytest.approx(weights[0] * total + 6 * weights[1], abs=1e-12)
     assert grades.totals.item() == pytest.approx(weights[0] * total + 7 * weights[1], abs=1e-12)
 
 
 def test_functions_without_weight_or_marks_give_no_column() -> None:
-    tokenizer = TOKENIZERS["byte level"]
-    given = written(tokenizer, tokenizer.encode("ab"))
+    given = written(BYTES.encode("ab"))
     marks = reward_function(lambda completions: [ProcessReward(0.0, [1.0])], name="marks", weight=0.0)
     plain = reward_function(lambda completions: [1.0], name="plain")
-    assert process_rewards([given], grade([given], [marks, plain]), tokenizer) is None
-    assert process_rewards([given], grade([given], [plain]), tokenizer) is None
+    for functions in ([marks, plain], [plain]):
+        assert process_rewards([given], grade([given], functions), BYTES) is None
 
 
 def test_a_text_that_is_not_what_its_tokens_say_is_told_with_its_row() -> None:
-    tokenizer = TOKENIZERS["byte level"]
-    given = group(["xyz"])
-    grades = graded([given], lambda completions: [ProcessReward(0.0, spans=[(0, 3, 1.0)])])
     with refused("prompt 'p', sample 0: ", "token_rewards", error=RunError):
-        process_rewards([given], grades, tokenizer)
+        column(group(["xyz"]), (0, 3, 1.0))
 
 
 def test_penalties_are_added_and_where_no_step_ends_they_stand_alone() -> None:
@@ -320,18 +270,14 @@ def test_penalties_are_added_and_where_no_step_ends_they_stand_alone() -> None:
     assert with_penalties(None, None) is None
 
 
-# What is written down, and told.
-
-
 def test_marks_are_in_the_journal_as_given_and_in_the_rollout_file_token_by_token(tmp_path: Path) -> None:
-    tokenizer = TOKENIZERS["byte level"]
-    groups = [written(tokenizer, tokenizer.encode("ab d")), written(tokenizer, tokenizer.encode("d"))]
+    groups = [written(BYTES.encode("ab d")), written(BYTES.encode("d"))]
 
     def steps(completions: list[str]) -> list[object]:
         return [ProcessReward(0.5, spans=[Span(0, 2, 0.25)]), 0.0]
 
     grades = graded(groups, steps)
-    column = with_penalties(process_rewards(groups[:1], grades.select([0]), tokenizer), None)
+    column = with_penalties(process_rewards(groups[:1], grades.select([0]), BYTES), None)
     with RunFolder.create(tmp_path / "run", "") as folder:
         folder.journal_scores(1, groups, grades)
         # The second group took no part in the step.

@@ -2,7 +2,9 @@
 
 import asyncio
 import functools
+import itertools
 import math
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -22,8 +24,6 @@ from posttrain.rewards.grading.function import TrainerState
 from posttrain.rewards.grading.grade import grade, reward_function
 from tests.support.refusals import refused
 from tests.support.reward_rows import CHAT, Outcome, graded, group, scores
-
-# What a function is given.
 
 
 def test_a_function_with_kwargs_is_given_everything_by_keyword_and_in_lists() -> None:
@@ -75,16 +75,14 @@ GIVEN: dict[str, tuple[Callable[..., object], list[Group], list[list[float]]]] =
         [group(["two"], prefill="<think>")],
         [[1]],
     ),
-    "one response and its ground truth": (
-        lambda response, ground_truth: float(response == ground_truth),
-        [group(["2", "3"], columns={"ground_truth": "2"}), group(["2", "3"], columns={"ground_truth": "3"})],
-        [[1, 0], [0, 1]],
-    ),
-    "one response and the answer as its ground truth": (
-        lambda response, ground_truth: float(response == ground_truth),
-        [group(["2", "3"], columns={"answer": "2"}), group(["2", "3"], columns={"answer": "3"})],
-        [[1, 0], [0, 1]],
-    ),
+    **{
+        f"one response and the {column} as its ground truth": (
+            lambda response, ground_truth: float(response == ground_truth),
+            [group(["2", "3"], columns={column: "2"}), group(["2", "3"], columns={column: "3"})],
+            [[1, 0], [0, 1]],
+        )
+        for column in ("ground_truth", "answer")
+    },
     "one response, columns and the finish reason, of a conversation too": (
         lambda response, numbers, finish_reason: len(response) + sum(numbers) + 100 * (finish_reason == "stop"),
         [group(["abc", "abc"], columns={"numbers": [1, 2]}, messages=CHAT)],
@@ -113,20 +111,28 @@ GIVEN: dict[str, tuple[Callable[..., object], list[Group], list[list[float]]]] =
         [group(["sampled"], columns={"completion": "of the row"})],
         [[1]],
     ),
-    "all texts, for which it may return a tensor": (
-        lambda texts: torch.tensor([text.count(".") for text in texts], dtype=torch.float32) * (len(texts) == 4),
-        [group(["a.", ".."], prefill="."), group(["b", "..."], messages=CHAT)],
-        [[2, 3], [0, 3]],
-    ),
-    "all texts as responses": (
-        lambda responses: torch.tensor([text.count(".") for text in responses]) * (len(responses) == 4),
-        [group(["a.", ".."], prefill="."), group(["b", "..."], messages=CHAT)],
-        [[2, 3], [0, 3]],
-    ),
+    **{
+        f"all texts as {name}, for which it may return a tensor": (
+            function,
+            [group(["a.", ".."], prefill="."), group(["b", "..."], messages=CHAT)],
+            [[2, 3], [0, 3]],
+        )
+        for name, function in {
+            "texts": lambda texts: torch.tensor([text.count(".") for text in texts]).float() * (len(texts) == 4),
+            "responses": lambda responses: (
+                torch.tensor([text.count(".") for text in responses]) * (len(responses) == 4)
+            ),
+        }.items()
+    },
     "a column called responses": (
         lambda completions, responses: [float(a == b) for a, b in zip(completions, responses, strict=True)],
         [group(["x", "y"], columns={"responses": "x"})],
         [[1, 0]],
+    ),
+    "a copy of its columns for each row": (
+        lambda completions, numbers: [given.remove(1) or len(given) for given in numbers],
+        [group(["a", "b"], columns={"numbers": [1, 1, 2]})],
+        [[2, 2]],
     ),
     "lists where it names all completions and one": (
         lambda completions, completion=None: [float(completion is None)] * len(completions),
@@ -150,31 +156,73 @@ def test_a_function_of_text_only_is_given_text_for_a_conversation_too() -> None:
     assert grade(groups, [reward_function(text, text_only=True)]).rewards.tolist() == [[1.0]]
 
 
-def test_a_function_that_changes_its_arguments_changes_no_problem_and_no_other_row() -> None:
-    def consuming(completions: list[str], numbers: list[list[int]]) -> list[float]:
-        for given in numbers:
-            given.remove(1)
-        return [len(given) for given in numbers]
+def written_over(given: Any) -> None:
+    """Change a value in the way that its kind allows."""
+    match given:
+        case tuple():
+            given[0].append(9)
+        case dict():
+            given["x"] = 9
+        case deque() | list():
+            given.append(9)
+        case torch.Tensor():
+            given += 9
+        case _:
+            given[0] = 9
 
-    groups = [group(["a", "b"], columns={"numbers": [1, 1, 2]})]
-    assert scores(groups, consuming) == [[2.0, 2.0]]
-    assert groups[0].prompt.columns["numbers"] == [1, 1, 2]
+
+MAKERS: list[Callable[[], Any]] = [
+    lambda: np.array([3, 8]),
+    lambda: torch.tensor([3, 8]),
+    lambda: torch.ones(2, requires_grad=True) * 3,
+    lambda: bytearray(b"ab"),
+    lambda: memoryview(bytearray(b"ab")),
+    lambda: ([3], [8]),
+    lambda: [[3], [8]],
+    lambda: [3, 8],
+    lambda: deque([3, 8]),
+    lambda: OrderedDict(a=1),
+    lambda: np.ma.array([3.0, 8.0], mask=[0, 1]),
+]
+
+
+@pytest.mark.parametrize(("make", "one_by_one"), [*itertools.product(MAKERS, [False, True])])
+def test_no_function_can_change_a_problem(make: Callable[[], Any], one_by_one: bool) -> None:
+    def of_lists(completions: list[str], numbers: list[Any]) -> list[float]:
+        return [written_over(given) or 1.0 for given in numbers]
+
+    def of_one(response: str, numbers: Any) -> float:
+        return written_over(numbers) or 1.0
+
+    mine, untouched = make(), make()
+    graded([group(["a", "b"], columns={"numbers": mine})], of_one if one_by_one else of_lists)
+    assert type(mine) is type(untouched)
+    views = [value.detach().numpy() if isinstance(value, torch.Tensor) else value for value in (mine, untouched)]
+    assert bool(np.all(np.asarray(views[0] == views[1])))
+
+
+def test_what_nobody_can_change_is_not_copied() -> None:
+    pair, text, fixed = (1, "a"), "x" * 10, memoryview(b"ab")
+    assert all(private_copy(value) is value for value in (pair, text, fixed, None, 1.5))
+    numbers = [3, 8]
+    assert private_copy(numbers) == numbers
+    assert private_copy(numbers) is not numbers
 
 
 class Puzzle:
     """A column's object of the user's own."""
 
-    def __init__(self) -> None:
-        self.numbers = [3, 8]
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
 
 
 def test_objects_of_a_users_own_are_copied_where_that_works() -> None:
-    mine, space, proxy, lock = Puzzle(), SimpleNamespace(numbers=[3, 8]), MappingProxyType({"numbers": [3, 8]}), Lock()
-    for given in (mine, space):
+    for given in (Puzzle(numbers=[3, 8]), SimpleNamespace(numbers=[3, 8])):
         copied: Any = private_copy(given)
         copied.numbers.remove(3)
         assert type(copied) is type(given)
         assert given.numbers == [3, 8]
+    proxy, lock = MappingProxyType({"numbers": [3, 8]}), Lock()
     seen: Any = private_copy(proxy)
     seen["numbers"].remove(3)
     assert type(seen) is MappingProxyType
@@ -193,9 +241,6 @@ def test_partials_and_objects_are_functions_too_and_have_names() -> None:
     result = graded([group(["abc"])], functools.partial(power, base=2), Judge())
     assert result.names == ("power", "Judge")
     assert result.rewards.item() == 11.0  # 2³ + 3
-
-
-# What it may return.
 
 
 def test_every_kind_of_number_is_a_score_and_none_is_none() -> None:
@@ -240,9 +285,6 @@ def test_the_journal_gets_the_scores() -> None:
 
 def test_no_groups_make_no_scores() -> None:
     assert graded([], lambda completions: []).scores.shape == (1, 0, 0)
-
-
-# Asynchronous functions.
 
 
 def meeting(parties: int) -> Callable[..., Any]:

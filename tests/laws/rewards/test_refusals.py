@@ -69,7 +69,10 @@ REFUSED: list[tuple[Callable[[], object], list[str]]] = [
     # What a function needs to be called.
     (lambda: graded([group(["a"])]), ["rewards", "rewards=[...]"]),
     (scored(reward_function(lambda completions, answers: [1]), answer=1), ["'answers'", "'answer'"]),
-    (scored(reward_function(lambda response, ground_truth: 1)), ["'ground_truth'", "`answer`"]),
+    (scored(reward_function(lambda response, ground_truth: 1)), ["'ground_truth'", "`ground_truth` or `answer`"]),
+    (scored(reward_function(lambda completions, ground_truth: [1])), ["add a column `ground_truth`"]),
+    (scored(reward_function(lambda completions, ground_truth: [1]), answer=1), ["call the parameter `answer`"]),
+    (lambda: graded([group(["x"], id="a"), group(["x", "y"], id="b")], length), ["'b' has 2", "'a' 1"]),
     (scored(reward_function(lambda completions, /: [1])), ["'completions'", "`/`"]),
     (made(dict), ["'dict'", "__call__", "instance"]),
     (made(len, weight=math.nan), ["weight", "nan", "finite"]),
@@ -100,10 +103,7 @@ REFUSED: list[tuple[Callable[[], object], list[str]]] = [
         for call in NAMELESS
     ],
     # Options that contradict each other, or are of another kind of reward.
-    (
-        lambda: GradingOptions(cache_entries=0, cache_file="scores.db"),
-        ["cache_file = scores.db", "cache_entries = 0"],
-    ),
+    (lambda: GradingOptions(cache_entries=0, cache_file="scores.db"), ["cache_file = scores.db", "cache_entries = 0"]),
     (item(path="mine.py:mine", item_seconds=3.0, seconds=2.0), ["item_seconds = 3.0", "seconds = 2.0"]),
     (item(name="code", workers=1), ["workers = 1", "path"]),
     (item(name="code", cache=True), ["cache", "path"]),
@@ -125,9 +125,7 @@ REFUSED: list[tuple[Callable[[], object], list[str]]] = [
 @pytest.mark.parametrize(
     ("attempt", "names"), REFUSED, ids=lambda value: "-".join(value)[:40] if isinstance(value, list) else ""
 )
-def test_what_cannot_work_is_refused_with_the_option_its_value_and_the_remedy(
-    attempt: Callable[[], object], names: list[str]
-) -> None:
+def test_what_cannot_work_is_refused_with_the_option_its_value_and_the_remedy(attempt, names) -> None:
     with refused(*names):
         attempt()
 

@@ -11,6 +11,11 @@ from posttrain.rewards.grading.grade import grade
 from tests.support.reward_rows import group
 
 
+@pytest.fixture(autouse=True)
+def afresh() -> None:
+    """Here what failed is given its time."""
+
+
 def length(completions, **_):
     return [float(len(text)) for text in completions]
 

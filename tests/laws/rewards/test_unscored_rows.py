@@ -49,9 +49,6 @@ def test_a_reward_without_weight_pays_for_no_row_and_one_behind_a_gate_only_wher
         require_rewarded_rows(ROWS, behind)
 
 
-# What functions say
-
-
 def none_of(completions: list[str], kind: list[str]) -> list[float | None]:
     return [1.0 if text == of == "code" else None for text, of in zip(completions, kind, strict=True)]
 

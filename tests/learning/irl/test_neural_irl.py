@@ -11,7 +11,7 @@ from posttrain import irl
 from posttrain.irl.comparison import policy_value
 from posttrain.irl_runs.environment import LearnedReward, TabularEnvironment
 from posttrain.neural_irl import NeuralIRL
-from tests.support.irl_worlds import random_world, slopes
+from tests.support.irl_worlds import aimless, random_world, slopes
 from tests.support.refusals import refused
 
 
@@ -87,9 +87,7 @@ def test_settings_of_no_problem_are_refused_at_once(given, message) -> None:
 
 def test_a_network_that_gives_no_reward_for_each_state_is_refused() -> None:
     world = irl.IcyGridWorld(3, terminal=())
-    walks = irl.sample_demonstrations(
-        world, np.full((9, 4), 0.25), num_episodes=1, rng=np.random.default_rng(0), max_steps=3
-    )
+    walks = aimless(world, 1, max_steps=3)
     with refused("gives 18 rewards for 9 states"):
         NeuralIRL(discount=0.1).fit(world, torch.nn.Linear(2, 2), torch.zeros(9, 2), walks)
     with refused("no parameter that requires a gradient"):
@@ -99,9 +97,7 @@ def test_a_network_that_gives_no_reward_for_each_state_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore:.* demonstrations are truncated")
 def test_it_stops_at_the_last_step_or_at_the_tolerance_and_shows_each_to_who_watches() -> None:
     world = irl.IcyGridWorld(3, terminal=())
-    walks = irl.sample_demonstrations(
-        world, np.full((9, 4), 0.25), num_episodes=5, rng=np.random.default_rng(0), max_steps=9
-    )
+    walks = aimless(world, 5, max_steps=9)
     network, seen = torch.nn.Linear(9, 1, bias=False).double(), []
     inputs = torch.eye(9, dtype=torch.float64)
     fit = NeuralIRL(discount=0.9, num_steps=4, tolerance=1e-12).fit(
@@ -121,9 +117,7 @@ def test_it_stops_at_the_last_step_or_at_the_tolerance_and_shows_each_to_who_wat
 def test_a_reward_for_each_state_moves_by_its_own_visits() -> None:
     """With one free number per state Adam's first step is ± the learning rate: up where demonstrations were oftener."""
     world = irl.IcyGridWorld(3, terminal=())
-    walks = irl.sample_demonstrations(
-        world, np.full((9, 4), 0.25), num_episodes=5, rng=np.random.default_rng(0), max_steps=9
-    )
+    walks = aimless(world, 5, max_steps=9)
     network = torch.nn.Linear(9, 1, bias=False).double()
     torch.nn.init.zeros_(network.weight)
     fitter = NeuralIRL(discount=0.9, num_steps=2, learning_rate=0.05, weight_decay=0.0)
