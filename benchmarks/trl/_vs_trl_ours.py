@@ -15,8 +15,7 @@ from posttrain.options.model import ModelOptions
 from posttrain.options.rollout import RolloutOptions
 from posttrain.options.task import CountdownOptions
 from posttrain.options.training import RunOptions, UpdateOptions
-from posttrain.training.caller_objects import CallerObjects
-from posttrain.training.session import Session, open_session
+from posttrain.training.session import CallerObjects, Session, open_session
 
 
 def main() -> None:

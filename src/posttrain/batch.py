@@ -4,10 +4,10 @@ The axis `token` is that of the *sampled* tokens, completion after completion: a
 has no log μ, no advantage and no weight.  Only a forward pass reads it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, groupby
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -17,6 +17,7 @@ from posttrain.needs import StepColumns
 from posttrain.records import Group
 
 TokenWeights = Callable[..., Float64[Tensor, " rollout"]]
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,49 +112,25 @@ class Batch:
         completion counts its prompt and all are as wide as the widest.  A completion that is too long is one by itself.
         Every loss term is a weighted sum over tokens and the weights are fixed, so the split changes no gradient.
         """
-        for rows in self._padded_rows(max_tokens) if padded else self._whole_groups(max_tokens):
+        widths = [len(self.prompts[prompt]) + own for prompt, own in zip(self.prompt_of, self.lengths, strict=True)]
+        if padded:
+            batches = packed(range(len(widths)), max_tokens, cost=lambda row, _: widths[row], padded=True)
+        else:
+            batches = self._whole_groups(max_tokens)
+        for rows in batches:
             yield self.select(rows)
-
-    def _padded_rows(self, max_tokens: int) -> Iterator[list[int]]:
-        """Completions in order, as many as keep rows · widest row within `max_tokens`."""
-        chosen: list[int] = []
-        widest = 0
-        for row, (prompt, length) in enumerate(zip(self.prompt_of, self.lengths, strict=True)):
-            width = len(self.prompts[prompt]) + length
-            if chosen and max(widest, width) * (len(chosen) + 1) > max_tokens:
-                yield chosen
-                chosen, widest = [], 0
-            chosen.append(row)
-            widest = max(widest, width)
-        if chosen:
-            yield chosen
 
     def _whole_groups(self, max_tokens: int) -> Iterator[list[int]]:
         """Completions in order, their prompts counted once: groups that fit in whole, or parts of one that does not."""
-        chosen: list[int] = []
-        held = 0
-        for first, last in self._runs(max_tokens):
-            cost = len(self.prompts[self.prompt_of[first]]) + sum(self.lengths[first:last])
-            if chosen and held + cost > max_tokens:
-                yield chosen
-                chosen, held = [], 0
-            chosen += range(first, last)
-            held += cost
-        if chosen:
-            yield chosen
+        lengths, runs = self.lengths, list[list[int]]()
+        for prompt, rows in groupby(range(len(lengths)), key=lambda row: self.prompt_of[row]):
+            runs += packed(rows, max_tokens - len(self.prompts[prompt]), cost=lambda row, _: lengths[row])
 
-    def _runs(self, max_tokens: int) -> Iterator[tuple[int, int]]:
-        """Completions that stay together: those of one prompt, or what of them fits into `max_tokens`."""
-        lengths = self.lengths
-        first, held = 0, 0
-        for i, (prompt, length) in enumerate(zip(self.prompt_of, lengths, strict=True)):
-            same = i > first and prompt == self.prompt_of[first]
-            if i > first and (not same or held + length > max_tokens):
-                yield first, i
-                first, held = i, 0
-            held += length + (len(self.prompts[prompt]) if i == first else 0)
-        if lengths:
-            yield first, len(lengths)
+        def tokens(run: list[int], _: object) -> int:
+            return len(self.prompts[self.prompt_of[run[0]]]) + sum(lengths[row] for row in run)
+
+        for together in packed(runs, max_tokens, cost=tokens):
+            yield [row for run in together for row in run]
 
     def select(self, rows: Sequence[int]) -> "Batch":
         """Some of the completions, with the tokens and weights that they have here."""
@@ -271,3 +248,24 @@ def sampled_columns(groups: Sequence[Group]) -> TokenColumns:
 
 def _owners(lengths: Sequence[int]) -> Int64[Tensor, " token"]:
     return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.long))
+
+
+def packed(
+    rows: Iterable[Row], most: int, *, cost: Callable[[Row, Row | None], int], padded: bool = False
+) -> Iterator[list[Row]]:
+    """Consecutive rows of at most `most` tokens together; one that is too long is by itself.
+
+    `cost` is that of a row behind the one before it in its micro-batch, or behind None as the first.  Padded rows each
+    cost as much as the widest of them.
+    """
+    batch: list[Row] = []
+    held = 0  # of padded rows the widest
+    for row in rows:
+        more = cost(row, batch[-1] if batch else None)
+        if batch and ((len(batch) + 1) * max(held, more) if padded else held + more) > most:
+            yield batch
+            batch, held, more = [], 0, cost(row, None)
+        batch.append(row)
+        held = max(held, more) if padded else held + more
+    if batch:
+        yield batch

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from posttrain.rewards.countdown import CountdownSteps, countdown, countdown_last
 from posttrain.rewards.grading.answers import ProcessReward
+from posttrain.rewards.shaping import graded_format, last_format, strict_format
 from tests.support.hostile_texts import built, read
 from tests.support.timing import milliseconds
 

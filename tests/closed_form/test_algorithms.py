@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posttrain.algorithms.advantages import group_centred, group_zscore
+from posttrain.algorithms.advantages import Overlong, group_centred, group_zscore, overlong_punishment
 from posttrain.algorithms.algorithm import Resample
 from posttrain.algorithms.credit import mean_of_rollouts
-from posttrain.algorithms.reward_shaping import Overlong, overlong_punishment
 from posttrain.algorithms.table import ALGORITHMS, build_algorithm
 from posttrain.algorithms.terms import KlTerm, TokenView
 from posttrain.needs import Need

@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.behaviours.behaviour_reader import BehaviourReader, compiled_pattern
-from posttrain.behaviours.behaviour_table import TABLE, PatternRow, SearchRow, chosen_rows, read_search
+from posttrain.behaviours.behaviour_reader import BehaviourReader
+from posttrain.behaviours.behaviour_table import (
+    TABLE,
+    PatternRow,
+    SearchRow,
+    chosen_rows,
+    compiled_pattern,
+    read_search,
+)
 from posttrain.options.behaviours import BehaviourOptions
 from posttrain.records import Finish, Group, Prompt, Rollout, TokenSequence
 from posttrain.rewards.countdown import Countdown

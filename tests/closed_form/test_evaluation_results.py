@@ -10,7 +10,6 @@ import torch
 
 from posttrain.generation.in_process import InProcessEngine
 from posttrain.options.reward import GradingOptions, RewardOptions
-from posttrain.records import Grades
 from posttrain.rewards.grading.function import reward_function
 from posttrain.rewards.reward_registry import load_reward
 from posttrain.runs.summary import headline
@@ -69,9 +68,8 @@ def test_the_table_has_the_reward_or_the_accuracy_or_both(before, after, shown) 
 def test_a_reward_that_counts_has_no_accuracy_but_a_mean() -> None:
     """Counts of 0 to 3: `score >= 1` would be called right, and an accuracy of 1.000 stand above the mean."""
     scores = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
-    ones, numbers = torch.ones(1, dtype=torch.float64), scores.double().numpy()
-    grades = Grades(names=("count",), scores=scores[None].double(), weights=ones, rewards=scores.double())
-    answers = Answers(groups=(), scores=numbers, rewards=numbers, outcomes={}, logged={}, grades=grades)
+    numbers = scores.double().numpy()
+    answers = Answers(groups=(), scores=numbers, rewards=numbers, outcomes={}, logged={})
     paid, free = (replace(QUESTIONS, rewards=rewards) for rewards in ((QUESTIONS.judge,), ()))
     assert answers.counts
     assert set(accuracies(answers, answers, paid)) == {"accuracy"}

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from posttrain.algorithms.advantages import RewardScaling, RewardStatistics, scaled_rewards
 from posttrain.algorithms.credit import Evidence
 from posttrain.algorithms.kl import AdaptiveKl, next_coefficient
-from posttrain.algorithms.reward_shaping import RewardScaling, RewardStatistics, scaled_rewards
 from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import ValueLossOptions, entropy_term, value_loss, value_term
 from posttrain.needs import Need

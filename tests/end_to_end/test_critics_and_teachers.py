@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 import posttrain
-from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.rl import show_rl_plan
+from posttrain.training.session import CallerObjects
 from tests.support.dice import dice
 from tests.support.refusals import refused
 from tests.support.runs import metrics_of, require_same, save_tiny_model

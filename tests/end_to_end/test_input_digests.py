@@ -24,7 +24,7 @@ from posttrain.config.sections import CollectConfig, Config
 from posttrain.runs.named_inputs import named_files, named_options
 from posttrain.runs.run_inputs import code_input
 from posttrain.schemas import field_docs
-from posttrain.training.caller_objects import CallerObjects, inputs_of
+from posttrain.training.session import CallerObjects, inputs_of
 from tests.end_to_end.test_resume_inputs import inputs
 from tests.support.own_objects import ROWS
 

@@ -18,9 +18,8 @@ from posttrain.records import Prompt
 from posttrain.rewards.code.code_reward import CodeReward
 from posttrain.runs.planned_memory import MachineMemory
 from posttrain.training import report
-from posttrain.training.caller_objects import CallerObjects
 from posttrain.training.rl import show_rl_plan
-from posttrain.training.session import open_session
+from posttrain.training.session import CallerObjects, open_session
 from tests.support.dice import dice
 from tests.support.own_objects import Counts, Sums, config, config_for, policy_of, rewarded_by_answer, upside_down
 from tests.support.refusals import mentions, refused

@@ -18,7 +18,7 @@ from posttrain.algorithms.terms import KlTerm
 from posttrain.cli import main
 from posttrain.options.training import ReferenceOptions
 from posttrain.runs.run_inputs import RunInput, RunInputs
-from posttrain.training.caller_objects import CallerObjects, inputs_of
+from posttrain.training.session import CallerObjects, inputs_of
 from tests.support.commands import refusal
 from tests.support.dice import dice
 from tests.support.own_objects import ROWS, Counts, Sums, config, config_for, policy_of, upside_down

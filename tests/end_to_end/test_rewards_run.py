@@ -13,8 +13,7 @@ from posttrain import ProcessReward, Span
 from posttrain.generation.engine import sample_groups
 from posttrain.rewards.grading.function import TrainerState
 from posttrain.runs.prompt_preview import graded_lines
-from posttrain.training.caller_objects import CallerObjects
-from posttrain.training.session import open_session
+from posttrain.training.session import CallerObjects, open_session
 from tests.support.own_objects import config_for
 from tests.support.pages import documented
 from tests.support.runs import command, metrics_of, require_same, tiny_recipe

@@ -14,8 +14,7 @@ from posttrain.commands.arguments import layers_for_model, split_arguments
 from posttrain.commands.trace_table import TracedRun, traced, traced_run
 from posttrain.config import Config, build
 from posttrain.runs.rollout_file import read_rollouts
-from posttrain.training.caller_objects import CallerObjects
-from posttrain.training.session import open_session
+from posttrain.training.session import CallerObjects, open_session
 from tests.support.commands import printed, program_of, refusal
 from tests.support.runs import metrics_of, save_tiny_model, tiny_recipe
 

@@ -27,8 +27,7 @@ from posttrain.rewards.grading.answers import Graded
 from posttrain.rewards.grading.grade import grade, reward_function
 from posttrain.rewards.grading.resources import Resources, default_resources
 from posttrain.rewards.judge_reward import JudgeReward
-from posttrain.training.caller_objects import CallerObjects
-from posttrain.training.session import open_session
+from posttrain.training.session import CallerObjects, open_session
 from tests.support.faulty_endpoint import Endpoint, endpoint, says
 from tests.support.own_objects import config_for
 from tests.support.refusals import refused

@@ -18,10 +18,9 @@ from posttrain.rewards.model import RewardModel
 from posttrain.runs.named_inputs import named_files
 from posttrain.runs.planned_memory import dpo_setup
 from posttrain.runs.progress import Clock
-from posttrain.training.caller_objects import CallerObjects, inputs_of
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.report import planned_memory, reward_model_bytes
-from posttrain.training.session import open_session
+from posttrain.training.session import CallerObjects, inputs_of, open_session
 from tests.support.model_folders import changed
 from tests.support.refusals import refused
 from tests.support.reward_models import classifier, reward_folder, reward_tokenizer

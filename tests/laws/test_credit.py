@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from posttrain.algorithms import advantages
+from posttrain.algorithms.advantages import Overlong, overlong_punishment
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Credit, Evidence, mean_of_rollouts
 from posttrain.algorithms.kl import k1, k2, k3
 from posttrain.algorithms.losses import UNBOUNDED, mean_over_tokens, weighted_policy_gradient
-from posttrain.algorithms.reward_shaping import Overlong, overlong_punishment
 from posttrain.algorithms.table import build_algorithm
 from posttrain.algorithms.terms import KlTerm, policy_term
 from posttrain.behaviours.behaviour_reader import BehaviourReader

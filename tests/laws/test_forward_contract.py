@@ -15,6 +15,7 @@ from posttrain.models.forward import Completions, ForwardNeeds, ForwardPass
 from posttrain.models.policy import Policy, as_policy
 from posttrain.training.pair_updates import accumulate_pairs
 from posttrain.training.reference import FrozenCopy
+from posttrain.training.sft.sft_run import accumulate_examples, held_out_loss
 from posttrain.training.update import Objective
 from tests.support import tiny
 from tests.support.pairs import some_pairs

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.algorithms import advantages, kl, losses
+from posttrain.algorithms.advantages import Overlong, overlong_punishment
 from posttrain.algorithms.losses import ClipRange
 from posttrain.algorithms.preference_losses import PREFERENCE_LOSSES, OfPairs, PairObjective
-from posttrain.algorithms.reward_shaping import Overlong, overlong_punishment
 from posttrain.models.classifiers.last_token_scores import ScoreReading, batches, classifier_scores
 from posttrain.models.logprobs import distribution_kl
 from posttrain.rewards.model import RewardModel

@@ -35,9 +35,9 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.tasks.base import Probe, Reading, Task
 from posttrain.tasks.countdown_task import CountdownTask
 from posttrain.training import rl
-from posttrain.training.caller_objects import StartOptions
 from posttrain.training.fit import fit, harness_options
 from posttrain.training.fit_session import FitSession
+from posttrain.training.session import StartOptions
 from posttrain.training.sft.learned_rows import CountdownDemonstrations, DemonstrationSet
 from posttrain.training.sft.sft_run import SftObjective
 from tests.support import tiny

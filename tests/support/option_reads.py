@@ -16,7 +16,7 @@ SETTINGS = ("posttrain.options.", "posttrain.config.")
 """Where options check themselves and each other, which is not yet an effect."""
 COPIES = ("dataclasses", "copy", "posttrain.schemas", "posttrain.binding", "posttrain.commands.flags")
 """What only copies, prints or compares them."""
-NOTES = ("posttrain.runs.run_inputs", "posttrain.runs.named_inputs", "posttrain.training.caller_objects")
+NOTES = ("posttrain.runs.run_inputs", "posttrain.runs.named_inputs", "posttrain.training.session")
 """What only notes them for a resume."""
 
 

@@ -13,10 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from posttrain.algorithms.advantages import sums_differ
+from posttrain.algorithms.advantages import RewardScaling, sums_differ
 from posttrain.algorithms.credit import Credit, CreditRule, Evidence
 from posttrain.algorithms.kl import AdaptiveKl
-from posttrain.algorithms.reward_shaping import RewardScaling
 from posttrain.algorithms.terms import KlTerm, LossTerm, TokenView, is_column, needs_of, require_needs, value_text
 from posttrain.errors import RunError, UserError
 from posttrain.needs import CREDIT_NEEDS, KEPT_FOR_TERMS, MissingColumn, Need

@@ -10,13 +10,12 @@ from annotated_types import Gt
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from posttrain.algorithms.advantages import leave_one_out
+from posttrain.algorithms.advantages import LEAST_DEVIATION, RewardScaling, leave_one_out, rewards_with_missing_stops
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.correction import Correction, corrected
 from posttrain.algorithms.credit import UNWHITENED, Credit, Evidence, Whitening
 from posttrain.algorithms.kl import AdaptiveKl
 from posttrain.algorithms.losses import WEIGHTINGS, ClipRange, NonNegative, Weighting, clipped_surrogate
-from posttrain.algorithms.reward_shaping import LEAST_DEVIATION, RewardScaling, rewards_with_missing_stops
 from posttrain.algorithms.terms import (
     DEFAULT_VALUE_LOSS,
     KlTerm,

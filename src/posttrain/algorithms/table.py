@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any, Literal
 
 from posttrain.algorithms import advantages, losses
+from posttrain.algorithms.advantages import PAPERS_OVERLONG, Overlong, overlong_punishment
 from posttrain.algorithms.algorithm import DYNAMIC_SAMPLING, Algorithm, Resample
 from posttrain.algorithms.correction import Correction, corrected
 from posttrain.algorithms.credit import CreditLevel, Scale, credit_at, leave_one_out_credit, per_function, per_rollout
 from posttrain.algorithms.distillation import distill
 from posttrain.algorithms.losses import UNBOUNDED, WEIGHTINGS, ClipRange, NonNegative, RatioLevel, Weighting
 from posttrain.algorithms.ppo import ppo
-from posttrain.algorithms.reward_shaping import PAPERS_OVERLONG, Overlong, overlong_punishment
 from posttrain.algorithms.terms import KlTerm, LossTerm, RatioTo, kl_term, policy_term
 from posttrain.binding import bind, build_own, is_own
 from posttrain.errors import UserError

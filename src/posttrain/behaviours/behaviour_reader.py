@@ -15,9 +15,8 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-import regex
 
-from posttrain.behaviours.behaviour_table import PatternRow, Row, SearchRow, Signs, read_search
+from posttrain.behaviours import behaviour_table
 from posttrain.errors import UserError
 from posttrain.records import Group
 from posttrain.rewards.countdown import puzzle
@@ -34,7 +33,6 @@ MAX_CHARACTERS = 20_000
 """Characters of a completion that are searched; 400 tokens of the bundled model are about 600."""
 TIMEOUT_SECONDS = 0.5
 """Processor time of one pattern on one completion."""
-Pattern = regex.Pattern[str]
 
 
 class PatternTimeout(RuntimeWarning):
@@ -50,7 +48,7 @@ class Tally:
     num_completions: int = 0
     num_tokens: int = 0
 
-    def add(self, signs: Signs, num_tokens: int) -> None:
+    def add(self, signs: behaviour_table.Signs, num_tokens: int) -> None:
         self.num_shown += signs.shown
         self.num_signs += signs.count
         self.num_completions += 1
@@ -69,21 +67,18 @@ class Tally:
 class BehaviourReader:
     """Finds the signs of the chosen rows in completions."""
 
-    rows: Mapping[str, Row]
+    rows: Mapping[str, behaviour_table.Row]
     timeout_seconds: float = TIMEOUT_SECONDS
 
-    def __post_init__(self) -> None:
-        assert self.patterns is not None  # a wrong pattern fails here, not in the first step
-
     @cached_property
-    def patterns(self) -> Mapping[str, tuple[Pattern, ...]]:
+    def patterns(self) -> Mapping[str, tuple[behaviour_table.Pattern, ...]]:
         return {
-            name: tuple(compiled_pattern(each, where=f"behaviours: {name}") for each in row.patterns)
+            name: tuple(behaviour_table.compiled_pattern(each, where=f"behaviours: {name}") for each in row.patterns)
             for name, row in self.rows.items()
-            if isinstance(row, PatternRow)
+            if isinstance(row, behaviour_table.PatternRow)
         }
 
-    def read(self, text: str, columns: Mapping[str, object]) -> dict[str, Signs]:
+    def read(self, text: str, columns: Mapping[str, object]) -> dict[str, behaviour_table.Signs]:
         """The signs of each row in the first `MAX_CHARACTERS` of a completion.
 
         A row is missing if it reads a Countdown search and the problem has no columns `numbers` and `target`, or if
@@ -91,17 +86,22 @@ class BehaviourReader:
         """
         text = text[:MAX_CHARACTERS]
         thinking = text.partition(END_THINK)[0]
-        found, search = dict[str, Signs](), None
-        if any(isinstance(row, SearchRow) for row in self.rows.values()) and {"numbers", "target"} <= columns.keys():
-            search = read_search(puzzle(columns["numbers"], columns["target"], columns.get("rule", "all")), text)
+        found, search = dict[str, behaviour_table.Signs](), None
+        if (
+            any(isinstance(row, behaviour_table.SearchRow) for row in self.rows.values())
+            and {"numbers", "target"} <= columns.keys()
+        ):
+            search = behaviour_table.read_search(
+                puzzle(columns["numbers"], columns["target"], columns.get("rule", "all")), text
+            )
         for name, row in self.rows.items():
-            if isinstance(row, SearchRow):
+            if isinstance(row, behaviour_table.SearchRow):
                 found |= {} if search is None else {name: row.read(search)}
                 continue
             within = thinking if row.within == "thinking" else text
             try:
                 count = num_signs(self.patterns[name], within, timeout_seconds=self.timeout_seconds)
-                found[name] = Signs(count, count >= row.at_least)
+                found[name] = behaviour_table.Signs(count, count >= row.at_least)
             except TimeoutError:
                 slow = f"took more than {self.timeout_seconds} s on a completion of {len(within)} characters"
                 remedy = "Bound its repeats, such as \\w{1,20} for \\w+."
@@ -132,7 +132,7 @@ class BehaviourReader:
         return {"behaviours": Probe(readings={**readings, **per_token}, measure=self.metrics)}
 
 
-def tallies(completions: Iterable[tuple[Mapping[str, Signs], int]]) -> dict[str, Tally]:
+def tallies(completions: Iterable[tuple[Mapping[str, behaviour_table.Signs], int]]) -> dict[str, Tally]:
     """The tally of each row over completions, each its signs and its number of tokens."""
     found: dict[str, Tally] = {}
     for signs, num_tokens in completions:
@@ -141,7 +141,9 @@ def tallies(completions: Iterable[tuple[Mapping[str, Signs], int]]) -> dict[str,
     return found
 
 
-def num_signs(patterns: Iterable[Pattern], text: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> int:
+def num_signs(
+    patterns: Iterable[behaviour_table.Pattern], text: str, *, timeout_seconds: float = TIMEOUT_SECONDS
+) -> int:
     """The stretches of a text that some pattern matches; overlapping matches are one.  Raises TimeoutError."""
     spans = [match.span() for pattern in patterns for match in pattern.finditer(text, timeout=timeout_seconds)]
     count, end = 0, 0
@@ -149,17 +151,6 @@ def num_signs(patterns: Iterable[Pattern], text: str, *, timeout_seconds: float 
         count += first >= end
         end = max(end, last)
     return count
-
-
-def compiled_pattern(text: str, *, where: str) -> Pattern:
-    """The compiled pattern, which ignores case.  Raises UserError if it is not one or matches an empty text."""
-    try:
-        compiled = regex.compile(text, regex.IGNORECASE)
-        if compiled.match("") is None:
-            return compiled
-    except (regex.error, OverflowError) as error:
-        raise UserError(f"{where}: {text!r} is not a regular expression: {error}") from None
-    raise UserError(f"{where}: {text!r} matches an empty text, so it matches everywhere.  Require a character.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +161,7 @@ class ReadCompletion:
     """Step and draw: completions of one prompt are not independent samples."""
     num_tokens: int
     reward: float | None
-    signs: dict[str, Signs]
+    signs: dict[str, behaviour_table.Signs]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 
+import regex
+
 from posttrain.binding import bind
 from posttrain.config.recipes import parse_yaml
 from posttrain.errors import UserError
@@ -116,6 +118,7 @@ class SearchRow:
 
 
 Row = PatternRow | SearchRow
+Pattern = regex.Pattern[str]
 
 TABLE: Mapping[str, Row] = {
     "verification": PatternRow(
@@ -207,23 +210,33 @@ def chosen_rows(options: BehaviourOptions) -> dict[str, Row]:
         places[options.file] = patterns_in(Path(options.file))
     for where, patterns in places.items():
         for name, content in patterns.items():
-            row = custom_row(f"{where}: {name}", name, content)
+            if not name.isidentifier():
+                rule = "is not a valid name of a metric.  Use letters, digits and _, such as says_hmm."
+                raise UserError(f"{where}: {name}: {rule}")
+            if not isinstance(content, Mapping):
+                rule = "should be a mapping, such as {any: ['\\bhmm\\b']}."
+                raise UserError(f"{where}: {name} = {content!r:.60} {rule}")
+            given = bind(PatternOptions, content, where=f"{where}: {name}")
+            for text in given.any:
+                compiled_pattern(text, where=f"behaviours: {name}")  # a wrong one fails here, not in the first step
             if name in TABLE or name in KINDS:
                 raise UserError(f"behaviours: `{name}` is already in the table.  Choose another name.")
             if name in rows:
                 raise UserError(f"behaviours: `{name}` is in the recipe and in {options.file}.  Remove one of them.")
-            rows[name] = row
+            says, least, within = given.says or name.replace("_", " "), given.at_least, given.within
+            rows[name] = PatternRow(says=says, patterns=given.any, at_least=least, within=within, kind="custom")
     return rows
 
 
-def custom_row(where: str, name: str, content: object) -> PatternRow:
-    if not name.isidentifier():
-        raise UserError(f"{where}: is not a valid name of a metric.  Use letters, digits and _, such as says_hmm.")
-    if not isinstance(content, Mapping):
-        raise UserError(f"{where} = {content!r:.60} should be a mapping, such as {{any: ['\\bhmm\\b']}}.")
-    given = bind(PatternOptions, content, where=where)
-    says = given.says or name.replace("_", " ")
-    return PatternRow(says=says, patterns=given.any, at_least=given.at_least, within=given.within, kind="custom")
+def compiled_pattern(text: str, *, where: str) -> Pattern:
+    """The compiled pattern, which ignores case.  Raises UserError if it is not one or matches an empty text."""
+    try:
+        compiled = regex.compile(text, regex.IGNORECASE)
+        if compiled.match("") is None:
+            return compiled
+    except (regex.error, OverflowError) as error:
+        raise UserError(f"{where}: {text!r} is not a regular expression: {error}") from None
+    raise UserError(f"{where}: {text!r} matches an empty text, so it matches everywhere.  Require a character.")
 
 
 def patterns_in(file: Path) -> Mapping[str, object]:

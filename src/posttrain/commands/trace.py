@@ -58,8 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     from posttrain.commands import trace_table
     from posttrain.commands.advantage_picture import draw_token_advantages
     from posttrain.generation.engine import sample_groups
-    from posttrain.training.caller_objects import CallerObjects
-    from posttrain.training.session import open_session
+    from posttrain.training.session import CallerObjects, open_session
 
     algorithm, beside = build_algorithm(config.algorithm), trace_table.algorithms_beside(switches.beside)
     reference, whitening = "", None

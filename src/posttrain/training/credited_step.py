@@ -14,9 +14,9 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posttrain.algorithms import kl
+from posttrain.algorithms.advantages import LEAST_DEVIATION, RewardStatistics, scaled_rewards
 from posttrain.algorithms.algorithm import Algorithm
 from posttrain.algorithms.credit import Credit, Evidence, mean_of_rollouts
-from posttrain.algorithms.reward_shaping import LEAST_DEVIATION, RewardStatistics, scaled_rewards
 from posttrain.batch import CreditedGroups, completions_of, sampled_columns
 from posttrain.errors import RunError
 from posttrain.models.forward import ForwardNeeds

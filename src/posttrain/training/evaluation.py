@@ -74,8 +74,6 @@ class Answers:
     """Share of each outcome of the judge."""
     logged: Mapping[str, float]
     """Means of what reward functions logged, by FUNCTION/NAME."""
-    grades: Grades
-    """Of the reward functions, else of the judge."""
 
     @property
     def correct(self) -> Float64[ndarray, "prompt sample"]:
@@ -116,16 +114,7 @@ def sample_answers(
     """
     request = evaluation_request(questions, samples=samples, greedy=greedy)
     groups = sample_groups(engine, questions.prompts, request, advance=advance)
-    answers = judged_answers(groups, questions, () if greedy else questions.rewards)
-    grades = replace(answers.grades, rewards=torch.from_numpy(answers.rewards))
-    judged = torch.from_numpy(answers.scores)
-    keep(ScoredCompletions(groups=answers.groups, grades=grades, judged=judged, greedy=greedy))
-    return answers
-
-
-def judged_answers(groups: Sequence[Group], questions: Questions, rewards: Sequence[RewardFunction]) -> Answers:
-    """Judge and reward completions; a function that does both is called once."""
-    judge = questions.judge
+    rewards, judge = () if greedy else questions.rewards, questions.judge
 
     def graded(functions: Sequence[RewardFunction]) -> Grades:
         return grade(
@@ -145,13 +134,15 @@ def judged_answers(groups: Sequence[Group], questions: Questions, rewards: Seque
     told = judged if summed is None else summed
     scores = judged.scores[alike.index(True) if any(alike) else 0]
     counts = Counter(outcome for row in judged.outcomes.get(judge.name, ()) for outcome in row if outcome)
+    earned = torch.full_like(scores, torch.nan) if summed is None else summed.rewards
+    grades = replace(told, outcomes={**judged.outcomes, **told.outcomes}, rewards=earned)
+    keep(ScoredCompletions(groups=tuple(groups), grades=grades, judged=scores, greedy=greedy))
     return Answers(
         groups=tuple(groups),
         scores=scores.numpy(),
-        rewards=(torch.full_like(scores, torch.nan) if summed is None else summed.rewards).numpy(),
+        rewards=earned.numpy(),
         outcomes={outcome: count / counts.total() for outcome, count in sorted(counts.items())},
         logged={name.removeprefix("logged/"): value for name, value in logged_metrics(told.logged).items()},
-        grades=replace(told, outcomes={**judged.outcomes, **told.outcomes}),
     )
 
 

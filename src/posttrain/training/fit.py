@@ -33,9 +33,9 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.run_inputs import RunInputs, require_same_inputs
 from posttrain.runs.summary import peak_memory_bytes, versions
 from posttrain.runs.tracker import require_trackers
-from posttrain.training.caller_objects import StartOptions
 from posttrain.training.fit_session import FitConfig, FitObjective, FitSession, Item
 from posttrain.training.optimizer import apply_gradients, next_rate
+from posttrain.training.session import StartOptions
 
 PREVIEWED = 2
 """Rows or pairs that a dry run shows."""

@@ -17,9 +17,8 @@ from posttrain.runs.progress import Clock, Progress
 from posttrain.runs.reports import EvaluationReport, ScoredCompletions
 from posttrain.runs.summary import HELD_OUT, REWARD, SCORE, headline
 from posttrain.tasks.base import Probe, Reading, Task
-from posttrain.training.caller_objects import CallerObjects, Rewards, Rows
 from posttrain.training.evaluation import Questions, brief_evaluation, full_evaluation, num_completions
-from posttrain.training.session import Session, open_session
+from posttrain.training.session import CallerObjects, Rewards, Rows, Session, open_session
 
 SHOWN = 3
 """Held-out problems whose completions are shown before and after."""

@@ -24,6 +24,7 @@ from posttrain.runs.checkpoint import Checkpoint
 from posttrain.runs.progress import Clock
 from posttrain.runs.rollout_file import read_rollouts, stored_steps
 from posttrain.runs.tensor_state import Tensors
+from posttrain.training import optimizer
 from posttrain.training.collector import CollectedStep
 from posttrain.training.credited_step import (
     EXPLAINED,
@@ -36,15 +37,6 @@ from posttrain.training.credited_step import (
 )
 from posttrain.training.critic import CRITIC, Critic
 from posttrain.training.metrics import UpdateReport, kl_limit
-from posttrain.training.optimizer import (
-    POLICY,
-    OwnOptimizer,
-    ParameterGroup,
-    new_optimizer,
-    next_rate,
-    require_all_trained,
-    take_over,
-)
 from posttrain.training.reference import Reference, Teacher, UncopiedPolicy, named_reference, reference_of, teacher_of
 from posttrain.training.update import Objective, Observations, group_logprobs, micro_losses, update
 
@@ -80,8 +72,8 @@ class Learner:
         algorithm: Algorithm,
         settings: LearnerSettings,
         *,
-        parameter_groups: Sequence[ParameterGroup] = (),
-        own_optimizer: OwnOptimizer | None = None,
+        parameter_groups: Sequence[optimizer.ParameterGroup] = (),
+        own_optimizer: optimizer.OwnOptimizer | None = None,
     ) -> None:
         """Parameter groups set rates and clipping of modules; a caller's optimiser replaces AdamW and its options.
 
@@ -100,10 +92,12 @@ class Learner:
         if own_optimizer is not None:
             self.optimizer = own_optimizer.optimizer
         else:
-            groups = [*parameter_groups] or [ParameterGroup(module=POLICY, parameters=[*policy.model.parameters()])]
+            groups = [*parameter_groups] or [
+                optimizer.ParameterGroup(module=optimizer.POLICY, parameters=[*policy.model.parameters()])
+            ]
             groups += [] if self.critic is None else [self.critic.parameter_group]
-            self.optimizer = new_optimizer(groups, settings.update)
-        require_all_trained(self.optimizer, policy.model)
+            self.optimizer = optimizer.new_optimizer(groups, settings.update)
+        optimizer.require_all_trained(self.optimizer, policy.model)
         require_whole_adapter(policy.model)
         if lora_layers(policy.model):
             require_adapter_decay(settings.update, "update")
@@ -153,7 +147,7 @@ class Learner:
         self.left_out = 0
         for index, batch in enumerate(batches):
             number, total = (step - 1) * self.passes.updates + index, settings.num_steps * self.passes.updates
-            rate = next_rate(settings.update, self.own_optimizer, number, total)
+            rate = optimizer.next_rate(settings.update, self.own_optimizer, number, total)
             if not batch.completions:
                 continue  # nothing to learn from; a zero gradient would still move AdamW's weights
             objective = replace(self.objective(), largest_kl=kl_limit(limit, reports, noisy=noisy))
@@ -181,7 +175,7 @@ class Learner:
             return
         with clock("update"):
             for micro in first.split(self.settings.update.tokens_per_microbatch, padded=policy.forward.padded):
-                for share in micro_losses(policy, micro, self.whole_objective(), Observations()):
+                for share in micro_losses(policy, micro, self.objective(whole=True), Observations()):
                     share.backward()
             self.optimizer.zero_grad(set_to_none=True)
             if policy.device.type == "cuda":
@@ -201,9 +195,13 @@ class Learner:
             logprobs = group_logprobs(self.policy, groups.groups[:1], temperature=temperature, max_tokens=budget)
         return (logprobs - groups.columns.behaviour_logprobs[: len(logprobs)]).abs()
 
-    def whole_objective(self) -> Objective:
+    def objective(self, *, whole: bool = False) -> Objective:
+        """What an update minimises: only the critic's terms until it has learned enough, unless it is the `whole`."""
+        algorithm, frozen = self.algorithm, not (whole or self.actor_critic_state.fitted)
+        if frozen:
+            algorithm = replace(algorithm, terms=tuple(term for term in algorithm.terms if Need.VALUES in term.needs))
         return Objective(
-            algorithm=self.algorithm,
+            algorithm=algorithm,
             temperature=self.settings.temperature,
             reference=self.reference,
             teacher=self.teacher,
@@ -211,14 +209,8 @@ class Learner:
             keep_tokens=self.settings.keep_token_columns,
             critic=self.critic,
             check_terms=self.check_terms,
+            policy_frozen=frozen,
         )
-
-    def objective(self) -> Objective:
-        whole = self.whole_objective()
-        if self.actor_critic_state.fitted:
-            return whole
-        valued = tuple(term for term in self.algorithm.terms if Need.VALUES in term.needs)
-        return replace(whole, algorithm=replace(self.algorithm, terms=valued), policy_frozen=True)
 
     def batches(self, credited: CreditedStep, clock: Clock) -> list[Batch]:
         """The batch of each update: whole groups, in another order each epoch, with token weights fixed.
@@ -280,7 +272,7 @@ class Learner:
     def load_optimizer_state(self, run: str) -> None:
         if self.own_optimizer is not None:
             raise UserError(f"update.optimizer_from = {run}: is for AdamW only.  Leave it out, or your optimiser.")
-        take_over(self.optimizer, run, where=f"update.optimizer_from = {run}")
+        optimizer.take_over(self.optimizer, run, where=f"update.optimizer_from = {run}")
 
     def restore(self, saved: Checkpoint) -> None:
         if self.reference is not None and "reference" in saved.tensors:

@@ -22,6 +22,7 @@ from posttrain.algorithms.preference_losses import (
     log_ratios,
     ranked_right,
 )
+from posttrain.batch import packed
 from posttrain.errors import RunError
 from posttrain.models.classifiers.heads import TextScorer
 from posttrain.models.forward import Completions
@@ -52,22 +53,15 @@ def pair_microbatches(
     order = sorted(
         range(len(pairs)), key=lambda row: (longest[pairs[row].prompt.tokens], pairs[row].prompt.tokens, widths[row])
     )
-    batch: list[int] = []
-    held, widest = 0, 0
-    prompts: set[tuple[int, ...]] = set()
-    for row in order:
+
+    def cost(row: int, before: int | None) -> int:
         prompt = pairs[row].prompt.tokens
-        more = sum(answers[row]) + (0 if prompt in prompts else len(prompt))
-        would = 2 * (len(batch) + 1) * max(widest, widths[row]) if padded else held + more
-        if batch and would > max_tokens:
-            yield batch
-            batch, held, widest, prompts = [], 0, 0, set()
-            more = sum(answers[row]) + len(prompt)
-        batch.append(row)
-        held, widest = held + more, max(widest, widths[row])
-        prompts.add(prompt)
-    if batch:
-        yield batch
+        if padded:
+            return 2 * widths[row]
+        known = before is not None and pairs[before].prompt.tokens == prompt
+        return sum(answers[row]) + (0 if known else len(prompt))
+
+    return packed(order, max_tokens, cost=cost, padded=padded)
 
 
 @dataclass(frozen=True, slots=True)

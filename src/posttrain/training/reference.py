@@ -14,13 +14,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from posttrain.errors import UserError
-from posttrain.models.adapters.in_force import (
-    adapter_as,
-    adapter_off,
-    adapter_tensors,
-    trains_adapter_alone,
-    without_dropout,
-)
+from posttrain.models.adapters import in_force
 from posttrain.models.adapters.lora import UP
 from posttrain.models.loading.construction import linear_matrices
 from posttrain.models.loading.model_folder import load_beside
@@ -80,7 +74,7 @@ class EarlierAdapter:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        matrices = adapter_tensors(policy.model)
+        matrices = in_force.adapter_tensors(policy.model)
         is_base = all(not bool(each.any()) for name, each in matrices.items() if f".{UP}" in name)
         self.kept: Mapping[str, Tensor] | None = None if is_base else {n: each.clone() for n, each in matrices.items()}
         """The earlier matrices; None if the adapter is off."""
@@ -88,14 +82,14 @@ class EarlierAdapter:
     @contextmanager
     def entered(self) -> Iterator[Policy]:
         model = self.policy.model
-        with adapter_off(model) if self.kept is None else adapter_as(model, self.kept):
+        with in_force.adapter_off(model) if self.kept is None else in_force.adapter_as(model, self.kept):
             yield self.policy
 
     def tensors(self) -> Tensors:
         return self.kept or {}
 
     def restore(self, tensors: Tensors) -> None:
-        matrices = adapter_tensors(self.policy.model)
+        matrices = in_force.adapter_tensors(self.policy.model)
         if tensors:
             refuse_mismatch("the reference's adapter", shapes(matrices), tensors)
         self.kept = {name: each.to(matrices[name], copy=True) for name, each in tensors.items()} if tensors else None
@@ -109,7 +103,7 @@ class UncopiedPolicy:
 
     @contextmanager
     def entered(self) -> Iterator[Policy]:
-        with without_dropout(self.policy.model):
+        with in_force.without_dropout(self.policy.model):
             yield self.policy
 
     def tensors(self) -> Tensors:
@@ -120,7 +114,7 @@ class UncopiedPolicy:
 
 
 def reference_of(policy: Policy) -> Reference:
-    return EarlierAdapter(policy) if trains_adapter_alone(policy.model) else FrozenCopy(policy)
+    return EarlierAdapter(policy) if in_force.trains_adapter_alone(policy.model) else FrozenCopy(policy)
 
 
 def named_reference(path: str, policy: Policy) -> Reference:

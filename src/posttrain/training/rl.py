@@ -26,14 +26,24 @@ from posttrain.runs.watchers import RewardGuard, SamplerGuard, Watcher
 from posttrain.schemas import did_you_mean
 from posttrain.tasks.base import Task
 from posttrain.training import report
-from posttrain.training.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows, StartOptions, inputs_of
 from posttrain.training.collector import CollectedStep, no_journal
 from posttrain.training.credited_step import CreditedStep
 from posttrain.training.evaluation import held_out_metrics
 from posttrain.training.held_out import evaluate_when_due, held_out_score, measure
 from posttrain.training.learner import earlier_rollouts, warm_start
 from posttrain.training.metrics import UpdateReport, step_metrics, step_tokens, update_metrics
-from posttrain.training.session import Session, open_session, require_prompts_and_rows, require_training_by_reward
+from posttrain.training.session import (
+    NOTHING_BROUGHT,
+    CallerObjects,
+    Rewards,
+    Rows,
+    Session,
+    StartOptions,
+    inputs_of,
+    open_session,
+    require_prompts_and_rows,
+    require_training_by_reward,
+)
 from posttrain.training.trained import RunState
 
 
@@ -96,8 +106,8 @@ def to_the_end(steps: RunSteps) -> Run:
 def run_steps(config: Config, caller: CallerObjects, start: StartOptions) -> RunSteps:
     """The run of a config and a caller's objects, step by step; nothing is done before the first `next`."""
     require_training_by_reward(config)
-    inputs = inputs_of(config, caller)
     require_trackers(config.run.report_to, config.tracker)
+    inputs = inputs_of(config, caller)
     if start.resume:
         inputs = require_same_inputs(Path(config.run.folder), inputs, accept_changes=start.accept_changes)
     else:

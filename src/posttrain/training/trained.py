@@ -13,16 +13,8 @@ from posttrain.models.loading.model_folder import load_policy, load_policy_to_tr
 from posttrain.models.loading.new_model import new_model, new_tokenizer
 from posttrain.models.policy import Policy, as_policy
 from posttrain.options.model import ModelOptions, NewModelOptions
+from posttrain.runs import tensor_state
 from posttrain.runs.checkpoint import Checkpoint
-from posttrain.runs.tensor_state import (
-    Tensors,
-    frozen_state,
-    module_tensors,
-    optimizer_tensors,
-    require_same_frozen,
-    restore_module,
-    restore_optimizer,
-)
 from posttrain.training.optimizer import POLICY, OwnOptimizer
 
 
@@ -97,7 +89,7 @@ class FitState(Counters):
 class SavedPart(Protocol):
     """State of a run apart from modules, optimiser and counters; what is not a tensor is JSON."""
 
-    def tensors(self) -> Mapping[str, Tensors]: ...
+    def tensors(self) -> Mapping[str, tensor_state.Tensors]: ...
 
     def state(self) -> Mapping[str, object]: ...
 
@@ -140,17 +132,19 @@ class Trained(Generic[State]):
     @cached_property
     def frozen(self) -> Mapping[str, object]:
         """A digest of the frozen weights, which checkpoints leave out."""
-        return frozen_state(self.policy.model, self.policy.model.name_or_path or "a model object")
+        return tensor_state.frozen_state(self.policy.model, self.policy.model.name_or_path or "a model object")
 
-    def tensors(self) -> Mapping[str, Tensors]:
-        found: dict[str, Tensors] = {name: module_tensors(module) for name, module in self.modules.items()}
-        found["optimizer"] = optimizer_tensors(self.optimizer)[0]
+    def tensors(self) -> Mapping[str, tensor_state.Tensors]:
+        found: dict[str, tensor_state.Tensors] = {
+            name: tensor_state.module_tensors(module) for name, module in self.modules.items()
+        }
+        found["optimizer"] = tensor_state.optimizer_tensors(self.optimizer)[0]
         for part in self.parts:
             found |= part.tensors()
         return found
 
     def state(self) -> Mapping[str, object]:
-        found = {"run": asdict(self.run), "optimizer": optimizer_tensors(self.optimizer)[1], **self.frozen}
+        found = {"run": asdict(self.run), "optimizer": tensor_state.optimizer_tensors(self.optimizer)[1], **self.frozen}
         for part in self.parts:
             found |= part.state()
         return found
@@ -160,15 +154,15 @@ class Trained(Generic[State]):
         optimizer, run = saved.state["optimizer"], saved.state["run"]
         assert isinstance(optimizer, Mapping)
         assert isinstance(run, Mapping)
-        require_same_frozen(self.frozen, saved.state)
+        tensor_state.require_same_frozen(self.frozen, saved.state)
         self.run.restore(run)
         for part in self.parts:
             part.restore(saved)
         if self.own_optimizer is not None:
             self.own_optimizer.advance(max(0, saved.step * self.updates_per_step - 1))
         for name, module in self.modules.items():
-            restore_module(module, saved.tensors[name])
-        restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
+            tensor_state.restore_module(module, saved.tensors[name])
+        tensor_state.restore_optimizer(self.optimizer, saved.tensors["optimizer"], optimizer)
 
 
 def policy_of_run(

@@ -21,10 +21,9 @@ from posttrain.runs.reports import Run, StepReport
 from posttrain.runs.run_inputs import require_same_inputs
 from posttrain.runs.tracker import require_trackers
 from posttrain.tasks.dataset import DatasetTask
-from posttrain.training.caller_objects import CallerObjects, StartOptions, inputs_of
 from posttrain.training.collector import CollectedStep
 from posttrain.training.rl import make_ready, to_the_end, train_session
-from posttrain.training.session import Session, open_session
+from posttrain.training.session import CallerObjects, Session, StartOptions, inputs_of, open_session
 from posttrain.training.update import Observations, micro_loss, token_totals
 from posttrain.trl.base_trainer import BaseTrainer
 from posttrain.trl.configs.recipe import BatchPlan, RunLength, batch_plan, ratio_level_notes, rl_config

@@ -27,16 +27,10 @@ from posttrain.runs.reports import Metrics
 from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.tensor_state import Tensors
 from posttrain.tasks.preference_set import PreferenceSet
+from posttrain.training import pair_updates
 from posttrain.training.fit import model_card, write_model
 from posttrain.training.fit_session import FitObjective
 from posttrain.training.held_out import Row, table_lines
-from posttrain.training.pair_updates import (
-    MeasuredPairs,
-    PairReference,
-    accumulate_pairs,
-    answer_lengths,
-    logprobs_without_gradient,
-)
 from posttrain.training.reference import Reference
 from posttrain.training.trained import FitState
 
@@ -101,7 +95,7 @@ class DpoObjective(FitObjective[Preference]):
         self.config, self.policy, self.pairs, self.model_name = config, policy, pairs, model_name
         self.options = config.dpo.resolved()
         self.held_out, self.run = pairs.held_out, DpoState()
-        self.reference = PairReference(policy, self.options, reference)
+        self.reference = pair_updates.PairReference(policy, self.options, reference)
         self.loss = pair_objective(self.options)
 
     def begin(self, harness: Harness) -> None:
@@ -115,7 +109,9 @@ class DpoObjective(FitObjective[Preference]):
     def accumulate(self, batch: Sequence[Preference]) -> dict[str, float]:
         numbers = [self.pairs.number(self.run.first + place) for place in range(len(batch))]
         reference = self.reference.logprobs("training", numbers, batch)
-        loss, measured = accumulate_pairs(self.policy, batch, reference, self.loss, self.options.tokens_per_microbatch)
+        loss, measured = pair_updates.accumulate_pairs(
+            self.policy, batch, reference, self.loss, self.options.tokens_per_microbatch
+        )
         return {"loss": loss, **measured.means()}
 
     def counted(self, batch: Sequence[Preference]) -> dict[str, float]:
@@ -127,9 +123,9 @@ class DpoObjective(FitObjective[Preference]):
     def measured(self) -> tuple[dict[str, float], Mapping[str, object]]:
         """With bootstrap intervals over prompts."""
         pairs, prompts = self.held_out, [pair.prompt.tokens for pair in self.held_out]
-        policy = logprobs_without_gradient(self.policy, pairs, self.options.tokens_per_microbatch)
+        policy = pair_updates.logprobs_without_gradient(self.policy, pairs, self.options.tokens_per_microbatch)
         reference = self.reference.logprobs("held_out", range(len(pairs)), pairs)
-        found = MeasuredPairs.of(self.loss, policy, reference, answer_lengths(pairs))
+        found = pair_updates.MeasuredPairs.of(self.loss, policy, reference, pair_updates.answer_lengths(pairs))
         columns = {"loss": found.losses, **{each: found.columns[each] for each in WITH_INTERVAL}}
         metrics = {f"eval/{name}": value for name, value in found.means().items()}
         metrics["eval/loss"] = found.losses.mean().item()

@@ -30,7 +30,6 @@ from posttrain.tasks.dataset import count_text
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.tasks.row_files.rows import GivenRows
 from posttrain.training import held_out
-from posttrain.training.caller_objects import NOTHING_BROUGHT, CallerObjects, Rewards, Rows, StartOptions, inputs_of
 from posttrain.training.collector import Journal, completion_tokens, no_journal
 from posttrain.training.dpo.dpo_objective import DpoObjective
 from posttrain.training.evaluation import held_out_metrics
@@ -39,7 +38,17 @@ from posttrain.training.fit_session import FitSession, pairs_of_rows
 from posttrain.training.metrics import step_metrics
 from posttrain.training.optimizer import OwnOptimizer, require_all_trained
 from posttrain.training.reference import Reference, UncopiedPolicy
-from posttrain.training.session import Session, open_session, require_prompts_and_rows
+from posttrain.training.session import (
+    NOTHING_BROUGHT,
+    CallerObjects,
+    Rewards,
+    Rows,
+    Session,
+    StartOptions,
+    inputs_of,
+    open_session,
+    require_prompts_and_rows,
+)
 from posttrain.training.trained import policy_of_run
 
 PARTS = ("prompt", "chosen", "rejected")

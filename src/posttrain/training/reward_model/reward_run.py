@@ -29,18 +29,12 @@ from posttrain.runs.watchers import Watcher
 from posttrain.tasks.dataset import Rows
 from posttrain.tasks.preference_set import PreferenceSet
 from posttrain.tasks.row_files.rows import NO_ROWS_GIVEN, GivenRows
-from posttrain.training.caller_objects import StartOptions
 from posttrain.training.fit import run_fit, show_plan
 from posttrain.training.fit_session import FitObjective, FitSession, pairs_of_rows
 from posttrain.training.optimizer import POLICY, OwnOptimizer, ParameterGroup, new_optimizer
 from posttrain.training.pair_updates import PairScores, accumulate_scores, pair_scores, read_answers
-from posttrain.training.reward_model.calibration import (
-    HeldOutPairs,
-    calibration_words,
-    draw_calibration,
-    draw_pair_curves,
-    held_out_pairs,
-)
+from posttrain.training.reward_model import calibration
+from posttrain.training.session import StartOptions
 from posttrain.training.trained import FitState, policy_of_run
 
 HEAD = "head"
@@ -102,9 +96,9 @@ class RewardModelObjective(FitObjective[Preference]):
     def num_tokens(self, batch: Sequence[Preference]) -> int:
         return sum(len(pair.prompt.tokens) + len(answer) for pair in batch for answer in read_answers(pair))
 
-    def scored(self) -> tuple[HeldOutPairs, PairScores]:
+    def scored(self) -> tuple[calibration.HeldOutPairs, PairScores]:
         scores = pair_scores(self.scorer, self.held_out, self.options.tokens_per_microbatch)
-        return held_out_pairs(scores, self.held_out, self.options.calibration_bins), scores
+        return calibration.held_out_pairs(scores, self.held_out, self.options.calibration_bins), scores
 
     def measured(self) -> tuple[dict[str, float], Mapping[str, object]]:
         found, _ = self.scored()
@@ -154,10 +148,10 @@ class RewardModelObjective(FitObjective[Preference]):
         require_loadable(classifier, path / "model")
         if self.config.run.curves:
             with writing(path / "curves.png", path):
-                draw_pair_curves(path / "metrics.jsonl", path / "curves.png", title=path.name)
+                calibration.draw_pair_curves(path / "metrics.jsonl", path / "curves.png", title=path.name)
         if found is not None and scores is not None:
             with writing(path / "calibration.png", path):
-                draw_calibration(found.summary(), path / "calibration.png", title=path.name)
+                calibration.draw_calibration(found.summary(), path / "calibration.png", title=path.name)
             both = zip(self.held_out, scores.chosen.tolist(), scores.rejected.tolist(), strict=True)
             folder.write_rows(HELD_OUT, [{"where": pair.where, "chosen": a, "rejected": b} for pair, a, b in both])
 
@@ -173,7 +167,7 @@ class RewardModelObjective(FitObjective[Preference]):
             results = [
                 f"held-out accuracy {first}{after['accuracy']:.3f} [{low:.3f}, {high:.3f}]",
                 f"of {after['num_pairs']} pairs",
-                f"{calibration_words(after)}, mean margin {after['margin']:.2f}",
+                f"{calibration.calibration_words(after)}, mean margin {after['margin']:.2f}",
             ]
         return [
             *results,

@@ -14,16 +14,8 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example, TokenSequence
 from posttrain.tasks.prompt_content import prompt_content
-from posttrain.tasks.row_files.row_formats import (
-    CompletionRow,
-    ConversationRow,
-    RowFormat,
-    columns_read,
-    detected_format,
-    format_line,
-    formatted,
-    tools_of,
-)
+from posttrain.tasks.row_files import row_formats
+from posttrain.tasks.row_files.row_formats import CompletionRow, ConversationRow, RowFormat
 from posttrain.tasks.row_files.rows import BadRows, DatasetRow
 
 TOKENS, LABELS = "input_ids", "labels"
@@ -81,7 +73,7 @@ def format_of(rows: Sequence[DatasetRow]) -> str:
         return TOKENS
     if TEXT in columns and not any(each <= columns.keys() for each in BEFORE_TEXT):
         return TEXT
-    return detected_format(rows, FORMATS)
+    return row_formats.detected_format(rows, FORMATS)
 
 
 def learned_row(row: DatasetRow, format: str) -> LearnedRow:
@@ -98,16 +90,18 @@ def learned_row(row: DatasetRow, format: str) -> LearnedRow:
         if isinstance(text, str) and text:
             return TextRow(row.where, text)
         raise UserError(f"{row.where}: the column `{TEXT}` must hold a text, not {text!r:.80}; fill it or drop the row")
-    made = formatted([row], RowFormat(format))[0]
+    made = row_formats.formatted([row], RowFormat(format))[0]
     assert isinstance(made, CompletionRow | ConversationRow)
     return made
 
 
 def columns_line(rows: Sequence[DatasetRow], *, known: str = "") -> str:
     format, own = format_of(rows), (WEIGHT, known)
-    if format in READ:
-        return format_line(format, rows, lambda row: (*READ[format], *own))
-    return format_line(format, rows, lambda row: (*columns_read(RowFormat(format), row), *own))
+
+    def read(row: DatasetRow) -> Sequence[str]:
+        return READ[format] if format in READ else row_formats.columns_read(RowFormat(format), row)
+
+    return row_formats.format_line(format, rows, lambda row: (*read(row), *own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +164,9 @@ class ExampleMaker:
         if isinstance(row, TextRow):
             return [self.masking.text(self.masking.renderer.render(row.text, id=row.where))]
         if isinstance(row, ConversationRow):
-            return self.of_conversation(Dialogue(where=row.where, messages=self.with_system(row), tools=tools_of(row)))
+            return self.of_conversation(
+                Dialogue(where=row.where, messages=self.with_system(row), tools=row_formats.tools_of(row))
+            )
         prompt = row.prompt if isinstance(row.prompt, str) else [*row.prompt]
         given, answer = prompt_content(prompt, self.task, row.where), row.completion
         if isinstance(given, str):
@@ -186,7 +182,7 @@ class ExampleMaker:
                     " read.  Give the conversation as `messages`, or remove the mark."
                 )
         turns = [{"role": ASSISTANT, "content": answer}] if isinstance(answer, str) else [*answer]
-        messages, tools = [*given, *turns], tools_of(row)
+        messages, tools = [*given, *turns], row_formats.tools_of(row)
         return self.of_conversation(Dialogue(where=row.where, messages=messages, num_given=len(given), tools=tools))
 
     def with_system(self, row: ConversationRow) -> list[Mapping[str, Any]]:

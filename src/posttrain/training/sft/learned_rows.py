@@ -18,14 +18,7 @@ from posttrain.options.dataset import DatasetOptions
 from posttrain.options.task import ArithmeticOptions, CountdownOptions, Demonstrator, SentencesOptions
 from posttrain.options.training import SftOptions
 from posttrain.records import Example, Prompt
-from posttrain.tasks.arithmetic_task import (
-    ArithmeticTask,
-    demonstrated_additions,
-    demonstrated_answer,
-    demonstrated_question,
-    held_out_additions,
-    question_messages,
-)
+from posttrain.tasks import arithmetic_task
 from posttrain.tasks.base import PromptRenderer
 from posttrain.tasks.countdown_problems import held_out_problems
 from posttrain.tasks.countdown_task import CountdownTask, demonstrate
@@ -34,16 +27,7 @@ from posttrain.tasks.draw_order import permutation
 from posttrain.tasks.row_files.row_formats import CompletionRow
 from posttrain.tasks.row_files.rows import MEMORY, NO_ROWS_GIVEN, BadRows, DatasetRow, GivenRows, numbered_rows
 from posttrain.tasks.sentences_task import grammar_text
-from posttrain.training.sft.example_maker import (
-    ExampleMaker,
-    LearnedRow,
-    PackedExample,
-    TextRow,
-    TokenRow,
-    columns_line,
-    learned_rows,
-    row_list,
-)
+from posttrain.training.sft import example_maker
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,10 +35,10 @@ class RowExamples:
     """Examples by number, epoch after epoch."""
 
     seed: int
-    trained: Sequence[PackedExample]
-    apart: Sequence[PackedExample]
+    trained: Sequence[example_maker.PackedExample]
+    apart: Sequence[example_maker.PackedExample]
     """Held-out ones."""
-    maker: ExampleMaker
+    maker: example_maker.ExampleMaker
     """Holds the counts of rows that were cut, left out or empty."""
     format: str
     """The columns that are read, and those that are not, for the plan."""
@@ -126,19 +110,20 @@ def row_examples(
     bad = BadRows(task.skip_bad_rows)
     read = configured_rows(task, bad) if given.rows is None else numbered_rows(given.rows, MEMORY, bad)
     held_out_rows = held_out_of(task, given.held_out, bad)
-    everything = learned_rows(read, bad)
-    apart = None if held_out_rows is None else learned_rows(held_out_rows, bad)
+    everything = example_maker.learned_rows(read, bad)
+    apart = None if held_out_rows is None else example_maker.learned_rows(held_out_rows, bad)
 
-    def keyed(rows: Sequence[LearnedRow]) -> list[DatasetRow]:
+    def keyed(rows: Sequence[example_maker.LearnedRow]) -> list[DatasetRow]:
         return [DatasetRow(row.where, {task.prompt_column: prompt_of(row), "row": row}) for row in rows]
 
     training, held_out = split(keyed(everything), None if apart is None else keyed(apart), task)
-    maker = ExampleMaker(masking=masking, task=task, options=options, longest=longest, bad=bad)
+    maker = example_maker.ExampleMaker(masking=masking, task=task, options=options, longest=longest, bad=bad)
     trained, measured = (
-        maker.examples([cast(LearnedRow, row.columns["row"]) for row in part]) for part in (training, held_out)
+        maker.examples([cast(example_maker.LearnedRow, row.columns["row"]) for row in part])
+        for part in (training, held_out)
     )
     if maker.too_long and options.long_rows == "error":
-        rows = row_list([f"{where} ({length} tokens)" for where, length in maker.too_long])
+        rows = example_maker.row_list([f"{where} ({length} tokens)" for where, length in maker.too_long])
         raise UserError(
             f"sft.max_length: {len(maker.too_long)} rows are longer than {longest} tokens: {rows}.  Use a larger value"
             " within the model's context, or sft.long_rows = skip or cut."
@@ -148,15 +133,15 @@ def row_examples(
     if not trained:
         where = f"sft.long_rows = {options.long_rows}"
         raise UserError(f"{where}: all rows are longer than {longest} tokens.  Use a larger sft.max_length.")
-    format = columns_line(read, known=SOURCE if task.sources and given.rows is None else "")
+    format = example_maker.columns_line(read, known=SOURCE if task.sources and given.rows is None else "")
     return RowExamples(seed=seed, trained=trained, apart=measured, maker=maker, format=format)
 
 
-def prompt_of(row: LearnedRow) -> object:
+def prompt_of(row: example_maker.LearnedRow) -> object:
     """The part of a row before its first answer."""
-    if isinstance(row, TextRow):
+    if isinstance(row, example_maker.TextRow):
         return row.text
-    if isinstance(row, TokenRow):
+    if isinstance(row, example_maker.TokenRow):
         return [*row.tokens]
     if isinstance(row, CompletionRow):
         return row.prompt if isinstance(row.prompt, str) else [*row.prompt]
@@ -189,23 +174,27 @@ class CountdownDemonstrations:
 class ArithmeticDemonstrations:
     """Additions, mostly answered in prose and sometimes in the requested form."""
 
-    name = ArithmeticTask.name
+    name = arithmetic_task.ArithmeticTask.name
 
-    def __init__(self, task: ArithmeticTask) -> None:
+    def __init__(self, task: arithmetic_task.ArithmeticTask) -> None:
         self.task, options = task, task.options
-        self.shown = demonstrated_additions(num_training=options.num_questions, num_held_out=options.held_out_size)
+        self.shown = arithmetic_task.demonstrated_additions(
+            num_training=options.num_questions, num_held_out=options.held_out_size
+        )
 
     def training(self, index: int, rng: Random) -> Demonstration:
         addition = rng.choice(self.shown)
-        content = question_messages(demonstrated_question(addition, rng), self.task.options.system)
+        content = arithmetic_task.question_messages(
+            arithmetic_task.demonstrated_question(addition, rng), self.task.options.system
+        )
         prompt = self.task.renderer.render(content, id=f"train/{index}", prefill="", columns={})
-        return prompt, demonstrated_answer(addition, rng)
+        return prompt, arithmetic_task.demonstrated_answer(addition, rng)
 
     def held_out(self, size: int, rng: Random) -> Iterator[Demonstration]:
         options = self.task.options
-        apart = held_out_additions(options.held_out_size, num_training=options.num_questions)
+        apart = arithmetic_task.held_out_additions(options.held_out_size, num_training=options.num_questions)
         for index, addition in enumerate(apart[:size]):
-            yield self.task.prompt(addition, f"held-out/{index}"), demonstrated_answer(addition, rng)
+            yield self.task.prompt(addition, f"held-out/{index}"), arithmetic_task.demonstrated_answer(addition, rng)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +230,7 @@ def demonstrations_of(
     if isinstance(task, SentencesOptions):
         return SentenceDemonstrations(renderer)
     if isinstance(task, ArithmeticOptions):
-        return ArithmeticDemonstrations(ArithmeticTask(task, renderer, seed=seed))
+        return ArithmeticDemonstrations(arithmetic_task.ArithmeticTask(task, renderer, seed=seed))
     return CountdownDemonstrations(CountdownTask(task, renderer, seed=seed), demonstrator)
 
 

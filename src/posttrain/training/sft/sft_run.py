@@ -10,6 +10,7 @@ from typing import ClassVar, cast
 import numpy as np
 import torch
 
+from posttrain.batch import packed
 from posttrain.config import SftConfig
 from posttrain.errors import UserError
 from posttrain.models.conversation_masks import Masking
@@ -32,10 +33,10 @@ from posttrain.runs.run_folder import RunFolder
 from posttrain.runs.watchers import Watcher
 from posttrain.tasks.dataset import Rows
 from posttrain.tasks.row_files.rows import NO_ROWS_GIVEN, GivenRows
-from posttrain.training.caller_objects import StartOptions
 from posttrain.training.fit import run_fit, show_plan, write_model
 from posttrain.training.fit_session import FitObjective, FitSession
 from posttrain.training.optimizer import OwnOptimizer
+from posttrain.training.session import StartOptions
 from posttrain.training.sft.learned_rows import DemonstrationSet, RowExamples, demonstrations_of, row_examples
 from posttrain.training.trained import FitState, policy_of_run
 
@@ -139,17 +140,8 @@ def microbatches(examples: Sequence[Example], max_tokens: int, *, padded: bool =
 
     With padded rows each example counts as many inputs as the longest of its micro-batch.
     """
-    batch: list[Example] = []
-    held = 0
-    for example in sorted(examples, key=lambda e: e.num_inputs):
-        before = len(batch) * example.num_inputs if padded else held  # in this order the newest is the longest
-        if batch and before + example.num_inputs > max_tokens:
-            yield batch
-            batch, held = [], 0
-        batch.append(example)
-        held += example.num_inputs
-    if batch:
-        yield batch
+    by_length = sorted(examples, key=lambda example: example.num_inputs)
+    return packed(by_length, max_tokens, cost=lambda example, _: example.num_inputs, padded=padded)
 
 
 @dataclass(slots=True, kw_only=True)
