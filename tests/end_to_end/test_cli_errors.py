@@ -14,7 +14,6 @@ from posttrain.cli import COMMANDS
 from posttrain.commands.arguments import split_arguments
 from posttrain.commands.chat import ChatConfig
 from posttrain.commands.flags import help_record
-from posttrain.commands.serve import ServeConfig
 from posttrain.config import Config, IrlConfig, SftConfig
 from posttrain.config.reading import checked_sections
 from posttrain.config.recipes import merge, parse_yaml
@@ -177,7 +176,7 @@ def test_the_help_of_rl_says_what_each_field_says_and_shows_the_recipe_s_values(
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "check-task"])  # its help is one text
 def test_no_help_of_a_flag_breaks_off_within_a_line(command: str) -> None:
-    kind = {"sft": SftConfig, "irl": IrlConfig, "chat": ChatConfig, "serve": ServeConfig}.get(command, Config)
+    kind = {"sft": SftConfig, "irl": IrlConfig, "chat": ChatConfig}.get(command, Config)
     parser = help_record(checked_sections(kind, merge([])), program_of(command))
     assert [text for text in helps(parser) if "\n" in text] == []
 

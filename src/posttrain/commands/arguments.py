@@ -65,7 +65,6 @@ class SplitArguments:
         raise UserError(f"{COMMAND_LINE}: {name} is missing: {self.program.name} [--FLAGS ...]")
 
     def only(self, name: str) -> "tuple[str, SplitArguments]":
-        """The one positional argument, and the flags."""
         first, rest = self.first(name)
         if rest.positional:
             stray = " ".join(rest.positional)

@@ -111,7 +111,6 @@ class Cell:
 
     @property
     def recipe(self) -> str:
-        """The recipe of the run, every option written out."""
         return as_recipe(self.config)
 
 

@@ -128,7 +128,10 @@ def sandbox(options: SandboxOptions) -> bool:
     if options.kind == "none":
         print("sandbox      none: programs that a model wrote run as you, with only limits")
         return False
-    safe = sealed() if options.kind == "sealed" else elsewhere(options)
+    found = sealed() if options.kind == "sealed" else elsewhere(options)
+    for finding in found:
+        print(f"  {finding.line()}")
+    safe = bool(found) and all(finding.passed for finding in found)
     print(f"  {'safe: every probe passed' if safe else 'NOT SAFE: no program will be run here'}")
     others = [name for name, command in OTHERS.items() if shutil.which(command) and name != options.kind]
     if options.kind == "sealed" and others:
@@ -136,12 +139,12 @@ def sandbox(options: SandboxOptions) -> bool:
     return safe
 
 
-def sealed() -> bool:
-    """Whether the fork-server is safe to use."""
+def sealed() -> Sequence[Finding]:
+    """What the fork-server's probes found; nothing if it does not start."""
     print("sandbox      sealed fork-server")
     if sys.platform != "linux":
         print(f"  not on {sys.platform}: it needs seccomp, which is Linux.  Use sandbox.kind: container or remote.")
-        return False
+        return []
     with ProcessPool() as pool:
         try:
             server = pool.opened()
@@ -149,17 +152,17 @@ def sealed() -> bool:
             server = None
         except (RunError, ServerLost) as error:
             print(f"  the fork-server does not start: {error}")
-            return False
+            return []
         if server is not None:
             landlock = f"version {server.landlock}" if server.landlock else "not in this kernel; only seccomp"
             user = f"nobody ({server.uid})" if server.uid is not None else f"this one ({os.getuid()})"
             print(f"  layers     resource limits, Landlock ({landlock}), seccomp; programs run as {user}")
             for name, reason in server.missing.items():
                 print(f"  missing    module {name}: {reason}")
-        return print_findings(pool.found)
+        return pool.found
 
 
-def elsewhere(options: SandboxOptions) -> bool:
+def elsewhere(options: SandboxOptions) -> Sequence[Finding]:
     with ReplaySandbox(backend_for(options), at_once=os.cpu_count() or 1) as there:
         print(f"sandbox      {there.backend.name}")
         try:
@@ -167,10 +170,4 @@ def elsewhere(options: SandboxOptions) -> bool:
         except SandboxUnavailable as unavailable:
             if not there.found:
                 print(f"  {unavailable}")
-        return print_findings(there.found)
-
-
-def print_findings(found: Sequence[Finding]) -> bool:
-    for finding in found:
-        print(f"  {finding.line()}")
-    return bool(found) and all(finding.passed for finding in found)
+        return there.found

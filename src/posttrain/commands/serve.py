@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Gt
@@ -11,19 +11,12 @@ from annotated_types import Gt
 from posttrain.commands.arguments import LOADING, TEMPLATE, model_layer, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.commands.serving.http_base import Port, is_loopback
+from posttrain.config import Config
 from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded
-from posttrain.options.model import ModelOptions
 
 TOKEN_VARIABLE = "POSTTRAIN_SERVE_TOKEN"
 """The environment variable that holds the token if no flag gives it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeConfig:
-    """The served model."""
-
-    model: ModelOptions = field(default_factory=ModelOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +48,7 @@ PROGRAM = CommandSpec(
 def main(arguments: Sequence[str]) -> int:
     """Serve until interrupted."""
     model, given = split_arguments(arguments, PROGRAM).only("MODEL")
-    config, switches = given.configured(ServeConfig, [model_layer(model)])
+    config, switches = given.configured(Config, [model_layer(model)])
     token = token_of(switches)
     from posttrain.commands.serving.completion_service import Service, listening
     from posttrain.models.loading.model_folder import load_policy

@@ -144,7 +144,6 @@ class Collection:
 
     @cached_property
     def chosen(self) -> pairs.ChosenPairs:
-        """The pairs, known once all is sampled."""
         assert self.sampled, "pairs are made of all prompts at once"
         return pairs.choose_pairs(self.prompts, self.config.collect, seed=self.config.run.seed)
 
