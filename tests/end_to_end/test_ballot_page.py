@@ -214,7 +214,7 @@ def test_a_vote_that_fails_on_a_full_disk_takes_no_other_with_it(
     monkeypatch.setattr(files, "write_to_end", torn)
     with CollectionFolder.create(tmp_path / "run", "seed: 7\n") as folder:
         asked = written_pair()
-        anna, ben = (Ballot([asked], folder.journal(VOTES), rater=rater, seed=0) for rater in ("anna", "ben"))
+        anna, ben = (Ballot([asked], folder.line_journals[VOTES], rater=rater, seed=0) for rater in ("anna", "ben"))
 
         def vote_of_ben() -> None:
             assert begun.wait(30)
@@ -226,4 +226,4 @@ def test_a_vote_that_fails_on_a_full_disk_takes_no_other_with_it(
             anna.vote(asked.id, "tie")
         bens.join()
         assert len(ben.votes) == 1
-        assert standing_votes(folder.journal(VOTES).records()) == {"ben": {asked.id: "tie"}}
+        assert standing_votes(folder.line_journals[VOTES].records()) == {"ben": {asked.id: "tie"}}

@@ -1,9 +1,8 @@
 """Preferences collected: a policy's completions sampled, made into pairs, judged, and written as rows to learn from.
 
-with open_collection(config, resume=...) as collection:
-    collection.sample()                   completions of every prompt, scored if rewards judge
-    collection.judge(people)              the pairs, by rewards, by a language model or by people
-    collection.finish()                   preferences.jsonl, ties.jsonl, summary.json
+collection.sample()                   completions of every prompt, scored if rewards judge
+collection.judge(people)              the pairs, by rewards, by a language model or by people
+collection.finish()                   preferences.jsonl, ties.jsonl, summary.json
 
 Nothing in its folder needs posttrain to be read:
 
@@ -21,8 +20,7 @@ that collecting ends or stops.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -75,13 +73,10 @@ class CollectionFolder(Folder):
         """Become the writer of a folder that is known to be a collection's."""
         return cls(path, lock_folder(path), begun=True)
 
-    def __init__(self, path: Path, lock: int, *, begun: bool, new: bool = False) -> None:
-        super().__init__(path, lock, begun=begun, new=new)
-        self._line_journals = {name: LineJournal(self.path / name) for name in (COMPLETIONS, ANSWERS, VOTES)}
-
-    def journal(self, name: str) -> LineJournal:
-        """A journal: one object for all who write to it."""
-        return self._line_journals[name]
+    @cached_property
+    def line_journals(self) -> dict[str, LineJournal]:
+        """One object for all who write to a journal."""
+        return {name: LineJournal(self.path / name) for name in (COMPLETIONS, ANSWERS, VOTES)}
 
 
 def inputs_of_collection(config: CollectConfig, own: PairObjects) -> RunInputs:
@@ -115,7 +110,23 @@ def collect(
     collection in `config.run.folder` continues: nothing is sampled, asked or voted on twice.
     """
     own = PairObjects(policy=policy, rows=None if rows is None else list(rows), rewards=tuple(rewards))
-    with open_collection(config, own, resume=resume, accept_changes=accept_changes) as collection:
+    path, inputs = Path(config.run.folder), inputs_of_collection(config, own)
+    if resume:
+        before = build(CollectConfig, [named_inputs.run_recipe(path)], to_run=False)
+        lasting = (named_inputs.lasting_options(each, MAY_CHANGE) for each in (before, config))
+        if found := named_inputs.option_differences(*lasting):
+            rule = f"the config differs from the collection's own in {'; '.join(found)}"
+            raise UserError(f"resume {path}: {rule}.  Restore it, or collect into another folder.")
+        inputs = require_same_inputs(path, inputs, accept_changes=accept_changes)
+    judge = LlmJudge(config.judge, seed=config.run.seed) if isinstance(config.judge, LlmJudgeOptions) else None
+    if judge is not None:
+        judge.reward.key()  # a missing key shows before anything is sampled
+    folder = CollectionFolder.resume(path) if resume else CollectionFolder.claim(path, overwrite=config.run.overwrite)
+    with folder, Progress(0) as progress, interruptible() as interruption:
+        if resume:
+            folder.replace_config(saved_recipe(config))
+            folder.write_inputs(inputs)
+        collection = Collection(config, own, inputs, folder, progress, interruption, judge)
         collection.sample()
         collection.judge(people)
         return collection.finish()
@@ -140,7 +151,7 @@ class Collection:
         """Those whose completions are on the disk."""
         if not self.folder.begun:  # the journal may be of a collection that is overwritten
             return []
-        return [pairs.sampled_prompt(each) for each in self.folder.journal(COMPLETIONS).records()]
+        return [pairs.sampled_prompt(each) for each in self.folder.line_journals[COMPLETIONS].records()]
 
     @cached_property
     def chosen(self) -> pairs.ChosenPairs:
@@ -164,7 +175,7 @@ class Collection:
                     if not self.folder.begun:  # only now is an earlier collection overwritten
                         self.folder.begin(saved_recipe(self.config))
                         self.folder.write_inputs(self.inputs)
-                    self.folder.journal(COMPLETIONS).append([asdict(each) for each in batch])
+                    self.folder.line_journals[COMPLETIONS].append([asdict(each) for each in batch])
                     self.prompts.extend(batch)
                     if self.interruption:
                         break
@@ -189,7 +200,7 @@ class Collection:
         self.seconds["judge"] = time.monotonic() - began
 
     def ballot(self, rater: str) -> Ballot:
-        return Ballot(self.chosen.pairs, self.folder.journal(VOTES), rater=rater, seed=self.config.run.seed)
+        return Ballot(self.chosen.pairs, self.folder.line_journals[VOTES], rater=rater, seed=self.config.run.seed)
 
     def finish(self) -> Run:
         """Write the rows of what is judged so far, and the summary; nothing if nothing is sampled."""
@@ -224,7 +235,7 @@ class Collection:
 
     def _ask(self, judge: LlmJudge) -> None:
         """Ask the judge what is open; each answer is on the disk before the next batch of questions."""
-        journal, most = self.folder.journal(ANSWERS), self.config.grading.max_failure_share
+        journal, most = self.folder.line_journals[ANSWERS], self.config.grading.max_failure_share
         open_now = judge.open_questions(self.chosen.pairs, journal.records())
         if not open_now:
             return
@@ -250,36 +261,7 @@ class Collection:
             name = " + ".join(self.prompts[0].completions[0].scores or {}) or "reward"
             return pairs.judged_by_rewards(chosen, judge.margin, name)
         if self.judge_model is None:
-            return pairs.judged_by_people(chosen, self.folder.journal(VOTES).records())
-        records = self.folder.journal(ANSWERS).records()
+            return pairs.judged_by_people(chosen, self.folder.line_journals[VOTES].records())
+        records = self.folder.line_journals[ANSWERS].records()
         still_open = {each.pair.id for each in self.judge_model.open_questions(chosen, records)}
         return pairs.judged_by_model(chosen, records, still_open)
-
-
-@contextmanager
-def open_collection(
-    config: CollectConfig, own: PairObjects, *, resume: bool = False, accept_changes: bool = False
-) -> Iterator[Collection]:
-    """Become the one writer of a collection; leaving it lets the next one in.
-
-    A folder that is overwritten is cleared when the first completions are there.
-    """
-    path, inputs = Path(config.run.folder), inputs_of_collection(config, own)
-    if resume:
-        own_config = build(CollectConfig, [named_inputs.run_recipe(path)], to_run=False)
-        found = named_inputs.option_differences(
-            named_inputs.lasting_options(own_config, MAY_CHANGE), named_inputs.lasting_options(config, MAY_CHANGE)
-        )
-        if found:
-            rule = f"the config differs from the collection's own in {'; '.join(found)}"
-            raise UserError(f"resume {path}: {rule}.  Restore it, or collect into another folder.")
-        inputs = require_same_inputs(path, inputs, accept_changes=accept_changes)
-    judge = LlmJudge(config.judge, seed=config.run.seed) if isinstance(config.judge, LlmJudgeOptions) else None
-    if judge is not None:
-        judge.reward.key()  # a missing key shows before anything is sampled
-    folder = CollectionFolder.resume(path) if resume else CollectionFolder.claim(path, overwrite=config.run.overwrite)
-    with folder, Progress(0) as progress, interruptible() as interruption:
-        if resume:
-            folder.replace_config(saved_recipe(config))
-            folder.write_inputs(inputs)
-        yield Collection(config, own, inputs, folder, progress, interruption, judge)
