@@ -14,7 +14,7 @@ COMMANDS = {
     "dpo": ("train.dpo", "train a model on pairs of answers of which one is better"),
     "reward-model": ("train.reward_model", "train a reward model on pairs of answers"),
     "collect": ("collect", "make pairs of completions and have them judged: by rewards, a language model or people"),
-    "irl": ("irl", "find the reward behind demonstrations"),
+    "irl": ("train.irl", "find the reward behind demonstrations"),
     "phases": ("phases", "run phases of one recipe one after another, such as sft, reward model, rl"),
     "compare": ("compare", "run recipes at an equal budget, several seeds each, side by side"),
     "behaviours": ("behaviours", "show how often a run's completions check, go back or try again, over training"),
@@ -22,10 +22,10 @@ COMMANDS = {
     "chat": ("chat", "ask a model by hand"),
     "serve": ("serve", "serve a model at an OpenAI-compatible endpoint"),
     "trace": ("trace", "show one rollout token by token: state, action, log-prob, reward, advantage"),
-    "plan": ("plan", "show the memory of a recipe, before anything is loaded"),
+    "plan": ("plan.show_plan", "show the memory of a recipe, before anything is loaded"),
     "check-task": ("check_task", "show what a reward pays for right answers and for cheap tricks"),
     "doctor": ("doctor", "show what this machine has, and whether it can run programs safely"),
-    "config": ("config", "print the recipe that recipes and flags make"),
+    "config": ("plan.show_recipe", "print the recipe that recipes and flags make"),
 }
 """Name -> module in posttrain.commands, with its function unless that is `main`; and what it does."""
 

@@ -1,1 +1,1 @@
-"""One module per command of the `posttrain` program; cli.py imports the one that is run."""
+"""The commands of the `posttrain` program; cli.py imports only the module of the one that is run."""

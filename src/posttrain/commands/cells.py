@@ -134,8 +134,12 @@ def make_cells(variants: Mapping[str, Config], *, seeds: int, budget: Budget, fo
     by_reward = isinstance(wanted.task, Mapping) or wanted.task.name == DatasetOptions.name
     alike = (*MEASURED_ALIKE, *(("rewards",) if by_reward else ()))
     for name, config in variants.items():
-        for option in alike:
-            require_same(option, {first: value_at(wanted, option), name: value_at(config, option)})
+        for option in alike:  # what decides how results are measured
+            values = value_at(wanted, option), value_at(config, option)
+            if values[0] != values[1]:
+                shown = "\n".join(f"    {each}: {value}" for each, value in zip((first, name), values, strict=True))
+                rule = f"{option} differs between {first} and {name}: their results could not be compared"
+                raise UserError(f"{rule}.\n{shown}\n  Give all variants the same, such as by --base.")
         require_suits(name, config, budget)
 
     def config_of(config: Config, name: str, seed: int) -> Config:
@@ -150,15 +154,6 @@ def make_cells(variants: Mapping[str, Config], *, seeds: int, budget: Budget, fo
         for seed in range(wanted.run.seed, wanted.run.seed + seeds)
         for name, config in variants.items()
     ]
-
-
-def require_same(option: str, values: Mapping[str, object]) -> None:
-    """Refuse a difference in what decides how results are measured."""
-    first, *others = values.values()
-    if any(value != first for value in others):
-        shown = "\n".join(f"    {name}: {value}" for name, value in values.items())
-        rule = f"{option} differs between {' and '.join(values)}: their results could not be compared"
-        raise UserError(f"{rule}.\n{shown}\n  Give all variants the same, such as by --base.")
 
 
 def require_suits(name: str, config: Config, budget: Budget) -> None:

@@ -53,6 +53,11 @@ class Phase:
     """Of its run."""
 
     @property
+    def recipe_file(self) -> Path:
+        """The recipe that it was begun with, next to its folder."""
+        return self.folder.with_name(f"{self.folder.name}.yaml")
+
+    @property
     def command(self) -> str:
         return COMMAND_OF[recipe_kind(self.layers)]
 

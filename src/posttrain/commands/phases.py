@@ -90,7 +90,7 @@ def run_phases(phases: "Sequence[Phase]", folder: Path, tell: Callable[[str], No
 
 def finished(phase: "Phase", config: Any) -> bool:
     """Whether a phase has been run to its end.  Raises UserError if its run was begun by another recipe."""
-    kept = phase_recipe_file(phase)
+    kept = phase.recipe_file
     changed = changed_options(kept, config) if phase.folder.is_dir() and kept.is_file() else []
     if changed:
         rule = f"was begun by another recipe than phase {phase.name} has now: {first_changes(changed)}"
@@ -107,17 +107,12 @@ def run_phase(phase: "Phase", config: Any, later: "Sequence[Phase]") -> None:
         if each.folder.is_dir() and phase.name in each.takes_over().values():
             rule = f"was made of an earlier result of phase {phase.name}, which is to be run again"
             raise UserError(f"{each.folder}: {rule}.  {REMEDY}")
-    recipe = phase_recipe_file(phase)
+    recipe = phase.recipe_file
     recipe.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(recipe, as_recipe(config).encode())
     begun = (phase.folder / "config.yaml").is_file()
     command = ["--resume", str(phase.folder)] if begun else [str(recipe)]
     run_posttrain([phase.command, *command], name=f"phase {phase.name}", log=recipe.with_suffix(".log"))
-
-
-def phase_recipe_file(phase: "Phase") -> Path:
-    """The recipe that a phase was begun with, next to its folder."""
-    return phase.folder.parent / f"{phase.folder.name}.yaml"
 
 
 def phase_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -1,16 +1,19 @@
-"""`posttrain plan`: the memory of a recipe, part by part, before anything is loaded."""
+"""What a recipe means, before anything is loaded: `posttrain config` prints it whole, `posttrain plan` its memory."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Ge
 
+from posttrain.binding import is_own
 from posttrain.commands.arguments import TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec
 from posttrain.config import CollectConfig, Config, DpoConfig, IrlConfig, RewardModelConfig
-from posttrain.config.reading import recipe_kind, resolved_config
+from posttrain.config.reading import recipe_kind, recipe_sections, resolved_config
+from posttrain.config.recipes import merge, to_yaml
+from posttrain.config.run_trust import READ_BY_IMPORT
 from posttrain.errors import UserError
 from posttrain.options.bounds import PositiveInt
 
@@ -27,17 +30,39 @@ class PlanSwitches(TrustSwitch):
     """Print the plan as JSON, in bytes."""
 
 
-PROGRAM = CommandSpec(
-    name="posttrain plan [RECIPE.yaml ...]",
-    description="Show the memory of a recipe, next to the same as PPO with a critic, GRPO, GRPO with LoRA and GRPO with"
-    " QLoRA.  Only the model's config.json is read, no weights.  Warns if a run will not fit.",
-    switches=PlanSwitches(),
-)
+PROGRAMS = {
+    "config": CommandSpec(
+        name="posttrain config [RECIPE.yaml ...]",
+        description="Print the recipe that recipes and flags make: running it gives the same run.",
+    ),
+    "plan": CommandSpec(
+        name="posttrain plan [RECIPE.yaml ...]",
+        description="Show the memory of a recipe, next to the same as PPO with a critic, GRPO, GRPO with LoRA and GRPO"
+        " with QLoRA.  Only the model's config.json is read, no weights.  Warns if a run will not fit.",
+        switches=PlanSwitches(),
+    ),
+}
 
 
-def main(arguments: Sequence[str]) -> int:
+def show_recipe(arguments: Sequence[str]) -> int:
+    """Print the recipe with every option.
+
+    The user's own task and algorithm in a run's recipe stay as they are written: resolving them would run their code.
+    """
+    given = split_arguments(arguments, PROGRAMS["config"])
+    layers = given.recipes()
+    merged = merge(layers)
+    of_runs = [name for name in READ_BY_IMPORT if merged.source(f"{name}.path") in merged.of_runs]
+    own = {name: merged.sections[name] for name in of_runs if is_own(name, merged.sections[name])}
+    known = [replace(layer, sections={**layer.sections, **dict.fromkeys(own, None)}) for layer in layers]
+    config, _ = given.configured(recipe_kind(layers), known if own else layers, to_run=False, loads_model=False)
+    print(to_yaml({**recipe_sections(config), **own}), end="")
+    return 0
+
+
+def show_plan(arguments: Sequence[str]) -> int:
     """Print the plan."""
-    given = split_arguments(arguments, PROGRAM)
+    given = split_arguments(arguments, PROGRAMS["plan"])
     layers = given.recipes()
     config, switches = given.configured(recipe_kind(layers), layers, loads_model=False)
     if isinstance(config, IrlConfig | CollectConfig):

@@ -1,4 +1,4 @@
-"""The commands that train a model: `posttrain rl`, `sft`, `reward-model` and `dpo`."""
+"""The commands that train: `posttrain rl`, `sft`, `reward-model` and `dpo`, and `irl`, which finds a reward."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 from posttrain.commands.arguments import INTERRUPTED, TrustSwitch, split_arguments
 from posttrain.commands.flags import CommandSpec
-from posttrain.config import Config, DpoConfig, RewardModelConfig, SftConfig, TrainingConfig
+from posttrain.config import Config, DpoConfig, IrlConfig, RewardModelConfig, SftConfig, TrainingConfig
 from posttrain.options.bounds import NonNegativeInt
 from posttrain.runs.interruption import stopped_with_a_word, what_is_kept
 
@@ -63,6 +63,12 @@ PROGRAMS = {
         " and `rejected`), or, with --dpo.rounds, on pairs of its own answers, judged by rewards.",
         switches=TrainingSwitches(),
     ),
+    "irl": CommandSpec(
+        name="posttrain irl [RECIPE.yaml ...]",
+        description="Find the reward behind demonstrations.  Recipes are files or names of bundled ones, later ones"
+        " override earlier; flags override them all.  The options of world, demonstrations, features and method depend"
+        " on their names.",
+    ),
 }
 TRAINS: dict[str, tuple[type[TrainingConfig], str, str, str]] = {
     "rl": (Config, "posttrain.training.rl", "train", "show_rl_plan"),
@@ -100,6 +106,20 @@ def run_training(command: str, arguments: Sequence[str]) -> int:
 
 
 rl, sft, reward_model, dpo = (partial(run_training, command) for command in TRAINS)
+
+
+def irl(arguments: Sequence[str]) -> int:
+    """Find a reward."""
+    given = split_arguments(arguments, PROGRAMS["irl"])
+    config, _ = given.configured(IrlConfig, given.recipes())
+    from posttrain.irl_runs import require_library
+
+    for library in ("scipy", *(["matplotlib"] if config.run.plots else [])):
+        require_library(library)
+    from posttrain.irl_runs.run import recover
+
+    recover(config)
+    return 0
 
 
 def show_prompts(config: Config, count: int) -> None:

@@ -125,7 +125,11 @@ def build(
         require(config)
         return config
     except UserError as error:
-        raise UserError(f"{blamed(merged, str(error))}: {error}") from None
+        # The source of the first option, or else section, that the message names.
+        words = [word.strip(".,:`()") for word in str(error).split()]
+        named = [word for word in words if "." in word and word in merged.origins]
+        named += [section for word in words if (section := word.partition(".")[0]) in merged.origins]
+        raise UserError(f"{merged.origins[named[0]] if named else 'defaults'}: {error}") from None
 
 
 def checked_sections(kind: type, merged: MergedRecipe) -> dict[str, Any]:
@@ -182,11 +186,3 @@ def unknown_section(kind: type, merged: MergedRecipe, name: str) -> str:
             return f"{where} {here}; it belongs to `posttrain {command}`."
     inside = sections_with(kind, name)
     return f"{where}.  Did you mean `{inside[0]}.{name}`?" if inside else f"{where}.  There are: {', '.join(known)}."
-
-
-def blamed(merged: MergedRecipe, message: str) -> str:
-    """The source that set the first option, or else section, that the message names."""
-    words = [word.strip(".,:`()") for word in message.split()]
-    named = [word for word in words if "." in word and word in merged.origins]
-    named += [section for word in words if (section := word.partition(".")[0]) in merged.origins]
-    return merged.origins[named[0]] if named else "defaults"
