@@ -11,7 +11,7 @@ from posttrain.config import Config, SftConfig, build
 from posttrain.config.reading import checked_sections, recipe_kind
 from posttrain.config.recipes import VARIANTS, RecipeLayer, merge, read_recipe
 from posttrain.config.run_trust import trusted
-from posttrain.config.sections import require_complete, section_names
+from posttrain.config.sections import section_names
 from posttrain.errors import UserError
 from posttrain.options.bounds import Bounded
 from posttrain.options.model import ModelOptions, is_adapter_folder, is_run_folder, run_model
@@ -95,7 +95,7 @@ class SplitArguments:
             if getattr(switches, name, None):
                 flag = f"--{name.replace('_', '-')} is for a run that is resumed"
                 raise UserError(f"{COMMAND_LINE}: {flag}; give --resume RUN, or leave it out.")
-        config = build(kind, layers, require=require_complete, to_run=to_run)
+        config = build(kind, layers, final=True, to_run=to_run)
         model = getattr(config, "model", None)
         if loads_model and isinstance(model, ModelOptions):
             model.require_files()

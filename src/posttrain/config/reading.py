@@ -1,6 +1,6 @@
 """From recipe files, flags and Python overrides to one config, or to one message with the mistakes; and back."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from itertools import islice
@@ -105,16 +105,11 @@ def recipe_kind(layers: Sequence[RecipeLayer]) -> type[AnyConfig]:
     return Config
 
 
-def build(
-    kind: type[Built],
-    layers: Sequence[RecipeLayer],
-    *,
-    require: Callable[[Built], None] = lambda config: None,
-    to_run: bool = True,
-) -> Built:
-    """The config of the layers, of which later ones override earlier ones; `require` may refuse it.
+def build(kind: type[Built], layers: Sequence[RecipeLayer], *, final: bool = False, to_run: bool = True) -> Built:
+    """The config of the layers, of which later ones override earlier ones.
 
-    Unless the config is `to_run`, only code that is imported to read it has to be trusted.
+    To a `final` one no Python code adds an algorithm, so that the recipe's has to suit it.  Unless the config is
+    `to_run`, only code that is imported to read it has to be trusted.
     """
     merged = merge(layers)
     if to_run:
@@ -122,7 +117,10 @@ def build(
     sections = checked_sections(kind, merged)
     try:
         config = kind(**{name: section_of(name, record) for name, record in sections.items()})
-        require(config)
+        if final and isinstance(config, Config):
+            from posttrain.algorithms.table import build_algorithm  # with torch, which other runs do not need
+
+            config.require_suits(build_algorithm(config.algorithm))
         return config
     except UserError as error:
         # The source of the first option, or else section, that the message names.

@@ -278,14 +278,6 @@ class IrlConfig(Sections):
     )
 
 
-def require_complete(config: object) -> None:
-    """Check a config that is final: no Python code adds an algorithm to it."""
-    if isinstance(config, Config):
-        from posttrain.algorithms.table import build_algorithm  # with torch, which other runs do not need
-
-        config.require_suits(build_algorithm(config.algorithm))
-
-
 def full_section(section: str, given: Mapping[str, object]) -> Any:
     """A mapping of Python code with every option that it leaves out."""
     return section_of(section, record_of(section_record(Config, section, given), given, where=section))

@@ -151,7 +151,7 @@ class Collection:
         """Those whose completions are on the disk."""
         if not self.folder.begun:  # the journal may be of a collection that is overwritten
             return []
-        return [pairs.sampled_prompt(each) for each in self.folder.line_journals[COMPLETIONS].records()]
+        return [pairs.SampledPrompt.read(each) for each in self.folder.line_journals[COMPLETIONS].records()]
 
     @cached_property
     def chosen(self) -> pairs.ChosenPairs:

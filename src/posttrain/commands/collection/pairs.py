@@ -52,11 +52,11 @@ class SampledPrompt:
             return self.prompt[0]["content"]
         return "\n\n".join(f"{message['role']}: {message['content']}" for message in self.prompt)
 
-
-def sampled_prompt(record: Mapping[str, Any]) -> SampledPrompt:
-    made = [SampledCompletion(**{**each, "finish": Finish(each["finish"])}) for each in record["completions"]]
-    prompt = record["prompt"] if isinstance(record["prompt"], str) else tuple(record["prompt"])
-    return SampledPrompt(**{**record, "prompt": prompt, "completions": tuple(made)})
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> "SampledPrompt":
+        made = [SampledCompletion(**{**each, "finish": Finish(each["finish"])}) for each in record["completions"]]
+        prompt = record["prompt"] if isinstance(record["prompt"], str) else tuple(record["prompt"])
+        return cls(**{**record, "prompt": prompt, "completions": tuple(made)})
 
 
 def sampled_prompts(groups: Sequence[Group], grades: Grades | None) -> list[SampledPrompt]:
