@@ -31,8 +31,8 @@ def show_collection_plan(config: CollectConfig) -> None:
     most = {"all": every, "best_worst": 1, "random": min(every, options.pairs_per_prompt)}[options.pairs]
     pairs, how = options.num_prompts * most, "by people"
     if isinstance(judge, LlmJudgeOptions):
-        principles = LlmJudge(judge, seed=config.run.seed).principles if judge.principle == "all" else ("drawn",)
-        calls = 2 * len(principles) * pairs
+        principles = LlmJudge(judge, seed=config.run.seed).principles
+        calls = 2 * pairs * (len(principles) if judge.principle == "all" else 1)
         how = f"by {judge.model} at {judge.endpoint}, in both orders: at most {calls} calls"
     elif isinstance(judge, RewardJudgeOptions):
         how = f"by rewards; a difference of at most {judge.margin:g} is a tie"
