@@ -8,6 +8,7 @@ The author of a run folder cannot write there.  The digest decides, not the path
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,15 +57,11 @@ def remember(codes: Iterable[KnownCode]) -> None:
     if not fresh:
         return
     lines = "".join(f"{key} {' '.join(each.where.split())}\n" for key, each in fresh.items())
-    try:
+    with suppress(OSError, RuntimeError):  # a full disk, say
         file = state_file()
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except (OSError, RuntimeError):
-        return
-    try:
-        os.write(descriptor, lines.encode("utf-8", "replace"))  # at once, so that two processes do not mix lines
-    except OSError:  # a full disk
-        return
-    finally:
-        os.close(descriptor)
+        try:
+            os.write(descriptor, lines.encode("utf-8", "replace"))  # at once, so that two processes do not mix lines
+        finally:
+            os.close(descriptor)

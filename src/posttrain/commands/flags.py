@@ -25,9 +25,7 @@ REWARDS_HELP = (
     " means the task's own."
 )
 OR_ROWS = {
-    "task": "  Or a file of rows, which makes the task `dataset`: with it --help shows how its prompts are read.",
-    "algorithm": "",
-    "engine": "",
+    "task": "  Or a file of rows, which makes the task `dataset`: with it --help shows how its prompts are read."
 }
 """What else a `path` may name in a section that may be of one's own."""
 ALIASES = {
@@ -259,9 +257,8 @@ def read_part(record: Any, program: CommandSpec, path: str, anything: Any = Any)
         if kind is Any or get_origin(kind) is Mapping or listed:  # such as `--task.columns '{prompt: question}'`
             leading.append(replace(option, annotation=anything, default=None))
     if path in OWN and not hasattr(record, "path") and program.reads(f"{path}.path"):
-        leading.append(
-            Option("path", str, "", f"A {OWN[path]} of your own in its place, as FILE.py:NAME.{OR_ROWS[path]}")
-        )
+        meaning = f"A {OWN[path]} of your own in its place, as FILE.py:NAME.{OR_ROWS.get(path, '')}"
+        leading.append(Option("path", str, "", meaning))
     made = record_class(replace(schema, leading=(*schema.leading, *leading), left_out=schema.left_out | unread))
     hints = get_type_hints(made)
     values = {each.name: getattr(record, each.name) for each in fields(made) if hasattr(record, each.name)}
