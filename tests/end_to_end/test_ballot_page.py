@@ -197,24 +197,21 @@ def test_everything_on_the_page_that_can_be_used_has_a_name_and_a_key() -> None:
 def test_a_vote_that_fails_on_a_full_disk_takes_no_other_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one rater's line is half written, another votes; then the disk is full for the first."""
-    begun = threading.Event()
-    append = files.write_to_end
+    """While one rater's line is not on the disk yet, another votes; then the disk is full for the first."""
+    begun, fsync = threading.Event(), os.fsync
 
-    def torn(path: Path, content: bytes) -> None:
-        if b"anna" not in content:
-            append(path, content)
+    def full(descriptor: int) -> None:
+        if begun.is_set():
+            fsync(descriptor)
             return
-        with path.open("ab") as file:
-            file.write(content[:5])
         begun.set()
         bens.join(0.5)  # his vote is through, or waits for this one to end
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files, "write_to_end", torn)
     with CollectionFolder.create(tmp_path / "run", "seed: 7\n") as folder:
         asked = written_pair()
         anna, ben = (Ballot([asked], folder.line_journals[VOTES], rater=rater, seed=0) for rater in ("anna", "ben"))
+        monkeypatch.setattr(files.os, "fsync", full)
 
         def vote_of_ben() -> None:
             assert begun.wait(30)
